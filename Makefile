@@ -1,0 +1,58 @@
+# One stamp file per set of extras: the first call installs, the next ones don't.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+DEPS   := pyproject.toml constraints.txt
+
+# Two busy processes on few cores starve each other when OpenMP threads spin.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: help demo test check docs format clean
+help:
+	@echo "make demo    train and compare methods on embedded data, write a report page"
+	@echo "make test    every test, doctest and documentation example"
+	@echo "make check   ruff and mypy"
+	@echo "make docs    build the site into site/; fails on an undocumented public name"
+	@echo "make format  let ruff format the code"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "pip>=25.1"
+
+$(VENV)/.demo: $(DEPS) | $(BIN)/python
+	$(PIP) -e ".[torch,report]"
+	@touch $@
+
+$(VENV)/.test: $(DEPS) | $(BIN)/python
+	$(PIP) -e ".[torch,report]" --group test
+	@touch $@
+
+$(VENV)/.check: $(DEPS) | $(BIN)/python
+	$(PIP) -e ".[torch,report]" --group test --group check
+	@touch $@
+
+$(VENV)/.docs: $(DEPS) | $(BIN)/python
+	$(PIP) -e ".[torch,report]" --group docs
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/longtail demo --out longtail-demo --force
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+check: $(VENV)/.check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+format: $(VENV)/.check
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) site build dist

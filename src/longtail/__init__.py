@@ -1,0 +1,52 @@
+"""Classification when most classes are rare: logit adjustment, with proofs.
+
+The reading order is the order in which data walks through the package:
+
+    priors       labels or counts -> ClassPrior
+    metrics      predictions -> balanced error, per class, per group, calibration
+    posthoc      logits -> adjusted logits
+    tuning       held-out logits -> tau, with the exact curve
+    shift        unlabelled target data -> target prior
+    sklearn      estimators that adjust any classifier
+    margins      ClassPrior -> Margin, one function per named loss
+    consistency  Margin or rule -> does it minimise the balanced error?
+    losses       Margin -> torch losses
+
+Names load on first use: importing this package imports neither torch nor scikit-learn.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from longtail._checks import InputError as InputError
+    from longtail._checks import MissingExtraError as MissingExtraError
+    from longtail.margins import Margin as Margin
+    from longtail.priors import ClassPrior as ClassPrior
+
+# Public name -> module that defines it.
+_HOMES = {
+    "InputError": "_checks",
+    "MissingExtraError": "_checks",
+    "ClassPrior": "priors",
+    "Margin": "margins",
+}
+_SUBMODULES = ("priors", "margins")
+
+__all__ = ["__version__", *_HOMES, *_SUBMODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"longtail.{_HOMES[name]}"), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"longtail.{name}")
+    raise AttributeError(f"module 'longtail' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

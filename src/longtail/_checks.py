@@ -1,0 +1,318 @@
+"""Every check of user input, once; nothing here computes.
+
+A message says, in this order: the function, the argument, the rule, what came,
+and what to do next. Checks return the cleaned value, so that a caller reads
+``tau = _checks.tau(tau, "adjust_logits")``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from longtail.priors import ClassPrior
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class InputError(ValueError):
+    """A value that the caller passed breaks a rule; the message says which and what to do."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is absent; the message is the command that installs it."""
+
+
+def require(module: str, *, extra: str, caller: str) -> ModuleType:
+    """Import `module`, or say in one line how to install the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A broken import inside an installed package is not a missing extra.
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{caller} needs {module.split('.')[0]}, which is not installed; "
+            f"run: pip install 'longtail[{extra}]'"
+        ) from error
+
+
+def listing(items: Iterable[object], *, most: int = 10) -> str:
+    """A short, readable enumeration for messages: ``3, 7, 9 and 4 more``."""
+    texts = [str(item) for item in items]
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:most])} and {len(texts) - most} more"
+
+
+def as_numpy(values: Any) -> NDArray[Any]:
+    """NumPy view or copy of a list, array, torch tensor (any device), JAX array or Series."""
+    if hasattr(values, "detach"):  # torch, without importing it
+        values = values.detach().cpu()
+        if "bfloat16" in str(values.dtype):
+            values = values.float()  # NumPy has no bfloat16; float32 holds it exactly
+        return np.asarray(values.numpy())
+    array = np.asarray(values)
+    if array.dtype.name == "bfloat16":  # JAX's own NumPy extension type
+        return array.astype(np.float32)
+    return array
+
+
+def vector(values: Any, *, caller: str, name: str) -> NDArray[Any]:
+    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
+    try:
+        array = as_numpy(values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{caller}: `{name}` is not an array of numbers: {error}") from error
+    if array.ndim != 1:
+        raise InputError(
+            f"{caller}: `{name}` must be one-dimensional, one value per class or example; "
+            f"its shape is {array.shape}."
+        )
+    if array.size == 0:
+        raise InputError(f"{caller}: `{name}` is empty; at least one value is needed.")
+    if array.dtype.kind not in "iufb":
+        raise InputError(
+            f"{caller}: `{name}` must hold numbers; its dtype is {array.dtype}"
+            f" (first value {array.flat[0]!r})."
+        )
+    return array
+
+
+def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
+    """Whole, non-negative class counts, not all zero (float storage of whole numbers is fine)."""
+    array = vector(values, caller=caller, name=name)
+    if array.dtype.kind == "b":
+        raise InputError(f"{caller}: `{name}` must be numbers of examples, not booleans.")
+    _finite_nonnegative(array, caller=caller, name=name)
+    if array.dtype.kind == "f" and np.any(array != np.floor(array)):
+        where = int(np.flatnonzero(array != np.floor(array))[0])
+        raise InputError(
+            f"{caller}: `{name}` must be whole numbers of examples, but class {where} has "
+            f"{array[where]:g}; use ClassPrior.from_weights for fractional totals, "
+            f"or ClassPrior.from_probs for probabilities."
+        )
+    return array.astype(np.int64)
+
+
+def weights(values: Any, *, caller: str, name: str = "weights") -> FloatArray:
+    """Non-negative class totals, not all zero, fractional allowed."""
+    array = vector(values, caller=caller, name=name)
+    _finite_nonnegative(array, caller=caller, name=name)
+    return array.astype(np.float64)
+
+
+def _finite_nonnegative(array: NDArray[Any], *, caller: str, name: str) -> None:
+    if not np.all(np.isfinite(array)):
+        where = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InputError(
+            f"{caller}: `{name}` must be finite, but class {where} has {array[where]}."
+        )
+    if np.any(array < 0):
+        where = int(np.flatnonzero(array < 0)[0])
+        raise InputError(
+            f"{caller}: `{name}` must not be negative, but class {where} has {array[where]:g}."
+        )
+    if not np.any(array > 0):
+        raise InputError(f"{caller}: `{name}` are all zero; at least one class needs examples.")
+
+
+def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray:
+    """One probability per class, all positive, summing to 1 within 1e-6."""
+    array = vector(values, caller=caller, name=name).astype(np.float64)
+    _finite_nonnegative(array, caller=caller, name=name)
+    total = float(array.sum())
+    if abs(total - 1.0) > 1e-6:
+        raise InputError(
+            f"{caller}: `{name}` must sum to 1, but sum to {total:g}; use "
+            f"ClassPrior.from_counts for counts or ClassPrior.from_weights for totals."
+        )
+    if np.any(array == 0):
+        raise InputError(
+            f"{caller}: `{name}` must be positive, but class(es) "
+            f"{listing(np.flatnonzero(array == 0))} have probability 0, whose log is infinite; "
+            f"give them a small probability, or leave them out of the problem."
+        )
+    return array / total
+
+
+def labels(
+    values: Any,
+    *,
+    caller: str,
+    name: str = "target",
+    num_classes: int | None = None,
+) -> IntArray:
+    """Integer class labels, one per example, in 0 .. num_classes - 1."""
+    try:
+        array = as_numpy(values)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{caller}: `{name}` is not an array of labels: {error}") from error
+    if array.ndim != 1:
+        raise InputError(
+            f"{caller}: `{name}` must be one-dimensional, one label per example; "
+            f"its shape is {array.shape}."
+        )
+    if array.size == 0:
+        raise InputError(f"{caller}: `{name}` is empty; at least one label is needed.")
+    if array.dtype.kind not in "iu":
+        hint = {
+            "f": "cast them with .astype(int) if they are whole numbers",
+            "b": "cast them with .astype(int) if False and True mean classes 0 and 1",
+        }.get(
+            array.dtype.kind,
+            "encode names first: classes, labels = numpy.unique(names, return_inverse=True)",
+        )
+        raise InputError(
+            f"{caller}: `{name}` must be integer class labels; their dtype is {array.dtype}; "
+            f"{hint}."
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0:
+        raise InputError(
+            f"{caller}: `{name}` must lie in 0 .. num_classes - 1, but {low} occurs "
+            f"(first at position {int(np.flatnonzero(array < 0)[0])}); "
+            f"drop ignored or unlabelled examples first."
+        )
+    if num_classes is not None and high >= num_classes:
+        raise InputError(
+            f"{caller}: `{name}` must lie in 0 .. {num_classes - 1}, but {high} occurs "
+            f"(first at position {int(np.flatnonzero(array >= num_classes)[0])})."
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def matrix(values: Any, *, caller: str, name: str = "logits", finite: bool = True) -> NDArray[Any]:
+    """A non-empty (examples, classes) array of floats, as NumPy; memory maps stay maps."""
+    array = as_numpy(values)
+    if array.ndim != 2:
+        raise InputError(
+            f"{caller}: `{name}` must have shape (examples, classes); its shape is {array.shape}."
+        )
+    if 0 in array.shape:
+        raise InputError(f"{caller}: `{name}` is empty, shape {array.shape}.")
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"{caller}: `{name}` must hold numbers; its dtype is {array.dtype}.")
+    if finite:
+        all_finite(array, caller=caller, name=name)
+    return array
+
+
+def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 0) -> None:
+    """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
+    # A sum is one pass without a mask; only a suspicious one pays for the exact look.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if array.dtype.kind != "f" or math.isfinite(float(array.sum(dtype=np.float64))):
+            return
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        place = tuple(int(i) for i in bad[0])
+        raise InputError(
+            f"{caller}: `{name}` must be finite, but row {place[0] + first_row}, "
+            f"column {place[1] if len(place) > 1 else 0} is {array[place]}."
+        )
+
+
+def probability_rows(
+    array: NDArray[Any], *, caller: str, name: str = "probs", first_row: int = 0
+) -> None:
+    """Refuse rows that are not probabilities: outside [0, 1], or not summing to 1."""
+    all_finite(array, caller=caller, name=name, first_row=first_row)
+    low, high = float(array.min()), float(array.max())
+    if low < 0 or high > 1 + 1e-6:
+        worst = low if low < 0 else high
+        raise InputError(
+            f"{caller}: `{name}` must lie in [0, 1], but {worst:g} occurs; "
+            f"these look like logits: pass them as logits instead."
+        )
+    sums = array.sum(axis=1, dtype=np.float64)
+    # Half-precision rows of many classes add up to their own rounding.
+    slack = max(1e-4, 4 * float(np.finfo(array.dtype).eps)) if array.dtype.kind == "f" else 1e-4
+    off = np.flatnonzero(np.abs(sums - 1) > slack)
+    if len(off):
+        raise InputError(
+            f"{caller}: each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} "
+            f"sums to {sums[off[0]]:g} ({len(off)} such rows)."
+        )
+
+
+def same_length(array: Any, target: Any, *, caller: str, name: str = "logits") -> None:
+    """Refuse different numbers of examples."""
+    if len(array) != len(target):
+        raise InputError(
+            f"{caller}: `{name}` has {len(array)} rows but there are {len(target)} labels."
+        )
+
+
+def tau(value: Any, caller: str, *, name: str = "tau") -> float:
+    """A finite real number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{caller}: `{name}` must be a number; got {value!r}.") from error
+    if not math.isfinite(number):
+        raise InputError(f"{caller}: `{name}` must be finite; got {number}.")
+    return number
+
+
+def positive(value: Any, caller: str, *, name: str) -> float:
+    """A finite number above zero."""
+    number = tau(value, caller, name=name)
+    if number <= 0:
+        raise InputError(f"{caller}: `{name}` must be above zero; got {number:g}.")
+    return number
+
+
+def fraction(value: Any, caller: str, *, name: str, below_one: bool = False) -> float:
+    """A number in [0, 1], or in [0, 1) with `below_one`."""
+    number = tau(value, caller, name=name)
+    if number < 0 or number > 1 or (below_one and number == 1):
+        raise InputError(
+            f"{caller}: `{name}` must lie in [0, 1{')' if below_one else ']'}; got {number:g}."
+        )
+    return number
+
+
+def choice(value: Any, options: Sequence[str], caller: str, *, name: str) -> str:
+    """One of the listed names."""
+    if value not in options:
+        raise InputError(
+            f"{caller}: `{name}` must be one of {', '.join(repr(o) for o in options)}; "
+            f"got {value!r}."
+        )
+    return str(value)
+
+
+def prior(
+    value: Any,
+    caller: str,
+    *,
+    num_classes: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    name: str = "prior",
+) -> ClassPrior:
+    """A ClassPrior, as wide as the logits where their width is given."""
+    from longtail.priors import ClassPrior
+
+    if not isinstance(value, ClassPrior):
+        raise InputError(
+            f"{caller}: `{name}` must be a ClassPrior; got {type(value).__name__}. "
+            f"Counts and probabilities are easily mistaken for each other, so say which: "
+            f"ClassPrior.from_counts(...), .from_probs(...) or .from_labels(...)."
+        )
+    if num_classes is not None and value.num_classes != num_classes:
+        shaped = f", shape {tuple(shape)}" if shape is not None else ""
+        raise InputError(
+            f"{caller}: `{name}` has {value.num_classes} classes but the logits have "
+            f"{num_classes} columns{shaped}; pass num_classes={num_classes} to "
+            f"ClassPrior.from_labels if a class has no examples."
+        )
+    return value

@@ -1,0 +1,500 @@
+"""ClassPrior in, Margin out: one function per named loss of the pairwise-margin family.
+
+A Margin is the whole difference between these losses (equation 11 of the paper):
+
+    ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(s · (Δ_{yy'} + f_{y'} − f_y))],   Δ_{yy'} = a_y + b_{y'}
+
+with a the `positive` part, b the `negative` part and s the `scale` (1 except for
+LDAM). Nothing here knows torch: `losses` turns a Margin into a loss, and
+`consistency` judges whether minimising that loss minimises the balanced error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError
+from longtail.priors import ClassPrior
+
+
+@dataclass(frozen=True, eq=False)
+class Margin:
+    """Weights α and margins Δ of a pairwise-margin loss.
+
+    Attributes:
+        alpha: α, weight of each target class, shape (num_classes,), positive.
+        positive: a, margin by target class, shape (num_classes,).
+        negative: b, margin by competing class, shape (num_classes,).
+        dense: Δ itself, shape (num_classes, num_classes), where it is not of the form
+            a_y + b_{y'}; `positive` and `negative` are then zero. Its diagonal plays no part.
+        scale: s, multiplies logits and margins alike.
+        name: what to call it in tables.
+
+    Example:
+        >>> prior = ClassPrior.from_counts([90, 10])
+        >>> (logit_adjusted(prior) + adaptive(prior)).matrix().round(3)
+        array([[ 0.   , -1.171],
+               [ 3.976,  0.   ]])
+    """
+
+    alpha: FloatArray
+    positive: FloatArray
+    negative: FloatArray
+    dense: FloatArray | None = None
+    scale: float = 1.0
+    name: str = "margin"
+
+    def __post_init__(self) -> None:
+        caller = "Margin"
+        for part in ("alpha", "positive", "negative"):
+            array = _checks.vector(getattr(self, part), caller=caller, name=part)
+            _checks.all_finite(array, caller=caller, name=part)
+            object.__setattr__(self, part, np.array(array, dtype=np.float64))
+        _checks.positive(self.scale, caller, name="scale")
+        sizes = {len(self.alpha), len(self.positive), len(self.negative)}
+        if len(sizes) > 1:
+            raise InputError(
+                f"Margin: `alpha`, `positive` and `negative` must have one value per class; "
+                f"they have {len(self.alpha)}, {len(self.positive)} and {len(self.negative)}."
+            )
+        if np.any(self.alpha <= 0):
+            raise InputError(
+                f"Margin: `alpha` must be positive, but class "
+                f"{int(np.flatnonzero(self.alpha <= 0)[0])} has {self.alpha.min():g}."
+            )
+        if self.dense is not None:
+            dense = np.array(_checks.matrix(self.dense, caller=caller, name="dense"), np.float64)
+            if dense.shape != (self.num_classes, self.num_classes):
+                raise InputError(
+                    f"Margin: `dense` must have shape ({self.num_classes}, {self.num_classes}), "
+                    f"target class by competing class; its shape is {dense.shape}."
+                )
+            np.fill_diagonal(dense, 0.0)
+            object.__setattr__(self, "dense", dense)
+
+    @classmethod
+    def from_matrix(cls, delta: Any, *, alpha: Any = None, name: str = "dense margin") -> Margin:
+        """Any margins Δ, target class by competing class; the diagonal plays no part.
+
+        Args:
+            delta: shape (num_classes, num_classes).
+            alpha: shape (num_classes,), ones if absent.
+            name: what to call it in tables.
+
+        Example:
+            >>> Margin.from_matrix([[0.0, 1.0], [2.0, 0.0]]).num_classes
+            2
+        """
+        delta = _checks.matrix(delta, caller="Margin.from_matrix", name="delta")
+        zeros = np.zeros(len(delta))
+        ones = np.ones(len(delta)) if alpha is None else alpha
+        return cls(alpha=ones, positive=zeros, negative=zeros, dense=delta, name=name)
+
+    @property
+    def num_classes(self) -> int:
+        """L, the number of classes."""
+        return len(self.alpha)
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether Δ_{yy'} = a_y + b_{y'}, so that no L × L matrix is needed."""
+        return self.dense is None
+
+    @property
+    def is_antisymmetric(self) -> bool:
+        """Whether Δ_{yy'} = b_{y'} − b_y, the form of Theorem 1 (up to rounding)."""
+        if self.dense is not None:
+            return bool(
+                np.allclose(self.dense, -self.dense.T)
+                and np.allclose(self.dense, self.dense[0][None, :] - self.dense[0][:, None])
+            )
+        # Moving a constant from a to b leaves Δ alone; the sum a + b does not see it.
+        return bool(np.allclose(self.positive + self.negative, 0.0))
+
+    def matrix(self) -> FloatArray:
+        """Δ, shape (num_classes, num_classes), zeros on the diagonal.
+
+        Example:
+            >>> equalized(ClassPrior.from_probs([0.5, 0.5])).matrix().round(3)
+            array([[ 0.   , -0.693],
+                   [-0.693,  0.   ]])
+        """
+        if self.dense is not None:
+            return self.dense.copy()
+        delta = self.positive[:, None] + self.negative[None, :]
+        np.fill_diagonal(delta, 0.0)
+        return delta
+
+    def residual_adjustment(self, prior: ClassPrior) -> FloatArray:
+        """What to add to the logits of a model trained with this loss, for the balanced error.
+
+        For an antisymmetric margin the risk's minimiser is f_y = log(α_y η_y)/s − b_y + C, so
+        the Bayes rule argmax η_y/π_y is reached by adding b_y − log(α_y π_y)/s. It is constant
+        over the classes, and so changes nothing, exactly if the loss is consistent.
+
+        Args:
+            prior: the prior of the training data.
+
+        Returns:
+            Shape (num_classes,), with mean zero.
+
+        Example:
+            >>> prior = ClassPrior.from_probs([0.9, 0.1])
+            >>> logit_adjusted(prior).residual_adjustment(prior)
+            array([0., 0.])
+            >>> softmax(prior).residual_adjustment(prior).round(3)  # −log π, up to a constant
+            array([-1.099,  1.099])
+        """
+        caller = "Margin.residual_adjustment"
+        prior = _checks.prior(prior, caller, num_classes=self.num_classes)
+        if not self.is_antisymmetric:
+            raise InputError(
+                f"{caller}: the margin '{self.name}' is not antisymmetric, so no constant added "
+                f"to the logits corrects it; tune tau on held-out data instead (tune_tau)."
+            )
+        negative = self.negative if self.dense is None else self.dense[0]
+        shift = negative - (np.log(self.alpha) + prior.log_probs) / self.scale
+        shift = shift - shift.mean()
+        # Rounding noise would read as a correction where there is none.
+        return np.where(np.abs(shift) < 1e-12, 0.0, shift)
+
+    def __add__(self, other: Margin) -> Margin:
+        """Both margins at once: Δ add, α multiply."""
+        if not isinstance(other, Margin):
+            return NotImplemented
+        if self.num_classes != other.num_classes:
+            raise InputError(
+                f"Margin + Margin: '{self.name}' has {self.num_classes} classes and "
+                f"'{other.name}' has {other.num_classes}."
+            )
+        scale = _common_scale(self, other)
+        dense = None
+        if not (self.is_additive and other.is_additive):
+            dense = self.matrix() + other.matrix()
+        zeros = np.zeros(self.num_classes)
+        return Margin(
+            alpha=self.alpha * other.alpha,
+            positive=zeros if dense is not None else self.positive + other.positive,
+            negative=zeros if dense is not None else self.negative + other.negative,
+            dense=dense,
+            scale=scale,
+            name=f"{self.name} + {other.name}",
+        )
+
+    def __repr__(self) -> str:
+        form = "dense" if self.dense is not None else "additive"
+        scale = "" if self.scale == 1.0 else f", scale={self.scale:g}"
+        return f"Margin({self.name!r}, num_classes={self.num_classes}, {form}{scale})"
+
+
+def _common_scale(one: Margin, two: Margin) -> float:
+    """The scale of a sum; a margin that only weighs classes has no scale of its own."""
+    if one.scale == two.scale:
+        return one.scale
+    for plain, scaled in ((one, two), (two, one)):
+        if plain.scale == 1.0 and not plain.matrix().any():
+            return scaled.scale
+    raise InputError(
+        f"Margin + Margin: '{one.name}' has scale {one.scale:g} and '{two.name}' has "
+        f"{two.scale:g}; margins that act on differently scaled logits don't add."
+    )
+
+
+def _additive(
+    prior: ClassPrior,
+    name: str,
+    *,
+    alpha: FloatArray | None = None,
+    positive: FloatArray | None = None,
+    negative: FloatArray | None = None,
+    scale: float = 1.0,
+) -> Margin:
+    """A Margin with the parts that are given; α normalised to Σ π_y α_y = 1."""
+    zeros = np.zeros(prior.num_classes)
+    alpha = np.ones(prior.num_classes) if alpha is None else alpha / np.dot(prior.probs, alpha)
+    return Margin(
+        alpha=alpha,
+        positive=zeros if positive is None else positive,
+        negative=zeros if negative is None else negative,
+        scale=scale,
+        name=name,
+    )
+
+
+def softmax(prior: ClassPrior) -> Margin:
+    """No weights and no margins: plain cross-entropy, Δ = 0 (empirical risk minimisation).
+
+    Example:
+        >>> softmax(ClassPrior.uniform(2)).matrix()
+        array([[0., 0.],
+               [0., 0.]])
+    """
+    return _additive(_checks.prior(prior, "margins.softmax"), "softmax")
+
+
+def balanced(prior: ClassPrior) -> Margin:
+    """Weights 1/π (equation 5): every class counts alike in the mean.
+
+    Args:
+        prior: of the training data.
+
+    Returns:
+        α_y = 1 / (L π_y), so that Σ π α = 1; Δ = 0.
+
+    Example:
+        >>> balanced(ClassPrior.from_probs([0.8, 0.2])).alpha
+        array([0.625, 2.5  ])
+    """
+    prior = _checks.prior(prior, "margins.balanced")
+    return _additive(prior, "balanced", alpha=1.0 / prior.probs)
+
+
+def class_balanced(prior: ClassPrior, *, beta: float = 0.9999) -> Margin:
+    """Weights by the inverse effective number of examples (Cui et al. 2019).
+
+    Args:
+        prior: of the training data, made from counts.
+        beta: β in [0, 1); 0 is plain cross-entropy, β → 1 is `balanced`.
+
+    Returns:
+        α_y ∝ (1 − β) / (1 − β^{n_y}), with Σ π α = 1; Δ = 0.
+
+    Example:
+        >>> class_balanced(ClassPrior.from_counts([8000, 2000]), beta=0.999).alpha.round(3)
+        array([0.97 , 1.121])
+    """
+    prior = _checks.prior(prior, "margins.class_balanced")
+    return _additive(prior, "class-balanced", alpha=1.0 / prior.effective_numbers(beta=beta))
+
+
+def adaptive(prior: ClassPrior, *, constant: float = 1.0) -> Margin:
+    """A margin for rare target classes, Δ_{yy'} = C · π_y^{−1/4} (equation 6, Cao et al. 2019).
+
+    Args:
+        prior: of the training data.
+        constant: C; the paper's experiments use 1 with a linear head.
+
+    Returns:
+        a_y = C · π_y^{−1/4}.
+
+    Example:
+        >>> adaptive(ClassPrior.from_probs([0.9375, 0.0625])).positive.round(3)
+        array([1.016, 2.   ])
+    """
+    prior = _checks.prior(prior, "margins.adaptive")
+    constant = _checks.tau(constant, "margins.adaptive", name="constant")
+    return _additive(prior, "adaptive", positive=constant * np.exp(-0.25 * prior.log_probs))
+
+
+def ldam(prior: ClassPrior, *, max_margin: float = 0.5, scale: float = 30.0) -> Margin:
+    """The adaptive margin as in Cao et al.'s code: for a cosine head, logits times `scale`.
+
+    With an ordinary linear head the scale makes training diverge; use `adaptive` there.
+
+    Args:
+        prior: of the training data.
+        max_margin: the margin of the rarest class, in units of the cosine.
+        scale: s, multiplies logits and margins.
+
+    Returns:
+        a_y ∝ n_y^{−1/4}, with max a = `max_margin`.
+
+    Example:
+        >>> ldam(ClassPrior.from_counts([1600, 100])).positive
+        array([0.25, 0.5 ])
+    """
+    prior = _checks.prior(prior, "margins.ldam")
+    max_margin = _checks.positive(max_margin, "margins.ldam", name="max_margin")
+    quarter = -0.25 * prior.log_probs
+    positive = max_margin * np.exp(quarter - quarter.max())
+    return _additive(prior, "ldam", positive=positive, scale=scale)
+
+
+def equalized(prior: ClassPrior, *, tau: float = 1.0) -> Margin:
+    """A smaller margin against rare competitors, Δ_{yy'} = τ log π_{y'} (equation 7, F(z) = z^τ).
+
+    This is the deterministic form of the paper's section 4.2; the stochastic threshold form of
+    Tan et al. is `losses.equalized_threshold_loss`.
+
+    Args:
+        prior: of the training data.
+        tau: τ, strength.
+
+    Returns:
+        b_{y'} = τ log π_{y'}.
+
+    Example:
+        >>> equalized(ClassPrior.from_probs([0.5, 0.5]), tau=2.0).negative.round(3)
+        array([-1.386, -1.386])
+    """
+    prior = _checks.prior(prior, "margins.equalized")
+    tau = _checks.tau(tau, "margins.equalized")
+    return _additive(prior, "equalized", negative=tau * prior.log_probs)
+
+
+def logit_adjusted(prior: ClassPrior, *, tau: float = 1.0) -> Margin:
+    """The logit-adjusted loss (equation 10): Δ_{yy'} = τ log(π_{y'} / π_y).
+
+    Args:
+        prior: of the training data.
+        tau: τ; 1 is consistent for the balanced error, −1 is the sampled-softmax correction.
+
+    Returns:
+        a_y = −τ log π_y and b_{y'} = τ log π_{y'}.
+
+    Example:
+        >>> logit_adjusted(ClassPrior.from_probs([0.9, 0.1])).matrix().round(3)
+        array([[ 0.   , -2.197],
+               [ 2.197,  0.   ]])
+    """
+    prior = _checks.prior(prior, "margins.logit_adjusted")
+    shift = _checks.tau(tau, "margins.logit_adjusted") * prior.log_probs
+    return _additive(prior, "logit-adjusted", positive=-shift, negative=shift)
+
+
+def logit_adjusted_adaptive(
+    prior: ClassPrior, *, tau: float = 1.0, constant: float = 1.0
+) -> Margin:
+    """`logit_adjusted` and `adaptive` together (table 4 of the paper).
+
+    Args:
+        prior: of the training data.
+        tau: τ of the logit adjustment.
+        constant: C of the adaptive margin.
+
+    Returns:
+        a_y = −τ log π_y + C · π_y^{−1/4} and b_{y'} = τ log π_{y'}.
+
+    Example:
+        >>> prior = ClassPrior.from_probs([0.9375, 0.0625])
+        >>> logit_adjusted_adaptive(prior).positive.round(3)
+        array([1.081, 4.773])
+    """
+    total = logit_adjusted(prior, tau=tau) + adaptive(prior, constant=constant)
+    return _additive(
+        prior, "logit-adjusted-adaptive", positive=total.positive, negative=total.negative
+    )
+
+
+def two_parameter(prior: ClassPrior, *, tau1: float = 1.0, tau2: float = 1.0) -> Margin:
+    """Different strengths for target and competitor: Δ_{yy'} = τ₂ log π_{y'} − τ₁ log π_y.
+
+    The sign is the one that section 4.3 of the paper means: τ₁ = τ₂ is `logit_adjusted` and
+    τ₁ = 0 is `equalized`.
+
+    Args:
+        prior: of the training data.
+        tau1: τ₁, strength for the target class.
+        tau2: τ₂, strength for the competing class.
+
+    Returns:
+        a_y = −τ₁ log π_y and b_{y'} = τ₂ log π_{y'}.
+
+    Example:
+        >>> two_parameter(ClassPrior.from_probs([0.9, 0.1]), tau1=0.0).positive
+        array([0., 0.])
+    """
+    prior = _checks.prior(prior, "margins.two_parameter")
+    tau1 = _checks.tau(tau1, "margins.two_parameter", name="tau1")
+    tau2 = _checks.tau(tau2, "margins.two_parameter", name="tau2")
+    return _additive(
+        prior,
+        "two-parameter",
+        positive=-tau1 * prior.log_probs + 0.0,  # + 0.0 turns −0 into 0
+        negative=tau2 * prior.log_probs,
+    )
+
+
+def consistent(prior: ClassPrior, *, delta: Any) -> Margin:
+    """The whole consistent family of Theorem 1: α_y = δ_y / π_y and Δ_{yy'} = log(δ_{y'} / δ_y).
+
+    Args:
+        prior: of the training data.
+        delta: δ, shape (num_classes,), any positive numbers; δ = π is `logit_adjusted`,
+            δ = 1 is `balanced`.
+
+    Returns:
+        The Margin, with Σ π α = 1.
+
+    Example:
+        >>> prior = ClassPrior.from_probs([0.8, 0.2])
+        >>> consistent(prior, delta=[1.0, 1.0]).alpha
+        array([0.625, 2.5  ])
+    """
+    caller = "margins.consistent"
+    prior = _checks.prior(prior, caller)
+    delta = _checks.weights(delta, caller=caller, name="delta")
+    if len(delta) != prior.num_classes:
+        raise InputError(
+            f"{caller}: `delta` must have one value per class, {prior.num_classes}; "
+            f"it has {len(delta)}."
+        )
+    if np.any(delta == 0):
+        raise InputError(f"{caller}: `delta` must be positive, but a value is 0.")
+    log_delta = np.log(delta)
+    return _additive(
+        prior, "consistent", alpha=delta / prior.probs, positive=-log_delta, negative=log_delta
+    )
+
+
+def weighted_logit_adjusted(prior: ClassPrior, *, tau: float = 0.5) -> Margin:
+    """Half margin, half weight: Δ_{yy'} = τ log(π_{y'} / π_y) and α_y = π_y^{τ−1}; consistent.
+
+    Args:
+        prior: of the training data.
+        tau: τ; 1 is `logit_adjusted`, 0 is `balanced`.
+
+    Returns:
+        The Margin, with Σ π α = 1.
+
+    Example:
+        >>> weighted_logit_adjusted(ClassPrior.from_probs([0.8, 0.2])).alpha.round(3)
+        array([0.833, 1.667])
+    """
+    prior = _checks.prior(prior, "margins.weighted_logit_adjusted")
+    tau = _checks.tau(tau, "margins.weighted_logit_adjusted")
+    shift = tau * prior.log_probs
+    return _additive(
+        prior,
+        "weighted-logit-adjusted",
+        alpha=np.exp((tau - 1.0) * prior.log_probs),
+        positive=-shift,
+        negative=shift,
+    )
+
+
+# Method names as on the command line and in run folders, in the order of the paper's table.
+MARGINS: dict[str, Callable[..., Margin]] = {
+    "softmax": softmax,
+    "balanced": balanced,
+    "class-balanced": class_balanced,
+    "adaptive": adaptive,
+    "ldam": ldam,
+    "equalized": equalized,
+    "logit-adjusted": logit_adjusted,
+    "logit-adjusted-adaptive": logit_adjusted_adaptive,
+    "two-parameter": two_parameter,
+    "consistent": consistent,
+    "weighted-logit-adjusted": weighted_logit_adjusted,
+}
+
+
+def by_name(name: str, prior: ClassPrior, **settings: Any) -> Margin:
+    """The margin of a named loss, as the command line calls it.
+
+    Args:
+        name: a key of `MARGINS`.
+        prior: of the training data.
+        **settings: what that margin's function takes besides the prior.
+
+    Example:
+        >>> by_name("logit-adjusted", ClassPrior.uniform(3), tau=2.0)
+        Margin('logit-adjusted', num_classes=3, additive)
+    """
+    _checks.choice(name, list(MARGINS), "margins.by_name", name="name")
+    return MARGINS[name](prior, **settings)

@@ -1,0 +1,247 @@
+"""Labels or counts in, ClassPrior out: how often each class occurs.
+
+Everything else in this package takes its class frequencies from here, as one
+immutable object, so that counts, probabilities and logs can't be mixed up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError, IntArray
+
+GROUPS = ("many", "medium", "few")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassPrior:
+    """Class frequencies π of the data that a model was trained on (or is to be judged by).
+
+    Make one with `from_labels`, `from_counts`, `from_weights`, `from_probs` or `uniform`.
+
+    Attributes:
+        probs: π, shape (num_classes,), float64, positive, sums to 1.
+        log_probs: log π, shape (num_classes,).
+        counts: examples per class before smoothing (fractional after
+            `from_weights`), or None if only probabilities were given.
+
+    Example:
+        >>> prior = ClassPrior.from_counts([900, 90, 10])
+        >>> prior
+        ClassPrior(num_classes=3, imbalance_ratio=90, counts=[900, 90, 10])
+        >>> prior.probs
+        array([0.9 , 0.09, 0.01])
+        >>> {name: classes.tolist() for name, classes in prior.groups().items()}
+        {'many': [0], 'medium': [1], 'few': [2]}
+    """
+
+    probs: FloatArray
+    log_probs: FloatArray
+    counts: FloatArray | IntArray | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        for array in (self.probs, self.log_probs, self.counts):
+            if array is not None:
+                array.setflags(write=False)
+
+    @classmethod
+    def from_labels(
+        cls, labels: Any, *, num_classes: int | None = None, smoothing: float = 0.0
+    ) -> ClassPrior:
+        """Prior of the given integer labels.
+
+        Args:
+            labels: shape (examples,), integers in 0 .. num_classes - 1; a list, NumPy
+                array, torch tensor or pandas Series.
+            num_classes: how many classes the model has, if more than the largest label + 1.
+            smoothing: added to every count (1.0 is Laplace's rule), see `from_counts`.
+
+        Returns:
+            The ClassPrior.
+
+        Example:
+            >>> ClassPrior.from_labels([0, 0, 0, 1]).probs
+            array([0.75, 0.25])
+        """
+        caller = "ClassPrior.from_labels"
+        labels = _checks.labels(labels, caller=caller, name="labels", num_classes=num_classes)
+        counts = np.bincount(labels, minlength=num_classes or 0)
+        return cls._from_totals(counts, smoothing=smoothing, caller=caller)
+
+    @classmethod
+    def from_counts(cls, counts: Any, *, smoothing: float = 0.0) -> ClassPrior:
+        """Prior of the given numbers of examples: π_y = (n_y + s) / Σ (n + s).
+
+        Args:
+            counts: shape (num_classes,), whole numbers.
+            smoothing: s ≥ 0, added to every count; needed if a class has no examples.
+
+        Returns:
+            The ClassPrior; its `counts` are those given, unsmoothed.
+
+        Example:
+            >>> ClassPrior.from_counts([9, 0], smoothing=1.0).probs
+            array([0.90909091, 0.09090909])
+        """
+        caller = "ClassPrior.from_counts"
+        return cls._from_totals(
+            _checks.counts(counts, caller=caller), smoothing=smoothing, caller=caller
+        )
+
+    @classmethod
+    def from_weights(cls, weights: Any, *, smoothing: float = 0.0) -> ClassPrior:
+        """Prior of fractional class totals, such as summed sample weights.
+
+        Args:
+            weights: shape (num_classes,), non-negative.
+            smoothing: as in `from_counts`.
+
+        Returns:
+            The ClassPrior; its `counts` are the weights.
+
+        Example:
+            >>> ClassPrior.from_weights([1.5, 0.5]).probs
+            array([0.75, 0.25])
+        """
+        caller = "ClassPrior.from_weights"
+        return cls._from_totals(
+            _checks.weights(weights, caller=caller), smoothing=smoothing, caller=caller
+        )
+
+    @classmethod
+    def from_probs(cls, probs: Any) -> ClassPrior:
+        """Prior given as probabilities, one per class, all positive, summing to 1.
+
+        Example:
+            >>> ClassPrior.from_probs([0.8, 0.2]).imbalance_ratio
+            4.0
+        """
+        probs = _checks.distribution(probs, caller="ClassPrior.from_probs")
+        return cls(probs=probs, log_probs=np.log(probs))
+
+    @classmethod
+    def uniform(cls, num_classes: int) -> ClassPrior:
+        """Every class equally likely: the target that the balanced error means.
+
+        Example:
+            >>> ClassPrior.uniform(4).probs
+            array([0.25, 0.25, 0.25, 0.25])
+        """
+        if isinstance(num_classes, bool) or int(num_classes) != num_classes or num_classes < 1:
+            raise InputError(
+                f"ClassPrior.uniform: `num_classes` must be a whole number above zero; "
+                f"got {num_classes!r}."
+            )
+        return cls.from_probs(np.full(int(num_classes), 1.0 / int(num_classes)))
+
+    @classmethod
+    def _from_totals(
+        cls, totals: FloatArray | IntArray, *, smoothing: float, caller: str
+    ) -> ClassPrior:
+        smoothing = _checks.tau(smoothing, caller, name="smoothing")
+        if smoothing < 0:
+            raise InputError(f"{caller}: `smoothing` must not be negative; got {smoothing:g}.")
+        smoothed = totals + smoothing
+        empty = np.flatnonzero(smoothed == 0)
+        if len(empty):
+            raise InputError(
+                f"{caller}: class(es) {_checks.listing(empty)} have no examples, so log π is "
+                f"infinite; pass smoothing=1.0 to count one more example of every class."
+            )
+        # log n − log N rather than log(n / N): one rounding fewer.
+        return cls(
+            probs=smoothed / smoothed.sum(),
+            log_probs=np.log(smoothed) - np.log(smoothed.sum()),
+            counts=totals,
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """L, the number of classes."""
+        return len(self.probs)
+
+    @property
+    def imbalance_ratio(self) -> float:
+        """Most frequent over least frequent class, at least 1."""
+        return float(self.probs.max() / self.probs.min())
+
+    def groups(self, *, many: float = 100, few: float = 20) -> dict[str, IntArray]:
+        """Classes by their number of training examples: above `many`, between, below `few`.
+
+        Args:
+            many: classes with more examples than this are "many".
+            few: classes with fewer examples than this are "few"; both bounds are "medium".
+
+        Returns:
+            Class indices by group name, in the order many, medium, few; a group may be empty.
+
+        Example:
+            >>> groups = ClassPrior.from_counts([101, 100, 20, 19]).groups()
+            >>> {name: classes.tolist() for name, classes in groups.items()}
+            {'many': [0], 'medium': [1, 2], 'few': [3]}
+        """
+        counts = self._require_counts("ClassPrior.groups")
+        if few > many:
+            raise InputError(
+                f"ClassPrior.groups: `few` must not exceed `many`; got few={few}, many={many}."
+            )
+        is_many, is_few = counts > many, counts < few
+        members = (is_many, ~is_many & ~is_few, is_few)
+        return {
+            name: np.flatnonzero(m).astype(np.int64)
+            for name, m in zip(GROUPS, members, strict=True)
+        }
+
+    def effective_numbers(self, *, beta: float) -> FloatArray:
+        """Effective number of examples per class, (1 − β^n) / (1 − β) (Cui et al. 2019).
+
+        Args:
+            beta: β in [0, 1); 0 gives 1 for every class, and β → 1 gives the counts.
+
+        Returns:
+            Shape (num_classes,).
+
+        Example:
+            >>> ClassPrior.from_counts([1, 1000]).effective_numbers(beta=0.99).round(3)
+            array([ 1.   , 99.996])
+        """
+        caller = "ClassPrior.effective_numbers"
+        beta = _checks.fraction(beta, caller, name="beta", below_one=True)
+        counts = self._require_counts(caller)
+        if np.any(counts == 0):
+            raise InputError(
+                f"{caller}: class(es) {_checks.listing(np.flatnonzero(counts == 0))} have no "
+                f"examples, so their effective number is 0; merge or drop them."
+            )
+        if beta == 0.0:
+            return np.ones(self.num_classes)
+        # 1 − β^n cancels for β near 1; expm1 keeps every digit.
+        return np.asarray(np.expm1(counts * np.log(beta)) / (beta - 1.0))
+
+    def _require_counts(self, caller: str) -> FloatArray | IntArray:
+        if self.counts is None:
+            raise InputError(
+                f"{caller} needs numbers of examples, but this ClassPrior was made from "
+                f"probabilities; make it with ClassPrior.from_counts or .from_labels."
+            )
+        return self.counts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassPrior) and np.array_equal(self.probs, other.probs)
+
+    def __hash__(self) -> int:
+        return hash(self.probs.tobytes())
+
+    def __repr__(self) -> str:
+        shown, what = (self.probs, "probs") if self.counts is None else (self.counts, "counts")
+        texts = [f"{v:.6g}" for v in shown]
+        if len(texts) > 8:
+            texts = [*texts[:4], "…", *texts[-2:]]
+        return (
+            f"ClassPrior(num_classes={self.num_classes}, "
+            f"imbalance_ratio={self.imbalance_ratio:.6g}, {what}=[{', '.join(texts)}])"
+        )
