@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from longtail import margins as margins
+    from longtail import priors as priors
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
     from longtail.margins import Margin as Margin

@@ -6,7 +6,8 @@ immutable object, so that counts, probabilities and logs can't be mixed up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ class ClassPrior:
 
     Attributes:
         probs: π, shape (num_classes,), float64, positive, sums to 1.
-        log_probs: log π, shape (num_classes,).
         counts: examples per class before smoothing (fractional after
             `from_weights`), or None if only probabilities were given.
 
@@ -40,11 +40,10 @@ class ClassPrior:
     """
 
     probs: FloatArray
-    log_probs: FloatArray
-    counts: FloatArray | IntArray | None = field(default=None)
+    counts: FloatArray | IntArray | None = None
 
     def __post_init__(self) -> None:
-        for array in (self.probs, self.log_probs, self.counts):
+        for array in (self.probs, self.counts):
             if array is not None:
                 array.setflags(write=False)
 
@@ -121,7 +120,7 @@ class ClassPrior:
             4.0
         """
         probs = _checks.distribution(probs, caller="ClassPrior.from_probs")
-        return cls(probs=probs, log_probs=np.log(probs))
+        return cls(probs=probs)
 
     @classmethod
     def uniform(cls, num_classes: int) -> ClassPrior:
@@ -152,12 +151,14 @@ class ClassPrior:
                 f"{caller}: class(es) {_checks.listing(empty)} have no examples, so log π is "
                 f"infinite; pass smoothing=1.0 to count one more example of every class."
             )
-        # log n − log N rather than log(n / N): one rounding fewer.
-        return cls(
-            probs=smoothed / smoothed.sum(),
-            log_probs=np.log(smoothed) - np.log(smoothed.sum()),
-            counts=totals,
-        )
+        return cls(probs=smoothed / smoothed.sum(), counts=totals)
+
+    @cached_property
+    def log_probs(self) -> FloatArray:
+        """log π, shape (num_classes,)."""
+        log_probs = np.log(self.probs)
+        log_probs.setflags(write=False)
+        return log_probs
 
     @property
     def num_classes(self) -> int:

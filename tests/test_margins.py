@@ -1,0 +1,176 @@
+"""Each named margin against its row of the table, written out per pair of classes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longtail import ClassPrior, InputError, Margin, margins
+
+PRIOR = ClassPrior.from_counts([700, 250, 45, 5])
+PI, N = PRIOR.probs, PRIOR.counts
+LOG = np.log
+DELTA = np.array([0.3, 2.0, 1.0, 0.01])
+ONE = np.ones(4)
+
+# name -> (settings, α before normalising, Δ as a function of target y and competitor k)
+ROWS = {
+    "softmax": ({}, ONE, lambda y, k: 0.0),
+    "balanced": ({}, 1 / PI, lambda y, k: 0.0),
+    "class-balanced": ({"beta": 0.99}, (1 - 0.99) / (1 - 0.99**N), lambda y, k: 0.0),
+    "adaptive": ({"constant": 0.7}, ONE, lambda y, k: 0.7 * PI[y] ** -0.25),
+    "ldam": (
+        {"max_margin": 0.4, "scale": 20.0},
+        ONE,
+        lambda y, k: 0.4 * N[y] ** -0.25 / 5**-0.25,
+    ),
+    "equalized": ({"tau": 1.3}, ONE, lambda y, k: LOG(PI[k] ** 1.3)),
+    "logit-adjusted": ({"tau": 0.8}, ONE, lambda y, k: 0.8 * LOG(PI[k] / PI[y])),
+    "logit-adjusted-adaptive": (
+        {"tau": 0.8, "constant": 2.0},
+        ONE,
+        lambda y, k: 0.8 * LOG(PI[k] / PI[y]) + 2.0 * PI[y] ** -0.25,
+    ),
+    "two-parameter": (
+        {"tau1": 0.3, "tau2": 1.7},
+        ONE,
+        lambda y, k: 1.7 * LOG(PI[k]) - 0.3 * LOG(PI[y]),
+    ),
+    "consistent": ({"delta": DELTA}, DELTA / PI, lambda y, k: LOG(DELTA[k] / DELTA[y])),
+    "weighted-logit-adjusted": (
+        {"tau": 0.5},
+        PI ** (0.5 - 1),
+        lambda y, k: 0.5 * LOG(PI[k] / PI[y]),
+    ),
+}
+
+
+def test_every_named_margin_has_a_row_here():
+    assert list(ROWS) == list(margins.MARGINS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_margin_matches_its_row_of_the_table(name):
+    settings, alpha, delta = ROWS[name]
+    margin = margins.by_name(name, PRIOR, **settings)
+    expected = np.array([[0.0 if y == k else delta(y, k) for k in range(4)] for y in range(4)])
+    np.testing.assert_allclose(margin.matrix(), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(margin.alpha, alpha / (PI @ alpha), rtol=1e-12)
+    assert margin.scale == settings.get("scale", 1.0)
+    assert margin.name == name
+    assert margin.is_additive
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_weights_leave_the_mean_loss_in_scale(name):
+    settings, _, _ = ROWS[name]
+    assert PI @ margins.by_name(name, PRIOR, **settings).alpha == pytest.approx(1.0, rel=1e-12)
+
+
+def test_named_margins_reduce_to_each_other():
+    def same(one, two):
+        np.testing.assert_allclose(one.matrix(), two.matrix(), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(one.alpha, two.alpha, rtol=1e-12)
+
+    m = margins
+    same(m.two_parameter(PRIOR, tau1=0.6, tau2=0.6), m.logit_adjusted(PRIOR, tau=0.6))
+    same(m.two_parameter(PRIOR, tau1=0.0, tau2=0.6), m.equalized(PRIOR, tau=0.6))
+    same(m.consistent(PRIOR, delta=PI), m.logit_adjusted(PRIOR))
+    same(m.consistent(PRIOR, delta=ONE), m.balanced(PRIOR))
+    same(m.weighted_logit_adjusted(PRIOR, tau=1.0), m.logit_adjusted(PRIOR))
+    same(m.weighted_logit_adjusted(PRIOR, tau=0.0), m.balanced(PRIOR))
+    same(m.class_balanced(PRIOR, beta=0.0), m.softmax(PRIOR))
+
+
+def test_margins_add_and_weights_multiply():
+    total = margins.logit_adjusted(PRIOR) + margins.balanced(PRIOR) + margins.adaptive(PRIOR)
+    np.testing.assert_allclose(
+        total.matrix(),
+        margins.logit_adjusted(PRIOR).matrix() + margins.adaptive(PRIOR).matrix(),
+        rtol=1e-12,
+    )
+    np.testing.assert_allclose(total.alpha, margins.balanced(PRIOR).alpha)
+    dense = Margin.from_matrix(np.arange(16.0).reshape(4, 4)) + margins.equalized(PRIOR)
+    expected = np.arange(16.0).reshape(4, 4) + LOG(PI)[None, :]
+    np.fill_diagonal(expected, 0.0)
+    np.testing.assert_allclose(dense.matrix(), expected)
+    assert not dense.is_additive
+
+
+def test_scaled_margins_take_weights_but_not_other_margins():
+    deferred = margins.ldam(PRIOR) + margins.class_balanced(PRIOR)
+    assert deferred.scale == 30.0
+    with pytest.raises(InputError, match="scale 30 and 'logit-adjusted' has 1"):
+        margins.ldam(PRIOR) + margins.logit_adjusted(PRIOR)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=6), st.floats(-2, 3))
+def test_residual_adjustment_restores_the_bayes_rule(weights, tau):
+    """At the risk's minimiser f = log(αη)/s − b, adding the residual leaves log(η/π) + C."""
+    prior = ClassPrior.from_weights(weights)
+    margin = margins.balanced(prior) + margins.logit_adjusted(prior, tau=tau)
+    eta = np.random.default_rng(0).dirichlet(np.ones(len(weights)))
+    minimiser = np.log(margin.alpha * eta) - margin.negative
+    corrected = minimiser + margin.residual_adjustment(prior)
+    difference = corrected - np.log(eta / prior.probs)
+    np.testing.assert_allclose(difference - difference[0], 0.0, atol=1e-9)
+
+
+def test_residual_adjustment_accounts_for_the_scale():
+    prior = ClassPrior.from_probs([0.8, 0.2])
+    scaled = Margin(alpha=[1, 1], positive=[0, 0], negative=[0, 0], scale=4.0)
+    expected = -np.log(prior.probs) / 4.0
+    got = scaled.residual_adjustment(prior)
+    assert got[1] - got[0] == pytest.approx(expected[1] - expected[0])
+
+
+@pytest.mark.parametrize("name", ["logit-adjusted", "balanced", "weighted-logit-adjusted"])
+def test_nothing_is_left_to_correct_after_a_consistent_loss(name):
+    np.testing.assert_array_equal(margins.by_name(name, PRIOR).residual_adjustment(PRIOR), 0.0)
+
+
+def test_antisymmetry_is_judged_on_the_margins_themselves():
+    assert margins.logit_adjusted(PRIOR).is_antisymmetric
+    assert not margins.adaptive(PRIOR).is_antisymmetric
+    assert Margin.from_matrix(margins.logit_adjusted(PRIOR).matrix()).is_antisymmetric
+    cyclic = [[0, 1, -1], [-1, 0, 1], [1, -1, 0]]  # antisymmetric, yet no b_{y'} − b_y
+    assert not Margin.from_matrix(cyclic).is_antisymmetric
+
+
+def test_sampled_softmax_is_tau_minus_one():
+    np.testing.assert_allclose(
+        margins.logit_adjusted(PRIOR, tau=-1.0).negative, -LOG(PI), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: margins.by_name("ce", PRIOR), "must be one of 'softmax', 'balanced'.*got 'ce'"),
+        (lambda: margins.logit_adjusted([9, 1]), "must be a ClassPrior; got list"),
+        (lambda: margins.logit_adjusted(PRIOR, tau=np.nan), "`tau` must be finite"),
+        (lambda: margins.logit_adjusted(PRIOR, tau="1.0x"), "`tau` must be a number; got '1.0x'"),
+        (lambda: margins.consistent(PRIOR, delta=[1.0, 2.0]), "one value per class, 4; it has 2"),
+        (lambda: margins.consistent(PRIOR, delta=[1, 0, 1, 1]), "`delta` must be positive"),
+        (lambda: margins.ldam(PRIOR, max_margin=0), "`max_margin` must be above zero; got 0"),
+        (lambda: margins.ldam(PRIOR, scale=-1), "`scale` must be above zero"),
+        (lambda: margins.class_balanced(ClassPrior.uniform(3)), "made from probabilities"),
+        (
+            lambda: Margin(alpha=[1, 1], positive=[0, 0, 0], negative=[0, 0]),
+            "they have 2, 3 and 2",
+        ),
+        (lambda: Margin(alpha=[1, 0], positive=[0, 0], negative=[0, 0]), "`alpha` must be posit"),
+        (lambda: Margin.from_matrix([[0.0, 1.0]]), r"must have shape \(1, 1\)"),
+        (
+            lambda: margins.softmax(PRIOR) + margins.softmax(ClassPrior.uniform(3)),
+            "has 4 classes and 'softmax' has 3",
+        ),
+        (
+            lambda: margins.adaptive(PRIOR).residual_adjustment(PRIOR),
+            "'adaptive' is not antisymmetric",
+        ),
+    ],
+)
+def test_bad_input_gets_one_clear_error(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,151 @@
+"""What holds for the package as a whole: import order, lazy names, light start."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import longtail
+
+SOURCE = Path(longtail.__file__).parent
+
+# The order in which data walks through the house; a module imports only what stands above it.
+ORDER = [
+    "_checks",
+    "priors",
+    "metrics",
+    "posthoc",
+    "tuning",
+    "shift",
+    "sklearn",
+    "margins",
+    "binary",
+    "consistency",
+    "kernels",
+    "losses",
+    "bake",
+    "runs",
+    "predictions",
+    "data",
+    "models",
+    "train",
+    "experiments",
+    "report",
+    "integrations",
+    "cli",
+]
+
+
+def part_of(module: str) -> str:
+    """The name in ORDER that a dotted module path (below longtail) belongs to."""
+    return module.split(".")[0]
+
+
+def imports_of(path: Path):
+    """(imported part, runs only for type checking) of every longtail import in a file."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module == "longtail":
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("longtail."):
+            names = [node.module.removeprefix("longtail.")]
+        elif isinstance(node, ast.Import):
+            names = [
+                alias.name.removeprefix("longtail.")
+                for alias in node.names
+                if alias.name.startswith("longtail.")
+            ]
+        for name in names:
+            yield part_of(name), id(node) in typing_only
+
+
+SOURCES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(SOURCE).as_posix())
+def test_imports_go_only_upward(path):
+    relative = path.relative_to(SOURCE)
+    own = relative.parts[0].removesuffix(".py")
+    assert own in ORDER, f"{own} has no place in the reading order"
+    for part, typing_only in imports_of(path):
+        if part in ORDER and not typing_only and own != "_checks":
+            assert ORDER.index(part) <= ORDER.index(own), f"{relative} imports longtail.{part}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(SOURCE).as_posix())
+def test_files_stay_readable(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 600, "cut the file at a seam"
+    assert ast.get_docstring(ast.parse(text)), "the first lines say what lives here"
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = ["torch", "sklearn", "scipy", "numpy", "typer", "rich", "matplotlib", "plotly"]
+    loaded = json.loads(
+        run_python(
+            "import sys, json, longtail;"
+            f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
+        )
+    )
+    assert loaded == []
+
+
+def test_the_core_needs_no_torch():
+    run_python(
+        "import sys; sys.modules['torch'] = None\n"
+        "import longtail\n"
+        "p = longtail.ClassPrior.from_counts([9, 1])\n"
+        "assert longtail.margins.logit_adjusted(p).matrix()[1, 0] > 0\n"
+        "assert longtail.adjust_logits([[1.0, 0.0]], p).argmax() == 1\n"
+    )
+
+
+def test_losses_without_torch_name_the_install_command():
+    out = run_python(
+        "import sys; sys.modules['torch'] = None\n"
+        "import longtail\n"
+        "try:\n    longtail.losses\n"
+        "except longtail.MissingExtraError as error:\n    print(error)\n"
+    )
+    assert "pip install 'longtail[torch]'" in out
+    assert len(out.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", longtail.__all__)
+def test_every_public_name_loads(name):
+    assert getattr(longtail, name) is not None
+    assert name in dir(longtail)
+
+
+def test_the_typed_names_are_the_lazy_names():
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    typed = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.ImportFrom)
+        for alias in inner.names
+    }
+    assert typed == {*longtail._HOMES, *longtail._SUBMODULES}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'adjust_logit'"):
+        longtail.adjust_logit  # noqa: B018
