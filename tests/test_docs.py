@@ -1,0 +1,101 @@
+"""Every example in the README and the documentation runs and prints what the page says.
+
+On a page, all ``python`` blocks run in order in one namespace, in an empty folder; a ``text``
+block right after one is what it prints. In a ``console`` block each line that starts with ``$ ``
+is run by the shell and the lines up to the next one are its output (``...`` skips text).
+"""
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CHECKER = doctest.OutputChecker()
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in FENCE.finditer(text)]
+
+
+def expect(wanted: str, got: str, where: str) -> None:
+    if not CHECKER.check_output(wanted, got, FLAGS):
+        pytest.fail(f"{where}: expected\n{wanted}\ngot\n{got}")
+
+
+def commands_of(text: str):
+    """(command, expected output) pairs of a console block."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        while command.endswith("\\"):
+            more, _, output = output.partition("\n")
+            command = command[:-1] + more.removeprefix(">")
+        yield command, output
+
+
+def run_console(block: Block, folder: Path, where: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command, output in commands_of(block.text):
+        if command.startswith(("pip ", "make ", "git ")):
+            continue  # installing is what made this test run
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            env={**os.environ, "PATH": path, "COLUMNS": "80", "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+        )
+        expect(output or "...", done.stdout + done.stderr, f"{where}: $ {command}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {"__name__": "__main__"}
+    blocks = blocks_of(page)
+    for block, after in zip(blocks, [*blocks[1:], Block("", "", 0)], strict=True):
+        where = f"{page.name}:{block.line}"
+        if block.language == "console":
+            run_console(block, tmp_path, where)
+        elif block.language == "python":
+            printed = io.StringIO()
+            code = compile("\n" * block.line + block.text, str(page), "exec")
+            with contextlib.redirect_stdout(printed):
+                exec(code, namespace)
+            if after.language == "text":
+                expect(after.text, printed.getvalue(), where)
+    if page.parent.name == "methods":
+        assert any(b.language == "python" for b in blocks), "a method page shows code"
+
+
+def test_readme_opens_with_sentence_install_and_example():
+    head = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
+    assert "pip install longtail" in head
+    example = next(b for b in blocks_of(ROOT / "README.md") if b.language == "python")
+    assert example.text in head
+    assert len(example.text.strip().splitlines()) <= 8
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
