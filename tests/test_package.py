@@ -16,6 +16,8 @@ SOURCE = Path(longtail.__file__).parent
 ORDER = [
     "_checks",
     "priors",
+    "_metric_types",
+    "_metric_sums",
     "metrics",
     "posthoc",
     "tuning",

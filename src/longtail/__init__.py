@@ -24,10 +24,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from longtail import margins as margins
+    from longtail import metrics as metrics
     from longtail import priors as priors
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
     from longtail.margins import Margin as Margin
+    from longtail.metrics import balanced_error as balanced_error
+    from longtail.metrics import confusion_matrix as confusion_matrix
+    from longtail.metrics import evaluate as evaluate
+    from longtail.metrics import group_error as group_error
+    from longtail.metrics import per_class_error as per_class_error
     from longtail.priors import ClassPrior as ClassPrior
 
 # Public name -> module that defines it.
@@ -35,9 +41,14 @@ _HOMES = {
     "InputError": "_checks",
     "MissingExtraError": "_checks",
     "ClassPrior": "priors",
+    "balanced_error": "metrics",
+    "per_class_error": "metrics",
+    "group_error": "metrics",
+    "confusion_matrix": "metrics",
+    "evaluate": "metrics",
     "Margin": "margins",
 }
-_SUBMODULES = ("priors", "margins")
+_SUBMODULES = ("priors", "metrics", "margins")
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]
 

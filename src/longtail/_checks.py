@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -244,6 +245,37 @@ def probability_rows(
         )
 
 
+def not_probabilities(array: NDArray[Any], *, caller: str, hint: str) -> None:
+    """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
+    if array.min() < 0 or array.max() > 1:
+        return
+    if np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 1) <= 1e-4):
+        raise InputError(
+            f"{caller}: every row of `logits` lies in [0, 1] and sums to 1, so these look like "
+            f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "
+            f"which changes nothing else."
+        )
+
+
+def sample_weight(values: Any, num_examples: int, *, caller: str) -> FloatArray:
+    """One finite, non-negative weight per example, not all zero."""
+    array = vector(values, caller=caller, name="sample_weight").astype(np.float64)
+    if len(array) != num_examples:
+        raise InputError(
+            f"{caller}: `sample_weight` must have one value per example, {num_examples}; "
+            f"it has {len(array)}."
+        )
+    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if len(bad):
+        raise InputError(
+            f"{caller}: `sample_weight` must be finite and not negative, but example "
+            f"{int(bad[0])} has {array[bad[0]]:g}."
+        )
+    if not array.any():
+        raise InputError(f"{caller}: `sample_weight` is zero for every example.")
+    return array
+
+
 def same_length(array: Any, target: Any, *, caller: str, name: str = "logits") -> None:
     """Refuse different numbers of examples."""
     if len(array) != len(target):
@@ -268,6 +300,19 @@ def positive(value: Any, caller: str, *, name: str) -> float:
     number = tau(value, caller, name=name)
     if number <= 0:
         raise InputError(f"{caller}: `{name}` must be above zero; got {number:g}.")
+    return number
+
+
+def whole(value: Any, caller: str, *, name: str, at_least: int = 1) -> int:
+    """A whole number, at least `at_least` (1: a count that can't be zero)."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < at_least:
+        raise InputError(
+            f"{caller}: `{name}` must be a whole number, at least {at_least}; got {value!r}."
+        )
     return number
 
 

@@ -1,0 +1,469 @@
+"""Metrics against slow loops, scikit-learn and torchmetrics; bad input; shards and weights."""
+
+import functools
+import json
+import logging
+import math
+import operator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from longtail import ClassPrior, InputError, _metric_sums, metrics
+
+NEED_PROBABILITIES = [
+    metrics.evaluate,
+    metrics.reliability,
+    metrics.top_label_ece,
+    metrics.classwise_ece,
+    metrics.log_loss,
+    metrics.brier_score,
+    metrics.sharpness,
+]
+NEED_DECISIONS = [metrics.balanced_error, metrics.per_class_error, metrics.confusion_matrix]
+
+
+def problem(seed, examples=300, classes=5, spread=2.0):
+    rng = np.random.default_rng(seed)
+    target = rng.integers(0, classes, examples)
+    target[:classes] = np.arange(classes)
+    logits = rng.normal(0, spread, (examples, classes))
+    logits[np.arange(examples), target] += 1.0
+    return target, logits
+
+
+def softmax(logits):
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def slow_ece(confidence, hit, bins, weight=None):
+    """Straight from the definition, one example at a time; the first bin also takes 0."""
+    weight = np.ones(len(hit)) if weight is None else weight
+    total = 0.0
+    for b in range(bins):
+        low, high = b / bins, (b + 1) / bins
+        inside = [
+            i
+            for i, c in enumerate(confidence)
+            if (low < c or (b == 0 and c == 0)) and (c <= high or b == bins - 1)
+        ]
+        w = sum(weight[i] for i in inside)
+        if w > 0:
+            accuracy = sum(weight[i] * hit[i] for i in inside) / w
+            mean = sum(weight[i] * confidence[i] for i in inside) / w
+            total += w / sum(weight) * abs(accuracy - mean)
+    return total
+
+
+# --- errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_errors_agree_with_scikit_learn(seed):
+    target, logits = problem(seed)
+    predicted = logits.argmax(axis=1)
+    expected = 1 - reference.balanced_accuracy_score(target, predicted)
+    assert metrics.balanced_error(target, logits) == pytest.approx(expected, abs=1e-15)
+    assert metrics.balanced_error(target, predicted) == pytest.approx(expected, abs=1e-15)
+    matrix = reference.confusion_matrix(target, predicted)
+    np.testing.assert_array_equal(metrics.confusion_matrix(target, logits), matrix)
+    assert metrics.confusion_matrix(target, logits).dtype == np.int64
+    result = metrics.per_class_error(target, logits)
+    np.testing.assert_allclose(result.values, 1 - np.diag(matrix) / matrix.sum(axis=1), atol=1e-15)
+    np.testing.assert_array_equal(result.counts, matrix.sum(axis=1))
+    assert result.error == pytest.approx(1 - reference.accuracy_score(target, predicted))
+
+
+def test_weighted_errors_agree_with_scikit_learn():
+    target, logits = problem(4)
+    weight = np.random.default_rng(0).uniform(0.1, 3, len(target))
+    predicted = logits.argmax(axis=1)
+    ours = metrics.balanced_error(target, logits, sample_weight=weight)
+    theirs = reference.balanced_accuracy_score(target, predicted, sample_weight=weight)
+    assert ours == pytest.approx(1 - theirs, abs=1e-12)
+    np.testing.assert_allclose(
+        metrics.confusion_matrix(target, predicted, sample_weight=weight),
+        reference.confusion_matrix(target, predicted, sample_weight=weight),
+    )
+
+
+def test_ties_go_to_the_lowest_index():
+    logits = np.array([[1.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_array_equal(metrics.per_class_error([0, 1], logits).values, [0.0, 1.0])
+    assert metrics.evaluate([0, 1], logits).balanced_error == 0.5
+
+
+def test_tie_is_decided_on_the_logits_not_on_rounded_probabilities():
+    # In float64 both probabilities round to the same number; the second logit is larger.
+    logits = np.array([[0.0, 1e-17], [0.0, -1.0]])
+    assert softmax(logits)[0, 0] == softmax(logits)[0, 1]
+    assert metrics.evaluate([1, 0], logits).balanced_error == 0.0
+
+
+@pytest.mark.parametrize(
+    "convert", [list, np.asarray, torch.as_tensor, lambda a: torch.as_tensor(a).bfloat16()]
+)
+def test_lists_arrays_and_tensors_give_the_same(convert):
+    target, logits = problem(5, examples=60)
+    logits = np.round(logits * 4) / 4 + np.arange(5) / 64  # exact in bfloat16, no ties
+    exact = torch.as_tensor(logits).bfloat16().double().numpy()
+    result = metrics.evaluate(list(target), convert(exact))
+    expected = metrics.evaluate(target, exact)
+    assert result.to_dict() == expected.to_dict()
+
+
+def test_groups_average_classes_and_an_empty_group_is_not_zero():
+    prior = ClassPrior.from_counts([500, 200, 50, 30])
+    target = [0, 0, 1, 1, 1, 1, 2, 3]
+    predicted = [0, 1, 1, 1, 1, 1, 0, 3]
+    result = metrics.group_error(target, predicted, prior)
+    assert result["many"] == 0.25  # mean of 1/2 and 0, although 1 of 6 examples is wrong
+    assert result["medium"] == 0.5
+    assert math.isnan(result["few"])
+    assert result.counts == {"many": 6, "medium": 2, "few": 0}
+    assert result.num_classes == {"many": 2, "medium": 2, "few": 0}
+    assert result.to_dict()["few"] == {
+        "error": None,
+        "counts": 0,
+        "num_classes": 0,
+        "num_present": 0,
+    }
+
+
+def test_group_whose_classes_have_no_examples_is_nan():
+    prior = ClassPrior.from_counts([500, 50, 5, 4])
+    result = metrics.group_error([0, 1, 1], [0, 1, 0], prior, missing="skip")
+    assert math.isnan(result["few"])
+    assert (result.num_classes["few"], result.num_present["few"], result.counts["few"]) == (2, 0, 0)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_groups_weighted_by_their_classes_give_the_balanced_error(seed):
+    rng = np.random.default_rng(seed)
+    target, logits = problem(seed, examples=80, classes=7)
+    prior = ClassPrior.from_counts(rng.integers(1, 300, 7))
+    result = metrics.group_error(target, logits, prior)
+    total = sum(result.num_classes[g] * result[g] for g in result.values if result.num_classes[g])
+    assert total / 7 == pytest.approx(metrics.balanced_error(target, logits))
+
+
+# --- calibration --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bins", [1, 2, 15, 40])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ece_equals_the_loop(bins, weighted):
+    target, logits = problem(6, examples=120, classes=4)
+    probs = softmax(logits)
+    weight = np.random.default_rng(1).integers(0, 4, len(target)) if weighted else None
+    hit, top = probs.argmax(axis=1) == target, probs.max(axis=1)
+    settings_ = {"bins": bins, "sample_weight": weight}
+    ours = metrics.top_label_ece(target, logits, **settings_)
+    assert ours == pytest.approx(slow_ece(top, hit, bins, weight), abs=1e-12)
+    per_class = [slow_ece(probs[:, k], target == k, bins, weight) for k in range(4)]
+    result = metrics.reliability(target, logits, classwise=True, **settings_)
+    np.testing.assert_allclose(result.ece_per_class, per_class, atol=1e-12)
+    assert metrics.classwise_ece(target, logits, **settings_) == pytest.approx(np.mean(per_class))
+
+
+@pytest.mark.parametrize("bins", [10, 15])
+def test_ece_agrees_with_torchmetrics(bins):
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    target, logits = problem(7, examples=2000, classes=6)
+    theirs = multiclass_calibration_error(
+        torch.as_tensor(softmax(logits)), torch.as_tensor(target), num_classes=6, n_bins=bins
+    )
+    assert metrics.top_label_ece(target, logits, bins=bins) == pytest.approx(
+        float(theirs),
+        abs=1e-6,  # torchmetrics goes through float32
+    )
+
+
+def test_errors_agree_with_torchmetrics():
+    from torchmetrics.functional.classification import (
+        multiclass_accuracy,
+        multiclass_confusion_matrix,
+    )
+
+    target, logits = problem(8, classes=6)
+    tensors = torch.as_tensor(logits), torch.as_tensor(target)
+    macro = multiclass_accuracy(*tensors, num_classes=6, average="macro")
+    assert metrics.balanced_error(target, logits) == pytest.approx(1 - float(macro), abs=1e-6)
+    matrix = multiclass_confusion_matrix(*tensors, num_classes=6)
+    np.testing.assert_array_equal(metrics.confusion_matrix(target, logits), matrix.numpy())
+
+
+def test_bins_are_closed_on_the_right():
+    probs = np.array([[0.6, 0.4], [0.8, 0.2], [1.0, 0.0]])
+    result = metrics.reliability([0, 0, 0], probs, bins=5, inputs="probs")
+    np.testing.assert_array_equal(result.counts, [0, 0, 1, 1, 1])
+    np.testing.assert_allclose(result.mean_confidence, [np.nan, np.nan, 0.6, 0.8, 1.0])
+    classwise = metrics.reliability([0, 0, 0], probs, bins=5, inputs="probs", classwise=True)
+    np.testing.assert_array_equal(classwise.counts, [[0, 0, 1, 1, 1], [2, 1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_agree_with_scikit_learn(weighted):
+    target, logits = problem(9)
+    probs = softmax(logits)
+    weight = np.random.default_rng(2).uniform(0, 2, len(target)) if weighted else None
+    expected_loss = reference.log_loss(target, probs, sample_weight=weight)
+    expected_brier = reference.brier_score_loss(target, probs, sample_weight=weight)
+    for given_inputs, inputs in ((logits, "logits"), (probs, "probs")):
+        both = {"inputs": inputs, "sample_weight": weight}
+        assert metrics.log_loss(target, given_inputs, **both) == pytest.approx(expected_loss)
+        assert metrics.brier_score(target, given_inputs, **both) == pytest.approx(expected_brier)
+        sharp = np.average((probs**2).sum(axis=1), weights=weight)
+        assert metrics.sharpness(target, given_inputs, **both) == pytest.approx(sharp)
+
+
+def test_log_loss_neither_overflows_nor_loses_a_tiny_loss():
+    logits = np.array([[1000.0, 0.0], [80.0, 0.0]])
+    assert metrics.log_loss([1, 1], logits) == pytest.approx(540.0)
+    assert metrics.log_loss([0, 0], logits[1:].repeat(2, 0)) == pytest.approx(np.exp(-80.0))
+
+
+def test_probability_zero_of_the_true_class_is_infinite_and_counted():
+    probs = [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
+    assert metrics.log_loss([0, 1, 1], probs, inputs="probs") == math.inf
+    result = metrics.evaluate([0, 1, 1], probs, inputs="probs")
+    assert result.zero_probability == 1
+    assert result.to_dict()["log_loss"] is None
+
+
+# --- everything at once -------------------------------------------------------------------
+
+
+def test_evaluate_holds_what_the_functions_return():
+    target, logits = problem(10)
+    prior = ClassPrior.from_counts([500, 300, 50, 10, 5])
+    result = metrics.evaluate(target, logits, prior=prior, confusion=True)
+    assert result.balanced_error == metrics.balanced_error(target, logits)
+    assert result.ece == metrics.top_label_ece(target, logits)
+    assert result.classwise_ece == metrics.classwise_ece(target, logits)
+    assert result.log_loss == metrics.log_loss(target, logits)
+    assert result.brier_score == metrics.brier_score(target, logits)
+    assert result.sharpness == metrics.sharpness(target, logits)
+    assert result.groups == metrics.group_error(target, logits, prior)
+    np.testing.assert_array_equal(result.confusion, metrics.confusion_matrix(target, logits))
+    assert result.num_examples == len(target)
+    assert metrics.evaluate(target, logits).groups is None
+
+
+def test_to_dict_is_strict_json():
+    prior = ClassPrior.from_counts([500, 300, 5])
+    result = metrics.evaluate([0, 1, 1], np.eye(3) * 3, prior=prior, missing="skip", confusion=True)
+    loaded = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert loaded["missing_classes"] == [2]
+    assert loaded["per_class"] == {"values": [0.0, 0.5, None], "counts": [1, 2, 0]}
+    assert loaded["groups"]["few"]["error"] is None
+    assert loaded["confusion"] == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    assert loaded["reliability"]["accuracy"][0] is None
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+def test_integer_weights_equal_repetition(seed):
+    target, logits = problem(seed, examples=40, classes=4)
+    weight = np.random.default_rng(seed).integers(0, 4, len(target))
+    weight[:4] = 1  # every class stays
+    repeated = np.repeat(np.arange(len(target)), weight)
+    ours = metrics.evaluate(target, logits, sample_weight=weight)
+    theirs = metrics.evaluate(target[repeated], logits[repeated])
+    for name in ("balanced_error", "error", "ece", "classwise_ece", "log_loss", "brier_score"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-12), name
+    assert ours.sharpness == pytest.approx(theirs.sharpness)
+
+
+def test_weight_zero_removes_a_class():
+    with pytest.raises(InputError, match="1 of 2 have none in `target`: 1"):
+        metrics.balanced_error([0, 1], [0, 1], sample_weight=[1.0, 0.0])
+    result = metrics.per_class_error([0, 1], [0, 1], sample_weight=[2.0, 0.0], missing="skip")
+    np.testing.assert_array_equal(result.counts, [1, 0])
+    np.testing.assert_array_equal(result.weight, [2.0, 0.0])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+def test_shards_add_up(seed, parts):
+    target, logits = problem(seed, examples=50, classes=4)
+    prior = ClassPrior.from_counts([500, 300, 50, 5])
+    settings_ = {"prior": prior, "confusion": True}
+    whole = metrics.evaluate(target, logits, **settings_)
+    pieces = [
+        metrics.evaluate(t, f, missing="skip", **settings_)
+        for t, f in zip(np.array_split(target, parts), np.array_split(logits, parts), strict=True)
+    ]
+    merged = functools.reduce(operator.add, pieces)
+    np.testing.assert_array_equal(merged.per_class.counts, whole.per_class.counts)
+    np.testing.assert_array_equal(merged.confusion, whole.confusion)
+    np.testing.assert_array_equal(merged.classwise.counts, whole.classwise.counts)
+    assert merged.balanced_error == whole.balanced_error
+    assert merged.groups == whole.groups
+    for name in ("ece", "classwise_ece", "log_loss", "brier_score", "sharpness"):
+        assert getattr(sum(pieces), name) == pytest.approx(getattr(whole, name)), name
+
+
+def test_results_of_different_problems_do_not_add():
+    two, three = (
+        metrics.per_class_error([0, 1], [0, 1]),
+        metrics.per_class_error([0, 1, 2], [0] * 3),
+    )
+    with pytest.raises(InputError, match="PerClassError: only results of the same classes"):
+        two + three
+    coarse, fine = (metrics.reliability([0, 1], np.eye(2) * 2, bins=b) for b in (5, 10))
+    with pytest.raises(InputError, match="`edges` differ"):
+        coarse + fine
+    with pytest.raises(TypeError):
+        two + coarse
+
+
+def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
+    target, logits = problem(11, examples=101, classes=7)
+    np.save(tmp_path / "logits.npy", logits.astype(np.float32))
+    mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
+    whole = metrics.evaluate(target, logits.astype(np.float32), confusion=True)
+    monkeypatch.setattr(_metric_sums, "_CHUNK_ELEMENTS", 7 * 10)
+    chunked = metrics.evaluate(target, mapped, confusion=True)
+    assert chunked.balanced_error == whole.balanced_error
+    assert metrics.balanced_error(target, mapped) == whole.balanced_error
+    np.testing.assert_array_equal(chunked.confusion, whole.confusion)
+    np.testing.assert_allclose(chunked.classwise.hit_sum, whole.classwise.hit_sum, atol=1e-12)
+    assert chunked.log_loss == pytest.approx(whole.log_loss)
+    bad = logits.copy()
+    bad[55, 3] = np.nan
+    with pytest.raises(InputError, match="row 55, column 3 is nan"):
+        metrics.evaluate(target, bad)
+
+
+# --- bad input ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [metrics.balanced_error, metrics.per_class_error])
+def test_class_without_examples_is_named(function):
+    message = r"2 of 4 have none in `target`: 1, 3; pass missing='skip' to leave them out"
+    with pytest.raises(InputError, match=function.__name__ + ".*" + message):
+        function([0, 2], [0, 3], num_classes=4)
+    with pytest.raises(InputError, match=message):
+        metrics.evaluate([0, 2], np.eye(4)[:2] * 3)
+
+
+def test_skip_says_how_many_classes_were_left_out(caplog):
+    with caplog.at_level(logging.WARNING, logger="longtail"):
+        value = metrics.balanced_error([0, 2, 2], [0, 2, 0], num_classes=4, missing="skip")
+    assert value == 0.25
+    assert "2 of 4 classes have no examples and were left out: 1, 3" in caplog.text
+    caplog.clear()
+    metrics.balanced_error([0, 1], [0, 1], missing="skip")
+    assert not caplog.records
+    result = metrics.per_class_error([0, 2, 2], [0, 2, 0], num_classes=4, missing="skip")
+    np.testing.assert_array_equal(result.values, [0.0, np.nan, 0.5, np.nan])
+    np.testing.assert_array_equal(result.missing_classes, [1, 3])
+
+
+def test_predicted_class_that_never_occurs_counts_as_missing():
+    with pytest.raises(InputError, match="1 of 3 have none in `target`: 2"):
+        metrics.balanced_error([0, 1], [0, 2])
+
+
+@pytest.mark.parametrize("function", NEED_PROBABILITIES + NEED_DECISIONS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(function, value):
+    with pytest.raises(InputError, match=f"must be finite, but row 1, column 0 is {value}"):
+        function([0, 1], np.array([[0.5, 0.2], [value, 0.0]]))
+
+
+@pytest.mark.parametrize("function", NEED_PROBABILITIES + NEED_DECISIONS)
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ([0, 2], r"`target` must lie in 0 \.\. 1, but 2 occurs"),
+        ([0, -1], r"`target` must lie in .* but -1 occurs"),
+        ([0.0, 1.0], "must be integer class labels; their dtype is float64"),
+        ([False, True], "must be integer class labels; their dtype is bool"),
+        (["a", "b"], "must be integer class labels"),
+        ([], "`target` is empty"),
+        ([[0], [1]], "`target` must be one-dimensional"),
+        ([0, 1, 1], "has 2 rows but there are 3 labels"),
+    ],
+)
+def test_bad_labels_are_refused(function, target, message):
+    with pytest.raises(InputError, match=f"{function.__name__}: .*{message}"):
+        function(target, np.array([[2.0, 0.0], [0.0, 2.0]]))
+
+
+@pytest.mark.parametrize("function", NEED_DECISIONS)
+def test_bad_predicted_labels_are_refused(function):
+    with pytest.raises(InputError, match=r"`predictions` must lie in 0 \.\. 1, but 2 occurs"):
+        function([0, 1], [0, 2], num_classes=2)
+    with pytest.raises(InputError, match=r"`predictions` must be integer class labels.*float64"):
+        function([0, 1], [0.2, 0.9])
+    with pytest.raises(InputError, match="`num_classes` is 3 but `predictions` has 2 columns"):
+        function([0, 1], np.eye(2), num_classes=3)
+    with pytest.raises(InputError, match="`num_classes` must be a whole number, at least 1"):
+        function([0, 1], [0, 1], num_classes=2.5)
+    with pytest.raises(InputError, match="one column per class, at least two"):
+        function([0, 0], [[0], [1]])
+
+
+@pytest.mark.parametrize("function", NEED_PROBABILITIES)
+def test_bad_shapes_are_refused(function):
+    with pytest.raises(InputError, match=r"must have shape \(examples, classes\)"):
+        function([0, 1], [0, 1])
+    with pytest.raises(InputError, match="is empty, shape"):
+        function([0, 1], np.empty((0, 2)))
+
+
+@pytest.mark.parametrize("function", NEED_PROBABILITIES)
+def test_logits_and_probabilities_are_not_mistaken_for_each_other(function):
+    target, logits = problem(12, examples=20)
+    with pytest.raises(InputError, match=r"must lie in \[0, 1\].*these look like logits"):
+        function(target, logits, inputs="probs")
+    with pytest.raises(InputError, match="look like probabilities; pass inputs='probs'"):
+        function(target, softmax(logits))
+    probs = softmax(logits)
+    probs[3] *= 0.5
+    with pytest.raises(InputError, match=r"must sum to 1, but row 3 sums to 0\.5"):
+        function(target, probs, inputs="probs")
+    with pytest.raises(InputError, match="`inputs` must be one of 'logits', 'probs'; got 'p'"):
+        function(target, logits, inputs="p")
+
+
+@pytest.mark.parametrize("function", NEED_PROBABILITIES + NEED_DECISIONS)
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ([1.0], "must have one value per example, 2; it has 1"),
+        ([1.0, -1.0], "finite and not negative, but example 1 has -1"),
+        ([np.nan, 1.0], "finite and not negative, but example 0 has nan"),
+        ([0.0, 0.0], "zero for every example"),
+    ],
+)
+def test_bad_sample_weights_are_refused(function, weight, message):
+    with pytest.raises(InputError, match=f"{function.__name__}: `sample_weight` .*{message}"):
+        function([0, 1], np.eye(2) * 3, sample_weight=weight)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(InputError, match="`missing` must be one of 'error', 'skip'; got 'drop'"):
+        metrics.balanced_error([0, 1], [0, 1], missing="drop")
+    with pytest.raises(InputError, match="`bins` must be a whole number, at least 1; got 0"):
+        metrics.top_label_ece([0, 1], np.eye(2) * 3, bins=0)
+    prior = ClassPrior.from_counts([5, 5, 5])
+    with pytest.raises(InputError, match=r"prior` has 3 classes but the logits have 2 columns"):
+        metrics.group_error([0, 1], np.eye(2), prior)
+    with pytest.raises(InputError, match=r"prior` has 3 classes but the logits have 2 columns"):
+        metrics.evaluate([0, 1], np.eye(2) * 3, prior=prior)
+    with pytest.raises(InputError, match="made from probabilities"):
+        metrics.evaluate([0, 1], np.eye(2) * 3, prior=ClassPrior.uniform(2))
+    with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
+        metrics.group_error([0, 1], [0, 1], [5, 5])
+    with pytest.raises(InputError, match="`name` must be one of 'many', 'medium', 'few'"):
+        metrics.group_error([0, 1, 2], [0, 1, 2], prior)["head"]
