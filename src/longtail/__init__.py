@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from longtail import margins as margins
     from longtail import metrics as metrics
+    from longtail import posthoc as posthoc
     from longtail import priors as priors
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from longtail.metrics import evaluate as evaluate
     from longtail.metrics import group_error as group_error
     from longtail.metrics import per_class_error as per_class_error
+    from longtail.posthoc import AdjustedTwiceWarning as AdjustedTwiceWarning
+    from longtail.posthoc import adjust_logits as adjust_logits
+    from longtail.posthoc import normalize_weights as normalize_weights
+    from longtail.posthoc import scale_temperature as scale_temperature
     from longtail.priors import ClassPrior as ClassPrior
 
 # Public name -> module that defines it.
@@ -46,9 +51,13 @@ _HOMES = {
     "group_error": "metrics",
     "confusion_matrix": "metrics",
     "evaluate": "metrics",
+    "adjust_logits": "posthoc",
+    "normalize_weights": "posthoc",
+    "scale_temperature": "posthoc",
+    "AdjustedTwiceWarning": "posthoc",
     "Margin": "margins",
 }
-_SUBMODULES = ("priors", "metrics", "margins")
+_SUBMODULES = ("priors", "metrics", "posthoc", "margins")
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]
 

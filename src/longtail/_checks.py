@@ -56,7 +56,8 @@ def listing(items: Iterable[object], *, most: int = 10) -> str:
 
 def as_numpy(values: Any) -> NDArray[Any]:
     """NumPy view or copy of a list, array, torch tensor (any device), JAX array or Series."""
-    if hasattr(values, "detach"):  # torch, without importing it
+    # torch, without importing it; under torch.compile a NumPy array would pass for one.
+    if hasattr(values, "detach") and not isinstance(values, np.ndarray):
         values = values.detach().cpu()
         if "bfloat16" in str(values.dtype):
             values = values.float()  # NumPy has no bfloat16; float32 holds it exactly
@@ -290,7 +291,7 @@ def tau(value: Any, caller: str, *, name: str = "tau") -> float:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise InputError(f"{caller}: `{name}` must be a number; got {value!r}.") from error
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:  # as a comparison, torch.compile can trace it
         raise InputError(f"{caller}: `{name}` must be finite; got {number}.")
     return number
 

@@ -1,0 +1,308 @@
+"""Logits in, logits out: what can be done to a trained classifier without retraining it.
+
+Logit adjustment, weight normalization and temperature, the same code for NumPy, torch and JAX
+arrays (the array API standard); dtype and device stay, gradients flow. Choosing tau is in
+`tuning`; folding an adjustment into a model's own weights is in `bake`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import array_api_compat
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError
+from longtail.priors import ClassPrior
+
+if TYPE_CHECKING:
+    from longtail.margins import Margin
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+BiasMode = Literal["scale", "keep", "drop"]
+BIAS_MODES = ("scale", "keep", "drop")
+
+
+def _traced_as_constant(function: _F) -> _F:
+    """What torch.compiler.assume_constant_result does, without importing torch.
+
+    Only for functions of immutable objects: torch.compile guards on their identity, and would
+    not notice a changed array.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+class AdjustedTwiceWarning(UserWarning):
+    """A model whose loss already leaves nothing to correct is being adjusted again."""
+
+
+def adjust_logits(
+    logits: Any,
+    prior: ClassPrior,
+    *,
+    tau: float = 1.0,
+    target_prior: ClassPrior | None = None,
+    costs: Any = None,
+    trained_with: Margin | None = None,
+) -> Any:
+    """Post-hoc logit adjustment (equation 9): f_y − τ (log π_y − log q_y − log c_y).
+
+    Args:
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
+        prior: π, of the data that the model was trained on.
+        tau: τ; 1 is right for calibrated logits, `tune_tau` chooses it on held-out data.
+        target_prior: q, of the data that the model will meet; None means all classes alike,
+            which is the balanced error.
+        costs: c, shape (num_classes,), positive: what an error on each class costs.
+        trained_with: the Margin of the loss that the model was trained with, if any. Where that
+            loss leaves nothing to correct, such as the logit-adjusted loss with tau = 1, an
+            AdjustedTwiceWarning says so.
+
+    Returns:
+        Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
+        adjusted in float32 and rounded once.
+
+    Example:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> adjust_logits(np.array([[2.0, 1.0]]), prior).round(3)
+        array([[2.105, 3.303]])
+        >>> adjust_logits(np.array([[2.0, 1.0]]), prior, target_prior=prior)
+        array([[2., 1.]])
+    """
+    caller = "adjust_logits"
+    logits = _logits(logits, caller)
+    _checks.prior(prior, caller, num_classes=logits.shape[-1], shape=logits.shape)
+    shift = _adjustment(prior, tau, target_prior, costs, caller)
+    if trained_with is not None:
+        _warn_if_already_adjusted(trained_with, prior, shift)
+    return _apply(logits, lambda f, a: f + a, shift)
+
+
+def adjustment(
+    prior: ClassPrior,
+    *,
+    tau: float = 1.0,
+    target_prior: ClassPrior | None = None,
+    costs: Any = None,
+) -> FloatArray:
+    """The vector that `adjust_logits` adds: −τ (log π_y − log q_y − log c_y).
+
+    Args:
+        prior: as in `adjust_logits`.
+        tau: as in `adjust_logits`.
+        target_prior: as in `adjust_logits`.
+        costs: as in `adjust_logits`.
+
+    Returns:
+        Shape (num_classes,), float64.
+
+    Example:
+        >>> adjustment(ClassPrior.from_probs([0.9, 0.1]), tau=2.0).round(3)
+        array([0.211, 4.605])
+    """
+    return _adjustment(prior, tau, target_prior, costs, "adjustment")
+
+
+def normalize_weights(
+    logits: Any,
+    *,
+    norms: Any,
+    tau: float = 1.0,
+    bias: Any = None,
+    bias_mode: BiasMode = "scale",
+) -> Any:
+    """Weight normalization (equation 8): f_y / ν_y^τ.
+
+    The three ways to treat the last layer's bias b differ a lot; say which in every table.
+
+    Args:
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
+        norms: ν, shape (num_classes,), positive: the norms of the last layer's weight vectors;
+            or a ClassPrior, for ν = π.
+        tau: τ; 0 changes nothing.
+        bias: b, shape (num_classes,), of the last layer; "keep" and "drop" need it.
+        bias_mode: "scale" divides the whole logit, as in the paper (the bias is the weight of a
+            constant feature); "keep" divides only the weights' part, (f_y − b_y) / ν_y^τ + b_y;
+            "drop" leaves the bias out, (f_y − b_y) / ν_y^τ.
+
+    Returns:
+        Normalized logits: same shape, dtype, device and array library.
+
+    Example:
+        >>> logits, norms, bias = np.array([[4.0, 3.0]]), [2.0, 1.0], [2.0, -1.0]
+        >>> normalize_weights(logits, norms=norms)
+        array([[2., 3.]])
+        >>> normalize_weights(logits, norms=norms, bias=bias, bias_mode="keep")
+        array([[3., 3.]])
+        >>> normalize_weights(logits, norms=norms, bias=bias, bias_mode="drop")
+        array([[1., 4.]])
+    """
+    caller = "normalize_weights"
+    logits = _logits(logits, caller)
+    tau = _checks.tau(tau, caller)
+    # ν^−τ through the log: a power of a tiny ν would overflow where its log does not.
+    factor = np.exp(-tau * log_norms(norms, num_classes=logits.shape[-1], caller=caller))
+    offset = checked_bias(bias, bias_mode, num_classes=logits.shape[-1], caller=caller)
+    if bias_mode == "scale" or offset is None:
+        return _apply(logits, lambda f, s: f * s, factor)
+    back = offset if bias_mode == "keep" else np.zeros_like(offset)
+    return _apply(logits, lambda f, s, b, k: (f - b) * s + k, factor, offset, back)
+
+
+def scale_temperature(logits: Any, *, temperature: float) -> Any:
+    """Temperature scaling: f / T; above 1 softens the probabilities, the argmax stays.
+
+    With T = τ it is one half of logit adjustment: argmax f − τ log π = argmax f/τ − log π.
+
+    Args:
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
+        temperature: T, above zero; `fit_temperature` finds it on held-out data.
+
+    Returns:
+        Scaled logits: same shape, dtype, device and array library.
+
+    Example:
+        >>> scale_temperature(np.array([[2.0, 1.0]]), temperature=2.0)
+        array([[1. , 0.5]])
+    """
+    caller = "scale_temperature"
+    logits = _logits(logits, caller)
+    temperature = _checks.positive(temperature, caller, name="temperature")
+    return _apply(logits, lambda f: f / temperature)
+
+
+def log_norms(norms: Any, *, num_classes: int, caller: str) -> FloatArray:
+    """log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
+    if isinstance(norms, ClassPrior):
+        _checks.prior(norms, caller, num_classes=num_classes, name="norms")
+        return _log_ratio(norms, None, caller)
+    if norms is None:
+        raise InputError(
+            f"{caller}: weight normalization needs `norms`: the norms of the last layer's weight "
+            f"vectors, or the ClassPrior for ν = π."
+        )
+    return np.log(_positive_per_class(norms, num_classes, caller, "norms"))
+
+
+def checked_bias(bias: Any, bias_mode: str, *, num_classes: int, caller: str) -> FloatArray | None:
+    """The last layer's bias in float64, required by every mode but "scale"."""
+    _checks.choice(bias_mode, BIAS_MODES, caller, name="bias_mode")
+    if bias is None:
+        if bias_mode != "scale":
+            raise InputError(
+                f"{caller}: bias_mode={bias_mode!r} needs `bias`, the last layer's bias, shape "
+                f"({num_classes},); bias_mode='scale' does without."
+            )
+        return None
+    array = _checks.vector(bias, caller=caller, name="bias").astype(np.float64)
+    _checks.all_finite(array, caller=caller, name="bias")
+    _width(array, num_classes, caller, "bias")
+    return array
+
+
+def class_costs(costs: Any, *, num_classes: int, caller: str) -> FloatArray:
+    """Checked per-class costs c, ones if None; shape (num_classes,)."""
+    if costs is None:
+        return np.ones(num_classes)
+    return _positive_per_class(costs, num_classes, caller, "costs")
+
+
+def _adjustment(
+    prior: ClassPrior, tau: float, target_prior: ClassPrior | None, costs: Any, caller: str
+) -> FloatArray:
+    tau = _checks.tau(tau, caller)
+    log_ratio = _log_ratio(prior, target_prior, caller)
+    if costs is not None:
+        log_ratio = log_ratio - np.log(
+            class_costs(costs, num_classes=prior.num_classes, caller=caller)
+        )
+    return -tau * log_ratio
+
+
+@_traced_as_constant
+def _log_ratio(prior: ClassPrior, target_prior: ClassPrior | None, caller: str) -> FloatArray:
+    """log π − log q, or log π alone."""
+    prior = _checks.prior(prior, caller)
+    if target_prior is None:
+        return prior.log_probs
+    target_prior = _checks.prior(
+        target_prior, caller, num_classes=prior.num_classes, name="target_prior"
+    )
+    return prior.log_probs - target_prior.log_probs
+
+
+def _positive_per_class(values: Any, num_classes: int, caller: str, name: str) -> FloatArray:
+    array = _checks.vector(values, caller=caller, name=name).astype(np.float64)
+    _width(array, num_classes, caller, name)
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+    if len(bad):
+        raise InputError(
+            f"{caller}: `{name}` must be finite and above zero, but class {int(bad[0])} has "
+            f"{array[bad[0]]:g}."
+        )
+    return array
+
+
+def _width(array: FloatArray, num_classes: int, caller: str, name: str) -> None:
+    if len(array) != num_classes:
+        raise InputError(
+            f"{caller}: `{name}` must have one value per class, {num_classes}; it has {len(array)}."
+        )
+
+
+def _logits(logits: Any, caller: str) -> Any:
+    """The logits as an array of whatever library they came in, classes last, floating point."""
+    if not hasattr(logits, "dtype"):
+        logits = _checks.as_numpy(logits)
+    if logits.ndim == 0:
+        raise InputError(
+            f"{caller}: `logits` must have the classes on their last axis; got a single number."
+        )
+    if "float" not in str(logits.dtype):
+        raise InputError(
+            f"{caller}: `logits` must be floating point, since the result has their dtype; "
+            f"it is {logits.dtype}; convert them first, to float32 for example."
+        )
+    return logits
+
+
+def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> Any:
+    """formula(logits, *vectors), with the vectors brought to the logits' dtype and device.
+
+    In half precision log π alone would lose two digits, so float32 does the work there.
+    """
+    half = logits.dtype.itemsize == 2
+    if hasattr(logits, "new_tensor"):
+        # torch by its own names: torch.compile cannot trace the namespace lookup below.
+        import torch
+
+        work = logits.float() if half else logits
+        same = {"dtype": work.dtype, "device": work.device}
+        return formula(work, *(torch.as_tensor(v, **same) for v in vectors)).to(logits.dtype)
+    xp = array_api_compat.array_namespace(logits)
+    work = xp.astype(logits, xp.float32) if half else logits
+    device = array_api_compat.device(logits)
+    result = formula(work, *(xp.asarray(v, dtype=work.dtype, device=device) for v in vectors))
+    return xp.astype(result, logits.dtype, copy=False)
+
+
+def _warn_if_already_adjusted(margin: Margin, prior: ClassPrior, shift: FloatArray) -> None:
+    if not hasattr(margin, "residual_adjustment"):
+        raise InputError(
+            f"adjust_logits: `trained_with` must be the Margin of the training loss, such as "
+            f"margins.logit_adjusted(prior); got {type(margin).__name__}."
+        )
+    if not margin.is_antisymmetric or np.ptp(shift) == 0:
+        return
+    if not margin.residual_adjustment(prior).any():
+        warnings.warn(
+            f"adjust_logits: the loss '{margin.name}' already minimises the balanced error, so "
+            f"adjusting its logits again is incoherent: the rare classes are favoured twice; "
+            f"use the logits as they are (tau=0).",
+            AdjustedTwiceWarning,
+            stacklevel=3,
+        )

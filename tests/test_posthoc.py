@@ -1,0 +1,401 @@
+"""posthoc: the equations, three array libraries, and each bad input's message."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import longtail
+from longtail import margins
+from longtail._checks import InputError
+from longtail.posthoc import (
+    AdjustedTwiceWarning,
+    adjust_logits,
+    adjustment,
+    normalize_weights,
+    scale_temperature,
+)
+from longtail.priors import ClassPrior
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+PRIOR = ClassPrior.from_counts([900, 90, 10])
+TARGET = ClassPrior.from_probs([0.2, 0.3, 0.5])
+NORMS = np.array([2.0, 1.0, 0.5])
+BIAS = np.array([1.0, 0.0, -1.0])
+
+
+def random_logits(shape=(5, 3), seed=0):
+    return np.random.default_rng(seed).normal(scale=3.0, size=shape)
+
+
+def oracle_adjust(logits, pi, tau, q=None, c=None):
+    """Equation 9 with target prior and costs, one number at a time."""
+    out = np.empty_like(logits)
+    for place in np.ndindex(*logits.shape):
+        y = place[-1]
+        shift = np.log(pi[y])
+        if q is not None:
+            shift -= np.log(q[y])
+        if c is not None:
+            shift -= np.log(c[y])
+        out[place] = logits[place] - tau * shift
+    return out
+
+
+def oracle_normalize(logits, nu, tau, bias, mode):
+    out = np.empty_like(logits)
+    for place in np.ndindex(*logits.shape):
+        y = place[-1]
+        scale = nu[y] ** tau
+        weights_part = logits[place] - bias[y]
+        out[place] = {
+            "scale": logits[place] / scale,
+            "keep": weights_part / scale + bias[y],
+            "drop": weights_part / scale,
+        }[mode]
+    return out
+
+
+@pytest.mark.parametrize("tau", [-1.0, 0.0, 0.5, 1.0, 2.5])
+@pytest.mark.parametrize("target_prior", [None, TARGET])
+@pytest.mark.parametrize("costs", [None, [1.0, 5.0, 20.0]])
+def test_adjust_logits_is_equation_9(tau, target_prior, costs):
+    logits = random_logits((2, 4, 3))
+    got = adjust_logits(logits, PRIOR, tau=tau, target_prior=target_prior, costs=costs)
+    q = None if target_prior is None else target_prior.probs
+    np.testing.assert_allclose(
+        got, oracle_adjust(logits, PRIOR.probs, tau, q, costs), rtol=1e-13, atol=1e-13
+    )
+    vector = adjustment(PRIOR, tau=tau, target_prior=target_prior, costs=costs)
+    np.testing.assert_array_equal(got, logits + vector)
+    assert vector.dtype == np.float64
+
+
+def test_without_target_exactly_tau_log_pi_is_subtracted():
+    logits = random_logits()
+    np.testing.assert_array_equal(
+        adjust_logits(logits, PRIOR, tau=0.7), logits - 0.7 * PRIOR.log_probs
+    )
+
+
+def test_uniform_target_differs_by_a_constant_only():
+    logits = random_logits()
+    plain = adjust_logits(logits, PRIOR, tau=2.0)
+    uniform = adjust_logits(logits, PRIOR, tau=2.0, target_prior=ClassPrior.uniform(3))
+    np.testing.assert_allclose(np.ptp(plain - uniform, axis=1), 0.0, atol=1e-12)
+    assert np.abs(plain - uniform).max() > 1.0
+
+
+@pytest.mark.parametrize("mode", ["scale", "keep", "drop"])
+@pytest.mark.parametrize("tau", [-0.5, 0.0, 1.0, 2.0])
+def test_normalize_weights_is_equation_8_with_each_bias_mode(mode, tau):
+    logits = random_logits((2, 4, 3))
+    got = normalize_weights(logits, norms=NORMS, tau=tau, bias=BIAS, bias_mode=mode)
+    np.testing.assert_allclose(got, oracle_normalize(logits, NORMS, tau, BIAS, mode), rtol=1e-12)
+
+
+def test_normalize_weights_by_the_prior():
+    logits = random_logits()
+    np.testing.assert_allclose(
+        normalize_weights(logits, norms=PRIOR, tau=0.5), logits / PRIOR.probs**0.5, rtol=1e-12
+    )
+
+
+def test_the_two_methods_order_labels_differently():
+    # Both favour the rare label, but only adding can lift a score across zero.
+    logits = np.array([[1.0, -0.5, -3.0]])
+    added = adjust_logits(logits, PRIOR, tau=1.0)
+    scaled = normalize_weights(logits, norms=PRIOR, tau=1.0)
+    assert added.argsort().tolist() == [[0, 2, 1]]
+    assert scaled.argsort().tolist() == [[2, 1, 0]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-50, 50), min_size=3, max_size=3),
+    st.lists(st.floats(0.01, 100), min_size=3, max_size=3),
+    st.floats(0, 5),
+)
+def test_a_negative_score_cannot_win_by_weight_normalization(scores, norms, tau):
+    scores[0] = abs(scores[0]) + 1e-3  # one is positive
+    winner = int(np.argmax(normalize_weights(np.array([scores]), norms=norms, tau=tau)))
+    assert scores[winner] > 0
+
+
+def test_a_negative_score_can_win_by_logit_adjustment():
+    assert adjust_logits(np.array([[1.0, -1.0, -1.0]]), PRIOR).argmax() == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.05, 8.0))
+def test_tau_is_temperature(seed, tau):
+    logits = random_logits((20, 3), seed)
+    one = adjust_logits(logits, PRIOR, tau=tau)
+    two = adjust_logits(scale_temperature(logits, temperature=tau), PRIOR, tau=1.0)
+    np.testing.assert_allclose(one, tau * two, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(one.argmax(1), two.argmax(1))
+
+
+CALLS = {
+    "adjust": lambda f: adjust_logits(f, PRIOR, tau=1.5, target_prior=TARGET, costs=[1, 2, 3]),
+    "scale": lambda f: normalize_weights(f, norms=NORMS, tau=1.5),
+    "keep": lambda f: normalize_weights(f, norms=NORMS, bias=BIAS, bias_mode="keep"),
+    "drop": lambda f: normalize_weights(f, norms=NORMS, bias=BIAS, bias_mode="drop"),
+    "temperature": lambda f: scale_temperature(f, temperature=1.7),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_torch_dtype_device_and_values(call, dtype):
+    logits = torch.tensor(random_logits()).to(getattr(torch, dtype))
+    got = call(logits)
+    assert type(got) is torch.Tensor
+    assert got.dtype == logits.dtype
+    assert got.device == logits.device
+    # One rounding of the float64 result: half precision does its work in float32.
+    exact = call(logits.double())
+    eps = torch.finfo(logits.dtype).eps
+    assert torch.all((got.double() - exact).abs() <= 4 * eps * (1 + exact.abs()))
+    if dtype.endswith("16") and dtype != "float16":
+        assert torch.equal(got, exact.to(logits.dtype))
+
+
+def test_torch_device_follows_the_logits():
+    got = adjust_logits(torch.empty(4, 3, device="meta"), PRIOR)
+    assert got.device.type == "meta"
+    assert got.shape == (4, 3)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numpy_dtype(call, dtype):
+    logits = random_logits().astype(dtype)
+    got = call(logits)
+    assert isinstance(got, np.ndarray)
+    assert got.dtype == logits.dtype
+    exact = call(logits.astype(np.float64))
+    eps = np.finfo(dtype).eps
+    assert np.all(np.abs(got - exact) <= 4 * eps * (1 + np.abs(exact)))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_jax_without_x64(call, dtype):
+    logits = jnp.asarray(random_logits(), dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a float64 on the way would warn of its truncation
+        got, jitted = call(logits), jax.jit(call)(logits)
+    assert isinstance(got, jax.Array)
+    assert got.dtype == logits.dtype
+    assert got.devices() == logits.devices()
+    exact = call(np.asarray(logits, dtype=np.float64))
+    eps = float(jnp.finfo(dtype).eps)
+    for result in (got, jitted):
+        error = np.abs(np.asarray(result, dtype=np.float64) - exact)
+        assert np.all(error <= 4 * eps * (1 + np.abs(exact)))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_gradients_flow(call):
+    logits = torch.tensor(random_logits(), requires_grad=True)
+    assert torch.autograd.gradcheck(call, (logits,))
+    slope = jax.grad(lambda f: call(f).sum())(jnp.ones((2, 3), dtype=jnp.float32))
+    assert np.all(np.asarray(slope) > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_compile_in_one_graph(dtype):
+    def model(logits, tau):
+        adjusted = adjust_logits(logits, PRIOR, tau=tau, target_prior=TARGET)
+        return scale_temperature(normalize_weights(adjusted, norms=PRIOR), temperature=2.0)
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    logits = torch.tensor(random_logits()).to(dtype)
+    for tau in (1.0, 0.5):
+        torch.testing.assert_close(compiled(logits, tau), model(logits, tau))
+
+
+def test_torch_compile_sees_a_changed_array():
+    # Arrays are not baked into the graph as immutable priors are.
+    norms = NORMS.copy()
+    compiled = torch.compile(lambda f: normalize_weights(f, norms=norms), backend="aot_eager")
+    logits = torch.ones(2, 3)
+    first = compiled(logits)
+    norms *= 2
+    torch.testing.assert_close(compiled(logits), first / 2)
+
+
+def test_masked_classes_stay_masked():
+    logits = np.array([[1.0, -np.inf, 0.0]])
+    for call in CALLS.values():
+        assert np.isneginf(call(logits)[0]).tolist() == [False, True, False]
+
+
+def test_any_leading_shape_and_lists():
+    for shape in [(3,), (0, 3), (2, 5, 7, 3)]:
+        assert adjust_logits(np.zeros(shape), PRIOR).shape == shape
+    np.testing.assert_array_equal(
+        adjust_logits([[2.0, 1.0, 0.0]], PRIOR), np.array([[2.0, 1.0, 0.0]]) - PRIOR.log_probs
+    )
+
+
+def test_input_is_left_alone():
+    logits = random_logits()
+    before = logits.copy()
+    for call in CALLS.values():
+        call(logits)
+    np.testing.assert_array_equal(logits, before)
+
+
+# A model trained with a consistent loss
+
+
+@pytest.mark.parametrize(
+    "margin",
+    [
+        margins.logit_adjusted(PRIOR),
+        margins.weighted_logit_adjusted(PRIOR, tau=0.5),
+        margins.balanced(PRIOR),
+        margins.consistent(PRIOR, delta=[1.0, 2.0, 3.0]),
+    ],
+    ids=lambda m: m.name,
+)
+def test_adjusting_twice_warns(margin):
+    with pytest.warns(AdjustedTwiceWarning, match=f"'{margin.name}'.*incoherent") as caught:
+        result = adjust_logits(random_logits(), PRIOR, trained_with=margin)
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(result, adjust_logits(random_logits(), PRIOR))
+    assert issubclass(longtail.AdjustedTwiceWarning, UserWarning)
+
+
+@pytest.mark.parametrize(
+    ("margin", "tau"),
+    [
+        (margins.softmax(PRIOR), 1.0),
+        (margins.logit_adjusted(PRIOR, tau=0.5), 0.5),
+        (margins.adaptive(PRIOR), 1.0),  # inconsistent: adjusting may well help
+        (margins.logit_adjusted(PRIOR), 0.0),
+    ],
+    ids=lambda v: getattr(v, "name", str(v)),
+)
+def test_no_warning_where_something_is_left_to_correct(margin, tau):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adjust_logits(random_logits(), PRIOR, tau=tau, trained_with=margin)
+
+
+# Bad input
+
+
+def test_prior_of_another_width_is_design_s_message():
+    with pytest.raises(InputError) as caught:
+        adjust_logits(np.zeros((32, 10)), ClassPrior.uniform(9))
+    assert str(caught.value) == (
+        "adjust_logits: `prior` has 9 classes but the logits have 10 columns, shape (32, 10); "
+        "pass num_classes=10 to ClassPrior.from_labels if a class has no examples."
+    )
+    with pytest.raises(InputError, match=re.escape("shape (32, 10)")):
+        adjust_logits(torch.zeros(32, 10), ClassPrior.uniform(9))
+
+
+Z = np.zeros((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: adjust_logits(np.zeros((2, 3), dtype=int), PRIOR),
+            "adjust_logits: `logits` must be floating point, since the result has their dtype; "
+            "it is int64; convert them first",
+        ),
+        (
+            lambda: adjust_logits(torch.zeros(2, 3, dtype=torch.int32), PRIOR),
+            "`logits` must be floating point, since the result has their dtype; it is torch.int32",
+        ),
+        (
+            lambda: adjust_logits(np.float64(1.0), PRIOR),
+            "adjust_logits: `logits` must have the classes on their last axis; got a single number",
+        ),
+        (
+            lambda: adjust_logits(Z, [0.9, 0.05, 0.05]),
+            "adjust_logits: `prior` must be a ClassPrior; got list",
+        ),
+        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "adjust_logits: `tau` must be finite"),
+        (lambda: adjust_logits(Z, PRIOR, tau="a"), "adjust_logits: `tau` must be a number"),
+        (
+            lambda: adjust_logits(Z, PRIOR, target_prior=ClassPrior.uniform(4)),
+            "adjust_logits: `target_prior` has 4 classes but",
+        ),
+        (
+            lambda: adjust_logits(Z, PRIOR, costs=[1.0, 0.0, 1.0]),
+            "adjust_logits: `costs` must be finite and above zero, but class 1 has 0",
+        ),
+        (
+            lambda: adjust_logits(Z, PRIOR, costs=[1.0, 2.0]),
+            "adjust_logits: `costs` must have one value per class, 3; it has 2",
+        ),
+        (
+            lambda: adjust_logits(Z, PRIOR, trained_with="logit-adjusted"),
+            "adjust_logits: `trained_with` must be the Margin of the training loss",
+        ),
+        (lambda: adjustment([0.5, 0.5]), "adjustment: `prior` must be a ClassPrior"),
+        (
+            lambda: normalize_weights(Z, norms=[1.0, -2.0, 1.0]),
+            "normalize_weights: `norms` must be finite and above zero, but class 1 has -2",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=[1.0, np.inf, 1.0]),
+            "normalize_weights: `norms` must be finite and above zero, but class 1 has inf",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=[1.0, 2.0]),
+            "normalize_weights: `norms` must have one value per class, 3; it has 2",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=ClassPrior.uniform(2)),
+            "normalize_weights: `norms` has 2 classes but the logits have 3 columns",
+        ),
+        (lambda: normalize_weights(Z, norms=None), "weight normalization needs `norms`"),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias_mode="keep"),
+            "normalize_weights: bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias_mode="drop"),
+            "normalize_weights: bias_mode='drop' needs `bias`",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias=[1.0], bias_mode="drop"),
+            "normalize_weights: `bias` must have one value per class, 3; it has 1",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias=[1.0, np.nan, 0.0], bias_mode="drop"),
+            "normalize_weights: `bias` must be finite",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, bias_mode="ignore"),
+            "normalize_weights: `bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
+        ),
+        (
+            lambda: normalize_weights(Z, norms=NORMS, tau=np.inf),
+            "normalize_weights: `tau` must be finite",
+        ),
+        (
+            lambda: scale_temperature(Z, temperature=0.0),
+            "scale_temperature: `temperature` must be above zero; got 0",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        call()
