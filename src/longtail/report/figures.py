@@ -1,0 +1,209 @@
+"""The one look of every matplotlib figure: colours, type sizes, and how figures are saved.
+
+Colours are constants, so that a method has the same one in every figure and page; they are
+importable without matplotlib, which only the functions below need. What a figure shows is in
+the module that draws it, in three steps:
+
+    with figures.style():
+        figure, axes = figures.panels(columns=2)
+        ...
+    figures.save(figure, folder / "name")
+
+There is no pyplot state: a figure is an object and needs no closing. Saved bytes depend on the
+figure and on matplotlib's version alone, never on the clock.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+
+# Okabe and Ito's palette, told apart under every common colour blindness.
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+GRAY = "#6F6F6F"
+LIGHT_GRAY = "#C8C8C8"
+DARK_GRAY = "#3D3D3D"
+# Four of Tol's muted palette, for methods that seldom share a figure with the others.
+WINE = "#882255"
+INDIGO = "#332288"
+OLIVE = "#999933"
+TEAL = "#44AA99"
+
+# For lines that are no method's.
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GRAY, WINE)
+
+METHOD_COLORS = {
+    "softmax": GRAY,
+    "balanced": GREEN,
+    "class-balanced": TEAL,
+    "adaptive": ORANGE,
+    "ldam": OLIVE,
+    "equalized": PURPLE,
+    "logit-adjusted": BLUE,
+    "logit-adjusted-adaptive": INDIGO,
+    "two-parameter": WINE,
+    "posthoc-logit-adjusted": SKY,
+    "posthoc-weight-normalized": VERMILION,
+    "bayes": BLACK,
+}
+
+METHOD_LABELS = {
+    "softmax": "softmax (ERM)",
+    "ldam": "LDAM",
+    "logit-adjusted": "logit adjusted",
+    "logit-adjusted-adaptive": "logit adjusted + adaptive",
+    "posthoc-logit-adjusted": "post-hoc logit adj.",
+    "posthoc-weight-normalized": "post-hoc weight norm.",
+    "bayes": "Bayes",
+}
+
+# Text width of a one-column page, in inches.
+PAGE_WIDTH = 7.0
+
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # shipped with matplotlib, so the same everywhere
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "legend.fontsize": 7.5,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GRAY,
+    "axes.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "xtick.color": GRAY,
+    "ytick.color": GRAY,
+    "xtick.labelcolor": BLACK,
+    "ytick.labelcolor": BLACK,
+    "lines.linewidth": 1.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "legend.borderaxespad": 0.3,
+    "figure.facecolor": "white",  # readable on a dark page as well
+    "savefig.facecolor": "white",
+    "savefig.dpi": 300,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "longtail",  # element names would be random otherwise
+}
+
+
+def color(method: str) -> str:
+    """A method's colour, the same everywhere; dark grey for a name of the user's own.
+
+    Args:
+        method: a name such as "logit-adjusted", or with a variant after a slash.
+
+    Example:
+        >>> color("posthoc-weight-normalized/keep") == VERMILION
+        True
+    """
+    return METHOD_COLORS.get(method.split("/")[0], DARK_GRAY)
+
+
+def label(method: str) -> str:
+    """A method's name as people read it.
+
+    Example:
+        >>> label("softmax"), label("class-balanced")
+        ('softmax (ERM)', 'class-balanced')
+    """
+    name, _, variant = method.partition("/")
+    text = METHOD_LABELS.get(name, name)
+    return f"{text}, {variant}" if variant else text
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Within it, matplotlib draws in this package's look; the caller's settings come back."""
+    matplotlib = _checks.require("matplotlib", extra="report", caller="report.figures")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc has no say in a figure of the paper
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def panels(
+    *, rows: int = 1, columns: int = 1, width: float = PAGE_WIDTH, height: float = 2.6, **grid: Any
+) -> tuple[Any, NDArray[Any]]:
+    """An empty figure and its axes, without pyplot.
+
+    Args:
+        rows: of panels.
+        columns: of panels.
+        width: in inches.
+        height: in inches.
+        **grid: what `Figure.subplots` takes besides, such as width_ratios or sharey.
+
+    Returns:
+        The figure, and its axes as an array of shape (rows, columns).
+
+    Example:
+        >>> with style():
+        ...     figure, axes = panels(columns=3)
+        >>> axes.shape
+        (1, 3)
+    """
+    _checks.require("matplotlib", extra="report", caller="report.figures")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **grid)
+    return figure, np.asarray(axes)
+
+
+def save(figure: Any, stem: str | Path, *, title: str | None = None) -> tuple[Path, Path]:
+    """Write a figure as SVG and PNG; equal figures give equal bytes.
+
+    Args:
+        figure: a matplotlib Figure.
+        stem: path without the ending; its folder is made if need be.
+        title: what the figure shows, for readers that can't see it.
+
+    Returns:
+        The paths of the SVG and the PNG.
+    """
+    stem = Path(stem)
+    named = {"Title": title} if title else {}
+    metadata: dict[str, dict[str, str | None]] = {
+        "svg": {"Date": None, "Creator": "longtail", **named},
+        "png": {"Software": None, **named},
+    }
+    paths = []
+    with style():
+        for ending, notes in metadata.items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=ending, metadata=notes)
+            path = stem.with_name(f"{stem.name}.{ending}")
+            replace_file(path, buffer.getvalue())
+            paths.append(path)
+    return paths[0], paths[1]
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside the file's place and rename: no half-written file is ever seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_bytes(data)
+    unfinished.replace(path)

@@ -1,0 +1,125 @@
+"""The look of figures: colours, isolation from the user's settings, bytes that don't change."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from longtail import margins
+from longtail.report import figures
+
+matplotlib = pytest.importorskip("matplotlib")
+
+
+def simple():
+    with figures.style():
+        figure, axes = figures.panels(columns=2, width=4, height=2)
+        axes[0, 0].plot([0, 1], [0, 1], color=figures.color("softmax"), label="a")
+        axes[0, 0].scatter([0, 1], [1, 0])
+        axes[0, 1].fill_between([0, 1], [0, 1], alpha=0.3)
+        axes[0, 0].legend()
+    return figure
+
+
+def test_equal_figures_give_equal_bytes(tmp_path):
+    first = figures.save(simple(), tmp_path / "one" / "figure", title="A line")
+    second = figures.save(simple(), tmp_path / "two" / "figure", title="A line")
+    assert [path.name for path in first] == ["figure.svg", "figure.png"]
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_another_process_gives_the_same_bytes(tmp_path):
+    here = figures.save(simple(), tmp_path / "here")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_figures as t;"
+        "t.figures.save(t.simple(), sys.argv[2])"
+    )
+    folder = __file__.rpartition("/")[0]
+    subprocess.run([sys.executable, "-c", code, folder, str(tmp_path / "there")], check=True)
+    for path in here:
+        assert path.read_bytes() == path.with_stem("there").read_bytes()
+
+
+def test_saved_files_say_neither_when_nor_with_what(tmp_path):
+    svg, png = figures.save(simple(), tmp_path / "figure", title="What it shows")
+    text = svg.read_text()
+    assert text.startswith("<?xml")
+    assert "What it shows" in text
+    assert "<dc:date>" not in text
+    assert not re.search(r"matplotlib\.org|Matplotlib v", text)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"matplotlib" not in png.read_bytes().lower()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    svg, _ = figures.save(simple(), tmp_path / "figure")
+    before = svg.read_bytes()
+    broken = simple()
+    monkeypatch.setattr(broken, "savefig", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        figures.save(broken, tmp_path / "figure")
+    assert svg.read_bytes() == before
+
+
+def test_the_users_settings_neither_enter_nor_change(tmp_path):
+    plain = figures.save(simple(), tmp_path / "plain")
+    with matplotlib.rc_context({"font.size": 31, "lines.linewidth": 9, "svg.hashsalt": "mine"}):
+        mine = figures.save(simple(), tmp_path / "mine")
+        assert matplotlib.rcParams["font.size"] == 31
+        assert matplotlib.rcParams["svg.hashsalt"] == "mine"
+    for one, two in zip(plain, mine, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_no_pyplot_and_the_palette_without_matplotlib():
+    code = (
+        "import sys; sys.modules['matplotlib.pyplot'] = None\n"
+        "from longtail.report import figures\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "with figures.style():\n    figures.panels()\n"
+        "print('drawn')"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert out.stdout == "drawn\n"
+
+
+def test_without_matplotlib_the_install_command_is_named():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from longtail import MissingExtraError\n"
+        "from longtail.report import figures\n"
+        "try:\n    figures.panels()\n"
+        "except MissingExtraError as error:\n    print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "pip install 'longtail[report]'" in out.stdout
+
+
+def luminance(color):
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def test_every_method_has_its_own_colour_that_shows_on_white():
+    colors = list(figures.METHOD_COLORS.values())
+    assert len(set(colors)) == len(colors)
+    for color in colors:
+        assert (1.05) / (luminance(color) + 0.05) > 2.0  # WCAG's contrast ratio
+
+
+def test_variants_share_their_methods_colour_and_unknown_names_have_one():
+    assert figures.color("softmax/anything") == figures.color("softmax")
+    assert re.fullmatch("#[0-9A-F]{6}", figures.color("a loss of my own"))
+    assert figures.label("posthoc-weight-normalized/keep") == "post-hoc weight norm., keep"
+    assert figures.label("a loss of my own") == "a loss of my own"
+
+
+def test_the_losses_of_the_paper_s_table_are_coloured():
+    for name in ("softmax", "balanced", "adaptive", "equalized", "logit-adjusted"):
+        assert name in margins.MARGINS
+        assert name in figures.METHOD_COLORS
