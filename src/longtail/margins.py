@@ -238,7 +238,7 @@ def softmax(prior: ClassPrior) -> Margin:
 
 
 def balanced(prior: ClassPrior) -> Margin:
-    """Weights 1/π (equation 5): every class counts alike in the mean.
+    """Weights 1/π (equation 4): every class counts alike in the mean.
 
     Args:
         prior: of the training data.
@@ -273,7 +273,7 @@ def class_balanced(prior: ClassPrior, *, beta: float = 0.9999) -> Margin:
 
 
 def adaptive(prior: ClassPrior, *, constant: float = 1.0) -> Margin:
-    """A margin for rare target classes, Δ_{yy'} = C · π_y^{−1/4} (equation 6, Cao et al. 2019).
+    """A margin for rare target classes, Δ_{yy'} = C · π_y^{−1/4} (equation 5, Cao et al. 2019).
 
     Args:
         prior: of the training data.
@@ -316,7 +316,7 @@ def ldam(prior: ClassPrior, *, max_margin: float = 0.5, scale: float = 30.0) -> 
 
 
 def equalized(prior: ClassPrior, *, tau: float = 1.0) -> Margin:
-    """A smaller margin against rare competitors, Δ_{yy'} = τ log π_{y'} (equation 7, F(z) = z^τ).
+    """A smaller margin against rare competitors, Δ_{yy'} = τ log π_{y'} (equation 6, F(z) = z^τ).
 
     This is the deterministic form of the paper's section 4.2; the stochastic threshold form of
     Tan et al. is `losses.equalized_threshold_loss`.
@@ -360,7 +360,7 @@ def logit_adjusted(prior: ClassPrior, *, tau: float = 1.0) -> Margin:
 def logit_adjusted_adaptive(
     prior: ClassPrior, *, tau: float = 1.0, constant: float = 1.0
 ) -> Margin:
-    """`logit_adjusted` and `adaptive` together (table 4 of the paper).
+    """`logit_adjusted` and `adaptive` together (section 4.3 of the paper).
 
     Args:
         prior: of the training data.
