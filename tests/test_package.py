@@ -21,6 +21,8 @@ ORDER = [
     "metrics",
     "posthoc",
     "tuning",
+    "_bias_temperature",
+    "_shift_methods",
     "shift",
     "sklearn",
     "margins",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from longtail import metrics as metrics
     from longtail import posthoc as posthoc
     from longtail import priors as priors
+    from longtail import shift as shift
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
     from longtail.margins import Margin as Margin
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from longtail.posthoc import normalize_weights as normalize_weights
     from longtail.posthoc import scale_temperature as scale_temperature
     from longtail.priors import ClassPrior as ClassPrior
+    from longtail.shift import effective_prior as effective_prior
+    from longtail.shift import estimate_prior as estimate_prior
 
 # Public name -> module that defines it.
 _HOMES = {
@@ -55,9 +58,11 @@ _HOMES = {
     "normalize_weights": "posthoc",
     "scale_temperature": "posthoc",
     "AdjustedTwiceWarning": "posthoc",
+    "estimate_prior": "shift",
+    "effective_prior": "shift",
     "Margin": "margins",
 }
-_SUBMODULES = ("priors", "metrics", "posthoc", "margins")
+_SUBMODULES = ("priors", "metrics", "posthoc", "shift", "margins")
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]
 

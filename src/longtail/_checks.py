@@ -224,7 +224,12 @@ def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 
 
 
 def probability_rows(
-    array: NDArray[Any], *, caller: str, name: str = "probs", first_row: int = 0
+    array: NDArray[Any],
+    *,
+    caller: str,
+    name: str = "probs",
+    first_row: int = 0,
+    hint: str = "pass them as logits instead",
 ) -> None:
     """Refuse rows that are not probabilities: outside [0, 1], or not summing to 1."""
     all_finite(array, caller=caller, name=name, first_row=first_row)
@@ -233,7 +238,7 @@ def probability_rows(
         worst = low if low < 0 else high
         raise InputError(
             f"{caller}: `{name}` must lie in [0, 1], but {worst:g} occurs; "
-            f"these look like logits: pass them as logits instead."
+            f"these look like logits: {hint}."
         )
     sums = array.sum(axis=1, dtype=np.float64)
     # Half-precision rows of many classes add up to their own rounding.

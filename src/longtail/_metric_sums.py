@@ -63,18 +63,25 @@ def decide(
         _checks.same_length(predicted, target, caller=caller, name="predictions")
         width = num_classes or int(max(target.max(), predicted.max())) + 1
         return target, predicted, width
-    scores = _columns(predictions, caller, "predictions", num_classes)
+    scores = score_columns(predictions, caller, "predictions", num_classes)
     target = _checks.labels(target, caller=caller, num_classes=scores.shape[1])
     _checks.same_length(scores, target, caller=caller, name="predictions")
+    return target, decide_in_chunks(scores, caller, "predictions"), scores.shape[1]
+
+
+def decide_in_chunks(scores: NDArray[Any], caller: str, name: str) -> IntArray:
+    """The argmax of each row, the lowest index among equals; refuses NaN and infinity."""
     predicted = np.empty(len(scores), dtype=np.int64)
     for rows in row_slices(scores):
         chunk = scores[rows]
-        _checks.all_finite(chunk, caller=caller, name="predictions", first_row=rows.start)
+        _checks.all_finite(chunk, caller=caller, name=name, first_row=rows.start)
         predicted[rows] = chunk.argmax(axis=1)
-    return target, predicted, scores.shape[1]
+    return predicted
 
 
-def _columns(values: Any, caller: str, name: str, num_classes: int | None = None) -> NDArray[Any]:
+def score_columns(
+    values: Any, caller: str, name: str, num_classes: int | None = None
+) -> NDArray[Any]:
     """An (examples, classes) array whose values are still to be checked, chunk by chunk."""
     scores = _checks.matrix(values, caller=caller, name=name, finite=False)
     if scores.shape[1] == 1:
@@ -144,7 +151,7 @@ def evaluate_in_chunks(
     _checks.choice(inputs, ("logits", "probs"), caller, name="inputs")
     _checks.choice(missing, ("error", "skip"), caller, name="missing")
     bins = _checks.whole(bins, caller, name="bins")
-    scores = _columns(logits, caller, inputs)
+    scores = score_columns(logits, caller, inputs)
     width = scores.shape[1]
     target = _checks.labels(target, caller=caller, num_classes=width)
     _checks.same_length(scores, target, caller=caller, name=inputs)

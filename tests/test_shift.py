@@ -1,0 +1,583 @@
+"""Prior shift: EM and BBSE against loops, scipy and `abstention`; when to leave things alone."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from longtail import ClassPrior, InputError, _metric_sums, _shift_methods, shift
+from longtail.posthoc import adjust_logits
+
+ABSTENTION = pytest.mark.filterwarnings("ignore:scipy.misc is deprecated")
+
+
+def softmax(logits):
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+class Mixture:
+    """Gaussian classes with known densities, so that the posterior under any prior is exact."""
+
+    def __init__(self, classes, spread=1.0, imbalance=20.0, seed=0):
+        rng = np.random.default_rng(seed)
+        self.means = rng.normal(0, spread, (classes, min(classes, 8)))
+        weights = imbalance ** (-np.arange(classes) / (classes - 1))
+        self.prior = ClassPrior.from_probs(weights / weights.sum())
+
+    def sample(self, examples, q, rng):
+        """Labels, and the logits that are calibrated under `self.prior`."""
+        y = rng.choice(len(self.means), examples, p=q)
+        x = self.means[y] + rng.normal(size=(examples, self.means.shape[1]))
+        logits = x @ self.means.T - 0.5 * (self.means**2).sum(axis=1) + self.prior.log_probs
+        return y, logits
+
+
+def slow_em_step(probs, prior, q):
+    """The fixed point of Saerens et al., one example and one class at a time."""
+    total = np.zeros(len(q))
+    for row in probs:
+        joint = [q[k] / prior[k] * row[k] for k in range(len(q))]
+        total += np.array(joint) / sum(joint)
+    return total / len(probs)
+
+
+def total_variation(a, b):
+    return 0.5 * np.abs(np.asarray(a) - np.asarray(b)).sum()
+
+
+def one_hot(target, classes):
+    return np.eye(classes)[target]
+
+
+@pytest.fixture(scope="module")
+def shifted():
+    """A mixture of 6 classes, held-out source data and target data with the prior reversed."""
+    mixture, rng = Mixture(6, spread=1.5), np.random.default_rng(1)
+    source_y, source_logits = mixture.sample(4000, mixture.prior.probs, rng)
+    y, logits = mixture.sample(3000, mixture.prior.probs[::-1], rng)
+    return mixture, source_y, softmax(source_logits), y, softmax(logits)
+
+
+# --- EM -----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.integers(2, 5))
+@settings(max_examples=15, deadline=None)
+def test_em_is_the_maximum_and_a_fixed_point(seed, classes):
+    rng = np.random.default_rng(seed)
+    prior = ClassPrior.from_probs(rng.dirichlet(np.full(classes, 3.0)))
+    probs = softmax(rng.normal(0, 2, (80, classes)))
+    estimate = shift.estimate_prior(probs, prior, tolerance=1e-10)
+    assert estimate.converged
+    np.testing.assert_allclose(
+        slow_em_step(probs, prior.probs, estimate.probs), estimate.probs, atol=1e-7
+    )
+
+    def loss(free):  # an independent parametrisation and an independent optimiser
+        q = softmax(np.append(free, 0.0)[None])[0]
+        return -np.mean(np.log(probs @ (q / prior.probs)))
+
+    starts = [np.zeros(classes - 1), prior.log_probs[:-1] - prior.log_probs[-1]]
+    least = min(minimize(loss, start).fun for start in starts)
+    assert -np.mean(np.log(probs @ (estimate.probs / prior.probs))) <= least + 1e-8
+
+
+@ABSTENTION
+@pytest.mark.parametrize("from_labels", [True, False])
+def test_em_agrees_with_abstention(shifted, from_labels):
+    from abstention.label_shift import EMImbalanceAdapter
+
+    _, source_y, source, _, probs = shifted
+    theirs = EMImbalanceAdapter(
+        estimate_priors_from_valid_labels=from_labels, tolerance=1e-12, max_iterations=50_000
+    )(
+        tofit_initial_posterior_probs=probs,
+        valid_posterior_probs=source,
+        valid_labels=one_hot(source_y, 6),
+    ).multipliers
+    prior = ClassPrior.from_labels(source_y) if from_labels else shift.effective_prior(source)
+    ours = shift.estimate_prior(probs, prior, tolerance=1e-10)
+    np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 40])
+def test_em_recovers_a_shifted_prior(classes):
+    mixture, rng = Mixture(classes, spread=1.5), np.random.default_rng(2)
+    q = mixture.prior.probs[::-1]
+    y, logits = mixture.sample(20_000, q, rng)
+    estimate = shift.estimate_prior(softmax(logits), mixture.prior)
+    assert estimate.shifted
+    assert estimate.p_value < 1e-6
+    assert total_variation(estimate.probs, q) < 0.03
+    assert total_variation(estimate.prior.probs, q) < 0.03
+    assert total_variation(mixture.prior.probs, q) > 0.3  # what there was to find
+    before = np.mean(logits.argmax(axis=1) == y)
+    adjusted = adjust_logits(logits, mixture.prior, target_prior=estimate.prior)
+    best = adjust_logits(logits, mixture.prior, target_prior=ClassPrior.from_probs(q))
+    after, possible = (np.mean(f.argmax(axis=1) == y) for f in (adjusted, best))
+    assert after > before + 0.02
+    assert after > possible - 0.005
+
+
+def test_em_takes_far_fewer_passes_than_the_plain_fixed_point():
+    mixture, rng = Mixture(10, spread=0.5), np.random.default_rng(3)
+    probs = softmax(mixture.sample(2000, mixture.prior.probs[::-1], rng)[1])
+    estimate = shift.estimate_prior(probs, mixture.prior)
+    q, ratio = mixture.prior.probs, probs / mixture.prior.probs
+    factors, plain = np.full(10, np.inf), 0
+    while factors.max() - 1 > 1e-6:
+        factors = np.mean(ratio / (ratio @ q)[:, None], axis=0)
+        q, plain = q * factors, plain + 1
+    np.testing.assert_allclose(estimate.probs, q, atol=1e-4)
+    assert estimate.iterations * 4 < plain
+
+
+def test_zero_probabilities_are_fine():
+    # A class that the model rules out everywhere, and rows that are certain.
+    probs = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.3, 0.7, 0.0]] * 100)
+    prior = ClassPrior.from_probs([0.6, 0.3, 0.1])
+    estimate = shift.estimate_prior(probs, prior)
+    assert estimate.probs[2] == 0.0
+    assert estimate.converged
+    assert estimate.shifted
+    assert estimate.prior.probs[2] > 0
+    assert np.isfinite(estimate.prior.log_probs).all()
+    with pytest.raises(InputError, match=r"class\(es\) 2 have an estimated probability of 0"):
+        shift.estimate_prior(probs, prior, shrink=False)
+
+
+def test_running_out_of_passes_is_said(shifted, caplog):
+    mixture, *_, probs = shifted
+    with caplog.at_level(logging.WARNING, logger="longtail"):
+        estimate = shift.estimate_prior(probs, mixture.prior, max_iter=3)
+    assert not estimate.converged
+    assert estimate.iterations == 3
+    assert "EM stopped at max_iter=3" in caplog.text
+    np.testing.assert_allclose(estimate.probs.sum(), 1.0)
+
+
+def test_half_precision_rows_do_not_bias_the_test(shifted):
+    # Rows that add up to 1 only roughly scale both likelihoods alike.
+    mixture, *_, probs = shifted
+    exact = shift.estimate_prior(probs, mixture.prior)
+    half = shift.estimate_prior(probs.astype(np.float16), mixture.prior)
+    assert half.statistic == pytest.approx(exact.statistic, rel=2e-3)
+    np.testing.assert_allclose(half.probs, exact.probs, atol=2e-3)
+
+
+def test_chunks_of_a_memory_map_change_nothing(shifted, tmp_path, monkeypatch):
+    mixture, source_y, source, _, probs = shifted
+    np.save(tmp_path / "probs.npy", probs)
+    mapped = np.load(tmp_path / "probs.npy", mmap_mode="r")
+    options = {"method": "bbse", "source_probs": source, "source_target": source_y}
+    whole = [
+        shift.estimate_prior(probs, mixture.prior, tolerance=1e-9),
+        shift.estimate_prior(probs, mixture.prior, **options),
+    ]
+    monkeypatch.setattr(_metric_sums, "_CHUNK_ELEMENTS", 6 * 700)
+    chunked = [
+        shift.estimate_prior(mapped, mixture.prior, tolerance=1e-9),
+        shift.estimate_prior(torch.as_tensor(probs), mixture.prior, **options),
+    ]
+    for a, b in zip(whole, chunked, strict=True):
+        np.testing.assert_allclose(a.probs, b.probs, atol=1e-8)
+        assert a.statistic == pytest.approx(b.statistic)
+    np.testing.assert_allclose(shift.effective_prior(mapped).probs, probs.mean(axis=0), atol=1e-12)
+
+
+# --- leaving things alone -----------------------------------------------------------------
+
+
+def test_no_shift_leaves_the_prior_alone():
+    mixture, rng = Mixture(6), np.random.default_rng(4)
+    probs = softmax(mixture.sample(2000, mixture.prior.probs, rng)[1])
+    estimate = shift.estimate_prior(probs, mixture.prior)
+    assert not estimate.shifted
+    assert estimate.strength == 0.0
+    assert estimate.prior is mixture.prior
+    assert not np.array_equal(estimate.probs, mixture.prior.probs)  # noise, shown but not used
+    forced = shift.estimate_prior(probs, mixture.prior, significance=None, shrink=False)
+    assert forced.shifted
+    np.testing.assert_allclose(forced.prior.probs, estimate.probs, atol=1e-12)
+
+
+def false_alarms(estimate_once, runs):
+    return np.mean([estimate_once(np.random.default_rng(seed)).shifted for seed in range(runs)])
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+def test_false_alarms_are_as_rare_as_the_significance_says(classes):
+    mixture = Mixture(classes, spread=0.8)
+
+    def once(rng):
+        probs = softmax(mixture.sample(600, mixture.prior.probs, rng)[1])
+        return shift.estimate_prior(probs, mixture.prior)
+
+    assert false_alarms(once, 60) <= 0.12  # 0.05 plus two and a half standard errors
+
+
+def test_false_alarms_stay_rare_when_the_calibration_was_fitted_on_few_examples():
+    mixture = Mixture(5, spread=0.8)
+
+    def once(rng, known=False):
+        y, logits = mixture.sample(500, mixture.prior.probs, rng)
+        calibrator = shift.fit_bias_corrected_temperature(logits, y)
+        probs = calibrator.probs(mixture.sample(2000, mixture.prior.probs, rng)[1])
+        prior = calibrator.prior
+        return shift.estimate_prior(probs, ClassPrior.from_probs(prior.probs) if known else prior)
+
+    assert false_alarms(once, 40) <= 0.15
+    # Without the counts the same data cry wolf: this is what the scaling is for.
+    assert false_alarms(lambda rng: once(rng, known=True), 40) > 0.3
+
+
+def test_false_alarms_of_bbse():
+    mixture = Mixture(5, spread=0.8)
+
+    def once(rng):
+        y, logits = mixture.sample(800, mixture.prior.probs, rng)
+        probs = softmax(mixture.sample(600, mixture.prior.probs, rng)[1])
+        return shift.estimate_prior(
+            probs,
+            mixture.prior,
+            method="bbse",
+            source_probs=softmax(logits),
+            source_target=y,
+        )
+
+    assert false_alarms(once, 60) <= 0.12
+
+
+def test_shrinking_helps_when_classes_are_many_and_examples_few():
+    mixture = Mixture(100, spread=1.0)
+    errors = []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        q = mixture.prior.probs * np.exp(rng.normal(0, 0.5, 100))
+        q /= q.sum()
+        probs = softmax(mixture.sample(1000, q, rng)[1])
+        estimate = shift.estimate_prior(probs, mixture.prior, significance=None)
+        errors.append([total_variation(p, q) for p in (estimate.prior.probs, estimate.probs)])
+    shrunk, raw = np.mean(errors, axis=0)
+    assert shrunk < 0.9 * raw
+
+
+def test_strength_and_p_value_are_what_they_say(shifted):
+    from scipy.stats import chi2
+
+    mixture, *_, probs = shifted
+    estimate = shift.estimate_prior(probs, mixture.prior)
+    likelihood = np.log(probs @ (estimate.probs / mixture.prior.probs)).sum()
+    assert estimate.statistic == pytest.approx(2 * likelihood)
+    assert estimate.df == 5
+    assert estimate.p_value == chi2.sf(estimate.statistic, 5)
+    assert estimate.strength == pytest.approx(1 - 5 / estimate.statistic)
+    expected = mixture.prior.probs + estimate.strength * (estimate.probs - mixture.prior.probs)
+    np.testing.assert_allclose(estimate.prior.probs, expected)
+    counted = ClassPrior.from_counts(np.round(mixture.prior.probs * 1000).astype(int))
+    scaled = shift.estimate_prior(probs, counted)
+    exact = shift.estimate_prior(probs, ClassPrior.from_probs(counted.probs))
+    n, size = len(probs), counted.counts.sum()
+    assert scaled.statistic == pytest.approx(exact.statistic * size / (size + n))
+
+
+def test_the_result_is_strict_json(shifted):
+    mixture, *_, probs = shifted
+    estimate = shift.estimate_prior(probs, mixture.prior)
+    loaded = json.loads(json.dumps(estimate.to_dict(), allow_nan=False))
+    assert loaded["shifted"] is True
+    assert loaded["prior"] == estimate.prior.probs.tolist()
+    assert loaded["total_variation"] == pytest.approx(
+        total_variation(estimate.probs, mixture.prior.probs)
+    )
+    assert "shifted=True" in repr(estimate)
+
+
+# --- BBSE ---------------------------------------------------------------------------------
+
+
+@ABSTENTION
+@pytest.mark.parametrize("soft", [True, False])
+def test_bbse_agrees_with_abstention(shifted, soft):
+    from abstention.label_shift import BBSEImbalanceAdapter
+
+    _, source_y, source, _, probs = shifted
+    theirs = BBSEImbalanceAdapter(soft=soft)(
+        valid_labels=one_hot(source_y, 6),
+        tofit_initial_posterior_probs=probs,
+        valid_posterior_probs=source,
+    ).multipliers
+    assert theirs.min() > 0  # nothing was clipped, so both solve the same system
+    prior = ClassPrior.from_labels(source_y)
+    ours = shift.estimate_prior(
+        probs, prior, method="bbse", source_probs=source, source_target=source_y, soft=soft
+    )
+    np.testing.assert_allclose(ours.weights, theirs, rtol=1e-9)
+    assert ours.condition >= 1
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_bbse_recovers_a_shifted_prior(soft):
+    mixture, rng = Mixture(6, spread=1.5), np.random.default_rng(5)
+    q = mixture.prior.probs[::-1]
+    source_y, source_logits = mixture.sample(100_000, mixture.prior.probs, rng)
+    _, logits = mixture.sample(20_000, q, rng)
+    # BBSE needs no calibration: distort both alike.
+    source, probs = (softmax(3 * f + np.arange(6)) for f in (source_logits, logits))
+    estimate = shift.estimate_prior(
+        probs, mixture.prior, method="bbse", source_probs=source, source_target=source_y, soft=soft
+    )
+    assert estimate.shifted
+    assert total_variation(estimate.probs, q) < 0.03
+    # EM does: the same predictions mislead it.
+    assert total_variation(shift.estimate_prior(probs, mixture.prior).probs, q) > 0.06
+
+
+@given(st.integers(0, 10_000), st.integers(2, 6))
+@settings(max_examples=30, deadline=None)
+def test_the_simplex_solution_is_the_least_squares_one(seed, classes):
+    rng = np.random.default_rng(seed)
+    matrix = rng.dirichlet(np.full(classes, 0.7), classes).T + 0.5 * np.eye(classes)
+    matrix /= matrix.sum(axis=0)
+    mean = rng.dirichlet(np.full(classes, 0.5))
+    q = _shift_methods._simplex_solve(matrix, mean)
+    assert q.min() >= 0
+    assert q.sum() == pytest.approx(1.0)
+    # First-order condition on the simplex: no vertex lies downhill.
+    gradient = matrix.T @ (matrix @ q - mean)
+    assert np.all(gradient >= gradient @ q - 1e-9)
+
+
+def test_negative_solutions_end_on_the_simplex():
+    rng = np.random.default_rng(6)
+    mixture = Mixture(4, spread=0.4)
+    source_y, source_logits = mixture.sample(3000, mixture.prior.probs, rng)
+    _, logits = mixture.sample(500, [0.0, 0.0, 0.0, 1.0], rng)
+    source, probs = softmax(source_logits), softmax(logits)
+    matrix = np.stack([source[source_y == k].mean(axis=0) for k in range(4)], axis=1)
+    assert np.linalg.solve(matrix, probs.mean(axis=0)).min() < 0
+    estimate = shift.estimate_prior(
+        probs, mixture.prior, method="bbse", source_probs=source, source_target=source_y
+    )
+    assert estimate.probs.min() == 0.0
+    assert estimate.probs.sum() == pytest.approx(1.0)
+    assert estimate.prior.probs.min() > 0
+
+
+def test_two_sample_statistic_equals_scipy_and_pools_rare_labels():
+    from scipy.stats import chi2_contingency
+
+    source, target = np.array([50, 30, 20]), np.array([40, 50, 30])
+    statistic, df = _shift_methods._two_sample(source, target)
+    expected = chi2_contingency([source, target], correction=False)
+    assert (statistic, df) == (pytest.approx(expected.statistic), expected.dof)
+    rare = [np.append(source, [2, 1, 0]), np.append(target, [1, 2, 0])]
+    pooled = chi2_contingency([np.append(source, 3), np.append(target, 3)], correction=False)
+    statistic, df = _shift_methods._two_sample(*rare)
+    assert (statistic, df) == (pytest.approx(pooled.statistic), pooled.dof)
+
+
+# --- bias-corrected temperature -----------------------------------------------------------
+
+
+@ABSTENTION
+def test_calibration_agrees_with_abstention(shifted):
+    from abstention.calibration import TempScaling
+
+    _, source_y, source, _, probs = shifted
+    logits, target_logits = 2.5 * np.log(source), 2.5 * np.log(probs)
+    logits[:, 0] += 0.7
+    target_logits[:, 0] += 0.7
+    theirs = TempScaling(bias_positions="all")(logits, one_hot(source_y, 6))
+    calibrator = shift.fit_bias_corrected_temperature(logits, source_y)
+    np.testing.assert_allclose(calibrator.probs(target_logits), theirs(target_logits), atol=1e-3)
+    # Theirs stops a little earlier on the same convex function; ours may not be worse.
+    ours_loss, their_loss = (
+        -np.log(p[np.arange(len(source_y)), source_y]).mean()
+        for p in (calibrator.probs(logits), theirs(logits))
+    )
+    assert their_loss - 1e-6 < ours_loss <= their_loss + 1e-12
+
+
+def test_calibration_undoes_a_distortion():
+    mixture, rng = Mixture(8, spread=1.0), np.random.default_rng(7)
+    y, logits = mixture.sample(20_000, mixture.prior.probs, rng)
+    bias = rng.normal(0, 1, 8)
+    calibrator = shift.fit_bias_corrected_temperature(4 * logits + bias, y)
+    assert calibrator.converged
+    assert calibrator.temperature == pytest.approx(4, rel=0.05)
+    expected = -bias / 4
+    np.testing.assert_allclose(calibrator.bias, expected - expected.mean(), atol=0.15)
+    assert abs(calibrator.bias.mean()) < 1e-12
+    assert calibrator.log_loss < calibrator.log_loss_before
+    # The property that label shift rests on.
+    frequencies = np.bincount(y) / len(y)
+    np.testing.assert_allclose(
+        calibrator.probs(4 * logits + bias).mean(axis=0), frequencies, atol=1e-6
+    )
+    np.testing.assert_array_equal(calibrator.prior.probs, frequencies)
+
+
+def test_calibration_first_makes_em_work_on_a_distorted_model():
+    mixture, rng = Mixture(6, spread=1.2), np.random.default_rng(8)
+    q = mixture.prior.probs[::-1]
+    held_y, held = mixture.sample(10_000, mixture.prior.probs, rng)
+    y, logits = mixture.sample(10_000, q, rng)
+    bias = np.linspace(-1, 1, 6)
+    held, logits = 3 * held + bias, 3 * logits + bias
+    calibrator = shift.fit_bias_corrected_temperature(held, held_y)
+    estimate = shift.estimate_prior(calibrator.probs(logits), calibrator.prior)
+    plain = shift.estimate_prior(softmax(logits), calibrator.prior)
+    assert total_variation(estimate.prior.probs, q) < 0.03
+    assert total_variation(plain.probs, q) > 2 * total_variation(estimate.probs, q)
+    adjusted = adjust_logits(
+        calibrator.adjust(logits), calibrator.prior, target_prior=estimate.prior
+    )
+    assert np.mean(adjusted.argmax(axis=1) == y) > np.mean(logits.argmax(axis=1) == y) + 0.05
+
+
+def test_calibrated_logits_and_probabilities_fit_together(tmp_path):
+    mixture, rng = Mixture(4), np.random.default_rng(9)
+    y, logits = mixture.sample(2000, mixture.prior.probs, rng)
+    calibrator = shift.fit_bias_corrected_temperature(logits, y)
+    adjusted = calibrator.adjust(logits)
+    np.testing.assert_allclose(adjusted, logits / calibrator.temperature + calibrator.bias)
+    np.testing.assert_allclose(calibrator.probs(logits), softmax(adjusted))
+    single = logits.astype(np.float32)
+    assert calibrator.adjust(single).dtype == calibrator.probs(single).dtype == np.float32
+    out = np.lib.format.open_memmap(tmp_path / "p.npy", "w+", np.float32, logits.shape)
+    assert calibrator.probs(single, out=out) is out
+    np.testing.assert_allclose(out, softmax(adjusted), atol=1e-6)
+    with pytest.raises(InputError, match=r"`out` must have the shape of the logits, \(2000, 4\)"):
+        calibrator.probs(logits, out=np.empty((1, 4)))
+    with pytest.raises(InputError, match="has 4 classes but the logits have 3 columns"):
+        calibrator.adjust(logits[:, :3])
+    assert repr(calibrator).startswith("BiasCorrectedTemperature(temperature=1")
+
+
+# --- effective prior ----------------------------------------------------------------------
+
+
+def test_effective_prior_is_the_mean_prediction():
+    probs = softmax(np.random.default_rng(10).normal(0, 1, (50, 3)))
+    prior = shift.effective_prior(probs)
+    np.testing.assert_allclose(prior.probs, probs.mean(axis=0))
+    assert prior.counts is None
+    smoothed = shift.effective_prior([[1.0, 0.0], [0.5, 0.5]], smoothing=1.0)
+    np.testing.assert_allclose(smoothed.probs, [2.5 / 4, 1.5 / 4])
+
+
+# --- bad input ----------------------------------------------------------------------------
+
+GOOD = np.array([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]])
+PRIOR = ClassPrior.from_probs([0.8, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [
+        ([[2.0, -1.0], [0.5, 0.5]], r"must lie in \[0, 1\].*look like logits: apply a softmax"),
+        ([[0.5, 0.2], [0.5, 0.5]], r"row of `probs` must sum to 1, but row 0 sums to 0\.7"),
+        ([[np.nan, 0.2], [0.5, 0.5]], "`probs` must be finite, but row 0, column 0 is nan"),
+        (np.empty((0, 2)), "`probs` is empty"),
+        ([0.5, 0.5], r"`probs` must have shape \(examples, classes\)"),
+        ([[1.0], [1.0]], "one column per class, at least two"),
+    ],
+)
+def test_bad_probabilities_are_refused(probs, message):
+    for call in (lambda: shift.estimate_prior(probs, PRIOR), lambda: shift.effective_prior(probs)):
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_constant_predictions_are_refused():
+    constant = np.tile([0.7, 0.3], (10, 1))
+    with pytest.raises(InputError, match="every row of `probs` is the same"):
+        shift.estimate_prior(constant, PRIOR)
+    np.testing.assert_allclose(shift.effective_prior(constant).probs, [0.7, 0.3])
+    assert not shift.estimate_prior(constant[:1], PRIOR).shifted
+
+
+def test_bad_settings_are_refused():
+    def call(probs=GOOD, prior=PRIOR, **options):
+        return shift.estimate_prior(probs, prior, **options)
+
+    with pytest.raises(InputError, match="`method` must be one of 'em', 'bbse'; got 'bbsl'"):
+        call(method="bbsl")
+    with pytest.raises(InputError, match="`prior` has 3 classes but the logits have 2 columns"):
+        call(prior=ClassPrior.uniform(3))
+    with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
+        call(prior=[0.8, 0.2])
+    with pytest.raises(InputError, match=r"`significance` must lie in \[0, 1\]; got 5"):
+        call(significance=5)
+    with pytest.raises(InputError, match="`tolerance` must be above zero"):
+        call(tolerance=0)
+    with pytest.raises(InputError, match="`max_iter` must be a whole number, at least 1"):
+        call(max_iter=0)
+    with pytest.raises(InputError, match="`soft` plays no part in method='em'"):
+        call(soft=True)
+    with pytest.raises(InputError, match="`source_probs` plays no part in method='em'"):
+        call(source_probs=GOOD)
+    with pytest.raises(InputError, match="`max_iter` plays no part in method='bbse'"):
+        call(method="bbse", source_probs=GOOD, source_target=[0, 1, 0], max_iter=5)
+    with pytest.raises(InputError, match="`smoothing` must not be negative"):
+        shift.effective_prior(GOOD, smoothing=-1)
+    with pytest.raises(InputError, match=r"class\(es\) 1 have probability 0 .* smoothing=1"):
+        shift.effective_prior([[1.0, 0.0]])
+
+
+def test_bbse_refuses_what_it_cannot_use():
+    def call(source, target, **options):
+        return shift.estimate_prior(
+            GOOD, PRIOR, method="bbse", source_probs=source, source_target=target, **options
+        )
+
+    with pytest.raises(InputError, match="needs `source_probs` and `source_target`"):
+        call(None, [0, 1])
+    with pytest.raises(InputError, match="`source_probs` must have as many columns as `probs`, 2"):
+        call(np.full((3, 3), 1 / 3), [0, 1, 2])
+    with pytest.raises(InputError, match="`source_target` has none of 1; use method='em'"):
+        call(GOOD, [0, 0, 0])
+    with pytest.raises(InputError, match="`source_probs` has 3 rows but there are 2 labels"):
+        call(GOOD, [0, 1])
+    with pytest.raises(InputError, match=r"`source_target` must lie in 0 \.\. 1, but 2 occurs"):
+        call(GOOD, [0, 1, 2])
+    with pytest.raises(InputError, match="each row of `source_probs` must sum to 1"):
+        call(GOOD * 0.5, [0, 1, 0])
+    never = [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]
+    with pytest.raises(
+        InputError, match=r"singular .*class\(es\) 1 are never predicted.*pass soft=True, or use"
+    ):
+        call(never, [0, 1, 0], soft=False)
+    alike = [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]
+    with pytest.raises(InputError, match=r"singular .*some classes are predicted alike.*; use met"):
+        call(alike, [0, 1, 0, 1])
+
+
+def test_calibration_refuses_what_has_no_optimum():
+    fit = shift.fit_bias_corrected_temperature
+    rng = np.random.default_rng(11)
+    logits = rng.normal(0, 1, (60, 3))
+    target = np.arange(60) % 3
+    with pytest.raises(InputError, match=r"class\(es\) 2 have none, so their bias"):
+        fit(logits, np.arange(60) % 2)
+    with pytest.raises(InputError, match="separate the classes of `target` perfectly"):
+        fit(logits + 50 * one_hot(target, 3), target)
+    with pytest.raises(InputError, match="say nothing about `target`"):
+        fit(logits - 3 * one_hot(target, 3), target)
+    with pytest.raises(InputError, match="every row of `logits` is constant"):
+        fit(np.ones((3, 3)), [0, 1, 2])
+    with pytest.raises(InputError, match="look like probabilities; pass their logarithm"):
+        fit(softmax(logits), target)
+    bad = logits.copy()
+    bad[5, 1] = np.inf
+    with pytest.raises(InputError, match="must be finite, but row 5, column 1 is inf"):
+        fit(bad, target)
+    with pytest.raises(InputError, match="`logits` has 60 rows but there are 2 labels"):
+        fit(logits, [0, 1])
