@@ -1,0 +1,49 @@
+"""Runs on disk: the one source of truth for every number that is published.
+
+    files    atomic writes, hashes, fingerprints, tensors in files
+    spec     RunSpec: everything that decides a run's result, to JSON and back
+    folder   Run: a run's folder, read; which runs compare
+    writer   RunWriter: a run's folder, written
+    packing  finished runs into one archive, and out again
+
+Training writes a run folder without seeing the test set; evaluation adds a split's logits,
+once; tuning, metrics and reports read them.
+"""
+
+from longtail.runs.files import fingerprint, versions
+from longtail.runs.folder import (
+    FORMAT,
+    Head,
+    Run,
+    RunError,
+    SplitLogits,
+    UnfinishedRunError,
+    find_runs,
+    run_folders,
+    same_data,
+)
+from longtail.runs.packing import pack, unpack
+from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
+from longtail.runs.writer import RunWriter
+
+__all__ = [
+    "FORMAT",
+    "DataSpec",
+    "Head",
+    "Part",
+    "RecipeSpec",
+    "Run",
+    "RunError",
+    "RunSpec",
+    "RunWriter",
+    "Settings",
+    "SplitLogits",
+    "UnfinishedRunError",
+    "find_runs",
+    "fingerprint",
+    "pack",
+    "run_folders",
+    "same_data",
+    "unpack",
+    "versions",
+]

@@ -1,0 +1,375 @@
+"""Run folders, read: what a folder holds, what may be wrong with it, and which compare.
+
+    runs/<dataset>/<method>-s<seed>-<hash8>/
+        run.json                    spec, prior, versions, device, hashes, status
+        log.jsonl                   one line per logged step or epoch
+        logits-<split>.safetensors  logits, target, index; the head's norms and bias
+        model.safetensors           the weights
+
+`run.json` is written when the run starts, with the status "running", and again after each
+file that belongs to the result; the status becomes "finished" last of all. So whatever a kill
+or a full disk leaves behind is either whole or recognisably unfinished. `writer` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail._checks import InputError
+from longtail.priors import ClassPrior
+from longtail.runs import files
+from longtail.runs.spec import RunSpec
+
+FORMAT = 1
+RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class RunError(InputError):
+    """A run folder is missing, of a newer format, edited, or not what was asked for."""
+
+
+class UnfinishedRunError(RunError):
+    """A run was interrupted: its folder is half written."""
+
+
+class SplitLogits(NamedTuple):
+    """What `Run.logits` gives.
+
+    Attributes:
+        logits: shape (examples, num_classes).
+        target: labels, shape (examples,), int64.
+        indices: each example's position in its data set, or None if that was not recorded.
+    """
+
+    logits: NDArray[Any]
+    target: NDArray[np.int64]
+    indices: NDArray[np.int64] | None
+
+
+class Head(NamedTuple):
+    """The last layer, as far as weight normalization needs it.
+
+    Attributes:
+        norms: Euclidean norm of each class's weights, shape (num_classes,).
+        bias: shape (num_classes,), or None if the layer has none.
+    """
+
+    norms: NDArray[Any]
+    bias: NDArray[Any] | None
+
+
+def logits_file(split: str) -> str:
+    """The name of the file that holds a split's logits."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", split):
+        raise InputError(
+            f"`split` must be a name of small letters, digits, dashes and underscores, such as "
+            f"'test' or 'held-out'; got {split!r}."
+        )
+    return f"logits-{split}.safetensors"
+
+
+def seal(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with a checksum of itself, by which an edit is recognised."""
+    body = {key: value for key, value in record.items() if key != "checksum"}
+    return {**body, "checksum": files.sha256(files.canonical_json(body).encode())}
+
+
+def prior_to_json(prior: ClassPrior) -> dict[str, Any]:
+    """Counts, and the probabilities too where smoothing moved them."""
+    if prior.counts is None:
+        raise InputError(
+            "RunWriter: `prior` must carry the numbers of training examples; "
+            "make it with ClassPrior.from_counts or .from_labels."
+        )
+    found: dict[str, Any] = {"counts": prior.counts.tolist()}
+    if not np.array_equal(prior.counts / prior.counts.sum(), prior.probs):
+        found["probs"] = prior.probs.tolist()
+    return found
+
+
+def _prior_from_json(document: Mapping[str, Any]) -> ClassPrior:
+    counts = np.asarray(document["counts"])
+    probs = document.get("probs")
+    return ClassPrior(
+        probs=counts / counts.sum() if probs is None else np.asarray(probs), counts=counts
+    )
+
+
+def read_record(folder: Path | str) -> dict[str, Any]:
+    """`run.json` of a folder: of this format or an older one, and not edited."""
+    folder = Path(folder)
+    path = folder / RECORD
+    if not path.is_file():
+        if not folder.exists():
+            raise RunError(
+                f"there is no run folder {folder}; `longtail runs list` shows those that exist."
+            )
+        if folder.is_dir() and any((folder / name).exists() for name in (LOG, RECORD + ".tmp")):
+            raise UnfinishedRunError(
+                f"{folder} is half written: it has no {RECORD}; delete it and train again."
+            )
+        raise RunError(f"{folder} is not a run folder: it has no {RECORD}.")
+    try:
+        record = files.read_json(path, caller="Run.open")
+    except InputError as error:
+        raise RunError(f"{path} was edited or damaged: it is not valid JSON.") from error
+    version = record.get("format") if isinstance(record, dict) else None
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise RunError(f"{path} is not the record of a run: it has no format version.")
+    if version > FORMAT:
+        raise RunError(
+            f"{folder} has format {version}, which is newer than this longtail reads "
+            f"({FORMAT}); run: pip install --upgrade longtail"
+        )
+    if record.get("checksum") != seal(record)["checksum"]:
+        raise RunError(
+            f"{path} was edited after it was written (its checksum does not match); "
+            f"restore it or train again."
+        )
+    return dict(record)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder, opened for reading. Make one with `Run.open`.
+
+    Attributes:
+        folder: where it is.
+        spec: what was asked for.
+        prior: class frequencies of the examples that it trained on.
+        record: all of `run.json`.
+    """
+
+    folder: Path
+    spec: RunSpec
+    prior: ClassPrior
+    record: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path | str, *, verify: bool = True, unfinished: bool = False) -> Run:
+        """Open a run folder, or say in one line what is wrong with it.
+
+        Args:
+            folder: the run folder.
+            verify: hash every file and refuse one that was edited; without it only
+                `run.json` itself is checked.
+            unfinished: also open a run that was interrupted.
+
+        Returns:
+            The Run.
+
+        Raises:
+            RunError: it is missing, of a newer format, or edited.
+            UnfinishedRunError: it is half written.
+        """
+        folder = Path(folder)
+        record = read_record(folder)
+        if record["status"] != "finished" and not unfinished:
+            again = record.get("command")
+            raise UnfinishedRunError(
+                f"{folder} is half written: its training did not finish; "
+                + (f"resume it with: {again}" if again else "run its command again to resume it.")
+            )
+        for name, digest in record["files"].items():
+            path = folder / name
+            if not path.is_file():
+                raise RunError(f"{folder} lacks {name}, which its {RECORD} lists; restore it.")
+            if verify and files.sha256(path) != digest:
+                raise RunError(
+                    f"{path} was edited or damaged after it was written (its hash does not "
+                    f"match {RECORD}); restore it or train again."
+                )
+        spec = RunSpec.from_json(record["spec"])
+        return cls(folder, spec, _prior_from_json(record["prior"]), record)
+
+    @property
+    def name(self) -> str:
+        """``<dataset>/<method>-s<seed>-<hash8>``, wherever the folder may lie."""
+        return self.spec.folder.as_posix()
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end."""
+        return bool(self.record["status"] == "finished")
+
+    @property
+    def data(self) -> str:
+        """Fingerprint of the training data."""
+        return str(self.record["data"])
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The classes' names, where they were recorded."""
+        names = self.record.get("class_names")
+        return None if names is None else tuple(names)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits whose logits are here."""
+        return tuple(self.record["splits"])
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the weights are here (an archive may leave them out)."""
+        return MODEL in self.record["files"]
+
+    def logits(self, split: str) -> SplitLogits:
+        """A split's logits and labels, memory-mapped.
+
+        Logits that an archive stored in half precision are decoded into a new float array
+        (see `pack`).
+
+        Args:
+            split: one of `splits`.
+
+        Returns:
+            ``logits, target, indices``.
+        """
+        tensors = self._split(split)
+        logits = tensors["logits"]
+        if "row_max" in tensors:
+            peak = tensors["row_max"][:, None]
+            logits = peak + logits.astype(peak.dtype)
+        return SplitLogits(logits, tensors["target"], tensors.get("index"))
+
+    def _split(self, split: str) -> dict[str, NDArray[Any]]:
+        if split not in self.splits:
+            there = ", ".join(self.splits) or "none"
+            raise RunError(
+                f"{self.folder} has no logits of the split {split!r} (there: {there}); "
+                f"run: longtail evaluate {self.folder} --split {split}"
+            )
+        return files.read_tensors(self.folder / logits_file(split), caller="Run.logits")
+
+    @property
+    def head(self) -> Head | None:
+        """Norms and bias of the last layer, or None if no split recorded them."""
+        for split, entry in self.record["splits"].items():
+            if entry["head"] is not None:
+                tensors = self._split(split)
+                return Head(tensors["head_norms"], tensors.get("head_bias"))
+        return None
+
+    def log(self) -> list[dict[str, Any]]:
+        """The logged lines; a last line that a kill cut short is left out."""
+        return read_log(self.folder / LOG)
+
+    def model(self) -> dict[str, NDArray[Any]]:
+        """The weights by name, memory-mapped."""
+        if not self.has_model:
+            raise RunError(
+                f"{self.folder} has no {MODEL}: "
+                + (
+                    "it came from an archive packed without weights; pack it with --weights."
+                    if "packed" in self.record
+                    else "its weights were not written."
+                )
+            )
+        return files.read_tensors(self.folder / MODEL, caller="Run.model")
+
+    def __repr__(self) -> str:
+        state = "" if self.finished else ", unfinished"
+        return f"Run({self.folder.as_posix()!r}, splits={list(self.splits)}{state})"
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a log; there may be no log yet."""
+    if not path.exists():
+        return []
+    complete, _, _ = path.read_bytes().rpartition(b"\n")
+    lines = []
+    for number, line in enumerate(complete.splitlines(), 1):
+        try:
+            lines.append({key: _read_number(value) for key, value in json.loads(line).items()})
+        except (ValueError, AttributeError) as error:
+            raise RunError(f"{path}, line {number}, is not a JSON object: {error}.") from error
+    return lines
+
+
+def _read_number(value: Any) -> Any:
+    return _NONFINITE.get(value, value) if isinstance(value, str) else value
+
+
+def run_folders(root: Path | str) -> list[Path]:
+    """Every run folder at or up to two levels below `root`, in order of name.
+
+    Args:
+        root: a run folder, a data set's folder, or a folder of runs.
+
+    Returns:
+        Paths, finished or not, readable or not; `Run.open` says which.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise RunError(
+            f"there is no folder {root}; runs are made by `longtail train` or `longtail demo`."
+        )
+    found = {path.parent for depth in ("", "*/", "*/*/") for path in root.glob(depth + RECORD)}
+    return sorted(found)
+
+
+def find_runs(root: Path | str, *, verify: bool = True, unfinished: bool = False) -> list[Run]:
+    """The finished runs below a folder, opened.
+
+    Args:
+        root: as in `run_folders`.
+        verify: as in `Run.open`.
+        unfinished: also those that were interrupted.
+
+    Returns:
+        Runs in order of their folders' names.
+    """
+    found = []
+    for folder in run_folders(root):
+        run = Run.open(folder, verify=verify, unfinished=True)
+        if run.finished or unfinished:
+            found.append(run)
+    return found
+
+
+def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
+    """Refuse runs that can't be compared: other training data, classes or evaluation labels.
+
+    What was held out of the training data plays no part; the spec says that.
+
+    Args:
+        runs: the runs.
+        split: also require this split's logits of every run.
+
+    Raises:
+        RunError: names the two runs and in what they differ.
+    """
+    opened = list(runs)
+    if not opened:
+        raise InputError("same_data: `runs` is empty; at least one run is needed.")
+    first = opened[0]
+    seen: dict[str, Run] = {}
+    for run in opened:
+        if run.prior.num_classes != first.prior.num_classes:
+            raise _different(first, run, "have different numbers of classes")
+        if run.data != first.data:
+            raise _different(first, run, "were trained on different data")
+        for name in run.splits if split is None else (split,):
+            if name not in run.splits:
+                run.logits(name)  # says what is missing and how to make it
+            other = seen.setdefault(name, run)
+            mine, theirs = run.record["splits"][name], other.record["splits"][name]
+            both = None not in (mine["data"], theirs["data"])
+            if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
+                raise _different(other, run, f"have different examples in the split {name!r}")
+
+
+def _different(one: Run, other: Run, how: str) -> RunError:
+    lines = [line for line in one.spec.difference(other.spec) if line.startswith("dataset.")]
+    detail = f" ({'; '.join(lines)})" if lines else ""
+    return RunError(f"{one.folder} and {other.folder} {how}{detail}; compare runs of one data set.")

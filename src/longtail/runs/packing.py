@@ -1,0 +1,252 @@
+"""Finished runs into one archive, small enough to send, and out again.
+
+Only whole, finished, unedited runs go in; the same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.runs import files
+from longtail.runs.folder import LOG, MODEL, RECORD, Run, RunError, logits_file, seal
+
+Progress = Callable[[int, int, str], None]
+_SUFFIXES = (".tar.gz", ".tgz")
+# The smallest step of float16 below zero: what keeps a runner-up from drawing level.
+_LEAST = np.float16(-(2.0**-24))
+
+
+def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any], float]:
+    """Logits as each row's maximum, exact, and float16 distances from it.
+
+    A distance is off by at most 2⁻¹¹ of itself (3·10⁻⁸ near zero), so the error is smallest
+    where a decision is closest. The maximum, its ties and so the argmax stay exactly what they
+    were: a distance too small for float16 becomes the smallest one there is, not zero. Under
+    an adjustment only those decisions can change whose two scores lie within that error.
+
+    Args:
+        logits: shape (examples, num_classes), finite.
+
+    Returns:
+        distances (≤ 0), row maxima in the logits' own type (float32 at least), and the largest
+        absolute change of a logit.
+
+    Example:
+        >>> half, peak, change = half_logits(np.array([[3.0, 3.0 - 1e-9, -1.0]]))
+        >>> (peak[:, None] + half).argmax(), change < 1e-7
+        (np.int64(0), True)
+    """
+    kept = np.float64 if logits.dtype == np.float64 else np.float32
+    half = np.empty(logits.shape, np.float16)
+    peaks = np.empty(len(logits), kept)
+    change = 0.0
+    rows = max(1, (1 << 22) // logits.shape[1])
+    for start in range(0, len(logits), rows):
+        block = logits[start : start + rows].astype(np.float64)
+        peak = block.max(axis=1)
+        distance = block - peak[:, None]
+        if distance.min() < np.finfo(np.float16).min:
+            raise InputError(
+                f"pack: logits in one row lie {-distance.min():g} apart, more than half precision "
+                f"holds (65504); pack with --full-precision (half=False)."
+            )
+        rounded = distance.astype(np.float16)
+        rounded[(rounded == 0) & (distance < 0)] = _LEAST
+        half[start : start + rows] = rounded
+        peaks[start : start + rows] = peak
+        change = max(change, float(np.abs(rounded.astype(np.float64) - distance).max()))
+    return half, peaks, change
+
+
+def pack(
+    runs: Iterable[Run | Path | str],
+    archive: Path | str,
+    *,
+    weights: bool = False,
+    half: bool = True,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Put finished runs into one archive.
+
+    Args:
+        runs: opened runs or their folders; each is verified, and an unfinished one refused.
+        archive: ends in ``.tar.gz`` or ``.tgz``.
+        weights: also the weights of the models.
+        half: store logits in half precision, see `half_logits`; each run's record then says
+            by how much a logit changed at most.
+        force: replace an archive that exists.
+        progress: called with (done, total, text).
+
+    Returns:
+        The archive's path.
+    """
+    archive = Path(archive)
+    if not archive.name.endswith(_SUFFIXES):
+        raise InputError(f"pack: `archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
+    if archive.exists() and not force:
+        raise InputError(f"pack: {archive} exists; pass --force (force=True) to replace it.")
+    if not archive.parent.is_dir():
+        raise InputError(f"pack: there is no folder {archive.parent} to put the archive in.")
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    opened = sorted((Run.open(folder) for folder in folders), key=lambda run: run.name)
+    if not opened:
+        raise InputError("pack: `runs` is empty; at least one finished run is needed.")
+    for one, other in itertools.pairwise(opened):
+        if one.name == other.name:
+            raise InputError(
+                f"pack: {one.folder} and {other.folder} are both the run {one.name}; "
+                f"name only one of them."
+            )
+    with files.atomic_path(archive) as temporary, open(temporary, "wb") as file:
+        # No name and no time in the header: the same runs give the same bytes.
+        with (
+            gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.GNU_FORMAT) as tar,
+        ):
+            for done, run in enumerate(opened):
+                if progress is not None:
+                    progress(done, len(opened), run.name)
+                for name, content in _packed_files(run, weights=weights, half=half).items():
+                    _add(tar, f"{run.name}/{name}", content)
+        if progress is not None:
+            progress(len(opened), len(opened), archive.name)
+    return archive
+
+
+def _packed_files(run: Run, *, weights: bool, half: bool) -> dict[str, bytes | Path]:
+    """What an archive holds of a run, by file name; its record is made to match."""
+    record = {**run.record, "splits": dict(run.record["splits"]), "files": {}}
+    content: dict[str, bytes | Path] = {}
+    if LOG in run.record["files"]:
+        content[LOG] = run.folder / LOG
+    if weights and run.has_model:
+        content[MODEL] = run.folder / MODEL
+    for split in run.splits:
+        name = logits_file(split)
+        tensors = files.read_tensors(run.folder / name, caller="pack")
+        content[name] = run.folder / name
+        if half and "row_max" not in tensors and tensors["logits"].dtype != np.float16:
+            tensors["logits"], tensors["row_max"], change = half_logits(tensors["logits"])
+            content[name] = _tensor_bytes(tensors)
+            entry = record["splits"][split]
+            record["splits"][split] = {**entry, "dtype": "float16", "largest_change": change}
+    record["files"] = {name: files.sha256(data) for name, data in sorted(content.items())}
+    changed = {
+        name: digest
+        for name, digest in run.record["files"].items()
+        if record["files"].get(name) != digest
+    }
+    # What the run was before it was packed, so that copies can be traced to each other.
+    record["packed"] = {
+        "originals": {**changed, **run.record.get("packed", {}).get("originals", {})}
+    }
+    body = files.json_bytes(seal(record))
+    return {RECORD: body, **dict(sorted(content.items()))}
+
+
+def _tensor_bytes(tensors: dict[str, NDArray[Any]]) -> bytes:
+    api = _checks.require("safetensors.numpy", extra="torch", caller="pack")
+    ordered = {name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}
+    return bytes(api.save(ordered))
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
+    entry = tarfile.TarInfo(name)  # owner, time and mode at their fixed defaults
+    if isinstance(content, bytes):
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+        return
+    entry.size = content.stat().st_size
+    with open(content, "rb") as file:
+        tar.addfile(entry, file)
+
+
+def unpack(
+    archive: Path | str,
+    root: Path | str,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> list[Run]:
+    """Take the runs out of an archive that `pack` made.
+
+    All of them are unpacked and verified before the first is put in its place.
+
+    Args:
+        archive: the file.
+        root: the folder of runs to put them in.
+        force: replace runs that exist there.
+        progress: called with (done, total, text).
+
+    Returns:
+        The runs, opened.
+    """
+    archive, root = Path(archive), Path(root)
+    if not archive.is_file():
+        raise InputError(f"unpack: there is no archive {archive}.")
+    root.mkdir(parents=True, exist_ok=True)
+    staging = root / f".{archive.name}.tmp"
+    if staging.exists():
+        shutil.rmtree(staging)
+    staging.mkdir()
+    try:
+        try:
+            _extract(archive, staging)
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(
+                f"unpack: {archive} is truncated or not an archive of runs: {error}."
+            ) from error
+        staged = [Run.open(path.parent) for path in sorted(staging.glob(f"*/*/{RECORD}"))]
+        if not staged:
+            raise InputError(f"unpack: {archive} holds no runs.")
+        taken = [run.name for run in staged if (root / run.name).exists()]
+        if taken and not force:
+            raise InputError(
+                f"unpack: {root} has {_checks.listing(taken, most=3)} already; pass --force "
+                f"(force=True) to replace."
+            )
+        for done, run in enumerate(staged):
+            if progress is not None:
+                progress(done, len(staged), run.name)
+            place = root / run.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists():
+                shutil.rmtree(place)
+            run.folder.rename(place)
+        return [Run.open(root / run.name, verify=False) for run in staged]
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    with gzip.open(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
+        for member in tar:
+            parts = PurePosixPath(member.name).parts
+            safe = len(parts) == 3 and all(not part.startswith(".") for part in parts)
+            source = tar.extractfile(member) if member.isreg() and safe else None
+            if source is None or member.name.startswith("/"):
+                raise RunError(
+                    f"unpack: {archive} holds {member.name!r}, which is no file of a run; "
+                    f"nothing was unpacked."
+                )
+            path = folder.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
+        # tarfile stops at its own end mark; gzip's checksum stands behind it.
+        while zipped.read(1 << 20):
+            pass

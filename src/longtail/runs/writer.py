@@ -1,0 +1,336 @@
+"""Run folders, written: each file whole or absent, `run.json` telling how far it got.
+
+The folder's layout is described in `folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.priors import ClassPrior
+from longtail.runs import files
+from longtail.runs.folder import (
+    FORMAT,
+    LOG,
+    MODEL,
+    RECORD,
+    Run,
+    RunError,
+    logits_file,
+    prior_to_json,
+    read_log,
+    read_record,
+    seal,
+)
+from longtail.runs.spec import RunSpec
+
+
+class RunWriter:
+    """Writes a run folder. Make one with `create`, `resume` or `reopen`.
+
+    Every method leaves the folder whole: what it wrote is on the disk under its final name,
+    and listed with its hash, before it returns; if it fails, the folder is as before.
+
+    Example:
+        >>> import tempfile
+        >>> spec = RunSpec("digits-lt", "mlp", "softmax", "digits")
+        >>> root = tempfile.TemporaryDirectory()
+        >>> writer = RunWriter.create(
+        ...     root.name, spec, prior=ClassPrior.from_counts([90, 10]), data="fingerprint"
+        ... )
+        >>> writer.log(epoch=0, loss=0.7)
+        >>> writer.write_logits("test", [[2.0, 1.0]], [0], norms=[1.0, 0.5])
+        >>> run = writer.finish()
+        >>> run.splits, run.log(), run.logits("test").target.tolist()
+        (('test',), [{'epoch': 0, 'loss': 0.7}], [0])
+        >>> root.cleanup()
+    """
+
+    def __init__(self, folder: Path, record: dict[str, Any]) -> None:
+        self.folder = folder
+        self._record = record
+        self._started = time.monotonic()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str,
+        spec: RunSpec,
+        *,
+        prior: ClassPrior,
+        data: str,
+        device: str = "cpu",
+        command: str | None = None,
+        class_names: Sequence[str] | None = None,
+        force: bool = False,
+    ) -> RunWriter:
+        """Start a run in ``root / spec.folder``.
+
+        Args:
+            root: the folder of runs.
+            spec: what decides the result.
+            prior: of the examples that the model trains on, with counts.
+            data: fingerprint of the training data, before anything is held out of it.
+            device: what it runs on, in words.
+            command: what to type to resume this run, for messages.
+            class_names: one per class, for reports.
+            force: delete a run that is there already.
+
+        Returns:
+            The writer.
+        """
+        folder = Path(root) / spec.folder
+        names = None if class_names is None else [str(name) for name in class_names]
+        if names is not None and len(names) != prior.num_classes:
+            raise InputError(
+                f"RunWriter.create: `class_names` has {len(names)} names for "
+                f"{prior.num_classes} classes."
+            )
+        record = {
+            "format": FORMAT,
+            "status": "running",
+            "spec": spec.to_json(),
+            "prior": prior_to_json(_checks.prior(prior, "RunWriter.create")),
+            "data": str(data),
+            "class_names": names,
+            "command": command,
+            "device": str(device),
+            "versions": files.versions(),
+            "created": _now(),
+            "resumed": [],
+            "seconds": None,
+            "splits": {},
+            "files": {},
+        }
+        if folder.exists():
+            files.remove_leftovers(folder)
+            if any(folder.iterdir()) and not force:
+                raise RunError(
+                    f"{folder} exists already; resume or open it, or pass --force (force=True) "
+                    f"to train it again."
+                )
+            (folder / RECORD).unlink(missing_ok=True)  # first: a kill then leaves no run at all
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        writer = cls(folder, record)
+        writer._save()
+        return writer
+
+    @classmethod
+    def resume(cls, folder: Path | str, spec: RunSpec, *, device: str = "cpu") -> RunWriter:
+        """Take up an interrupted run of the same spec.
+
+        Files that were written stay; temporary leftovers of a killed writer are removed. Which
+        log lines to keep is the caller's to say, see `rewind_log`.
+
+        Args:
+            folder: the run's folder.
+            spec: must decide the same result as the run's own.
+            device: what it runs on now.
+        """
+        folder = Path(folder)
+        writer = cls(folder, read_record(folder))
+        there = RunSpec.from_json(writer._record["spec"])
+        if spec.identity != there.identity:
+            raise RunError(
+                f"{folder} has another spec, so it can't be resumed: "
+                f"{'; '.join(there.difference(spec))} (the folder's against yours)."
+            )
+        if writer.finished:
+            raise RunError(f"{folder} is finished; there is nothing to resume.")
+        files.remove_leftovers(folder)
+        writer._record["resumed"].append(
+            {"at": _now(), "device": str(device), "versions": files.versions()}
+        )
+        writer._save()
+        return writer
+
+    @classmethod
+    def reopen(cls, folder: Path | str) -> RunWriter:
+        """Open a finished run to add the logits of another split."""
+        run = Run.open(folder, verify=False)
+        return cls(run.folder, dict(run.record))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run's training has ended."""
+        return bool(self._record["status"] == "finished")
+
+    def log(self, **values: Any) -> None:
+        """Append one line to the log; NaN and infinity are kept, as text."""
+        self._refuse_if_finished("log")
+        line = json.dumps(
+            {key: _written_number(value) for key, value in values.items()},
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        files.append(self.folder / LOG, line.encode() + b"\n")
+
+    def rewind_log(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Keep only the log lines that `keep` says yes to, such as those before a checkpoint."""
+        self._refuse_if_finished("rewind_log")
+        lines = [line for line in read_log(self.folder / LOG) if keep(line)]
+        texts = [
+            json.dumps({k: _written_number(v) for k, v in line.items()}, ensure_ascii=False) + "\n"
+            for line in lines
+        ]
+        files.write_bytes(self.folder / LOG, "".join(texts).encode())
+
+    def write_logits(
+        self,
+        split: str,
+        logits: Any,
+        target: Any,
+        *,
+        indices: Any = None,
+        norms: Any = None,
+        bias: Any = None,
+        data: str | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Write a split's logits and labels, once.
+
+        Args:
+            split: its name, such as ``test`` or ``held-out``.
+            logits: shape (examples, num_classes), finite.
+            target: labels, shape (examples,).
+            indices: position of each example in its data set, shape (examples,).
+            norms: Euclidean norm of each class's weights in the last layer,
+                shape (num_classes,); weight normalization needs them.
+            bias: of the last layer, shape (num_classes,).
+            data: fingerprint of the split's examples.
+            replace: write again what is there already.
+        """
+        caller, name = "RunWriter.write_logits", logits_file(split)
+        tensors = _logits_tensors(
+            logits, target, indices, norms, bias, classes=len(self._record["prior"]["counts"])
+        )
+        if split in self._record["splits"]:
+            if not replace:
+                raise RunError(
+                    f"{self.folder} has the logits of the split {split!r} already; pass --force "
+                    f"(replace=True) to write them again."
+                )
+            # Unlisted first: a kill before the new hash is known must not look like an edit.
+            del self._record["splits"][split], self._record["files"][name]
+            self._save()
+        head = [tensors[key] for key in ("head_norms", "head_bias") if key in tensors]
+        entry = {
+            "examples": len(tensors["target"]),
+            "dtype": tensors["logits"].dtype.name,
+            "target": files.fingerprint(tensors["target"]),
+            "data": data,
+            "head": files.fingerprint(*head) if head else None,
+        }
+        for other, found in self._record["splits"].items():
+            if None not in (entry["head"], found["head"]) and entry["head"] != found["head"]:
+                raise InputError(
+                    f"{caller}: the head's `norms` or `bias` differ from those stored with the "
+                    f"split {other!r}, so these logits come from other weights."
+                )
+        files.write_tensors(self.folder / name, tensors, caller=caller)
+        self._record["splits"][split] = entry
+        self._list_file(name)
+
+    def write_model(self, tensors: Mapping[str, Any]) -> None:
+        """Write the weights by name (NumPy arrays or torch tensors)."""
+        self._refuse_if_finished("write_model")
+        files.write_tensors(self.folder / MODEL, tensors, caller="RunWriter.write_model")
+        self._list_file(MODEL)
+
+    def finish(self, *, seconds: float | None = None, **facts: Any) -> Run:
+        """Declare the run finished.
+
+        Args:
+            seconds: training time; without it, the time since this writer was made.
+            facts: anything else worth recording, such as ``parameters=464154``.
+
+        Returns:
+            The finished run.
+        """
+        self._refuse_if_finished("finish")
+        if (self.folder / LOG).exists():
+            self.rewind_log(lambda line: True)  # puts it on the disk, without a torn line
+            self._record["files"][LOG] = files.sha256(self.folder / LOG)
+        self._record["seconds"] = float(
+            time.monotonic() - self._started if seconds is None else seconds
+        )
+        if facts:
+            self._record["facts"] = facts
+        self._record["finished"] = _now()
+        self._record["status"] = "finished"
+        try:
+            self._save()
+        except BaseException:
+            self._record["status"] = "running"
+            raise
+        return Run.open(self.folder, verify=False)
+
+    def _list_file(self, name: str) -> None:
+        self._record["files"][name] = files.sha256(self.folder / name)
+        self._save()
+
+    def _save(self) -> None:
+        self._record = seal(self._record)
+        files.write_json(self.folder / RECORD, self._record)
+
+    def _refuse_if_finished(self, method: str) -> None:
+        if self.finished:
+            raise RunError(f"RunWriter.{method}: {self.folder} is finished.")
+
+
+def _written_number(value: Any) -> Any:
+    """JSON has no NaN, but a diverging loss is worth logging: non-finite numbers become text."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _logits_tensors(
+    logits: Any, target: Any, indices: Any, norms: Any, bias: Any, *, classes: int
+) -> dict[str, NDArray[Any]]:
+    caller = "RunWriter.write_logits"
+    scores = _checks.matrix(logits, caller=caller)
+    if scores.shape[1] != classes:
+        raise InputError(
+            f"{caller}: `logits` has {scores.shape[1]} columns but the run has {classes} classes."
+        )
+    if scores.dtype.kind != "f":
+        scores = scores.astype(np.float64)
+    labels = _checks.labels(target, caller=caller, num_classes=classes)
+    _checks.same_length(scores, labels, caller=caller)
+    tensors: dict[str, NDArray[Any]] = {"logits": scores, "target": labels}
+    if indices is not None:
+        tensors["index"] = _checks.labels(indices, caller=caller, name="indices")
+        _checks.same_length(tensors["index"], labels, caller=caller, name="indices")
+    for name, values in (("norms", norms), ("bias", bias)):
+        if values is None:
+            continue
+        array = _checks.vector(values, caller=caller, name=name)
+        _checks.all_finite(array, caller=caller, name=name)
+        if len(array) != classes:
+            raise InputError(
+                f"{caller}: `{name}` has {len(array)} values but there are {classes} classes."
+            )
+        tensors[f"head_{name}"] = array
+    if bias is not None and norms is None:
+        raise InputError(f"{caller}: `bias` needs the head's `norms` beside it.")
+    return tensors
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

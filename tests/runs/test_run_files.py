@@ -1,0 +1,179 @@
+import errno
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import InputError
+from longtail.runs import files
+
+
+def test_the_fingerprint_is_sha256_over_dtype_shape_and_bytes():
+    labels, images = np.array([1, 2], np.int64), np.zeros((2, 3), np.float32)
+    expected = hashlib.sha256(
+        b"<i8;2;" + labels.tobytes() + b"<f4;2,3;" + images.tobytes()
+    ).hexdigest()
+    assert files.fingerprint(labels, images) == expected
+    assert files.fingerprint(torch.from_numpy(labels), images.T.copy().T) == expected
+    assert files.fingerprint(labels.astype(">i8"), images) == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [np.arange(6, dtype=np.int32).reshape(2, 3)],
+        [np.arange(6).reshape(3, 2)],
+        [np.arange(6).reshape(2, 3)[::-1]],
+        [np.arange(3), np.arange(3, 6)],
+    ],
+)
+def test_the_fingerprint_tells_dtype_shape_order_and_grouping_apart(other):
+    assert files.fingerprint(*other) != files.fingerprint(np.arange(6).reshape(2, 3))
+
+
+def test_the_fingerprint_of_many_pieces_is_that_of_the_whole():
+    array = np.random.default_rng(0).normal(size=(3_000_000,))  # more than one piece
+    whole = hashlib.sha256(b"<f8;3000000;" + array.tobytes()).hexdigest()
+    assert files.fingerprint(array) == whole
+
+
+@pytest.mark.parametrize("array", [np.array(3.0), np.zeros((0, 4)), np.zeros((4, 0)), [True]])
+def test_odd_shapes_have_fingerprints(array):
+    assert len(files.fingerprint(array)) == 64
+
+
+def test_text_has_no_fingerprint():
+    with pytest.raises(InputError, match="fingerprint: arrays must hold numbers or booleans"):
+        files.fingerprint(np.array(["a"]))
+
+
+def test_versions_import_nothing():
+    code = (
+        "import sys; from longtail.runs.files import versions; v = versions();"
+        "print(v['torch'], 'torch' in sys.modules, 'sklearn' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split()[1:] == ["False", "False"]
+    assert out.stdout.split()[0] == torch.__version__
+
+
+def test_tensors_survive_a_file(tmp_path):
+    tensors = {
+        "half": np.arange(6, dtype=np.float16).reshape(2, 3),
+        "double": np.arange(3.0),
+        "flags": np.array([True, False]),
+        "scalar": np.array(7),
+        "empty": np.zeros((0, 3), np.float32),
+        "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T,
+        "big endian": np.arange(3, dtype=">i4"),
+        "channels last": torch.arange(24.0)
+        .reshape(1, 2, 3, 4)
+        .to(memory_format=torch.channels_last),
+    }
+    files.write_tensors(tmp_path / "t.safetensors", tensors, caller="test")
+    found = files.read_tensors(tmp_path / "t.safetensors", caller="test")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].shape == tuple(tensor.shape), name
+        np.testing.assert_array_equal(found[name], np.asarray(tensor), err_msg=name)
+    assert isinstance(found["double"], np.memmap)
+    assert not found["double"].flags.writeable
+
+
+def test_the_same_tensors_give_the_same_bytes_that_safetensors_reads(tmp_path):
+    from safetensors.numpy import load_file
+
+    one = {"b": np.arange(5.0), "a": np.ones((2, 2), np.float32)}
+    files.write_tensors(tmp_path / "1", one, caller="test")
+    files.write_tensors(tmp_path / "2", dict(reversed(one.items())), caller="test")
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+    np.testing.assert_array_equal(load_file(tmp_path / "1")["b"], one["b"])
+
+
+def test_a_tensor_of_text_is_refused(tmp_path):
+    with pytest.raises(InputError, match="`names` must hold numbers or booleans"):
+        files.write_tensors(tmp_path / "t", {"names": np.array(["a"])}, caller="test")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("cut", [0, 5, 40, -1])
+def test_a_damaged_tensor_file_says_so(tmp_path, cut):
+    path = tmp_path / "t.safetensors"
+    files.write_tensors(path, {"a": np.arange(10.0)}, caller="test")
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(InputError, match="is not a readable safetensors file"):
+        files.read_tensors(path, caller="test")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def stops_midway():
+        with files.atomic_path(path) as temporary:
+            temporary.write_text("new, but")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        stops_midway()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_content_reaches_the_disk_before_the_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("sync"), fsync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda *a: (order.append("rename"), replace(*a))[1])
+    files.write_json(tmp_path / "a.json", {"x": 1})
+    assert order == ["sync", "rename", "sync"]
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+
+
+# A file-size limit makes the kernel refuse in the middle of a write, as a full disk does.
+LIMITED = """
+import resource, sys, os
+import numpy as np
+from longtail.runs import files
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    {call}
+except OSError as error:
+    print(error.errno, sorted(os.listdir(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        ("files.write_bytes(sys.argv[1] + '/a', b'x' * 5000)", []),
+        ("files.write_tensors(sys.argv[1] + '/a', {'x': np.zeros(5000)}, caller='t')", []),
+        ("files.append(sys.argv[1] + '/a', b'x' * 5000)", ["a"]),
+    ],
+)
+def test_a_write_that_the_disk_refuses_midway_leaves_nothing_half_named(tmp_path, call, left):
+    out = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(call=call), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    number, listing = out.stdout.split(maxsplit=1)
+    assert int(number) in (errno.EFBIG, errno.ENOSPC)
+    assert listing.strip() == str(left)
+    assert all((tmp_path / name).stat().st_size == 0 for name in left)
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
+
+
+def test_without_safetensors_the_message_is_the_install_command(tmp_path, monkeypatch):
+    from longtail import MissingExtraError
+
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'longtail\[torch\]'"):
+        files.write_tensors(tmp_path / "t", {"a": np.zeros(1)}, caller="RunWriter.write_model")

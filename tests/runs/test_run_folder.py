@@ -1,0 +1,490 @@
+import errno
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import ClassPrior, InputError, _checks
+from longtail.runs import (
+    Part,
+    Run,
+    RunError,
+    RunWriter,
+    UnfinishedRunError,
+    files,
+    find_runs,
+    fingerprint,
+    run_folders,
+    same_data,
+)
+from run_factory import make_run, make_spec, make_writer
+
+
+def edit(folder, **changes):
+    """Change run.json and seal it again, as a writer of that content would have."""
+    from longtail.runs.folder import seal
+
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(seal({**record, **changes})))
+
+
+# What a finished run holds.
+
+
+def test_a_run_reads_back_what_was_written(run, root):
+    assert run.folder == root / make_spec().folder
+    assert run.spec == make_spec()
+    assert run.finished
+    assert run.prior.counts.tolist() == [90, 9, 1]
+    assert run.prior == ClassPrior.from_counts([90, 9, 1])
+    assert run.splits == ("test",)
+    logits, target, indices = run.logits("test")
+    expected = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    np.testing.assert_array_equal(logits, expected)
+    assert logits.dtype == np.float32
+    assert isinstance(logits, np.memmap)
+    assert target.tolist() == [0, 1, 2, 0, 1, 2]
+    assert indices.tolist() == list(range(6))
+    assert run.head.norms.tolist() == [1.0, 2.0, 3.0]
+    assert run.head.bias.tolist() == [0.5, 0.0, -0.5]
+    assert run.model()["steps"] == 7
+    first, second = run.log()
+    assert first == {"epoch": 0, "loss": 1.5}
+    assert second["epoch"] == 1
+    assert math.isnan(second["loss"])
+
+
+def test_the_record_says_what_made_the_run(run):
+    record = json.loads((run.folder / "run.json").read_text())
+    assert record["format"] == 1
+    assert record["status"] == "finished"
+    assert record["spec"]["recipe"]["overrides"] == {"epochs": 3}
+    assert record["prior"]["counts"] == [90, 9, 1]
+    assert record["data"] == "f" * 64
+    assert record["seconds"] == 2.5
+    assert record["facts"] == {"parameters": 12}
+    assert record["device"] == "cpu"
+    assert record["versions"]["numpy"] == np.__version__
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["files"] == {
+        name: files.sha256(run.folder / name)
+        for name in ("log.jsonl", "logits-test.safetensors", "model.safetensors")
+    }
+    assert sorted(os.listdir(run.folder)) == sorted([*record["files"], "run.json"])
+
+
+def test_the_log_is_valid_json_even_where_the_loss_is_not_finite(root):
+    writer = make_writer(root)
+    writer.log(loss=math.inf, other=-math.inf, value=np.float32(0.5), tensor=torch.tensor(2))
+    text = (writer.folder / "log.jsonl").read_text()
+    strict = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert strict == {"loss": "Infinity", "other": "-Infinity", "value": 0.5, "tensor": 2}
+    assert writer.finish().log() == [
+        {"loss": math.inf, "other": -math.inf, "value": 0.5, "tensor": 2}
+    ]
+
+
+def test_a_smoothed_prior_survives_exactly(root):
+    prior = ClassPrior.from_counts([90, 9, 0], smoothing=0.5)
+    run = make_run(root, prior=prior)
+    assert run.prior.counts.tolist() == [90, 9, 0]
+    np.testing.assert_array_equal(run.prior.probs, prior.probs)
+    np.testing.assert_array_equal(run.prior.log_probs, prior.log_probs)
+
+
+def test_torch_tensors_of_any_precision_are_stored(root):
+    writer = make_writer(root)
+    logits = torch.randn(4, 3, dtype=torch.bfloat16, requires_grad=True)
+    writer.write_logits("test", logits, torch.tensor([0, 1, 2, 0]))
+    found = writer.finish().logits("test")
+    np.testing.assert_array_equal(found.logits, logits.detach().float().numpy())
+    assert found.indices is None
+
+
+def test_a_run_without_a_linear_head_has_none(root):
+    writer = make_writer(root)
+    writer.write_logits("test", np.zeros((1, 3)), [0])
+    assert writer.finish().head is None
+
+
+def test_another_split_can_be_added_after_the_end(run):
+    RunWriter.reopen(run.folder).write_logits("held-out", np.eye(3), [0, 1, 2])
+    again = Run.open(run.folder)
+    assert again.splits == ("test", "held-out")
+    assert again.logits("held-out").target.tolist() == [0, 1, 2]
+    assert again.head.norms.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_split_is_written_once(run):
+    writer = RunWriter.reopen(run.folder)
+    with pytest.raises(RunError, match=r"split 'test' already; pass --force \(replace=True\)"):
+        writer.write_logits("test", np.eye(3), [0, 1, 2])
+    writer.write_logits("test", np.eye(3), [2, 1, 0], replace=True)
+    assert Run.open(run.folder).logits("test").target.tolist() == [2, 1, 0]
+
+
+def test_a_replacement_that_fails_does_not_look_like_an_edit(run, monkeypatch):
+    def full(*args, **keywords):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = RunWriter.reopen(run.folder)
+    monkeypatch.setattr(files, "write_tensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write_logits("test", np.eye(3), [2, 1, 0], replace=True)
+    assert Run.open(run.folder).splits == ()
+
+
+# What may be wrong with a folder.
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(RunError, match=r"no run folder .*gone; `longtail runs list` shows"):
+        Run.open(tmp_path / "gone")
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(RunError, match=r"is not a run folder: it has no run\.json"):
+        Run.open(tmp_path)
+
+
+def test_a_half_written_run_names_the_command_that_resumes_it(root):
+    writer = make_writer(root, command="longtail train --dataset digits-lt --seeds 1")
+    writer.log(epoch=0)
+    with pytest.raises(
+        UnfinishedRunError,
+        match="half written: its training did not finish; resume it with: longtail train "
+        "--dataset digits-lt --seeds 1",
+    ):
+        Run.open(writer.folder)
+    run = Run.open(writer.folder, unfinished=True)
+    assert not run.finished
+    assert run.log() == [{"epoch": 0}]
+    assert "unfinished" in repr(run)
+
+
+def test_a_run_that_lost_its_record_is_half_written(run):
+    (run.folder / "run.json").unlink()
+    with pytest.raises(UnfinishedRunError, match=r"half written: it has no run\.json"):
+        Run.open(run.folder)
+
+
+def test_a_newer_format_is_refused(run):
+    edit(run.folder, format=2, unheard_of=True)
+    with pytest.raises(RunError, match=r"format 2, which is newer .* \(1\); run: pip install"):
+        Run.open(run.folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "1"}', '{"format": true}'])
+def test_some_other_json_is_not_a_record(run, text):
+    (run.folder / "run.json").write_text(text)
+    with pytest.raises(RunError, match="is not the record of a run: it has no format version"):
+        Run.open(run.folder)
+
+
+def test_a_record_that_is_not_json(run):
+    (run.folder / "run.json").write_text('{"format": 1,')
+    with pytest.raises(RunError, match=r"run\.json was edited or damaged: it is not valid JSON"):
+        Run.open(run.folder)
+
+
+def test_a_record_edited_by_hand(run):
+    path = run.folder / "run.json"
+    path.write_text(path.read_text().replace("90", "91"))
+    with pytest.raises(RunError, match=r"run\.json was edited after it was written"):
+        Run.open(run.folder)
+
+
+def test_reformatting_the_record_is_no_edit(run):
+    path = run.folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert Run.open(run.folder).splits == ("test",)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "logits-test.safetensors", "model.safetensors"])
+def test_a_file_edited_by_hand_is_named(run, name):
+    path = run.folder / name
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=f"{re.escape(name)} was edited or damaged after it was"):
+        Run.open(run.folder)
+    assert Run.open(run.folder, verify=False).splits == ("test",)
+
+
+def test_a_file_that_is_missing_is_named(run):
+    (run.folder / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"lacks model\.safetensors, which its run\.json lists"):
+        Run.open(run.folder, verify=False)
+
+
+def test_files_that_the_record_does_not_list_are_left_alone(run):
+    (run.folder / "events.out").write_text("a TensorBoard log")
+    assert Run.open(run.folder).finished
+
+
+def test_an_unknown_split_names_those_there_and_the_command(run):
+    with pytest.raises(
+        RunError, match=r"no logits of the split 'val' \(there: test\); run: longtail evaluate"
+    ):
+        run.logits("val")
+
+
+def test_weights_that_were_never_written(root):
+    with pytest.raises(RunError, match="its weights were not written"):
+        make_writer(root).finish().model()
+
+
+# Starting, resuming and dying.
+
+
+def test_an_existing_run_needs_force(run, root):
+    with pytest.raises(RunError, match=r"exists already; resume or open it, or pass --force"):
+        make_writer(root)
+    writer = make_writer(root, force=True)
+    assert sorted(os.listdir(writer.folder)) == ["run.json"]
+
+
+def test_files_without_a_record_are_not_thrown_away(run, root):
+    (run.folder / "run.json").unlink()
+    with pytest.raises(RunError, match="exists already"):
+        make_writer(root)
+    assert (run.folder / "model.safetensors").exists()
+
+
+def test_an_interrupted_run_resumes(root):
+    writer = make_writer(root)
+    for epoch in range(4):
+        writer.log(epoch=epoch)
+    writer.write_model({"w": np.zeros(2)})
+    with open(writer.folder / "log.jsonl", "ab") as file:
+        file.write(b'{"epoch": 4, "lo')  # killed in the middle of a line
+    (writer.folder / "logits-test.safetensors.tmp").write_bytes(b"part")
+    (writer.folder / ".tmpa1B2c3").write_bytes(b"part")
+
+    writer = RunWriter.resume(writer.folder, make_spec(), device="a GPU")
+    assert sorted(os.listdir(writer.folder)) == ["log.jsonl", "model.safetensors", "run.json"]
+    writer.rewind_log(lambda line: line["epoch"] < 2)
+    writer.log(epoch=2, again=True)
+    run = writer.finish()
+    assert run.log() == [{"epoch": 0}, {"epoch": 1}, {"epoch": 2, "again": True}]
+    assert [entry["device"] for entry in run.record["resumed"]] == ["a GPU"]
+    assert Run.open(run.folder).finished
+
+
+def test_resuming_with_another_spec_shows_the_difference(root):
+    folder = make_writer(root).folder
+    with pytest.raises(
+        RunError,
+        match=r"another spec, so it can't be resumed: method\.settings\.tau: 1\.0 against 2\.0",
+    ):
+        RunWriter.resume(folder, make_spec(method=Part("logit-adjusted", {"tau": 2.0})))
+
+
+def test_a_finished_run_is_not_resumed_or_changed(run):
+    with pytest.raises(RunError, match="is finished; there is nothing to resume"):
+        RunWriter.resume(run.folder, make_spec())
+    writer = RunWriter.reopen(run.folder)
+    for call in (
+        lambda: writer.log(epoch=9),
+        lambda: writer.rewind_log(lambda line: True),
+        lambda: writer.write_model({}),
+        writer.finish,
+    ):
+        with pytest.raises(RunError, match="is finished"):
+            call()
+
+
+STEPS = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import numpy as np
+from pathlib import Path
+from run_factory import make_run
+real, left = os.fsync, [int(sys.argv[2])]
+def fsync(handle):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), 9)
+    real(handle)
+os.fsync = fsync
+make_run(Path(sys.argv[1]))
+"""
+
+
+def kill_at(root, step):
+    code = STEPS.format(tests=str(Path(__file__).parents[1]))
+    return subprocess.run([sys.executable, "-c", code, str(root), str(step)]).returncode
+
+
+@pytest.mark.slow
+def test_killed_at_any_write_a_run_is_finished_or_says_it_is_not(tmp_path):
+    for step in range(40):
+        root = tmp_path / str(step)
+        died = kill_at(root, step) == -9
+        for path in root.rglob("*"):
+            if path.is_file() and path.suffix == ".safetensors":  # a final name is a whole file
+                files.read_tensors(path, caller="test")
+        folders = run_folders(root)
+        assert len(folders) == (1 if step else 0)
+        if not died:
+            assert Run.open(folders[0]).finished
+            break
+        if folders:
+            run = Run.open(folders[0], unfinished=True)  # what is listed is whole
+            if not run.finished:
+                with pytest.raises(UnfinishedRunError):
+                    Run.open(folders[0])
+                RunWriter.resume(folders[0], make_spec()).finish()
+            assert not [p for p in folders[0].iterdir() if p.name.endswith(".tmp")]
+        else:
+            make_run(root)  # nothing of the dead writer is in the way
+        assert find_runs(root)[0].finished
+    else:
+        pytest.fail("never ran to the end")
+    assert step > 8
+
+
+def test_a_full_disk_leaves_the_run_as_it_was(root, monkeypatch):
+    writer = make_writer(root)
+    writer.log(epoch=0)
+    before = {path.name: path.read_bytes() for path in writer.folder.iterdir()}
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for call in (
+        lambda: writer.write_logits("test", np.eye(3), [0, 1, 2]),
+        lambda: writer.write_model({"w": np.zeros(2)}),
+        writer.finish,
+    ):
+        with pytest.raises(OSError, match="No space left on device"):
+            call()
+        assert {path.name: path.read_bytes() for path in writer.folder.iterdir()} == before
+    monkeypatch.undo()
+    writer.write_logits("test", np.eye(3), [0, 1, 2])
+    assert writer.finish().splits == ("test",)
+
+
+# What may not be written.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((np.zeros((2, 4)), [0, 1]), {}, "`logits` has 4 columns but the run has 3 classes"),
+        ((np.zeros((2, 3)), [0]), {}, "`logits` has 2 rows but there are 1 labels"),
+        ((np.zeros((2, 3)), [0, 3]), {}, "`target` must lie in 0 .. 2, but 3 occurs"),
+        ((np.zeros((2, 3)), [0.0, 1.0]), {}, "`target` must be integer class labels"),
+        ((np.full((2, 3), np.nan), [0, 1]), {}, "`logits` must be finite, but row 0, column 0"),
+        ((np.zeros((2, 3)), [0, 1]), {"indices": [1]}, "`indices` has 1 rows"),
+        ((np.zeros((2, 3)), [0, 1]), {"norms": [1.0]}, "`norms` has 1 values but there are 3"),
+        ((np.zeros((2, 3)), [0, 1]), {"bias": [1.0] * 3}, "`bias` needs the head's `norms`"),
+        (
+            (np.zeros((2, 3)), [0, 1]),
+            {"norms": [1.0, np.inf, 1.0]},
+            "`norms` must be finite",
+        ),
+    ],
+)
+def test_bad_logits_are_refused_before_anything_is_written(root, arguments, keywords, message):
+    writer = make_writer(root)
+    with pytest.raises(InputError, match=re.escape(message)):
+        writer.write_logits("test", *arguments, **keywords)
+    assert os.listdir(writer.folder) == ["run.json"]
+
+
+def test_logits_of_other_weights_are_refused(run):
+    writer = RunWriter.reopen(run.folder)
+    with pytest.raises(InputError, match=r"differ from those stored with the split 'test'"):
+        writer.write_logits("val", np.eye(3), [0, 1, 2], norms=[1.0, 2.0, 4.0])
+
+
+def test_a_split_name_that_is_a_path_is_refused(root):
+    with pytest.raises(InputError, match=r"`split` must be a name of small letters.*'\.\./x'"):
+        make_writer(root).write_logits("../x", np.eye(3), [0, 1, 2])
+
+
+def test_a_prior_without_counts_is_refused(root):
+    with pytest.raises(InputError, match="`prior` must carry the numbers of training examples"):
+        make_writer(root, prior=ClassPrior.from_probs([0.5, 0.3, 0.2]))
+    with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
+        make_writer(root, prior=[90, 9, 1])
+    assert not root.exists()
+
+
+def test_class_names_must_fit(root):
+    with pytest.raises(InputError, match="`class_names` has 2 names for 3 classes"):
+        make_writer(root, class_names=["a", "b"])
+    assert make_run(root, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
+
+
+# Finding and comparing.
+
+
+def test_runs_are_found_from_any_level(root):
+    one, two = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1))
+    unfinished = make_writer(root, make_spec(seed=2))
+    for start in (root, root / "digits-lt"):
+        assert [run.folder for run in find_runs(start)] == [one.folder, two.folder]
+    assert run_folders(root) == [one.folder, two.folder, unfinished.folder]
+    assert [run.folder for run in find_runs(one.folder)] == [one.folder]
+    assert len(find_runs(root, unfinished=True)) == 3
+    with pytest.raises(RunError, match="there is no folder"):
+        find_runs(root / "nowhere")
+
+
+def test_runs_on_the_same_data_compare(root):
+    one = make_run(root, make_spec(seed=0))
+    two = make_run(root, make_spec(seed=1, method=Part("softmax")))
+    RunWriter.reopen(two.folder).write_logits("val", np.eye(3), [0, 1, 2])
+    same_data([one, Run.open(two.folder)])
+    same_data([one, Run.open(two.folder)], split="test")
+    with pytest.raises(RunError, match="no logits of the split 'val'"):
+        same_data([Run.open(two.folder), one], split="val")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "e" * 64}, "were trained on different data"),
+        ({"target": np.array([0, 1, 2])}, "have different examples in the split 'test'"),
+    ],
+)
+def test_runs_on_different_data_are_refused(root, changes, message):
+    one, other = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1), **changes)
+    with pytest.raises(RunError, match=f"s0-.* and .*s1-.* {message}; compare runs of one data"):
+        same_data([one, other])
+
+
+def test_the_refusal_says_how_the_data_differ(root):
+    from longtail.runs import DataSpec
+
+    spec = make_spec(dataset=DataSpec("digits-lt", "exp", 100.0, held_out=0.2))
+    one, other = make_run(root), make_run(root, spec, data="e" * 64)
+    with pytest.raises(RunError, match=r"\(dataset\.imbalance_ratio: 50\.0 against 100\.0\)"):
+        same_data([one, other])
+
+
+def test_runs_with_other_classes_are_refused(root):
+    one = make_run(root)
+    writer = make_writer(root, make_spec(seed=9), prior=ClassPrior.from_counts([5, 5]))
+    with pytest.raises(RunError, match="have different numbers of classes"):
+        same_data([one, writer.finish()])
+
+
+def test_comparing_nothing_is_refused():
+    with pytest.raises(InputError, match="`runs` is empty"):
+        same_data([])
+
+
+def test_the_stored_target_fingerprint_is_that_of_the_labels(run):
+    labels = _checks.labels([0, 1, 2, 0, 1, 2], caller="test")
+    assert run.record["splits"]["test"]["target"] == fingerprint(labels)

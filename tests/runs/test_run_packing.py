@@ -1,0 +1,276 @@
+import gzip
+import io
+import os
+import re
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from longtail import InputError, adjust_logits
+from longtail.runs import Run, RunError, UnfinishedRunError, find_runs, pack, unpack
+from longtail.runs.packing import half_logits
+from run_factory import make_run, make_spec, make_writer
+
+
+@pytest.fixture
+def archive(tmp_path):
+    return tmp_path / "runs.tar.gz"
+
+
+def names_in(archive):
+    with tarfile.open(archive) as tar:
+        return tar.getnames()
+
+
+def test_runs_come_out_as_they_went_in_but_for_rounding(run, archive, tmp_path):
+    pack([run], archive)
+    (again,) = unpack(archive, tmp_path / "copy")
+    assert again.folder == tmp_path / "copy" / run.spec.folder
+    assert again.spec == run.spec
+    assert again.prior == run.prior
+    assert [line["epoch"] for line in again.log()] == [0, 1]
+    assert again.head.norms.tolist() == run.head.norms.tolist()
+    assert Run.open(again.folder).finished  # its hashes are its own
+    one, two = run.logits("test"), again.logits("test")
+    assert two.logits.dtype == np.float32
+    np.testing.assert_array_equal(one.target, two.target)
+    np.testing.assert_array_equal(one.indices, two.indices)
+    change = np.abs(two.logits.astype(float) - one.logits.astype(float)).max()
+    stated = again.record["splits"]["test"]["largest_change"]
+    assert 0 < change <= stated + 1e-6
+    assert stated < 2**-11 * 5
+    original = run.record["files"]["logits-test.safetensors"]
+    assert again.record["packed"]["originals"]["logits-test.safetensors"] == original
+    assert sorted(os.listdir(tmp_path / "copy")) == ["digits-lt"]
+
+
+def test_full_precision_changes_no_logit(run, archive, tmp_path):
+    pack([run], archive, half=False)
+    (again,) = unpack(archive, tmp_path / "copy")
+    np.testing.assert_array_equal(again.logits("test").logits, run.logits("test").logits)
+
+
+def test_weights_travel_only_if_asked(run, archive, tmp_path):
+    pack([run], archive)
+    assert not any("model" in name for name in names_in(archive))
+    (again,) = unpack(archive, tmp_path / "copy")
+    with pytest.raises(RunError, match="packed without weights; pack it with --weights"):
+        again.model()
+    pack([run], archive, weights=True, force=True)
+    (again,) = unpack(archive, tmp_path / "copy", force=True)
+    np.testing.assert_array_equal(again.model()["weight"], run.model()["weight"])
+
+
+def test_a_packed_run_packs_again_without_further_rounding(run, archive, tmp_path):
+    pack([run], archive)
+    unpack(archive, tmp_path / "copy")
+    second = tmp_path / "second.tgz"
+    pack([tmp_path / "copy" / run.spec.folder], second)
+    (again,) = unpack(second, tmp_path / "copy2")
+    once = Run.open(tmp_path / "copy" / run.spec.folder)
+    np.testing.assert_array_equal(again.logits("test").logits, once.logits("test").logits)
+    assert again.record["packed"] == once.record["packed"]
+
+
+def test_the_same_runs_give_the_same_bytes(root, archive, tmp_path):
+    one, two = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1))
+    first = pack([one, two], archive).read_bytes()
+    os.utime(one.folder / "log.jsonl", (1, 1))
+    os.chmod(two.folder / "run.json", 0o600)
+    second = pack([two.folder, str(one.folder)], tmp_path / "other.tar.gz").read_bytes()
+    assert first == second
+
+
+def test_an_unfinished_run_is_not_packed(root, archive):
+    writer = make_writer(root)
+    with pytest.raises(UnfinishedRunError, match="half written"):
+        pack([writer.folder], archive)
+    assert not archive.exists()
+
+
+def test_an_edited_run_is_not_packed(run, archive):
+    (run.folder / "log.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match=r"log\.jsonl was edited"):
+        pack([run], archive)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.zip", "`archive` must end in .tar.gz or .tgz; got 'a.zip'"),
+        ("nowhere/a.tgz", "there is no folder"),
+    ],
+)
+def test_bad_archive_names(run, tmp_path, name, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        pack([run], tmp_path / name)
+
+
+def test_an_existing_archive_needs_force(run, archive):
+    archive.write_text("precious")
+    with pytest.raises(InputError, match=r"exists; pass --force"):
+        pack([run], archive)
+    assert archive.read_text() == "precious"
+
+
+def test_nothing_and_the_same_twice_are_refused(run, archive):
+    with pytest.raises(InputError, match="`runs` is empty"):
+        pack([], archive)
+    with pytest.raises(InputError, match="are both the run digits-lt/logit-adjusted-s4-"):
+        pack([run, run.folder], archive)
+
+
+def test_existing_runs_are_not_replaced_unless_forced(run, root, archive):
+    pack([run], archive)
+    before = (run.folder / "run.json").read_bytes()
+    with pytest.raises(InputError, match=r"already; pass --force \(force=True\) to replace"):
+        unpack(archive, root)
+    assert (run.folder / "run.json").read_bytes() == before
+    unpack(archive, root, force=True)
+    assert find_runs(root)[0].record["packed"]
+
+
+def test_progress_counts_up_to_the_total(root, archive, tmp_path):
+    runs = [make_run(root, make_spec(seed=seed)) for seed in (0, 1)]
+    calls = []
+    pack(runs, archive, progress=lambda *call: calls.append(call[:2]))
+    assert calls == [(0, 2), (1, 2), (2, 2)]
+
+
+def rewrite(archive, change):
+    """The archive with its (name, content) entries changed."""
+    with tarfile.open(archive) as tar:
+        entries = [(member, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(archive, "w:gz") as tar:
+        for member, content in entries:
+            member, content = change(member, content)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("name", ["/etc/x/y", "../../x", "a/../../b", "a/b/.hidden", "a/b"])
+def test_an_entry_that_is_no_file_of_a_run_is_refused(run, archive, tmp_path, name):
+    pack([run], archive)
+
+    def escape(member, content):
+        member.name = name
+        return member, content
+
+    rewrite(archive, escape)
+    with pytest.raises(RunError, match="which is no file of a run; nothing was unpacked"):
+        unpack(archive, tmp_path / "copy")
+    assert os.listdir(tmp_path / "copy") == []
+
+
+def test_a_link_in_an_archive_is_refused(run, archive, tmp_path):
+    with tarfile.open(archive, "w:gz") as tar:
+        link = tarfile.TarInfo("a/b/run.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    with pytest.raises(RunError, match="which is no file of a run"):
+        unpack(archive, tmp_path / "copy")
+
+
+def test_an_archive_edited_by_hand_is_refused_whole(run, archive, tmp_path):
+    pack([run], archive)
+    rewrite(archive, lambda member, text: (member, text.replace(b"1.5", b"1.4")))
+    with pytest.raises(RunError, match=r"log\.jsonl was edited or damaged"):
+        unpack(archive, tmp_path / "copy")
+    assert os.listdir(tmp_path / "copy") == []
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.8, 0.99])
+def test_a_truncated_archive_says_so(run, archive, tmp_path, keep):
+    pack([run], archive)
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(InputError, match=r"is truncated or not an archive of runs|holds no runs"):
+        unpack(archive, tmp_path / "copy")
+    assert os.listdir(tmp_path / "copy") == []
+
+
+def test_other_files_are_no_archives(tmp_path):
+    path = tmp_path / "a.tgz"
+    path.write_text("hello")
+    with pytest.raises(InputError, match="truncated or not an archive"):
+        unpack(path, tmp_path / "copy")
+    path.write_bytes(gzip.compress(b"\0" * 10240))
+    with pytest.raises(InputError, match="holds no runs"):
+        unpack(path, tmp_path / "copy")
+    with pytest.raises(InputError, match="there is no archive"):
+        unpack(tmp_path / "none.tgz", tmp_path / "copy")
+
+
+# The rounding.
+
+
+def decoded(logits):
+    half, peak, change = half_logits(logits)
+    return peak[:, None] + half.astype(peak.dtype), change
+
+
+matrices = arrays.arrays(
+    st.sampled_from([np.float32, np.float64]),
+    st.tuples(st.integers(1, 6), st.integers(1, 5)),
+    elements=st.floats(-1000, 1000, width=32)
+    | st.sampled_from([0.0, 1.0, 1.0 + 2**-23, 1.0 - 2**-24, 8.0, 8.0 - 2**-21, 1e-30, 0.5]),
+)
+
+
+@given(matrices)
+@settings(max_examples=300, deadline=None)
+def test_half_precision_keeps_maximum_ties_and_argmax(logits):
+    found, change = decoded(logits)
+    np.testing.assert_array_equal(found.max(axis=1), logits.max(axis=1))
+    np.testing.assert_array_equal(
+        found == found.max(axis=1, keepdims=True), logits == logits.max(axis=1, keepdims=True)
+    )
+    exact = logits.astype(np.float64)
+    distance = exact.max(axis=1, keepdims=True) - exact
+    allowed = np.maximum(distance * 2.0**-11, 2.0**-24)
+    roundoff = np.finfo(found.dtype).eps * np.abs(exact).max()
+    assert np.all(np.abs(found - exact) <= allowed + roundoff)
+    assert change <= allowed.max()
+
+
+def test_neighbouring_floats_stay_apart():
+    value = np.float32(12.3)
+    below = np.nextafter(value, np.float32(0))
+    logits = np.array([[below, value], [value, below]], np.float32)
+    found, _ = decoded(logits)
+    np.testing.assert_array_equal(found, logits)
+
+
+def test_adjusted_decisions_change_only_within_the_rounding(root, archive, tmp_path):
+    from longtail import ClassPrior
+
+    random = np.random.default_rng(1)
+    counts = [5000, 500, 50]
+    logits = random.normal(scale=3, size=(20000, 3)).astype(np.float32)
+    target = random.integers(0, 3, 20000)
+    prior = ClassPrior.from_counts(counts)
+    run = make_run(root, logits=logits, target=target, prior=prior)
+    pack([run], archive)
+    (again,) = unpack(archive, tmp_path / "copy")
+    for tau in (0.0, 0.7, 1.0, 2.5):
+        one = np.asarray(adjust_logits(logits, prior, tau=tau))
+        two = np.asarray(adjust_logits(again.logits("test").logits, prior, tau=tau))
+        moved = np.flatnonzero(one.argmax(axis=1) != two.argmax(axis=1))
+        ordered = np.sort(one[moved], axis=1)
+        spread = logits[moved].max(axis=1) - logits[moved].min(axis=1)
+        assert np.all(ordered[:, -1] - ordered[:, -2] <= 2**-10 * spread)
+        assert len(moved) < 20
+        assert tau or not len(moved)
+
+
+def test_logits_too_far_apart_for_half_precision_are_refused(root, archive, tmp_path):
+    run = make_run(root, logits=np.array([[0.0, 70000.0, 1.0]], np.float32), target=[1])
+    with pytest.raises(InputError, match=r"lie 70000 apart.*pack with --full-precision"):
+        pack([run], archive)
+    assert not archive.exists()
+    pack([run], archive, half=False)
+    assert unpack(archive, tmp_path / "copy")[0].logits("test").logits[0, 1] == 70000
