@@ -237,21 +237,38 @@ def test_false_alarms_stay_rare_when_the_calibration_was_fitted_on_few_examples(
     assert false_alarms(lambda rng: once(rng, known=True), 40) > 0.3
 
 
-def test_false_alarms_of_bbse():
+@pytest.mark.parametrize("held_out", ["as trained", "counted", "balanced"])
+def test_false_alarms_of_bbse(held_out):
     mixture = Mixture(5, spread=0.8)
+    mix = np.full(5, 0.2) if held_out == "balanced" else mixture.prior.probs
 
     def once(rng):
-        y, logits = mixture.sample(800, mixture.prior.probs, rng)
-        probs = softmax(mixture.sample(600, mixture.prior.probs, rng)[1])
+        y, logits = mixture.sample(800, mix, rng)
         return shift.estimate_prior(
-            probs,
-            mixture.prior,
+            softmax(mixture.sample(600, mixture.prior.probs, rng)[1]),
+            ClassPrior.from_labels(y) if held_out == "counted" else mixture.prior,
             method="bbse",
             source_probs=softmax(logits),
             source_target=y,
         )
 
     assert false_alarms(once, 60) <= 0.12
+
+
+def test_bbse_sees_a_shift_that_the_held_out_examples_share():
+    # "No shift" is about the prior that was given, not about the held-out mix.
+    mixture, rng = Mixture(5, spread=1.2), np.random.default_rng(12)
+    q = mixture.prior.probs[::-1]
+    y, source = mixture.sample(5000, q, rng)
+    estimate = shift.estimate_prior(
+        softmax(mixture.sample(5000, q, rng)[1]),
+        mixture.prior,
+        method="bbse",
+        source_probs=softmax(source),
+        source_target=y,
+    )
+    assert estimate.shifted
+    assert total_variation(estimate.prior.probs, q) < 0.05
 
 
 def test_shrinking_helps_when_classes_are_many_and_examples_few():
@@ -370,17 +387,34 @@ def test_negative_solutions_end_on_the_simplex():
     assert estimate.prior.probs.min() > 0
 
 
-def test_two_sample_statistic_equals_scipy_and_pools_rare_labels():
+def test_bbse_statistic_is_pearsons_when_the_prior_is_the_held_out_one():
     from scipy.stats import chi2_contingency
 
-    source, target = np.array([50, 30, 20]), np.array([40, 50, 30])
-    statistic, df = _shift_methods._two_sample(source, target)
-    expected = chi2_contingency([source, target], correction=False)
-    assert (statistic, df) == (pytest.approx(expected.statistic), expected.dof)
-    rare = [np.append(source, [2, 1, 0]), np.append(target, [1, 2, 0])]
-    pooled = chi2_contingency([np.append(source, 3), np.append(target, 3)], correction=False)
-    statistic, df = _shift_methods._two_sample(*rare)
-    assert (statistic, df) == (pytest.approx(pooled.statistic), pooled.dof)
+    rng = np.random.default_rng(13)
+    confusion = np.array([[900.0, 60, 40], [80, 500, 20], [30, 50, 320]])
+    source = confusion.sum(axis=0)
+    labels = np.repeat([0, 1, 2], [1500, 1000, 700])
+    rng.shuffle(labels)
+    prior = ClassPrior.from_counts(confusion.sum(axis=1))
+    statistic, df = _shift_methods._no_shift_statistic(confusion, labels, prior)
+    pearson = chi2_contingency([source, np.bincount(labels)], correction=False)
+    assert df == pearson.dof == 2
+    assert statistic == pytest.approx(pearson.statistic, rel=0.05)
+    # A prior known exactly leaves less to chance.
+    exact = ClassPrior.from_probs(prior.probs)
+    assert _shift_methods._no_shift_statistic(confusion, labels, exact)[0] > statistic
+
+
+def test_bbse_statistic_pools_labels_that_are_too_rare_to_count():
+    confusion = np.diag([400.0, 300.0, 3.0, 2.0])
+    labels = np.repeat([0, 1, 2, 3], [420, 300, 1, 4])
+    prior = ClassPrior.from_probs([0.56, 0.43, 0.006, 0.004])
+    pooled = np.diag([400.0, 300.0, 5.0])
+    same = ClassPrior.from_probs([0.56, 0.43, 0.01])
+    ours = _shift_methods._no_shift_statistic(confusion, labels, prior)
+    expected = _shift_methods._no_shift_statistic(pooled, np.minimum(labels, 2), same)
+    assert ours[1] == expected[1] == 2
+    assert ours[0] == pytest.approx(expected[0], rel=0.1)
 
 
 # --- bias-corrected temperature -----------------------------------------------------------

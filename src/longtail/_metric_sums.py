@@ -17,15 +17,15 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail._metric_types import Evaluation, PerClassError, Reliability
 from longtail.priors import ClassPrior
 
-# 16 MB in float64: large enough to be vectorised, small enough to stay near the cache.
-_CHUNK_ELEMENTS = 1 << 21
+# 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.
+_CHUNK_ELEMENTS = 1 << 18
 
 
 def row_slices(array: NDArray[Any]) -> Iterator[slice]:
-    """Consecutive row ranges of an (examples, classes) array, each a few megabytes.
+    """Consecutive row ranges of an (examples, classes) array, each a megabyte or two.
 
     Example:
-        >>> [(rows.start, rows.stop) for rows in row_slices(np.empty((5, 1 << 20)))]
+        >>> [(rows.start, rows.stop) for rows in row_slices(np.empty((5, 1 << 17)))]
         [(0, 2), (2, 4), (4, 5)]
     """
     step = max(1, _CHUNK_ELEMENTS // array.shape[1])
@@ -221,6 +221,17 @@ def _probabilities(
     return probs, np.log1p(others) + lead, choice
 
 
+def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
+    """The bin (edges[b], edges[b + 1]] of each confidence; 0 is in the first.
+
+    Example:
+        >>> bin_of(np.array([0.0, 0.5, 0.6, 1.0]), np.array([0.0, 0.5, 1.0]))
+        array([0, 0, 1, 1])
+    """
+    # Rounding may leave a probability just above 1.
+    return (np.searchsorted(edges, confidence, side="left") - 1).clip(0, len(edges) - 2)
+
+
 class _Bins:
     """Sums per class and confidence bin, filled chunk by chunk."""
 
@@ -243,8 +254,7 @@ class _Bins:
             return
         row, column = np.nonzero(probs > self.edges[1])
         confidence, w = probs[row, column], weight[row]
-        place = np.searchsorted(self.edges, confidence, side="left") - 1
-        place = np.minimum(place, bins - 1)  # rounding may leave a probability just above 1
+        place = bin_of(confidence, self.edges)
         moved = (np.ones_like(w), w, w * confidence, w * (labels[row] == column))
         for total, amount in zip(self.sums, moved, strict=True):
             np.add.at(total, (column, place), amount)

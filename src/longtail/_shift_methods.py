@@ -184,18 +184,15 @@ def by_bbse(
         )
     mean = mean_prediction(probs, caller, "probs")
     labels = decide_in_chunks(probs, caller, "probs")
-    if soft:
-        totals = _class_totals(source, target)
-    else:
+    confusion = confusion_counts(target, source_labels, width, None).astype(np.float64)
+    totals = _class_totals(source, target) if soft else confusion
+    if not soft:
         mean = np.bincount(labels, minlength=width) / len(labels)
-        totals = confusion_counts(target, source_labels, width, None).astype(np.float64)
     matrix = np.asarray((totals / counts[:, None]).T)
     condition = float(np.linalg.cond(matrix))
     if not condition < _SINGULAR:
         raise InputError(_singular(source_labels, width, soft, condition))
-    statistic, df = _two_sample(
-        np.bincount(source_labels, minlength=width), np.bincount(labels, minlength=width)
-    )
+    statistic, df = _no_shift_statistic(confusion, labels, prior)
     return Found(_simplex_solve(matrix, mean), statistic, df, condition=condition)
 
 
@@ -240,13 +237,31 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     return np.asarray(x / x.sum())
 
 
-def _two_sample(source: IntArray, target: IntArray) -> tuple[float, int]:
-    """Pearson's χ² of two samples of predicted labels; rare labels share one cell."""
-    total = source + target
-    smaller = min(source.sum(), target.sum()) / total.sum()
-    rare = total * smaller < 5.0  # expected counts below 5 break the χ² approximation
-    cells = np.stack([source, target]).astype(np.float64)
-    cells = np.column_stack([cells[:, ~rare], cells[:, rare].sum(axis=1)])
-    cells = cells[:, cells.sum(axis=0) > 0]
-    expected = cells.sum(axis=1, keepdims=True) * cells.sum(axis=0) / cells.sum()
-    return float(((cells - expected) ** 2 / expected).sum()), cells.shape[1] - 1
+def _no_shift_statistic(
+    confusion: FloatArray, labels: IntArray, prior: ClassPrior
+) -> tuple[float, int]:
+    """Wald statistic and degrees of freedom of "the labels predicted on the target follow A π".
+
+    Here A comes from predicted labels, whatever the estimate uses, since their noise is known:
+    multinomial, on the target, within each held-out class, and in the prior's own counts.
+    """
+    size, pi = len(labels), prior.probs
+    counts = confusion.sum(axis=1)
+    expected = (pi / counts) @ confusion
+    # One more example per class, spread like all predictions: a class with few examples must
+    # not look free of noise.
+    rates = ((confusion + expected) / (counts + 1.0)[:, None]).T
+    within = pi**2 / counts
+    noise = (np.diag(expected) - np.outer(expected, expected)) / size
+    noise += np.diag(rates @ within) - (rates * within) @ rates.T
+    if prior.counts is not None and prior.counts.dtype.kind == "i":
+        spread = (rates * pi) @ rates.T - np.outer(rates @ pi, rates @ pi)
+        noise += spread / float(prior.counts.sum())
+    # The χ² approximation needs cells that rest on the equivalent of some twenty examples, so
+    # rarer labels share one; the last cell follows from the others and is left out.
+    rare = expected**2 < 20.0 * np.diag(noise)
+    cells = np.vstack([np.eye(len(pi))[~rare], rare.astype(np.float64)])
+    cells = cells[np.any(cells > 0, axis=1)][:-1]
+    gap = cells @ (np.bincount(labels, minlength=len(pi)) / size - expected)
+    solved = np.linalg.lstsq(cells @ noise @ cells.T, gap, rcond=None)[0]
+    return float(gap @ solved), len(cells)

@@ -43,7 +43,7 @@ class ShiftEstimate:
         source: π, the training prior that was given.
         shifted: whether the target differs from π by more than chance (`p_value`).
         strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
-        statistic: likelihood-ratio (EM) or two-sample χ² (BBSE) statistic of "no shift".
+        statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
         df: its degrees of freedom.
         p_value: probability of such a statistic without a shift.
         method: "em" or "bbse".
@@ -129,7 +129,7 @@ def estimate_prior(
 
     **Leaving things alone.** "No shift" is tested: for EM by the likelihood ratio against q = π,
     scaled by N / (N + n) if `prior` counts N examples, since it and the calibration are then a
-    sample too; for BBSE by a two-sample χ² test on the predicted labels. Unless that rejects at
+    sample too; for BBSE by a χ² test of the predicted labels against A π. Unless that rejects at
     `significance`, `.prior` is the training prior itself. Otherwise, as the estimate of many
     rare classes is mostly noise, only the share 1 − df / statistic of the change is kept
     (positive-part James-Stein); `.probs` is the estimate without that.
@@ -140,7 +140,7 @@ def estimate_prior(
         prior: π, which the probabilities refer to: of the data that the model, or its
             calibrator, was fitted on.
         method: "em" or "bbse".
-        source_probs: for "bbse": predictions on held-out examples distributed as `prior`,
+        source_probs: for "bbse": predictions on held-out examples of every class, in any mix,
             shape (held-out examples, num_classes).
         source_target: for "bbse": their labels.
         soft: for "bbse": True (default) uses the probabilities, False the predicted labels.
