@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from longtail import losses as losses
     from longtail import margins as margins
     from longtail import metrics as metrics
     from longtail import posthoc as posthoc
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from longtail import shift as shift
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
+    from longtail.losses import LogitAdjustedLoss as LogitAdjustedLoss
+    from longtail.losses import PairwiseMarginLoss as PairwiseMarginLoss
+    from longtail.losses import logit_adjusted_loss as logit_adjusted_loss
+    from longtail.losses import pairwise_margin_loss as pairwise_margin_loss
     from longtail.margins import Margin as Margin
     from longtail.metrics import balanced_error as balanced_error
     from longtail.metrics import confusion_matrix as confusion_matrix
@@ -61,8 +66,12 @@ _HOMES = {
     "estimate_prior": "shift",
     "effective_prior": "shift",
     "Margin": "margins",
+    "pairwise_margin_loss": "losses",
+    "logit_adjusted_loss": "losses",
+    "PairwiseMarginLoss": "losses",
+    "LogitAdjustedLoss": "losses",
 }
-_SUBMODULES = ("priors", "metrics", "posthoc", "shift", "margins")
+_SUBMODULES = ("priors", "metrics", "posthoc", "shift", "margins", "losses")
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]
 

@@ -1,0 +1,451 @@
+"""How the losses live in torch: derivatives, transforms, the compiler, modules, devices."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch.func import grad, hessian, jacrev, vmap
+from torch.nn import functional as F
+
+from longtail import ClassPrior, InputError, Margin, losses, margins
+from loss_contract import CONTRACTS, NUM_CLASSES
+from test_margins import DELTA, PRIOR
+
+contracts = pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+TARGET = torch.tensor([0, 1, 3])
+OTHER_PRIOR = ClassPrior.from_counts([5, 10, 100, 900])
+DENSE = Margin.from_matrix(np.random.default_rng(0).normal(size=(NUM_CLASSES, NUM_CLASSES)))
+gpu = pytest.mark.gpu
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def soft(*shape, dtype=torch.float64):
+    return randn(*shape, seed=1, dtype=dtype).softmax(1)
+
+
+# --- derivatives and transforms -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
+@contracts
+def test_derivatives_of_first_and_second_order(contract, kind):
+    target = soft(3, NUM_CLASSES) if kind == "soft" else TARGET
+    epsilon = 0.1 if kind == "smoothed" else 0.0
+    logits = (randn(3, NUM_CLASSES) / contract.scale**0.5).requires_grad_()
+
+    def loss(f):
+        return contract.function(f, target, label_smoothing=epsilon, reduction="none")
+
+    assert torch.autograd.gradcheck(loss, logits, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(loss, logits, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("kind", ["index", "soft"])
+def test_derivatives_with_a_dense_margin_and_with_dropped_classes(kind):
+    target = soft(3, NUM_CLASSES) if kind == "soft" else TARGET
+    logits = randn(3, NUM_CLASSES).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda f: losses.pairwise_margin_loss(f, target, DENSE), logits, check_forward_ad=True
+    )
+
+    def threshold(f):
+        generator = torch.Generator().manual_seed(0)
+        return losses.equalized_threshold_loss(
+            f, target, PRIOR, threshold=0.5, gamma=0.5, generator=generator, reduction="none"
+        )
+
+    assert torch.autograd.gradcheck(threshold, logits, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(threshold, logits)
+
+
+def test_gradient_flows_to_class_probabilities():
+    q = soft(3, NUM_CLASSES).requires_grad_()
+    logits = randn(3, NUM_CLASSES)
+    assert torch.autograd.gradcheck(lambda q: losses.logit_adjusted_loss(logits, q, PRIOR), q)
+
+
+@pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
+@contracts
+def test_vmap_and_grad(contract, kind):
+    module = contract.module(label_smoothing=0.1 if kind == "smoothed" else 0.0)
+    logits = randn(5, 3, NUM_CLASSES)
+    targets = torch.stack([TARGET.roll(i) for i in range(5)])
+    if kind == "soft":
+        targets = randn(5, 3, NUM_CLASSES, seed=2).softmax(-1)
+    expected = torch.stack([module(f, y) for f, y in zip(logits, targets, strict=True)])
+    torch.testing.assert_close(vmap(module)(logits, targets), expected)
+    slope = torch.stack([grad(module)(f, y) for f, y in zip(logits, targets, strict=True)])
+    torch.testing.assert_close(vmap(grad(module))(logits, targets), slope)
+    x = logits.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(vmap(module)(x, targets).sum(), x)[0], slope)
+
+
+def test_vmap_over_the_target_alone_over_the_logits_alone_and_per_example():
+    logits, targets = randn(5, 3, NUM_CLASSES), torch.stack([TARGET.roll(i) for i in range(5)])
+    loss = losses.LogitAdjustedLoss(PRIOR)
+    over_target = vmap(grad(loss), in_dims=(None, 0))(logits[0], targets)
+    torch.testing.assert_close(
+        over_target, torch.stack([grad(loss)(logits[0], y) for y in targets])
+    )
+    over_logits = vmap(grad(loss), in_dims=(0, None))(logits, targets[0])
+    torch.testing.assert_close(
+        over_logits, torch.stack([grad(loss)(f, targets[0]) for f in logits])
+    )
+    per_example = vmap(loss)(logits[0], targets[0])  # logits (C,), target ()
+    each = losses.logit_adjusted_loss(logits[0], targets[0], PRIOR, reduction="none")
+    torch.testing.assert_close(per_example, each)
+
+
+def test_no_operation_lacks_a_batching_rule(recwarn):
+    loss = losses.LogitAdjustedLoss(PRIOR, label_smoothing=0.1)
+    vmap(grad(loss))(randn(5, 3, NUM_CLASSES), TARGET.expand(5, 3))
+    vmap(grad(losses.LogitAdjustedLoss(PRIOR)))(randn(5, 3, NUM_CLASSES), TARGET.expand(5, 3))
+    assert [str(w.message) for w in recwarn if "performance drop" in str(w.message)] == []
+
+
+@contracts
+def test_hessian_agrees_with_double_backward(contract):
+    f = randn(2, NUM_CLASSES) / contract.scale**0.5
+
+    def loss(f):
+        return contract.function(f, TARGET[:2])
+
+    expected = torch.autograd.functional.hessian(loss, f)
+    torch.testing.assert_close(hessian(loss)(f), expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(jacrev(jacrev(loss))(f), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_vmap_with_a_label_out_of_range_says_so():
+    with pytest.raises(InputError, match=r"`target` must lie in 0 .. 3, but 9 occurs"):
+        vmap(losses.LogitAdjustedLoss(PRIOR))(randn(2, 3, NUM_CLASSES), torch.full((2, 3), 9))
+
+
+def test_threshold_form_under_vmap_draws_differently_for_each():
+    loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.9, gamma=0.5)
+    values = vmap(loss, randomness="different")(
+        torch.zeros(40, 3, NUM_CLASSES), TARGET.expand(40, 3)
+    )
+    assert len(values.unique()) > 5
+
+
+# --- the compiler ---------------------------------------------------------------------------------
+
+
+def compiled(loss, backend="aot_eager"):
+    torch.compiler.reset()
+    return torch.compile(loss, fullgraph=True, backend=backend)
+
+
+def assert_same_loss(one, two, logits, *args):
+    results = []
+    for loss in (one, two):
+        f = logits.clone().requires_grad_()
+        value = loss(f, *args)
+        value.sum().backward()
+        results.append((value.detach(), f.grad))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@contracts
+def test_compiled_module_and_function(contract):
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32) / contract.scale
+    module = contract.module()
+    assert_same_loss(compiled(module), module, logits, TARGET)
+    assert_same_loss(compiled(contract.function), contract.function, logits, TARGET)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("aot_eager", "index"),
+        ("aot_eager", "soft"),
+        ("aot_eager", "smoothed"),
+        ("inductor", "index"),
+    ],
+)
+def test_compiled_with_every_kind_of_target(backend, kind):
+    logits = 20 * randn(3, NUM_CLASSES, dtype=torch.float32)
+    target = soft(3, NUM_CLASSES, dtype=torch.float32) if kind == "soft" else TARGET
+    options = {"label_smoothing": 0.1 if kind == "smoothed" else 0.0, "weight": torch.rand(4)}
+    loss = losses.LogitAdjustedLoss(PRIOR, **options)
+    assert_same_loss(compiled(loss, backend), loss, logits, target)
+
+
+def test_compiled_loss_keeps_its_digits_when_the_target_leads_by_80():
+    logits = torch.tensor([[80.0, 0.0, -1.0, -2.0]])
+    loss = losses.SoftmaxLoss(PRIOR)
+    for target in (TARGET[:1], F.one_hot(TARGET[:1], 4).float()):
+        f = logits.clone().requires_grad_()
+        value = compiled(loss)(f, target)
+        value.backward()
+        expected = np.exp(-80) + np.exp(-81) + np.exp(-82)
+        assert value.item() == pytest.approx(expected, rel=1e-5)
+        assert f.grad[0, 0].item() == pytest.approx(-expected, rel=1e-5)
+
+
+def test_the_compiler_takes_margins_and_priors_as_data_not_as_constants():
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
+    by_margin = compiled(losses.pairwise_margin_loss)
+    for prior in (PRIOR, OTHER_PRIOR):
+        margin = margins.adaptive(prior)
+        assert_same_loss(by_margin, losses.pairwise_margin_loss, logits, TARGET, margin)
+    by_prior = compiled(losses.logit_adjusted_loss)
+    for prior in (PRIOR, OTHER_PRIOR, ClassPrior.from_probs([0.1, 0.2, 0.3, 0.4])):
+        assert_same_loss(by_prior, losses.logit_adjusted_loss, logits, TARGET, prior)
+
+
+def test_compiled_module_follows_a_loaded_state():
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
+    loss, other = losses.LogitAdjustedLoss(PRIOR), losses.LogitAdjustedLoss(OTHER_PRIOR)
+    fast = compiled(loss)
+    fast(logits, TARGET)
+    loss.load_state_dict(other.state_dict())
+    torch.testing.assert_close(fast(logits, TARGET), other(logits, TARGET))
+
+
+@pytest.mark.slow
+def test_compiled_dense_and_threshold_forms():
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
+    dense = losses.PairwiseMarginLoss(DENSE)
+    assert_same_loss(compiled(dense), dense, logits, TARGET)
+    certain = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0)
+    assert_same_loss(compiled(certain), certain, logits, TARGET)
+
+    def function(f, y):
+        return losses.equalized_threshold_loss(f, y, PRIOR, threshold=0.1, gamma=1.0)
+
+    assert_same_loss(compiled(function), function, logits, TARGET)
+
+
+@pytest.mark.slow
+def test_compiled_vmap_of_grad():
+    loss = losses.LogitAdjustedLoss(PRIOR)
+    logits, targets = randn(5, 3, NUM_CLASSES, dtype=torch.float32), TARGET.expand(5, 3)
+    per_model = vmap(grad(loss))
+    fast = compiled(lambda f, y: per_model(f, y))
+    torch.testing.assert_close(fast(logits, targets), per_model(logits, targets))
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+@contracts
+def test_module_and_function_agree(contract):
+    logits, weight = randn(3, NUM_CLASSES, dtype=torch.float32), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    options = {"weight": weight, "label_smoothing": 0.1, "ignore_index": 1, "reduction": "sum"}
+    torch.testing.assert_close(
+        contract.module(**options)(logits, TARGET), contract.function(logits, TARGET, **options)
+    )
+
+
+@contracts
+def test_a_state_dict_restores_another_priors_margins(contract):
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
+    source = contract.module(prior=PRIOR, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    loaded = contract.module(prior=OTHER_PRIOR, weight=torch.ones(4))
+    if contract.name != "softmax":
+        assert loaded(logits, TARGET) != source(logits, TARGET)
+    stream = io.BytesIO()
+    torch.save(source.state_dict(), stream)
+    stream.seek(0)
+    loaded.load_state_dict(torch.load(stream, weights_only=True))
+    assert loaded(logits, TARGET) == source(logits, TARGET)
+    assert set(source.state_dict()) == {"alpha", "positive", "negative", "weight"}
+
+
+def test_dense_and_threshold_modules_keep_all_they_need_in_their_state():
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
+    dense = losses.PairwiseMarginLoss(DENSE)
+    other = losses.PairwiseMarginLoss(Margin.from_matrix(np.zeros((4, 4))))
+    other.load_state_dict(dense.state_dict())
+    assert other(logits, TARGET) == dense(logits, TARGET)
+    one = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0)
+    two = losses.EqualizedThresholdLoss(OTHER_PRIOR, threshold=0.1, gamma=1.0)
+    assert two(logits, TARGET) != one(logits, TARGET)
+    two.load_state_dict(one.state_dict())
+    assert two(logits, TARGET) == one(logits, TARGET)
+
+
+@pytest.mark.parametrize(
+    "cast", [lambda m: m.half(), lambda m: m.bfloat16(), lambda m: m.to(torch.float16)]
+)
+def test_casting_a_model_to_half_precision_leaves_the_margins_exact(cast):
+    model = torch.nn.ModuleDict(
+        {"head": torch.nn.Linear(2, 4), "loss": losses.LogitAdjustedLoss(PRIOR)}
+    )
+    before = model["loss"].negative.clone()
+    cast(model)
+    assert model["head"].weight.dtype in (torch.float16, torch.bfloat16)
+    for name, buffer in model["loss"].named_buffers():
+        assert buffer.dtype == torch.float32, name
+    assert torch.equal(model["loss"].negative, before)
+
+
+def test_casting_up_and_moving_are_left_to_torch():
+    loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, weight=torch.ones(4))
+    loss.double()
+    assert {b.dtype for b in loss.buffers()} == {torch.float64, torch.bool}
+    loss.half()
+    assert {b.dtype for b in loss.buffers()} == {torch.float64, torch.bool}
+    assert {b.device.type for b in loss.to("meta").buffers()} == {"meta"}
+
+
+def test_a_loss_left_on_another_device_says_where_to_move_it():
+    loss = losses.LogitAdjustedLoss(PRIOR)
+    with pytest.raises(InputError, match=r"buffers are on cpu but the logits are on meta; move"):
+        loss(torch.zeros(2, 4, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta"))
+
+
+def test_modules_have_no_parameters_and_copy():
+    loss = losses.ConsistentLoss(PRIOR, delta=DELTA, reduction="sum")
+    assert list(loss.parameters()) == []
+    twin = copy.deepcopy(loss)
+    twin.negative.zero_()
+    assert loss.negative.abs().max() > 0
+
+
+def test_a_module_made_in_float64_does_not_share_the_margins_memory():
+    margin = margins.adaptive(PRIOR)
+    torch.set_default_dtype(torch.float64)
+    try:
+        loss = losses.PairwiseMarginLoss(margin)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(loss.positive, torch.tensor(margin.positive))  # every digit
+    loss.positive.zero_()
+    assert margin.positive.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (
+            losses.LogitAdjustedLoss(PRIOR, tau=0.5),
+            "LogitAdjustedLoss('logit-adjusted', num_classes=4, tau=0.5, reduction='mean')",
+        ),
+        (
+            losses.LDAMLoss(PRIOR, reduction="sum", label_smoothing=0.1, impl="torch"),
+            "LDAMLoss('ldam', num_classes=4, max_margin=0.5, scale=30.0, reduction='sum', "
+            "label_smoothing=0.1, impl='torch')",
+        ),
+        (
+            losses.EqualizedThresholdLoss(PRIOR, threshold=0.01),
+            "EqualizedThresholdLoss('equalized-threshold', num_classes=4, threshold=0.01, "
+            "gamma=0.9, reduction='mean')",
+        ),
+        (
+            losses.PairwiseMarginLoss(DENSE, ignore_index=0),
+            "PairwiseMarginLoss('dense margin', num_classes=4, reduction='mean', ignore_index=0)",
+        ),
+    ],
+)
+def test_repr_shows_the_margin_and_what_was_set(loss, text):
+    assert repr(loss) == text
+
+
+def test_a_function_called_in_inference_mode_leaves_nothing_behind():
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
+    margin = margins.logit_adjusted(PRIOR)
+    with torch.inference_mode():
+        inside = losses.pairwise_margin_loss(logits, TARGET, margin)
+    f = logits.clone().requires_grad_()
+    outside = losses.pairwise_margin_loss(f, TARGET, margin)
+    outside.backward()
+    assert inside == outside.detach()
+
+
+# --- a GPU ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device("cuda")
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
+@contracts
+def test_gpu_agrees_with_cpu_and_never_waits_for_the_device(contract, kind, cuda):
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32) / contract.scale
+    target = soft(3, NUM_CLASSES, dtype=torch.float32) if kind == "soft" else TARGET
+    loss = contract.module(label_smoothing=0.1 if kind == "smoothed" else 0.0, impl="torch")
+    expected = loss(logits, target)
+    loss.to(cuda)
+    f, y = logits.to(cuda).requires_grad_(), target.to(cuda)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        value = loss(f, y)
+        value.backward()
+        contract.function(f, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(value.detach().cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
+@gpu
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_gpu_graph_capture(epsilon, cuda):
+    loss = losses.LogitAdjustedLoss(PRIOR, label_smoothing=epsilon).to(cuda)
+    f = torch.zeros(3, NUM_CLASSES, device=cuda, requires_grad=True)
+    y = TARGET.to(cuda)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            loss(f, y).backward()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    f.grad = None
+    with torch.cuda.graph(graph):
+        value = loss(f, y)
+        value.backward()
+    new = randn(3, NUM_CLASSES, seed=9, dtype=torch.float32)
+    with torch.no_grad():
+        f.copy_(new)
+    graph.replay()
+    x = new.clone().requires_grad_()
+    expected = loss.cpu()(x, TARGET)
+    expected.backward()
+    torch.testing.assert_close(value.detach().cpu(), expected.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(f.grad.cpu(), x.grad, rtol=1e-5, atol=1e-6)
+
+
+@gpu
+def test_gpu_deterministic_algorithms(cuda):
+    loss = losses.LogitAdjustedLoss(PRIOR, label_smoothing=0.1).to(cuda)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for epsilon in (0.0, 0.1):
+            loss.label_smoothing = epsilon
+            f = randn(3, NUM_CLASSES, dtype=torch.float32).to(cuda).requires_grad_()
+            loss(f, TARGET.to(cuda)).backward()
+            assert torch.isfinite(f.grad).all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gpu_autocast(dtype, cuda):
+    logits = randn(3, NUM_CLASSES).to(cuda, dtype)
+    loss = losses.LogitAdjustedLoss(PRIOR).to(cuda)
+    with torch.autocast("cuda", dtype=dtype):
+        assert loss(logits, TARGET.to(cuda)).dtype == torch.float32
+    assert loss(logits, TARGET.to(cuda)).dtype == dtype
+
+
+@gpu
+def test_gpu_compiled_with_inductor(cuda):
+    loss = losses.LogitAdjustedLoss(PRIOR, impl="torch").to(cuda)
+    logits = randn(3, NUM_CLASSES, dtype=torch.float32).to(cuda)
+    assert_same_loss(compiled(loss, "inductor"), loss, logits, TARGET.to(cuda))
