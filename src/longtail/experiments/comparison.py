@@ -1,0 +1,305 @@
+"""Finished runs of one data set in, one comparison of methods out: what reports and tables show.
+
+Trained methods are rows; the post-hoc methods are rows too, computed from the saved logits of
+the runs trained with plain softmax. A tau comes from one of three places, and its row says
+which: fixed at 1, chosen on the held-out part of a second run of the same seed, or the best on
+the test set, which is an oracle that nobody has in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from longtail import metrics, posthoc, tuning
+from longtail._checks import FloatArray, InputError, IntArray
+from longtail.posthoc import BiasMode
+from longtail.runs import Run, same_data
+
+BASELINE = "softmax"
+TauSource = Literal["fixed", "held-out", "oracle"]
+SOURCES: tuple[TauSource, ...] = ("fixed", "held-out", "oracle")
+POSTHOC: dict[str, tuning.Method] = {
+    "posthoc-logit-adjusted": "logit_adjustment",
+    "posthoc-weight-normalized": "weight_normalization",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One method on one seed: its logits on the test set, after any adjustment.
+
+    Attributes:
+        seed: of the run.
+        logits: shape (examples, num_classes).
+        tau: of the post-hoc method, or None.
+        per_class: error of each class, shape (num_classes,).
+    """
+
+    seed: int
+    logits: NDArray[Any]
+    tau: float | None
+    per_class: FloatArray
+
+    @property
+    def error(self) -> float:
+        """The balanced error."""
+        return float(self.per_class.mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One method over all its seeds.
+
+    Attributes:
+        method: name, as on the command line.
+        tau_source: where a post-hoc method's tau comes from, or None.
+        detail: what else tells it from its neighbours, such as the bias mode or settings.
+        scored: one entry per seed, in order of seed.
+    """
+
+    method: str
+    tau_source: TauSource | None
+    detail: str
+    scored: tuple[Scored, ...]
+
+    @property
+    def errors(self) -> FloatArray:
+        """Balanced error of each seed."""
+        return np.array([s.error for s in self.scored])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, ascending."""
+        return tuple(s.seed for s in self.scored)
+
+    @property
+    def per_class(self) -> FloatArray:
+        """Error of each class, mean over seeds, shape (num_classes,)."""
+        return np.asarray(np.mean([s.per_class for s in self.scored], axis=0))
+
+    @property
+    def taus(self) -> FloatArray | None:
+        """The tau of each seed, for a post-hoc method."""
+        if self.tau_source is None:
+            return None
+        return np.array([s.tau for s in self.scored], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds with its 95% t-interval; the ends are NaN for a single seed.
+
+    Example:
+        >>> mean_interval([1.0, 2.0, 3.0])
+        Interval(mean=2.0, low=-0.484..., high=4.484..., seeds=3)
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def half_width(self) -> float:
+        """Distance from the mean to either end."""
+        return self.high - self.mean
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside: a paired difference is then more than noise."""
+        return self.low > 0 or self.high < 0
+
+
+def mean_interval(values: Sequence[float] | FloatArray, *, level: float = 0.95) -> Interval:
+    """Student's t-interval of a mean."""
+    array = np.asarray(values, dtype=np.float64)
+    mean, n = float(array.mean()), len(array)
+    if n < 2:
+        return Interval(mean, float("nan"), float("nan"), n)
+    half = float(stats.t.ppf(0.5 + level / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
+    return Interval(mean, mean - half, mean + half, n)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What `compare` gives: rows of methods on one test set.
+
+    Attributes:
+        rows: trained methods first, then post-hoc ones.
+        target: labels of the test set, shape (examples,).
+        runs: the full runs behind the trained rows.
+        held_out: runs with a held-out part, by seed; the source of honest taus.
+        split: which split was judged.
+    """
+
+    rows: tuple[Row, ...]
+    target: IntArray
+    runs: tuple[Run, ...]
+    held_out: dict[int, Run]
+    split: str
+
+    def row(
+        self, method: str, *, tau_source: TauSource | None = None, detail: str | None = None
+    ) -> Row:
+        """The row of a method; for a post-hoc one say where its tau comes from."""
+        for row in self.rows:
+            named = row.method == method and row.tau_source == tau_source
+            if named and detail in (None, row.detail):
+                return row
+        there = ", ".join(sorted({row.method for row in self.rows}))
+        raise InputError(f"Comparison.row: there is no {method!r} ({tau_source}); rows: {there}.")
+
+    def difference(self, row: Row, *, baseline: Row | None = None) -> Interval:
+        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds."""
+        base = self.row(BASELINE) if baseline is None else baseline
+        theirs = dict(zip(base.seeds, base.errors, strict=True))
+        pairs = [
+            mine - theirs[seed]
+            for seed, mine in zip(row.seeds, row.errors, strict=True)
+            if seed in theirs
+        ]
+        if not pairs:
+            raise InputError(
+                f"Comparison.difference: {row.method!r} and {base.method!r} share no seed."
+            )
+        return mean_interval(pairs)
+
+    def group_errors(self, row: Row, *, many: float = 100, few: float = 20) -> dict[str, float]:
+        """Mean error of many-, medium- and few-shot classes; NaN for a group without classes."""
+        groups = self.runs[0].prior.groups(many=many, few=few)
+        return {
+            name: float(row.per_class[classes].mean()) if len(classes) else float("nan")
+            for name, classes in groups.items()
+        }
+
+
+def compare(
+    runs: Iterable[Run], *, split: str = "test", bias_mode: BiasMode = "scale"
+) -> Comparison:
+    """Judge runs of one data set by their saved logits, post-hoc methods included.
+
+    Args:
+        runs: finished runs that have the split's logits. Runs with a held-out part serve to
+            choose tau; the others are the rows.
+        split: which logits to judge.
+        bias_mode: of weight normalization.
+
+    Returns:
+        The Comparison.
+    """
+    everything = list(runs)
+    same_data(everything, split=split)
+    full = sorted((r for r in everything if not r.spec.dataset.held_out), key=_order)
+    if not full:
+        raise InputError(
+            "compare: every run has a held-out part; runs on the whole training set are needed."
+        )
+    held = {
+        run.spec.seed: run
+        for run in everything
+        if run.spec.dataset.held_out and run.spec.method.name == BASELINE
+    }
+    target = np.asarray(full[0].logits(split).target)
+    rows = [
+        Row(name, None, detail, tuple(_scored(run, target, split) for run in group))
+        for (name, detail), group in _grouped(full).items()
+    ]
+    plain = [run for run in full if run.spec.method.name == BASELINE]
+    for method in POSTHOC if plain else ():
+        if method == "posthoc-weight-normalized" and any(run.head is None for run in plain):
+            continue
+        for source in SOURCES:
+            usable = [r for r in plain if source != "held-out" or r.spec.seed in held]
+            if usable:
+                scored = tuple(
+                    _posthoc(run, held.get(run.spec.seed), target, split, method, source, bias_mode)
+                    for run in usable
+                )
+                detail = f"bias {bias_mode}" if "weight" in method else ""
+                rows.append(Row(method, source, detail, scored))
+    return Comparison(tuple(rows), target, tuple(full), held, split)
+
+
+def _order(run: Run) -> tuple[bool, str, int]:
+    return run.spec.method.name != BASELINE, run.spec.method.name, run.spec.seed
+
+
+def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    """Runs by method; settings, recipe and model become the detail where a method has several."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        method = run.spec.method
+        detail = ", ".join(f"{key}={value}" for key, value in sorted(method.settings.items()))
+        others = {r.spec.recipe.name for r in runs if r.spec.method.name == method.name}
+        if len(others) > 1:
+            detail = ", ".join(filter(None, (detail, run.spec.recipe.name)))
+        groups.setdefault((method.name, detail), []).append(run)
+    for (name, _), group in groups.items():
+        seeds = [run.spec.seed for run in group]
+        if len(set(seeds)) < len(seeds):
+            raise InputError(
+                f"compare: {name!r} has two runs of one seed that differ in "
+                f"{'; '.join(group[0].spec.difference(group[1].spec)) or 'nothing'}; "
+                f"compare them one at a time."
+            )
+    return groups
+
+
+def _scored(run: Run, target: IntArray, split: str) -> Scored:
+    return _judge(run.spec.seed, np.asarray(run.logits(split).logits), target, None)
+
+
+def _judge(seed: int, logits: NDArray[Any], target: IntArray, tau: float | None) -> Scored:
+    return Scored(seed, logits, tau, metrics.per_class_error(target, logits).values)
+
+
+def adjuster(run: Run, method: str, bias_mode: BiasMode) -> Callable[[NDArray[Any], float], Any]:
+    """The post-hoc method as a function of (logits, tau), with this run's prior or head."""
+    if method == "posthoc-logit-adjusted":
+        return lambda logits, tau: posthoc.adjust_logits(logits, run.prior, tau=tau)
+    head = run.head
+    if head is None:
+        raise InputError(f"{run.folder} has no head norms, which weight normalization needs.")
+    return lambda logits, tau: posthoc.normalize_weights(
+        logits, norms=head.norms, tau=tau, bias=head.bias, bias_mode=bias_mode
+    )
+
+
+def tuned(
+    run: Run, split: str, method: str, bias_mode: BiasMode, **settings: Any
+) -> tuning.TauResult:
+    """The exact curve and best tau of a post-hoc method on one split of a run."""
+    logits, target, _ = run.logits(split)
+    if method == "posthoc-weight-normalized":
+        head = run.head
+        settings |= {"norms": head.norms if head else None, "bias_mode": bias_mode}
+        if bias_mode != "scale":
+            settings["bias"] = head.bias if head else None
+    return tuning.tune_tau(
+        np.asarray(logits), target, run.prior, method=POSTHOC[method], n_bootstrap=0, **settings
+    )
+
+
+def _posthoc(
+    run: Run,
+    held: Run | None,
+    target: IntArray,
+    split: str,
+    method: str,
+    source: TauSource,
+    bias_mode: BiasMode,
+) -> Scored:
+    if source == "held-out" and held is not None:
+        tau = tuned(held, "held-out", method, bias_mode).tau
+    elif source == "oracle":
+        tau = tuned(run, split, method, bias_mode).tau
+    else:
+        tau = 1.0
+    logits = np.asarray(run.logits(split).logits)
+    return _judge(run.spec.seed, adjuster(run, method, bias_mode)(logits, tau), target, tau)

@@ -1,0 +1,162 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import adjust_logits, balanced_error, margins
+from longtail.data.digits import load_digits_lt
+from longtail.experiments.comparison import BASELINE, compare, mean_interval
+from longtail.losses import PairwiseMarginLoss
+from longtail.runs import Run
+from longtail.train.engine import Trainee, evaluate, normalized, train, train_cohort
+from longtail.train.recipe import get_recipe, make_spec
+
+DATA = load_digits_lt()
+SHORT = {"epochs": 2}
+
+
+def spec(method="softmax", seed=0, held_out=0.0, **overrides):
+    return make_spec(
+        replace(DATA.spec, held_out=held_out),
+        method=method,
+        recipe="digits",
+        seed=seed,
+        overrides={**SHORT, **overrides},
+    )
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    specs = [spec(m, s) for m in ("softmax", "logit-adjusted") for s in (0, 1)]
+    specs += [spec(seed=s, held_out=0.2) for s in (0, 1)]
+    runs = train_cohort(specs, DATA.train, root=tmp_path_factory.mktemp("runs"))
+    return [evaluate(run, DATA.test) for run in runs]
+
+
+def test_neighbours_do_not_change_a_run(cohort, tmp_path):
+    alone = train(spec("logit-adjusted", 1), DATA.train, root=tmp_path)
+    together = cohort[3]
+    assert alone.spec == together.spec
+    for name, weight in alone.model().items():
+        np.testing.assert_array_equal(weight, together.model()[name])
+
+
+def test_global_randomness_does_not_reach_a_run(cohort, tmp_path):
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    again = train(spec(), DATA.train, root=tmp_path)
+    assert torch.equal(before, torch.random.get_rng_state())
+    np.testing.assert_array_equal(again.model()["fc.weight"], cohort[0].model()["fc.weight"])
+
+
+def test_seeds_differ_and_methods_share_their_start():
+    prior = DATA.train.prior
+    make = lambda method, seed: Trainee(  # noqa: E731
+        get_recipe("digits"),
+        PairwiseMarginLoss(margins.by_name(method, prior)),
+        DATA.train,
+        seed=seed,
+    )
+    softmax, other, another = make("softmax", 0), make("logit-adjusted", 0), make("softmax", 1)
+    assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
+    assert not torch.equal(softmax.model.fc.weight, another.model.fc.weight)
+
+
+def test_training_lowers_the_loss_and_logs_it(tmp_path):
+    run = train(spec(epochs=6), DATA.train, root=tmp_path)
+    losses = [line["loss"] for line in run.log()]
+    assert len(losses) == 6
+    assert losses[-1] < 0.5 * losses[0]
+    assert run.record["facts"]["parameters"] == 38_282
+
+
+def test_the_first_step_is_sgd_on_the_family_loss(tmp_path):
+    """One step by hand: same batch, same loss, plain gradient descent."""
+    recipe = get_recipe(
+        "digits", epochs=1, batch_size=10_000, optimizer="sgd", momentum=0.0, weight_decay=0.0
+    )
+    margin = margins.logit_adjusted(DATA.train.prior)
+    trainee = Trainee(recipe, PairwiseMarginLoss(margin), DATA.train, seed=0)
+    pixels = normalized(DATA.train, recipe)
+    log_prior = torch.tensor(DATA.train.prior.log_probs)
+    logits = trainee.model(pixels).double() + log_prior
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(DATA.train.labels))
+    (gradient,) = torch.autograd.grad(loss, trainee.model.fc.weight)
+    rate = recipe.lr / 2  # the first of two warm-up steps
+    expected = trainee.model.fc.weight.detach() - rate * gradient
+    assert trainee.train_epoch(0) == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(trainee.model.fc.weight.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_held_out_examples_are_not_trained_on(cohort):
+    held = cohort[4]
+    assert "held-out" in held.splits
+    counts = np.bincount(held.logits("held-out").target, minlength=10)
+    assert counts.min() >= 1
+    np.testing.assert_array_equal(held.prior.counts + counts, DATA.train.counts)
+    assert held.data == cohort[0].data  # the same data set, before anything was held out
+
+
+def test_evaluation_writes_the_networks_logits_once(cohort):
+    run = cohort[0]
+    logits, target, _ = run.logits("test")
+    model = Trainee(
+        get_recipe("digits"),
+        PairwiseMarginLoss(margins.softmax(run.prior)),
+        DATA.train,
+        seed=0,
+    ).model
+    model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
+    with torch.no_grad():
+        expected = model.eval()(normalized(DATA.test, get_recipe("digits")))
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(target, DATA.test.labels)
+    stamp = (run.folder / "logits-test.safetensors").stat().st_mtime_ns
+    evaluate(run, DATA.test)
+    assert (run.folder / "logits-test.safetensors").stat().st_mtime_ns == stamp
+    np.testing.assert_allclose(
+        run.head.norms, np.linalg.norm(run.model()["fc.weight"], axis=1), rtol=1e-6
+    )
+
+
+def test_a_finished_run_is_not_trained_again(cohort):
+    run = cohort[0]
+    stamp = (run.folder / "model.safetensors").stat().st_mtime_ns
+    again = train(run.spec, DATA.train, root=run.folder.parents[1])
+    assert isinstance(again, Run)
+    assert (run.folder / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_the_comparison_computes_every_row_from_saved_logits(cohort):
+    table = compare(cohort)
+    names = [(row.method, row.tau_source) for row in table.rows]
+    assert names == [
+        ("softmax", None),
+        ("logit-adjusted", None),
+        *[("posthoc-logit-adjusted", s) for s in ("fixed", "held-out", "oracle")],
+        *[("posthoc-weight-normalized", s) for s in ("fixed", "held-out", "oracle")],
+    ]
+    softmax = table.row(BASELINE)
+    run = cohort[0]
+    logits, target, _ = run.logits("test")
+    assert softmax.errors[0] == pytest.approx(balanced_error(target, logits))
+    adjusted = table.row("posthoc-logit-adjusted", tau_source="fixed")
+    assert adjusted.errors[0] == pytest.approx(
+        balanced_error(target, adjust_logits(np.asarray(logits), run.prior))
+    )
+    oracle = table.row("posthoc-logit-adjusted", tau_source="oracle")
+    honest = table.row("posthoc-logit-adjusted", tau_source="held-out")
+    assert np.all(oracle.errors <= honest.errors + 1e-12)
+    gap = table.difference(adjusted)
+    assert gap.mean == pytest.approx(np.mean(adjusted.errors - softmax.errors))
+
+
+def test_the_interval_is_students():
+    values = np.array([1.0, 2.0, 4.0, 4.5])
+    interval = mean_interval(values)
+    # t(0.975, 3) = 3.182446 from the tables
+    half = 3.182446 * values.std(ddof=1) / 2
+    assert (interval.low, interval.high) == pytest.approx((2.875 - half, 2.875 + half), rel=1e-5)
+    assert np.isnan(mean_interval([1.0]).low)
+    assert not mean_interval([1.0]).excludes_zero
