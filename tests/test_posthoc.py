@@ -399,3 +399,13 @@ Z = np.zeros((2, 3))
 def test_bad_input(call, message):
     with pytest.raises(InputError, match=re.escape(message)):
         call()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_classes_that_tie_get_the_same_adjustment(seed):
+    # π_y / (q_y c_y) is the same for all; the logarithms add up to it with rounding.
+    rng = np.random.default_rng(seed)
+    costs, target = rng.integers(1, 30, 6), ClassPrior.from_counts(rng.integers(1, 99, 6))
+    prior = ClassPrior.from_weights(target.probs * costs)
+    assert np.ptp(adjustment(prior, target_prior=target, costs=costs)) == 0
+    assert np.ptp(adjustment(ClassPrior.from_weights(costs), costs=costs)) == 0

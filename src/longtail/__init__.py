@@ -9,8 +9,11 @@ The reading order is the order in which data walks through the package:
     shift        unlabelled target data -> target prior
     sklearn      estimators that adjust any classifier
     margins      ClassPrior -> Margin, one function per named loss
+    risk         Margin and class probabilities -> the best scores, and back
+    binary       two classes: links, Bayes risks, the limit to hinge losses
     consistency  Margin or rule -> does it minimise the balanced error?
     losses       Margin -> torch losses
+    runs         what was trained, on what, with which result: run folders
 
 Names load on first use: importing this package imports neither torch nor scikit-learn.
 """
@@ -23,14 +26,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from longtail import binary as binary
+    from longtail import consistency as consistency
     from longtail import losses as losses
     from longtail import margins as margins
     from longtail import metrics as metrics
     from longtail import posthoc as posthoc
     from longtail import priors as priors
+    from longtail import risk as risk
+    from longtail import runs as runs
     from longtail import shift as shift
+    from longtail import tuning as tuning
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
+    from longtail.consistency import PosthocLogitAdjustment as PosthocLogitAdjustment
+    from longtail.consistency import PosthocWeightNormalization as PosthocWeightNormalization
+    from longtail.consistency import Verdict as Verdict
+    from longtail.consistency import check_consistency as check_consistency
     from longtail.losses import LogitAdjustedLoss as LogitAdjustedLoss
     from longtail.losses import PairwiseMarginLoss as PairwiseMarginLoss
     from longtail.losses import logit_adjusted_loss as logit_adjusted_loss
@@ -46,8 +58,13 @@ if TYPE_CHECKING:
     from longtail.posthoc import normalize_weights as normalize_weights
     from longtail.posthoc import scale_temperature as scale_temperature
     from longtail.priors import ClassPrior as ClassPrior
+    from longtail.runs import Run as Run
+    from longtail.runs import RunSpec as RunSpec
     from longtail.shift import effective_prior as effective_prior
     from longtail.shift import estimate_prior as estimate_prior
+    from longtail.tuning import TauResult as TauResult
+    from longtail.tuning import fit_temperature as fit_temperature
+    from longtail.tuning import tune_tau as tune_tau
 
 # Public name -> module that defines it.
 _HOMES = {
@@ -63,15 +80,36 @@ _HOMES = {
     "normalize_weights": "posthoc",
     "scale_temperature": "posthoc",
     "AdjustedTwiceWarning": "posthoc",
+    "tune_tau": "tuning",
+    "TauResult": "tuning",
+    "fit_temperature": "tuning",
     "estimate_prior": "shift",
     "effective_prior": "shift",
     "Margin": "margins",
+    "check_consistency": "consistency",
+    "Verdict": "consistency",
+    "PosthocLogitAdjustment": "consistency",
+    "PosthocWeightNormalization": "consistency",
     "pairwise_margin_loss": "losses",
     "logit_adjusted_loss": "losses",
     "PairwiseMarginLoss": "losses",
     "LogitAdjustedLoss": "losses",
+    "Run": "runs",
+    "RunSpec": "runs",
 }
-_SUBMODULES = ("priors", "metrics", "posthoc", "shift", "margins", "losses")
+_SUBMODULES = (
+    "priors",
+    "metrics",
+    "posthoc",
+    "tuning",
+    "shift",
+    "margins",
+    "risk",
+    "binary",
+    "consistency",
+    "losses",
+    "runs",
+)
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]
 

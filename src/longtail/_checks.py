@@ -210,9 +210,11 @@ def matrix(values: Any, *, caller: str, name: str = "logits", finite: bool = Tru
 
 def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
-    # A sum is one pass without a mask; only a suspicious one pays for the exact look.
+    # A sum is one pass without a mask; only a suspicious one pays for the exact look. Its own
+    # dtype is the fast one, except in half precision, where honest sums overflow.
+    wide = np.float64 if array.dtype.itemsize < 4 else None
     with np.errstate(over="ignore", invalid="ignore"):
-        if array.dtype.kind != "f" or math.isfinite(float(array.sum(dtype=np.float64))):
+        if array.dtype.kind != "f" or math.isfinite(float(array.sum(dtype=wide))):
             return
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):

@@ -76,7 +76,7 @@ def adjust_logits(
     caller = "adjust_logits"
     logits = _logits(logits, caller)
     _checks.prior(prior, caller, num_classes=logits.shape[-1], shape=logits.shape)
-    shift = _adjustment(prior, tau, target_prior, costs, caller)
+    shift = -_checks.tau(tau, caller) * log_ratio(prior, target_prior, costs, caller=caller)
     if trained_with is not None:
         _warn_if_already_adjusted(trained_with, prior, shift)
     return _apply(logits, lambda f, a: f + a, shift)
@@ -104,7 +104,8 @@ def adjustment(
         >>> adjustment(ClassPrior.from_probs([0.9, 0.1]), tau=2.0).round(3)
         array([0.211, 4.605])
     """
-    return _adjustment(prior, tau, target_prior, costs, "adjustment")
+    caller = "adjustment"
+    return -_checks.tau(tau, caller) * log_ratio(prior, target_prior, costs, caller=caller)
 
 
 def normalize_weights(
@@ -179,7 +180,7 @@ def log_norms(norms: Any, *, num_classes: int, caller: str) -> FloatArray:
     """log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
     if isinstance(norms, ClassPrior):
         _checks.prior(norms, caller, num_classes=num_classes, name="norms")
-        return _log_ratio(norms, None, caller)
+        return _log_ratio_of_priors(norms, None, caller)
     if norms is None:
         raise InputError(
             f"{caller}: weight normalization needs `norms`: the norms of the last layer's weight "
@@ -211,20 +212,32 @@ def class_costs(costs: Any, *, num_classes: int, caller: str) -> FloatArray:
     return _positive_per_class(costs, num_classes, caller, "costs")
 
 
-def _adjustment(
-    prior: ClassPrior, tau: float, target_prior: ClassPrior | None, costs: Any, caller: str
+def log_ratio(
+    prior: ClassPrior, target_prior: ClassPrior | None, costs: Any, *, caller: str
 ) -> FloatArray:
-    tau = _checks.tau(tau, caller)
-    log_ratio = _log_ratio(prior, target_prior, caller)
-    if costs is not None:
-        log_ratio = log_ratio - np.log(
-            class_costs(costs, num_classes=prior.num_classes, caller=caller)
-        )
-    return -tau * log_ratio
+    """log π − log q − log c, each part only if given; shape (num_classes,)."""
+    of_priors = _log_ratio_of_priors(prior, target_prior, caller)
+    if costs is None:
+        return of_priors
+    return _same_where_equal(
+        of_priors - np.log(class_costs(costs, num_classes=len(of_priors), caller=caller))
+    )
+
+
+def _same_where_equal(values: FloatArray) -> FloatArray:
+    """Values that differ by rounding alone made the same, so that classes which tie do tie."""
+    order = np.argsort(values, kind="stable")
+    rounding = 8 * np.finfo(np.float64).eps * max(1.0, float(np.abs(values).max()))
+    first = np.diff(values[order], prepend=-np.inf) > rounding
+    same = np.empty_like(values)
+    same[order] = values[order][first][np.cumsum(first) - 1]
+    return same
 
 
 @_traced_as_constant
-def _log_ratio(prior: ClassPrior, target_prior: ClassPrior | None, caller: str) -> FloatArray:
+def _log_ratio_of_priors(
+    prior: ClassPrior, target_prior: ClassPrior | None, caller: str
+) -> FloatArray:
     """log π − log q, or log π alone."""
     prior = _checks.prior(prior, caller)
     if target_prior is None:
@@ -232,7 +245,7 @@ def _log_ratio(prior: ClassPrior, target_prior: ClassPrior | None, caller: str) 
     target_prior = _checks.prior(
         target_prior, caller, num_classes=prior.num_classes, name="target_prior"
     )
-    return prior.log_probs - target_prior.log_probs
+    return _same_where_equal(prior.log_probs - target_prior.log_probs)
 
 
 def _positive_per_class(values: Any, num_classes: int, caller: str, name: str) -> FloatArray:

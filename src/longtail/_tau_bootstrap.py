@@ -1,0 +1,152 @@
+"""How far the chosen tau moves when the held-out examples are drawn again.
+
+The classes keep their sizes, since the balanced error looks at each class by itself. Few
+examples are resampled one by one; for many, the normal approximation of the same resampling
+costs one more look at the intervals instead of a thousand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longtail._checks import FloatArray, IntArray
+from longtail._tau_curve import RESOLUTION, TIE, TauCurve, cells, distance_to_one
+from longtail._tau_intervals import TauIntervals
+
+# Examples times replicates up to which each replicate is drawn: well under a second.
+_EXACT_DRAWS = 3_000_000
+# Taus at which the normal approximation is evaluated, in its first and second round.
+_POINTS = (128, 256)
+# Classes whose curves are held at once.
+_CLASS_BLOCK = 2048
+
+
+def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator) -> FloatArray:
+    """The minimiser of each of `replicates` resampled curves, shape (replicates,)."""
+    if curve.intervals.num_examples * replicates <= _EXACT_DRAWS:
+        return resampled_taus(curve, replicates, rng)
+    return normal_taus(curve, replicates, rng)
+
+
+def resampled_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> FloatArray:
+    """Each class's examples drawn with replacement, the tau chosen as on the data themselves."""
+    parts, bounds = curve.intervals, curve.bounds
+    low, high = bounds
+    near = RESOLUTION * max(1.0, abs(low), abs(high))
+    begin, end = np.maximum(parts.lower, low), np.minimum(parts.upper, high)
+    ever = begin < end
+    at_start = np.flatnonzero(ever & (begin <= low + near))
+    begins = np.flatnonzero(ever & (begin > low + near))
+    ends = np.flatnonzero(ever & (end < high))
+    positions = np.concatenate([begin[begins], end[ends]])
+    order = np.argsort(positions)
+    who = np.concatenate([begins, ends])[order]
+    sign = np.repeat([1.0, -1.0], [len(begins), len(ends)])[order]
+    breakpoints, below = cells(positions[order], bounds)
+
+    by_class = np.argsort(parts.target, kind="stable")
+    sizes = parts.counts[parts.target[by_class]]
+    first = (np.cumsum(parts.counts) - parts.counts)[parts.target[by_class]]
+    taus = np.empty(replicates)
+    for k in range(replicates):
+        drawn = by_class[first + (rng.random(len(sizes)) * sizes).astype(np.int64)]
+        mass = np.bincount(drawn, minlength=len(sizes)) * parts.weights
+        totals = np.bincount(parts.target, weights=mass, minlength=parts.num_classes)
+        share = (parts.importance / totals)[parts.target] * mass
+        right = np.concatenate([[0.0], np.cumsum(sign * share[who])])[below]
+        taus[k] = _middle_of_best(breakpoints, right + share[at_start].sum())
+    return taus
+
+
+def _middle_of_best(breakpoints: FloatArray, right: FloatArray) -> float:
+    """Midpoint of the plateau of most right examples that is nearest to tau = 1.
+
+    Breakpoints of examples that were not drawn change nothing, so neighbouring cells of the
+    same value are one.
+    """
+    best = np.flatnonzero(right >= right.max() - TIE)
+    runs = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
+    low = np.array([breakpoints[run[0]] for run in runs])
+    high = np.array([breakpoints[run[-1] + 1] for run in runs])
+    k = int(np.argmin(distance_to_one(low, high)))
+    return float((low[k] + high[k]) / 2)
+
+
+def normal_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> FloatArray:
+    """Minimisers of curves drawn from the normal law with the resampling's mean and covariance.
+
+    The second round looks closer at the range where the minimisers of the first lie.
+    """
+    low, high = curve.bounds
+    for points in _POINTS:
+        step = (high - low) / points
+        taus = low + step * np.arange(0.5, points)
+        noise = normal_noise(resampling_covariance(curve.intervals, taus), replicates, rng)
+        found = taus[np.argmin(curve(taus) + noise, axis=1)]
+        low = max(low, float(found.min()) - step)
+        high = min(high, float(found.max()) + step)
+    return np.asarray(found)
+
+
+def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
+    """Normal noise of this covariance, shape (draws, numbers)."""
+    size = len(covariance)
+    # Rounding may leave a singular matrix just short of positive definite.
+    ridge = np.diag(np.full(size, 1e-9 * covariance.max() + np.finfo(np.float64).tiny))
+    root = np.linalg.cholesky(covariance + ridge)
+    return np.asarray(rng.standard_normal((draws, size)) @ root.T)
+
+
+def resampling_covariance(parts: TauIntervals, taus: FloatArray) -> FloatArray:
+    """Covariance of the resampled error at evenly spaced, rising taus, shape (taus, taus).
+
+    With x_i(τ) = 1 where example i is right, s_i its weight and S_y = Σ s_i, the error's
+    covariance is Σ_y (w_y / S_y)² Σ_{i ∈ y} s_i² (x_i(τ) − p_y(τ)) (x_i(τ') − p_y(τ')).
+    """
+    points = len(taus)
+    # Example i is right at the taus begin_i .. end_i − 1; arithmetic is much faster than a search.
+    scale = (points - 1) / (taus[-1] - taus[0])
+    begin, end = (
+        np.ceil((x - taus[0]) * scale).clip(0, points).astype(np.int64)
+        for x in (parts.lower, parts.upper)
+    )
+    ever = begin < end
+    begin, end, target = begin[ever], end[ever], parts.target[ever]
+    factor = parts.importance / parts.totals
+    share = (factor[parts.target] * parts.weights)[ever]
+
+    # Σ share² over the examples right at both a and b ≥ a: those that begin by a, end after b.
+    both = _sums(begin * (points + 1) + end, share**2, (points + 1) ** 2)
+    both = both.reshape(points + 1, points + 1)[:points, 1:].cumsum(axis=0)
+    both = both[:, ::-1].cumsum(axis=1)[:, ::-1]
+    covariance = np.triu(both) + np.triu(both, 1).T
+
+    # The means: w_y p_y and Σ share² per class, and Σ share² over all of a class.
+    squares = factor**2 * _sums(parts.target, parts.weights**2, parts.num_classes)
+    for first in range(0, parts.num_classes, _CLASS_BLOCK):
+        width = min(_CLASS_BLOCK, parts.num_classes - first)
+        mine = (target >= first) & (target < first + width)
+        row = (target[mine] - first) * (points + 1)
+        rows = slice(first, first + width)
+        weight = parts.importance[rows, None]
+        mean, square = (
+            _right_at(row + begin[mine], row + end[mine], share[mine] ** power, width, points)
+            for power in (1, 2)
+        )
+        mean /= weight
+        crossed = mean.T @ square
+        covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
+    return covariance
+
+
+def _right_at(
+    begin: IntArray, end: IntArray, amount: FloatArray, width: int, points: int
+) -> FloatArray:
+    """Amount that is right per class and tau, shape (width, points), from flat places."""
+    size = width * (points + 1)
+    change = _sums(begin, amount, size) - _sums(end, amount, size)
+    return np.asarray(change.reshape(width, points + 1).cumsum(axis=1)[:, :points])
+
+
+def _sums(places: IntArray, amount: FloatArray, size: int) -> FloatArray:
+    return np.asarray(np.bincount(places, weights=amount, minlength=size), dtype=np.float64)

@@ -1,0 +1,147 @@
+"""Intervals in, the error as a function of tau out: exact, piecewise constant, with minimisers.
+
+The pass over the logits is in `_tau_intervals`, resampling in `_tau_bootstrap`. Import
+`TauCurve` from `tuning`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from longtail._checks import FloatArray, IntArray
+from longtail._tau_intervals import TauIntervals, refuse_missing_classes
+
+# Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
+RESOLUTION = 1e-12
+# Errors closer than this are equal; the rounding of a million shares of a class is below it.
+TIE = 1e-12
+# Shares are added as multiples of 2^−62: integers cancel exactly when an example that came
+# goes again, where floats leave rounding that would break ties between cells.
+_UNIT = 2.0**62
+
+
+class TauCurve:
+    """The error of the adjusted predictions at every tau, Σ_y w_y P(wrong | y).
+
+    With w_y = 1/L that is the balanced error; a target prior and costs weigh by q_y c_y. It is
+    constant between neighbouring breakpoints, where some example becomes right or wrong.
+
+    Attributes:
+        breakpoints: shape (cells + 1,), rising from the lower to the upper bound.
+        values: shape (cells,), the error between breakpoints k and k + 1.
+        min_value: least error within the bounds.
+        bounds: first and last breakpoint.
+
+    Example:
+        >>> from longtail import ClassPrior
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
+        >>> curve = TauCurve(TauIntervals.from_logits(logits, [0, 1, 1], prior), bounds=(0.0, 4.0))
+        >>> curve.breakpoints.round(3), curve.values
+        (array([0. , 0.91, 4. ]), array([0.25, 0.5 ]))
+        >>> curve([0.0, 1.0]), curve.per_class(1.0)
+        (array([0.25, 0.5 ]), array([1., 0.]))
+    """
+
+    def __init__(
+        self, intervals: TauIntervals, *, bounds: tuple[float, float], caller: str = "TauCurve"
+    ) -> None:
+        refuse_missing_classes(intervals.counts, caller)
+        self.intervals = intervals
+        self.bounds = bounds
+        share = intervals.importance / intervals.totals
+        share = share[intervals.target] * intervals.weights
+        units = np.rint(share * _UNIT).astype(np.int64)
+        self._positions, changes, always = _events(intervals, units)
+        self._right = np.concatenate([[always], always + np.cumsum(changes)])
+        self.breakpoints, at = cells(self._positions, bounds)
+        self.values = self._error(self._right[at])
+        self.min_value = float(self.values.min())
+
+    def __call__(self, tau: Any) -> Any:
+        """The error at each tau, also outside the bounds; a float for a float.
+
+        On a breakpoint the value is that to its right, except at tau = 0, where equal logits go
+        to the lowest index as argmax has it.
+        """
+        taus = np.asarray(tau, dtype=np.float64)
+        errors = self._error(self._right[np.searchsorted(self._positions, taus, side="right")])
+        return float(errors) if taus.ndim == 0 else errors
+
+    def per_class(self, tau: float) -> FloatArray:
+        """The error of each class at this tau, shape (num_classes,)."""
+        parts = self.intervals
+        wrong = ~((parts.lower <= tau) & (tau < parts.upper))
+        missed = np.bincount(
+            parts.target[wrong],
+            weights=None if parts.weight is None else parts.weight[wrong],
+            minlength=parts.num_classes,
+        )
+        return np.asarray(missed / parts.totals)
+
+    def standard_error(self, tau: float) -> float:
+        """Of the error at this tau: √(Σ_y w_y² Var_y / n_y), the classes' own sizes fixed."""
+        parts = self.intervals
+        wrong = ~((parts.lower <= tau) & (tau < parts.upper))
+        residual = (wrong - self.per_class(tau)[parts.target]) * parts.weights
+        squares = np.bincount(parts.target, weights=residual**2, minlength=parts.num_classes)
+        return float(np.sqrt(np.sum((parts.importance / parts.totals) ** 2 * squares)))
+
+    def minimizer(self) -> tuple[float, tuple[float, float]]:
+        """The minimising cell nearest to tau = 1, as (midpoint, (lower end, upper end))."""
+        best = np.flatnonzero(self.values <= self.min_value + TIE)
+        low, high = self.breakpoints[best], self.breakpoints[best + 1]
+        k = int(np.argmin(distance_to_one(low, high)))
+        return float((low[k] + high[k]) / 2), (float(low[k]), float(high[k]))
+
+    def sample(self, points: int = 101) -> tuple[FloatArray, FloatArray]:
+        """(taus, errors) at evenly spaced taus, for a table or a plot."""
+        taus = np.linspace(*self.bounds, points)
+        return taus, self(taus)
+
+    def _error(self, right: Any) -> Any:
+        # Shares that were rounded to units may add up to a hair more than one.
+        return np.maximum(1.0 - right / _UNIT, 0.0)
+
+    def __repr__(self) -> str:
+        return (
+            f"TauCurve(cells={len(self.values)}, bounds={self.bounds}, "
+            f"min_value={self.min_value:.6g})"
+        )
+
+
+def _events(intervals: TauIntervals, units: IntArray) -> tuple[FloatArray, IntArray, int]:
+    """Sorted positions where examples become right or wrong, the changes, and what is right
+    from −∞ on."""
+    ever = intervals.lower < intervals.upper
+    lower, upper, units = intervals.lower[ever], intervals.upper[ever], units[ever]
+    begins, ends = lower > -np.inf, upper < np.inf
+    positions = np.concatenate([lower[begins], upper[ends]])
+    changes = np.concatenate([units[begins], -units[ends]])
+    order = np.argsort(positions)
+    return positions[order], changes[order], int(units[~begins].sum())
+
+
+def cells(positions: FloatArray, bounds: tuple[float, float]) -> tuple[FloatArray, IntArray]:
+    """Breakpoints within the bounds, and for each cell how many sorted positions lie below it.
+
+    Example:
+        >>> cells(np.array([-1.0, 0.5, 0.5, 2.0, 9.0]), (0.0, 4.0))
+        (array([0. , 0.5, 2. , 4. ]), array([1, 3, 4]))
+    """
+    low, high = bounds
+    near = RESOLUTION * max(1.0, abs(low), abs(high))
+    first = np.searchsorted(positions, low + near, side="right")
+    last = np.searchsorted(positions, high - near, side="left")
+    inside = positions[first:last]
+    starts = np.flatnonzero(np.diff(inside, prepend=-np.inf) > near)
+    breakpoints = np.concatenate([[low], inside[starts], [high]])
+    below = first + np.append(starts, len(inside))
+    return breakpoints, below
+
+
+def distance_to_one(low: FloatArray, high: FloatArray) -> FloatArray:
+    """How far each interval is from tau = 1, zero if it holds it."""
+    return np.maximum(np.maximum(low - 1.0, 1.0 - high), 0.0)

@@ -1,0 +1,474 @@
+"""One pass over held-out logits: for each example, the interval of tau in which it is right.
+
+The equations are those of logit adjustment and weight normalization; what is done with the
+intervals is in `_tau_curve` (the error as a function of tau) and `tuning` (the choice).
+Import `TauIntervals` from `tuning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks, posthoc
+from longtail._checks import FloatArray, InputError, IntArray
+from longtail.priors import ClassPrior
+
+Method = Literal["logit_adjustment", "weight_normalization"]
+METHODS = ("logit_adjustment", "weight_normalization")
+
+# Rows whose examples are grouped by class; long enough that even with 1000 classes a group is
+# worth a NumPy call, and of a memory map only the pages are touched.
+_WINDOW_ROWS = 1 << 16
+# Elements of the work buffer: 1 MB in float64, about an L2 cache.
+_BLOCK_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TauIntervals:
+    """For each held-out example the tau at which the adjusted prediction is right: one interval.
+
+    An example of class y is right where f_y − τ l_y ≥ f_j − τ l_j for every class j, so every j
+    with l_j > l_y bounds τ from below by (f_j − f_y) / (l_j − l_y), every j with l_j < l_y from
+    above, and those with l_j = l_y decide alone. For logit adjustment l = log π − log q − log c;
+    for weight normalization l = log ν and f is log f of the positive scores (or the reverse on
+    log |f|, where all are negative).
+
+    Intervals of shards, or of cross-validation folds with priors of their own, merge: `+`, `sum`
+    or `TauIntervals.merge`.
+
+    Attributes:
+        lower: shape (examples,); right from here on (−inf: from the start).
+        upper: shape (examples,); right up to, but not including, this; never right where
+            lower ≥ upper.
+        target: true class of each example.
+        num_classes: L.
+        importance: weight of each class in the error, sums to 1: q_y c_y, normalised; 1/L by
+            default.
+        weight: sample weights, or None.
+        method: which of the two post-hoc methods.
+        bias_mode: of weight normalization, else None.
+
+    Example:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
+        >>> parts = TauIntervals.from_logits(logits, [0, 1, 1], prior)
+        >>> parts.lower.round(3), parts.upper.round(3)
+        (array([ -inf, 0.91 , -0.455]), array([0.91,  inf,  inf]))
+        >>> (parts + parts).num_examples
+        6
+    """
+
+    lower: FloatArray
+    upper: FloatArray
+    target: IntArray
+    num_classes: int
+    importance: FloatArray
+    weight: FloatArray | None
+    method: str
+    bias_mode: str | None
+
+    @classmethod
+    def from_logits(
+        cls,
+        logits: Any,
+        target: Any,
+        prior: ClassPrior,
+        *,
+        method: Method = "logit_adjustment",
+        norms: Any = None,
+        bias: Any = None,
+        bias_mode: posthoc.BiasMode = "scale",
+        target_prior: ClassPrior | None = None,
+        costs: Any = None,
+        sample_weight: Any = None,
+        chunk_rows: int | None = None,
+    ) -> TauIntervals:
+        """The intervals of these examples, in float64 whatever the logits' dtype.
+
+        Args:
+            logits: as in `tune_tau`, and so all the others; a class without examples is no
+                error here, since another shard may have them.
+            target: as in `tune_tau`.
+            prior: as in `tune_tau`.
+            method: as in `tune_tau`.
+            norms: as in `tune_tau`.
+            bias: as in `tune_tau`.
+            bias_mode: as in `tune_tau`.
+            target_prior: as in `tune_tau`.
+            costs: as in `tune_tau`.
+            sample_weight: as in `tune_tau`; examples of weight 0 are left out.
+            chunk_rows: as in `tune_tau`.
+
+        Returns:
+            The intervals, in the order of the examples.
+        """
+        return intervals(
+            logits,
+            target,
+            prior,
+            caller="TauIntervals.from_logits",
+            complete=False,
+            method=method,
+            norms=norms,
+            bias=bias,
+            bias_mode=bias_mode,
+            target_prior=target_prior,
+            costs=costs,
+            sample_weight=sample_weight,
+            chunk_rows=chunk_rows,
+        )
+
+    @classmethod
+    def merge(cls, parts: Iterable[TauIntervals]) -> TauIntervals:
+        """All examples of the parts, which must agree in everything but the prior."""
+        parts = list(parts)
+        if not parts:
+            raise InputError("TauIntervals.merge: `parts` is empty; at least one is needed.")
+        first = parts[0]
+        for part in parts[1:]:
+            if not (
+                part.num_classes == first.num_classes
+                and part.method == first.method
+                and part.bias_mode == first.bias_mode
+                and np.array_equal(part.importance, first.importance)
+            ):
+                raise InputError(
+                    "TauIntervals.merge: only parts with the same classes, method, bias_mode, "
+                    "target prior and costs can be merged."
+                )
+        weighted = any(part.weight is not None for part in parts)
+        return cls(
+            lower=np.concatenate([part.lower for part in parts]),
+            upper=np.concatenate([part.upper for part in parts]),
+            target=np.concatenate([part.target for part in parts]),
+            num_classes=first.num_classes,
+            importance=first.importance,
+            weight=np.concatenate([part.weights for part in parts]) if weighted else None,
+            method=first.method,
+            bias_mode=first.bias_mode,
+        )
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples (of positive weight)."""
+        return len(self.target)
+
+    @property
+    def counts(self) -> IntArray:
+        """Held-out examples of each class, shape (num_classes,)."""
+        return np.bincount(self.target, minlength=self.num_classes)
+
+    @property
+    def weights(self) -> FloatArray:
+        """Sample weights, ones if none were given."""
+        return np.ones(self.num_examples) if self.weight is None else self.weight
+
+    @property
+    def totals(self) -> FloatArray:
+        """Total weight of each class, shape (num_classes,)."""
+        return np.bincount(self.target, weights=self.weight, minlength=self.num_classes).astype(
+            np.float64
+        )
+
+    def __add__(self, other: TauIntervals) -> TauIntervals:
+        if not isinstance(other, TauIntervals):
+            return NotImplemented
+        return TauIntervals.merge([self, other])
+
+    def __radd__(self, other: object) -> TauIntervals:
+        # sum() starts from the number 0.
+        return self if other == 0 else NotImplemented
+
+    def __repr__(self) -> str:
+        return (
+            f"TauIntervals(examples={self.num_examples}, num_classes={self.num_classes}, "
+            f"method={self.method!r})"
+        )
+
+
+def intervals(
+    logits: Any,
+    target: Any,
+    prior: ClassPrior,
+    *,
+    caller: str,
+    complete: bool,
+    method: str,
+    norms: Any,
+    bias: Any,
+    bias_mode: str,
+    target_prior: ClassPrior | None,
+    costs: Any,
+    sample_weight: Any,
+    chunk_rows: int | None,
+) -> TauIntervals:
+    """Check everything, then make the pass; `complete` refuses classes without examples."""
+    logits, target, weight = checked_examples(logits, target, prior, sample_weight, caller)
+    width = logits.shape[1]
+    _checks.choice(method, METHODS, caller, name="method")
+    if chunk_rows is not None:
+        chunk_rows = _checks.whole(chunk_rows, caller, name="chunk_rows")
+    if method == "logit_adjustment":
+        _refuse_unused(caller, norms, bias, bias_mode)
+        direction = posthoc.log_ratio(prior, target_prior, costs, caller=caller)
+        offset = None
+    else:
+        posthoc.log_ratio(prior, target_prior, costs, caller=caller)  # for its checks
+        direction = posthoc.log_norms(norms, num_classes=width, caller=caller)
+        offset = posthoc.checked_bias(bias, bias_mode, num_classes=width, caller=caller)
+        _refuse_kept_bias(bias_mode, caller)
+    importance = posthoc.class_costs(costs, num_classes=width, caller=caller)
+    if target_prior is not None:
+        importance = importance * target_prior.probs
+    if complete:
+        refuse_missing_classes(np.bincount(target[weight_mask(weight)], minlength=width), caller)
+    scan = _Scan(direction, signed=method == "weight_normalization", caller=caller)
+    lower, upper = scan.run(
+        logits, target, offset if bias_mode == "drop" else None, chunk_rows or _WINDOW_ROWS
+    )
+    keep = weight_mask(weight)
+    return TauIntervals(
+        lower=lower[keep],
+        upper=upper[keep],
+        target=target[keep],
+        num_classes=width,
+        importance=importance / importance.sum(),
+        weight=None if weight is None else weight[keep],
+        method=method,
+        bias_mode=bias_mode if method == "weight_normalization" else None,
+    )
+
+
+def checked_examples(
+    logits: Any, target: Any, prior: ClassPrior, sample_weight: Any, caller: str
+) -> tuple[NDArray[Any], IntArray, FloatArray | None]:
+    """Logits (values still to be checked, chunk by chunk), labels and weights that fit."""
+    logits = _checks.matrix(logits, caller=caller, finite=False)
+    _checks.prior(prior, caller, num_classes=logits.shape[1], shape=logits.shape)
+    target = _checks.labels(target, caller=caller, num_classes=logits.shape[1])
+    _checks.same_length(logits, target, caller=caller)
+    if sample_weight is None:
+        return logits, target, None
+    return logits, target, _checks.sample_weight(sample_weight, len(target), caller=caller)
+
+
+def weight_mask(weight: FloatArray | None) -> Any:
+    """Selects the examples that count; without weights all of them, without a copy."""
+    return slice(None) if weight is None or weight.all() else weight > 0
+
+
+def refuse_missing_classes(counts: IntArray, caller: str) -> None:
+    """The balanced error has one term per class, so every class needs held-out examples."""
+    missing = np.flatnonzero(counts == 0)
+    if len(missing):
+        raise InputError(
+            f"{caller}: every class needs held-out examples, but {len(missing)} of {len(counts)} "
+            f"have none in `target`: {_checks.listing(missing)}; hold out at least one of each, "
+            f"or pass criterion='log_loss', which needs no balanced data."
+        )
+
+
+def _refuse_unused(caller: str, norms: Any, bias: Any, bias_mode: str) -> None:
+    given = {
+        "norms": norms is not None,
+        "bias": bias is not None,
+        "bias_mode": bias_mode != "scale",
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InputError(
+                f"{caller}: `{name}` has no part in method='logit_adjustment'; leave it out, or "
+                f"pass method='weight_normalization'."
+            )
+
+
+def _refuse_kept_bias(bias_mode: str, caller: str) -> None:
+    if bias_mode == "keep":
+        raise InputError(
+            f"{caller}: bias_mode='keep' has no exact curve, since an example may be right in "
+            f"several intervals of tau; tune with bias_mode='scale' or 'drop', or compare "
+            f"balanced_error(target, normalize_weights(..., bias_mode='keep', tau=t)) over a "
+            f"grid of t."
+        )
+
+
+class _Scan:
+    """The pass itself: classes sorted by l, examples grouped by class, blocks that fit a cache.
+
+    For examples of one class y the columns with l_j > l_y, l_j = l_y and l_j < l_y are the same,
+    and contiguous once the columns are sorted by l; so a block of such examples costs one
+    subtraction, one multiplication by 1 / (l_j − l_y), and a maximum and a minimum.
+    """
+
+    def __init__(self, direction: FloatArray, *, signed: bool, caller: str) -> None:
+        self.caller = caller
+        self.signed = signed
+        steps = np.diff(direction)
+        monotone = bool(np.all(steps >= 0) or np.all(steps <= 0))
+        # A stable sort keeps classes of equal l in index order, which breaks their ties.
+        self.order = None if monotone else np.argsort(direction, kind="stable")
+        self.direction = direction if monotone else direction[self.order]
+        self.place = np.arange(len(direction))
+        if self.order is not None:
+            self.place[self.order] = np.arange(len(direction))
+        self.falling = bool(self.direction[0] > self.direction[-1])
+        ordered = -self.direction if self.falling else self.direction
+        # Column p ties with the columns start[p] .. stop[p] − 1.
+        self.start = np.searchsorted(ordered, ordered, side="left")
+        self.stop = np.searchsorted(ordered, ordered, side="right")
+
+    def run(
+        self, logits: NDArray[Any], target: IntArray, bias: FloatArray | None, window_rows: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Ends of the interval of every example."""
+        lower, upper = np.empty(len(logits)), np.empty(len(logits))
+        for start in range(0, len(logits), window_rows):
+            rows = slice(start, start + window_rows)
+            self._check(logits[rows], start)
+            with np.errstate(all="ignore"):  # infinities are meant: no bound
+                self._window(logits[rows], target[rows], bias, lower[rows], upper[rows])
+        return lower, upper
+
+    def _check(self, window: NDArray[Any], start: int) -> None:
+        """Values in natural order: a disk reads ahead, and a message can name the row."""
+        step = max(1, (1 << 20) // window.shape[1])
+        for first in range(0, len(window), step):
+            _checks.all_finite(
+                window[first : first + step],
+                caller=self.caller,
+                name="logits",
+                first_row=start + first,
+            )
+        if start == 0 and not self.signed:
+            _checks.not_probabilities(
+                window[:step], caller=self.caller, hint="pass their logarithm, numpy.log(probs)"
+            )
+
+    def _window(
+        self,
+        window: NDArray[Any],
+        target: IntArray,
+        bias: FloatArray | None,
+        lower: FloatArray,
+        upper: FloatArray,
+    ) -> None:
+        """Fill `lower` and `upper`, class by class and block by block."""
+        block = max(1, _BLOCK_ELEMENTS // window.shape[1])
+        buffers = [np.empty((block, window.shape[1]), d) for d in (window.dtype, window.dtype, "d")]
+        by_class = np.argsort(target, kind="stable")
+        cuts = np.flatnonzero(np.diff(target[by_class])) + 1
+        ends = np.empty((2, len(target)))
+        for first, stop in zip([0, *cuts], [*cuts, len(target)], strict=True):
+            bounds = self._bounds_of(int(target[by_class[first]]))
+            for at in range(first, stop, block):
+                part = slice(at, min(at + block, stop))
+                scores = self._gather(window, by_class[part], bias, buffers)
+                bounds(scores, ends[0, part], ends[1, part])
+        lower[by_class], upper[by_class] = ends
+        self._settle_zero(window, target, bias, lower, upper)
+
+    def _gather(
+        self,
+        window: NDArray[Any],
+        members: IntArray,
+        bias: FloatArray | None,
+        buffers: list[NDArray[Any]],
+    ) -> FloatArray:
+        """The members' logits in float64, columns sorted by l, in a buffer to be overwritten."""
+        raw, swapped, scores = (buffer[: len(members)] for buffer in buffers)
+        # mode="clip" lets `take` write into its `out` directly; the indices are in range.
+        np.take(window, members, axis=0, out=raw, mode="clip")
+        if self.order is not None:
+            np.take(raw, self.order, axis=1, out=swapped, mode="clip")
+            raw = swapped
+        scores[...] = raw
+        if bias is not None:
+            scores -= bias if self.order is None else bias[self.order]
+        return scores
+
+    def _bounds_of(self, y: int) -> Callable[[FloatArray, FloatArray, FloatArray], None]:
+        """What finds the ends of rows of class y, with everything that depends on y prepared."""
+        place = int(self.place[y])
+        start, stop = int(self.start[place]), int(self.stop[place])
+        sides = slice(0, start), slice(stop, len(self.place))
+        above, below = sides if self.falling else sides[::-1]
+        gaps = self.direction - self.direction[place]
+        gaps[start:stop] = np.inf
+        inverse = 1.0 / gaps
+
+        def bounds(scores: FloatArray, low: FloatArray, high: FloatArray) -> None:
+            own = scores[:, place, None].copy()
+            lost = None
+            if stop - start > 1:  # ties go to the lowest index, as argmax has it
+                lost = (scores[:, start:place] >= own).any(axis=1)
+                lost |= (scores[:, place + 1 : stop] > own).any(axis=1)
+            if self.signed:
+                self._signed(scores, own, y, inverse, (above, below), low, high)
+            else:
+                scores -= own
+                scores *= inverse
+                scores[:, above].max(axis=1, initial=-np.inf, out=low)
+                scores[:, below].min(axis=1, initial=np.inf, out=high)
+            if lost is not None:
+                low[lost] = np.inf
+
+        return bounds
+
+    def _signed(
+        self,
+        scores: FloatArray,
+        own: FloatArray,
+        y: int,
+        inverse: FloatArray,
+        sides: tuple[slice, slice],
+        low: FloatArray,
+        high: FloatArray,
+    ) -> None:
+        """The ends for weight normalization, f / ν^τ, which keeps every score's sign."""
+        own = own[:, 0]
+        top = scores.max(axis=1)
+        high[:] = np.inf
+        # What is above zero stays above what is not; a score of zero stays zero.
+        low[:] = np.where((top > 0) & (own <= 0) | (top == 0) & (own < 0), np.inf, -np.inf)
+        zero = np.flatnonzero((own == 0) & (top == 0))
+        names = self.place if self.order is None else self.order
+        low[zero[((scores[zero] == 0) & (names < y)).any(axis=1)]] = np.inf
+        for rows, sign in ((own > 0, 1.0), ((own < 0) & (top < 0), -1.0)):
+            if not rows.any():
+                continue
+            # log 0 = −inf takes the scores of the other sign out of the comparison.
+            logs = np.log(np.maximum(sign * scores[rows], 0.0))
+            logs -= np.log(sign * own[rows])[:, None]
+            logs *= inverse
+            # Among negative scores the smaller |f| wins, so the two sides change roles.
+            lows, highs = sides if sign > 0 else sides[::-1]
+            low[rows] = logs[:, lows].max(axis=1, initial=-np.inf)
+            high[rows] = logs[:, highs].min(axis=1, initial=np.inf)
+
+    def _settle_zero(
+        self,
+        window: NDArray[Any],
+        target: IntArray,
+        bias: FloatArray | None,
+        lower: FloatArray,
+        upper: FloatArray,
+    ) -> None:
+        """Make tau = 0 agree with argmax where the largest logits are equal.
+
+        It is the one place where two scores tie exactly: elsewhere a tie would need a logarithm
+        of a rational number to be rational. An end that must include or exclude zero moves by
+        the smallest number there is.
+        """
+        edge = np.flatnonzero((lower == 0) | (upper == 0))
+        step = max(1, _BLOCK_ELEMENTS // window.shape[1])
+        tiny = np.nextafter(0.0, 1.0)
+        for part in (edge[at : at + step] for at in range(0, len(edge), step)):
+            rows = window[part] if bias is None else window[part] - bias
+            right = rows.argmax(axis=1) == target[part]
+            upper[part[right & (upper[part] == 0)]] = tiny
+            lower[part[~right & (lower[part] == 0)]] = tiny

@@ -1,0 +1,600 @@
+"""tuning: the exact curve against brute force, merging, weights, resampling, bad input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from longtail import ClassPrior, InputError, balanced_error, tune_tau
+from longtail import _tau_bootstrap as bootstrap
+from longtail.posthoc import adjust_logits, normalize_weights
+from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
+
+BOUNDS = (-0.5, 4.0)
+
+
+def brute_error(target, scores, importance, weight):
+    """Σ_y w_y Σ_{i ∈ y} s_i [argmax ≠ y] / Σ s_i, one class at a time."""
+    wrong = scores.argmax(axis=1) != target
+    total = 0.0
+    for y, w in enumerate(importance):
+        mine = target == y
+        total += w * np.sum(weight[mine] * wrong[mine]) / np.sum(weight[mine])
+    return total
+
+
+@st.composite
+def problems(draw):
+    """Small problems, full of equal priors and equal logits as often as not."""
+    classes = draw(st.integers(2, 6))
+    examples = draw(st.integers(classes, 30))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    counts = rng.integers(1, draw(st.sampled_from([3, 12, 5000])), classes)
+    if draw(st.booleans()):
+        counts = np.sort(counts)[:: draw(st.sampled_from([1, -1]))]
+    target = np.concatenate([np.arange(classes), rng.integers(0, classes, examples - classes)])
+    if draw(st.booleans()):
+        logits = rng.integers(-6, 7, (examples, classes)) / 4.0
+    else:
+        logits = rng.normal(0, 3, (examples, classes))
+    logits[:, 0] -= draw(st.sampled_from([0.0, 3.0]))
+    logits = np.concatenate([logits, [[-9.0] * (classes - 1) + [9.0]]])  # never probabilities
+    target = np.append(target, classes - 1)
+    weight = rng.integers(0, 4, len(target)).astype(float) if draw(st.booleans()) else None
+    if weight is not None:
+        weight[np.unique(target, return_index=True)[1]] += 1.0
+    return ClassPrior.from_counts(counts), logits, target, weight, rng
+
+
+def check_curve(curve, scores_at, target, importance, weight):
+    weight = np.ones(len(target)) if weight is None else weight
+    middles = (curve.breakpoints[:-1] + curve.breakpoints[1:]) / 2
+    assert np.all(np.diff(curve.breakpoints) > 0)
+    assert (curve.breakpoints[0], curve.breakpoints[-1]) == BOUNDS
+    for middle, value in zip(middles, curve.values, strict=True):
+        expected = brute_error(target, scores_at(middle), importance, weight)
+        assert value == pytest.approx(expected, abs=1e-12)
+        assert curve(middle) == value
+    zero = brute_error(target, scores_at(0.0), importance, weight)
+    assert curve(0.0) == pytest.approx(zero, abs=1e-12)
+    assert curve.min_value == curve.values.min()
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.booleans(), st.booleans())
+def test_logit_adjustment_curve_is_brute_force_in_every_cell(problem, with_target, with_costs):
+    prior, logits, target, weight, rng = problem
+    classes = prior.num_classes
+    target_prior = ClassPrior.from_counts(rng.integers(1, 9, classes)) if with_target else None
+    costs = rng.integers(1, 5, classes) if with_costs else None
+    result = tune_tau(
+        logits,
+        target,
+        prior,
+        target_prior=target_prior,
+        costs=costs,
+        sample_weight=weight,
+        bounds=BOUNDS,
+        n_bootstrap=0,
+    )
+    importance = np.ones(classes)
+    if with_target:
+        importance = importance * target_prior.probs
+    if with_costs:
+        importance = importance * costs
+
+    def scores_at(tau):
+        return adjust_logits(logits, prior, tau=tau, target_prior=target_prior, costs=costs)
+
+    check_curve(result.curve, scores_at, target, importance / importance.sum(), weight)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.sampled_from(["scale", "drop"]), st.booleans())
+def test_weight_normalization_curve_is_brute_force_in_every_cell(problem, bias_mode, by_prior):
+    prior, logits, target, weight, rng = problem
+    classes = prior.num_classes
+    norms = prior if by_prior else rng.integers(1, 9, classes) / 4.0
+    bias = rng.integers(-4, 5, classes) / 4.0
+    result = tune_tau(
+        logits,
+        target,
+        prior,
+        method="weight_normalization",
+        norms=norms,
+        bias=bias,
+        bias_mode=bias_mode,
+        sample_weight=weight,
+        bounds=BOUNDS,
+        n_bootstrap=0,
+    )
+
+    def scores_at(tau):
+        return normalize_weights(logits, norms=norms, tau=tau, bias=bias, bias_mode=bias_mode)
+
+    check_curve(result.curve, scores_at, target, np.full(classes, 1 / classes), weight)
+    assert (result.method, result.bias_mode) == ("weight_normalization", bias_mode)
+
+
+def test_weight_normalization_by_sign():
+    # One row per case: f_y > 0; f_y < 0 with and without something above it; f_y = 0.
+    logits = np.array([[2.0, 1.0], [-1.0, 1.0], [-1.0, -2.0], [0.0, -1.0], [0.0, 0.0], [0.0, 1.0]])
+    for target in (0, 1):
+        parts = TauIntervals.from_logits(
+            logits,
+            np.full(6, target),
+            ClassPrior.uniform(2),
+            method="weight_normalization",
+            norms=[4.0, 1.0],
+        )
+        for tau in (-1.3, 0.0, 0.3, 0.7, 5.0):
+            right = (parts.lower <= tau) & (tau < parts.upper)
+            expected = (logits / np.array([4.0, 1.0]) ** tau).argmax(axis=1) == target
+            np.testing.assert_array_equal(right, expected)
+
+
+def long_tailed(examples=400, classes=5, seed=0, shift=1.3):
+    rng = np.random.default_rng(seed)
+    prior = ClassPrior.from_counts(np.geomspace(2000, 20, classes).astype(int))
+    target = rng.integers(0, classes, examples)
+    target[:classes] = np.arange(classes)
+    logits = rng.normal(size=(examples, classes)) + shift * prior.log_probs
+    logits[np.arange(examples), target] += 2.0
+    return prior, logits, target
+
+
+def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
+    for seed in range(20):
+        prior, logits, target = long_tailed(60, seed=seed)
+        result = tune_tau(logits, target, prior, n_bootstrap=0)
+        edges, values = result.curve.breakpoints, result.curve.values
+        nearest = None
+        for low, high, value in zip(edges[:-1], edges[1:], values, strict=True):
+            if value <= values.min() + 1e-12:
+                distance = max(low - 1, 1 - high, 0.0)
+                if nearest is None or distance < nearest[0]:
+                    nearest = (distance, low, high)
+        assert result.interval == nearest[1:]
+        assert result.tau == (nearest[1] + nearest[2]) / 2
+        assert result.error == result.curve.min_value
+        for tau in (0.0, 1.0, result.tau):
+            adjusted = adjust_logits(logits, prior, tau=tau)
+            assert result.error_at(tau) == pytest.approx(balanced_error(target, adjusted))
+
+
+def test_per_class_errors_and_counts():
+    prior, logits, target = long_tailed()
+    result = tune_tau(logits, target, prior, n_bootstrap=0)
+    errors = result.curve.per_class(0.8)
+    wrong = adjust_logits(logits, prior, tau=0.8).argmax(axis=1) != target
+    for y in range(5):
+        assert errors[y] == pytest.approx(wrong[target == y].mean())
+    assert errors.mean() == pytest.approx(result.error_at(0.8))
+    np.testing.assert_array_equal(result.counts, np.bincount(target))
+
+
+def test_equal_priors_leave_nothing_to_tune():
+    _, logits, target = long_tailed()
+    result = tune_tau(logits, target, ClassPrior.uniform(5))
+    assert result.interval == (0.0, 4.0)
+    assert result.error == balanced_error(target, logits)
+    assert result.confidence == (2.0, 2.0)
+
+
+def test_class_order_is_a_matter_of_names():
+    prior, logits, target = long_tailed()
+    plain = tune_tau(logits, target, prior, n_bootstrap=0).curve
+    for order in (np.arange(5)[::-1], np.array([3, 0, 4, 1, 2])):
+        names = np.empty(5, dtype=int)
+        names[order] = np.arange(5)
+        other = tune_tau(
+            logits[:, order],
+            names[target],
+            ClassPrior.from_counts(prior.counts[order]),
+            n_bootstrap=0,
+        ).curve
+        np.testing.assert_array_equal(other.breakpoints, plain.breakpoints)
+        np.testing.assert_allclose(other.values, plain.values, atol=1e-14)
+
+
+# Shards, chunks, weights, dtypes
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    problems(),
+    st.lists(st.integers(0, 30), max_size=3),
+    st.integers(1, 40),
+    st.sampled_from(["logit_adjustment", "weight_normalization"]),
+)
+def test_any_split_merges_to_the_same_curve(problem, cuts, chunk_rows, method):
+    prior, logits, target, weight, _ = problem
+    settings = {"method": method, "norms": prior if method != "logit_adjustment" else None}
+    whole = TauIntervals.from_logits(logits, target, prior, sample_weight=weight, **settings)
+    edges = sorted({0, len(target), *(c for c in cuts if c < len(target))})
+    parts = [
+        TauIntervals.from_logits(
+            np.concatenate([[logits[-1]], logits[a:b]]),
+            np.concatenate([[0], target[a:b]]),
+            prior,
+            # The first row only shows that these are no probabilities; it has no weight.
+            sample_weight=np.concatenate(
+                [[0.0], np.ones(b - a) if weight is None else weight[a:b]]
+            ),
+            chunk_rows=chunk_rows,
+            **settings,
+        )
+        for a, b in itertools.pairwise(edges)
+        if weight is None or weight[a:b].any()
+    ]
+    one, two = TauCurve(whole, bounds=BOUNDS), TauCurve(sum(parts[::-1]), bounds=BOUNDS)
+    np.testing.assert_array_equal(one.breakpoints, two.breakpoints)
+    np.testing.assert_array_equal(one.values, two.values)
+    np.testing.assert_array_equal(whole.counts, TauIntervals.merge(parts).counts)
+
+
+def test_folds_with_priors_of_their_own_merge():
+    _, logits, target = long_tailed()
+    priors = [ClassPrior.from_counts([50, 20, 9, 4, 1]), ClassPrior.from_counts([40, 30, 9, 9, 3])]
+    halves = [slice(0, 150), slice(150, 400)]
+    merged = TauIntervals.merge(
+        TauIntervals.from_logits(logits[h], target[h], p)
+        for h, p in zip(halves, priors, strict=True)
+    )
+    result = tune_from_intervals(merged, n_bootstrap=0)
+    for tau in (0.0, 0.4, 1.0, result.tau, 3.1):
+        scores = np.concatenate(
+            [adjust_logits(logits[h], p, tau=tau) for h, p in zip(halves, priors, strict=True)]
+        )
+        assert result.error_at(tau) == pytest.approx(balanced_error(target, scores))
+
+
+def test_merging_refuses_what_does_not_belong_together():
+    prior, logits, target = long_tailed()
+    one = TauIntervals.from_logits(logits, target, prior)
+    for other in (
+        TauIntervals.from_logits(logits, target, prior, costs=[1, 2, 3, 4, 5]),
+        TauIntervals.from_logits(logits, target, prior, method="weight_normalization", norms=prior),
+        TauIntervals.from_logits(logits[:, :4], target % 4, ClassPrior.uniform(4)),
+    ):
+        with pytest.raises(InputError, match="same classes, method, bias_mode, target prior"):
+            one + other
+    with pytest.raises(InputError, match="`parts` is empty"):
+        TauIntervals.merge([])
+    with pytest.raises(TypeError):
+        one + 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_a_weight_is_repetition(problem):
+    prior, logits, target, weight, _ = problem
+    if weight is None:
+        weight = np.arange(len(target)) % 3 + 1.0
+    repeats = weight.astype(int)
+    weighted = tune_tau(logits, target, prior, sample_weight=weight, bounds=BOUNDS, n_bootstrap=0)
+    repeated = tune_tau(
+        np.repeat(logits, repeats, axis=0),
+        np.repeat(target, repeats),
+        prior,
+        bounds=BOUNDS,
+        n_bootstrap=0,
+    )
+    np.testing.assert_array_equal(weighted.curve.breakpoints, repeated.curve.breakpoints)
+    np.testing.assert_allclose(weighted.curve.values, repeated.curve.values, atol=1e-13)
+    assert weighted.tau == repeated.tau
+    np.testing.assert_array_equal(
+        weighted.counts, np.bincount(target[repeats > 0], minlength=prior.num_classes)
+    )
+
+
+@pytest.mark.parametrize("method", ["logit_adjustment", "weight_normalization"])
+def test_every_dtype_and_library_in_float64_arithmetic(method):
+    jax = pytest.importorskip("jax")
+    prior, logits, target = long_tailed()
+    rounded = np.round(logits * 8) / 8  # exact in every float type
+    kind = {"method": method, "norms": prior if method == "weight_normalization" else None}
+    expected = TauIntervals.from_logits(rounded, target, prior, **kind)
+    tensor = torch.tensor(rounded)
+    for other in (
+        rounded.astype(np.float16),
+        rounded.astype(np.float32),
+        np.asfortranarray(rounded),
+        rounded.astype(">f4"),
+        tensor.bfloat16(),
+        tensor.requires_grad_(),
+        jax.numpy.asarray(rounded),
+    ):
+        got = TauIntervals.from_logits(other, torch.tensor(target), prior, **kind)
+        np.testing.assert_array_equal(got.lower, expected.lower)
+        np.testing.assert_array_equal(got.upper, expected.upper)
+    whole = np.round(logits).astype(np.int16)
+    got = TauIntervals.from_logits(whole, target, prior, **kind)
+    expected = TauIntervals.from_logits(whole.astype(float), target, prior, **kind)
+    np.testing.assert_array_equal(got.lower, expected.lower)
+
+
+def test_enormous_and_tiny_logits_raise_no_warning():
+    prior = ClassPrior.from_counts([3, 2, 1])
+    logits = np.array([[1e308, -1e308, 0.0], [5e-324, 0.0, -5e-324], [1e-300, 1e300, -1e300]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ({}, {"method": "weight_normalization", "norms": prior}):
+            result = tune_tau(logits, [0, 1, 2], prior, **kind)
+            assert 0.0 <= result.error <= 1.0
+
+
+def test_a_memory_map_is_read_in_chunks(tmp_path):
+    prior, logits, target = long_tailed(40_000, classes=100)
+    path = tmp_path / "logits.npy"
+    np.save(path, logits.astype(np.float32))  # 16 MB
+    mapped = np.load(path, mmap_mode="r")
+    tune_tau(mapped[:200], target[:200], prior, n_bootstrap=10)  # imports
+    tracemalloc.start()
+    result = tune_tau(mapped, target, prior, chunk_rows=5000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+    whole = tune_tau(logits.astype(np.float32), target, prior)
+    np.testing.assert_array_equal(result.curve.values, whole.curve.values)
+    assert result.confidence == whole.confidence
+
+
+# Uncertainty
+
+
+def brute_taus(logits, target, prior, replicates, rng):
+    taus = []
+    for _ in range(replicates):
+        rows = np.concatenate(
+            [
+                rng.choice(np.flatnonzero(target == y), np.sum(target == y))
+                for y in range(prior.num_classes)
+            ]
+        )
+        taus.append(tune_tau(logits[rows], target[rows], prior, n_bootstrap=0).tau)
+    return np.array(taus)
+
+
+def test_resampling_one_by_one_is_the_bootstrap():
+    prior, logits, target = long_tailed(120, classes=3)
+    curve = tune_tau(logits, target, prior, n_bootstrap=0).curve
+    ours = bootstrap.resampled_taus(curve, 400, np.random.default_rng(1))
+    brute = brute_taus(logits, target, prior, 400, np.random.default_rng(2))
+    assert ours.std() > 0.01
+    # Where gain and loss cancel within a replicate brute force cuts a plateau in two, so the
+    # two laws agree up to a hair.
+    assert stats.ks_2samp(ours, brute).statistic < 0.12
+
+
+def test_the_normal_approximation_agrees_with_resampling():
+    prior, logits, target = long_tailed(4000)
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, 4000)
+    curve = tune_tau(logits, target, prior, sample_weight=weight, n_bootstrap=0).curve
+    one = bootstrap.resampled_taus(curve, 1000, np.random.default_rng(1))
+    two = bootstrap.normal_taus(curve, 1000, np.random.default_rng(2))
+    assert stats.ks_2samp(one, two).statistic < 0.1
+    assert two.std() == pytest.approx(one.std(), rel=0.15)
+
+
+def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
+    monkeypatch.setattr(bootstrap, "_CLASS_BLOCK", 2)
+    prior, logits, target = long_tailed(200)
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, 200)
+    parts = TauIntervals.from_logits(logits, target, prior, sample_weight=weight)
+    taus = np.linspace(0.1, 3.9, 9)
+    expected = np.zeros((9, 9))
+    for y in range(5):
+        mine = target == y
+        right = np.array(
+            [adjust_logits(logits[mine], prior, tau=t).argmax(axis=1) == y for t in taus]
+        )
+        s = weight[mine] / weight[mine].sum()
+        centred = (right - (right @ s)[:, None]) * s / 5
+        expected += centred @ centred.T
+    np.testing.assert_allclose(
+        bootstrap.resampling_covariance(parts, taus), expected, rtol=1e-10, atol=1e-16
+    )
+    curve = TauCurve(parts, bounds=(0.0, 4.0))
+    assert curve.standard_error(taus[3]) == pytest.approx(np.sqrt(expected[3, 3]))
+
+
+def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
+    widths = []
+    for examples in (100, 20_000):
+        prior, logits, target = long_tailed(examples)
+        result = tune_tau(logits, target, prior)
+        assert result.confidence == tune_tau(logits, target, prior).confidence
+        assert result.confidence != tune_tau(logits, target, prior, random_state=1).confidence
+        low, high = result.confidence
+        assert low <= result.tau <= high
+        narrow = tune_tau(logits, target, prior, confidence=0.5).confidence
+        assert low <= narrow[0] < narrow[1] <= high
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 2
+    rng = np.random.default_rng(0)
+    assert tune_tau(logits, target, prior, random_state=rng).confidence == result.confidence
+
+
+def test_without_replicates_there_is_no_interval():
+    prior, logits, target = long_tailed(50)
+    assert tune_tau(logits, target, prior, n_bootstrap=0).confidence is None
+
+
+# Reports
+
+
+def test_printing_and_json():
+    prior, logits, target = long_tailed(60, classes=10)
+    result = tune_tau(logits, target, prior)
+    text = str(result)
+    assert text.startswith(f"tau = {result.tau:.4g} (logit adjustment)\n  95% bootstrap interval")
+    few = int(np.sum(result.counts < 5))
+    assert few > 0
+    assert f"{few} classes have fewer than 5" in text
+    assert "touches the bounds" not in text
+    plain = json.loads(json.dumps(result.to_dict(curve_points=5)))
+    assert plain["tau"] == result.tau
+    assert plain["counts"] == result.counts.tolist()
+    assert plain["error_at"] == {"0": result.error_at(0.0), "1": result.error_at(1.0)}
+    assert plain["curve"]["tau"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert plain["curve"]["error"] == [result.error_at(t) for t in plain["curve"]["tau"]]
+    assert "curve" not in result.to_dict()
+    assert repr(result.curve).startswith("TauCurve(cells=")
+    assert repr(result.curve.intervals).startswith("TauIntervals(examples=60")
+
+    norms = tune_tau(logits, target, prior, method="weight_normalization", norms=prior)
+    assert "(weight normalization, bias_mode='scale')" in str(norms)
+
+
+def test_a_best_tau_at_the_bounds_says_so():
+    prior, logits, target = long_tailed(300)
+    result = tune_tau(logits, target, prior, bounds=(0.0, 0.5))
+    assert result.at_bound
+    assert "touches the bounds (0.0, 0.5)" in str(result)
+
+
+# Bad input
+
+
+P, F, Y = long_tailed(50)
+
+
+def broken(value, row=7, column=2):
+    logits = F.copy()
+    logits[row, column] = value
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: tune_tau(F, np.where(Y == 3, 0, Y), P),
+            "tune_tau: every class needs held-out examples, but 1 of 5 have none in `target`: 3; "
+            "hold out at least one of each, or pass criterion='log_loss'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, sample_weight=(Y != 2).astype(float)),
+            "tune_tau: every class needs held-out examples, but 1 of 5 have none in `target`: 2",
+        ),
+        (
+            lambda: tune_from_intervals(TauIntervals.from_logits(F[Y < 2], Y[Y < 2], P)),
+            "tune_from_intervals: every class needs held-out examples, but 3 of 5 have none",
+        ),
+        (
+            lambda: tune_tau(broken(np.nan), Y, P),
+            "tune_tau: `logits` must be finite, but row 7, column 2 is nan",
+        ),
+        (
+            lambda: tune_tau(broken(-np.inf), Y, P, chunk_rows=5),
+            "tune_tau: `logits` must be finite, but row 7, column 2 is -inf",
+        ),
+        (
+            lambda: tune_tau(broken(np.inf).astype(np.float32), Y, P),
+            "tune_tau: `logits` must be finite, but row 7, column 2 is inf",
+        ),
+        (
+            lambda: tune_tau(F, Y, ClassPrior.uniform(4)),
+            "tune_tau: `prior` has 4 classes but the logits have 5 columns, shape (50, 5)",
+        ),
+        (lambda: tune_tau(F, Y, P.probs), "tune_tau: `prior` must be a ClassPrior"),
+        (lambda: tune_tau(F, Y + 1, P), "tune_tau: `target` must lie in 0 .. 4, but 5 occurs"),
+        (lambda: tune_tau(F, Y - 1, P), "tune_tau: `target` must lie in 0 .. num_classes - 1"),
+        (lambda: tune_tau(F, Y.astype(float), P), "tune_tau: `target` must be integer"),
+        (lambda: tune_tau(F, Y > 2, P), "tune_tau: `target` must be integer"),
+        (lambda: tune_tau(F, Y[:-1], P), "tune_tau: `logits` has 50 rows but there are 49"),
+        (lambda: tune_tau(F[:0], Y[:0], P), "tune_tau: `logits` is empty, shape (0, 5)"),
+        (lambda: tune_tau(F[0], Y, P), "tune_tau: `logits` must have shape (examples, classes)"),
+        (
+            lambda: tune_tau(np.exp(F) / np.exp(F).sum(1, keepdims=True), Y, P),
+            "these look like probabilities; pass their logarithm, numpy.log(probs)",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, criterion="accuracy"),
+            "tune_tau: `criterion` must be one of 'balanced_error', 'log_loss', 'squared_error', "
+            "'ece', 'sharpness'; got 'accuracy'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, method="tau_norm"),
+            "tune_tau: `method` must be one of 'logit_adjustment', 'weight_normalization'",
+        ),
+        (lambda: tune_tau(F, Y, P, bounds=(1.0, 1.0)), "`bounds` must be a lower and a higher"),
+        (lambda: tune_tau(F, Y, P, bounds=(0.0, np.inf)), "`bounds` must be finite; got inf"),
+        (lambda: tune_tau(F, Y, P, bounds=4.0), "tune_tau: `bounds` must be two numbers"),
+        (lambda: tune_tau(F, Y, P, confidence=1.0), "tune_tau: `confidence` must lie in [0, 1)"),
+        (lambda: tune_tau(F, Y, P, confidence=0.0), "`confidence` must be above zero"),
+        (lambda: tune_tau(F, Y, P, n_bootstrap=-1), "`n_bootstrap` must be a whole number"),
+        (lambda: tune_tau(F, Y, P, random_state="x"), "`random_state` must be a whole number"),
+        (lambda: tune_tau(F, Y, P, chunk_rows=0), "`chunk_rows` must be a whole number"),
+        (
+            lambda: tune_tau(F, Y, P, sample_weight=-np.ones(50)),
+            "tune_tau: `sample_weight` must be finite and not negative",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, norms=P),
+            "tune_tau: `norms` has no part in method='logit_adjustment'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, bias_mode="drop"),
+            "tune_tau: `bias_mode` has no part in method='logit_adjustment'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, method="weight_normalization"),
+            "tune_tau: weight normalization needs `norms`",
+        ),
+        (
+            lambda: tune_tau(
+                F, Y, P, method="weight_normalization", norms=P, bias=np.zeros(5), bias_mode="keep"
+            ),
+            "tune_tau: bias_mode='keep' has no exact curve",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, method="weight_normalization", norms=P, bias_mode="drop"),
+            "tune_tau: bias_mode='drop' needs `bias`",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, target_prior=ClassPrior.uniform(3)),
+            "tune_tau: `target_prior` has 3 classes",
+        ),
+        (lambda: tune_tau(F, Y, P, costs=[1, 2]), "tune_tau: `costs` must have one value per"),
+        (
+            lambda: tune_tau(F, Y, P, criterion="log_loss", costs=np.ones(5)),
+            "tune_tau: `costs` has no part in criterion='log_loss'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, criterion="ece", method="weight_normalization", norms=P),
+            "tune_tau: `norms` has no part in criterion='ece'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, criterion="ece", method="weight_normalization"),
+            "tune_tau: `method` has no part in criterion='ece'",
+        ),
+        (
+            lambda: tune_tau(F, Y, P, criterion="ece", bounds=(-1.0, 2.0)),
+            "tune_tau: `bounds` must not be negative for criterion='ece'",
+        ),
+        (
+            lambda: tune_tau(broken(np.nan), Y, P, criterion="squared_error"),
+            "tune_tau: `logits` must be finite, but row 7, column 2 is nan",
+        ),
+        (lambda: tune_from_intervals([F]), "tune_from_intervals: `intervals` must be"),
+        (
+            lambda: tune_tau(F, Y, P).error_at(np.nan),
+            "TauResult.error_at: `tau` must be finite",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        call()

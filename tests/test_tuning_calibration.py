@@ -1,0 +1,199 @@
+"""tuning by calibration: tau as a temperature, each criterion against `metrics` and slow loops."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau
+from longtail import _tau_calibration as calibration
+from longtail.posthoc import adjust_logits, scale_temperature
+
+METRICS = {
+    "log_loss": metrics.log_loss,
+    "squared_error": metrics.brier_score,
+    "ece": metrics.top_label_ece,
+    "sharpness": metrics.sharpness,
+}
+
+
+def drawn_by_softmax(examples=3000, temperature=2.0, seed=0):
+    """Long-tailed examples; softmax(logits / temperature) is their true law."""
+    rng = np.random.default_rng(seed)
+    prior = ClassPrior.from_probs([0.7, 0.2, 0.07, 0.03])
+    logits = 1.5 * rng.normal(size=(examples, 4)) + prior.log_probs
+    target = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return prior, temperature * logits, target
+
+
+def slow_log_loss(logits, target, temperature, weight):
+    total = 0.0
+    for row, y, w in zip(logits, target, weight, strict=True):
+        scaled = row / temperature
+        total += w * (np.log(np.sum(np.exp(scaled - scaled.max()))) + scaled.max() - scaled[y])
+    return total / np.sum(weight)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 50.0])
+def test_fit_temperature_minimises_the_log_loss(scale):
+    _, logits, target = drawn_by_softmax(200)
+    weight = np.random.default_rng(1).integers(0, 3, 200)
+    fitted = fit_temperature(scale * logits, target, sample_weight=weight, chunk_rows=33)
+    best = optimize.minimize_scalar(
+        lambda t: slow_log_loss(scale * logits, target, np.exp(t), weight),
+        bracket=(np.log(scale), np.log(4 * scale)),
+        tol=1e-10,
+    )
+    assert fitted == pytest.approx(np.exp(best.x), rel=1e-5)
+    repeated = np.repeat(np.arange(200), weight)
+    again = fit_temperature(scale * logits[repeated].astype(np.float64), target[repeated])
+    assert fitted == pytest.approx(again, rel=1e-8)
+
+
+def test_the_temperature_of_the_law_is_found_and_is_a_tau():
+    prior, logits, target = drawn_by_softmax(20_000)
+    temperature = fit_temperature(logits, target)
+    assert temperature == pytest.approx(2.0, rel=0.05)
+    result = tune_tau(logits, target, prior, criterion="log_loss")
+    assert result.tau == pytest.approx(temperature, rel=1e-5)
+    # The same decisions, with tau in front of the prior or as temperature under the logits.
+    np.testing.assert_array_equal(
+        adjust_logits(logits, prior, tau=temperature).argmax(axis=1),
+        adjust_logits(scale_temperature(logits, temperature=temperature), prior).argmax(axis=1),
+    )
+
+
+@pytest.mark.parametrize("criterion", METRICS)
+def test_values_are_those_of_metrics(criterion):
+    prior, logits, target = drawn_by_softmax(500)
+    weight = np.random.default_rng(2).uniform(0, 2, 500)
+    weight[::7] = 0.0
+    result = tune_tau(
+        logits, target, prior, criterion=criterion, sample_weight=weight, chunk_rows=77
+    )
+    curve = result.curve
+    for tau, value in list(zip(curve.taus, curve.values, strict=True))[::6]:
+        expected = METRICS[criterion](target, logits / tau, sample_weight=weight)
+        assert value == pytest.approx(expected, rel=1e-9)
+    best = METRICS[criterion](target, logits / result.tau, sample_weight=weight)
+    assert result.error == curve(result.tau) == pytest.approx(best)
+    assert result.error_at(1.0) == pytest.approx(
+        METRICS[criterion](target, logits, sample_weight=weight)
+    )
+    np.testing.assert_array_equal(result.counts, np.bincount(target[weight > 0], minlength=4))
+
+
+@pytest.mark.parametrize("criterion", ["log_loss", "squared_error"])
+def test_smooth_criteria_are_minimised(criterion):
+    prior, logits, target = drawn_by_softmax(1000)
+    result = tune_tau(logits, target, prior, criterion=criterion)
+    best = optimize.minimize_scalar(
+        lambda t: METRICS[criterion](target, logits / t), bounds=(0.5, 4.0), method="bounded"
+    )
+    assert result.tau == pytest.approx(best.x, rel=1e-4)
+    assert result.interval == (result.tau, result.tau)
+    assert result.error == pytest.approx(best.fun, rel=1e-9)
+
+
+def test_ece_finds_a_tau_no_evaluated_one_beats():
+    prior, logits, target = drawn_by_softmax(3000)
+    result = tune_tau(logits, target, prior, criterion="ece")
+    assert result.error == result.curve.min_value
+    assert result.tau == pytest.approx(2.0, rel=0.2)
+    assert result.error < METRICS["ece"](target, logits) / 2
+
+
+def test_sharpness_takes_the_sharpest_among_the_calibrated():
+    prior, logits, target = drawn_by_softmax(3000)
+    sharp = tune_tau(logits, target, prior, criterion="sharpness")
+    calibrated = tune_tau(logits, target, prior, criterion="ece")
+    ece = np.array([metrics.top_label_ece(target, logits / t) for t in sharp.curve.taus])
+    # It may trade in one standard error of the ECE, which the other criterion reports.
+    slack = calibrated.standard_error
+    place = int(np.flatnonzero(sharp.curve.taus == sharp.tau)[0])
+    assert ece[place] <= ece.min() + 1.3 * slack
+    sharper = sharp.curve.values > sharp.error
+    assert np.all(ece[sharper] > ece.min() + 0.7 * slack)
+    assert sharp.tau < calibrated.tau
+    assert sharp.tau > 1.0  # alone it would run to the lower bound
+
+
+@pytest.mark.parametrize("criterion", METRICS)
+def test_the_interval_of_tau_is_that_of_fresh_samples(criterion):
+    taus = [
+        tune_tau(*fresh, criterion=criterion, n_bootstrap=0).tau
+        for fresh in (
+            (logits, target, prior)
+            for prior, logits, target in (drawn_by_softmax(1000, seed=s) for s in range(12))
+        )
+    ]
+    prior, logits, target = drawn_by_softmax(1000, seed=99)
+    low, high = tune_tau(logits, target, prior, criterion=criterion).confidence
+    spread = np.std(taus)
+    assert low < high
+    assert 1.5 * spread < high - low < 9 * spread  # 3.9 for a normal law, known from 12 draws
+
+
+def test_covariance_of_the_mean_is_its_formula():
+    rng = np.random.default_rng(0)
+    values, weight = rng.normal(size=(50, 3)), rng.uniform(0.5, 2.0, 50)
+    moments = calibration._Moments()
+    for part in (slice(0, 20), slice(20, 50)):
+        moments.add(values[part], weight[part])
+    mean = weight @ values / weight.sum()
+    centred = (values - mean) * (weight / weight.sum())[:, None]
+    np.testing.assert_allclose(moments.mean, mean)
+    np.testing.assert_allclose(moments.covariance(), centred.T @ centred, atol=1e-15)
+
+
+def test_no_balanced_data_and_no_complete_classes_are_needed():
+    prior, logits, target = drawn_by_softmax(500)
+    rows = target < 2
+    result = tune_tau(logits[rows], target[rows], prior, criterion="log_loss")
+    assert result.counts[2] == 0
+    assert "fewest 0 (class 2)" in str(result)
+    assert "log loss" in str(result)
+    assert set(result.to_dict()["error_at"]) == {"1"}
+
+
+def test_a_tau_outside_what_was_evaluated_is_refused():
+    prior, logits, target = drawn_by_softmax(200)
+    result = tune_tau(logits, target, prior, criterion="log_loss", bounds=(1.5, 3.0))
+    assert 1.5 <= result.tau <= 3.0
+    assert result.curve.bounds == pytest.approx((1.5, 3.0))
+    with pytest.raises(InputError, match=re.escape("evaluated for tau in [1.5, 3] only")):
+        result.error_at(1.0)
+    taus, values = result.curve.sample(5)
+    assert taus[0] == pytest.approx(1.5)
+    assert values[0] == result.curve.values[0]
+    edge = tune_tau(logits, target, prior, criterion="log_loss", bounds=(0.0, 0.5))
+    assert edge.at_bound
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        (
+            np.eye(3) * 5 - 1,
+            [0, 1, 2],
+            "fit_temperature: every example is predicted right, so the log-loss falls all the "
+            "way to temperature 0; use held-out examples",
+        ),
+        (
+            -np.eye(3) * 5 - 1,
+            [0, 1, 2],
+            "fit_temperature: the logits predict the labels no better than chance",
+        ),
+        (np.full((2, 2), np.nan), [0, 1], "fit_temperature: `logits` must be finite, but row 0"),
+        (np.eye(2), [0, 2], "fit_temperature: `target` must lie in 0 .. 1, but 2 occurs"),
+        (np.eye(2), [0], "fit_temperature: `logits` has 2 rows but there are 1 labels"),
+        (np.eye(2), [0, 1], "these look like probabilities; pass their logarithm"),
+        (np.zeros((0, 2)), [], "fit_temperature: `logits` is empty"),
+    ],
+)
+def test_bad_input_to_fit_temperature(logits, target, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        fit_temperature(logits, target)
