@@ -220,7 +220,7 @@ def test_progress_goes_from_nothing_to_everything():
         tau=[1.0],
         progress=lambda *call: calls.append(call),
     )
-    whats, dones, totals = zip(*calls, strict=True)
+    dones, totals, whats = zip(*calls, strict=True)
     assert list(dones) == list(range(totals[-1] + 1))
     assert len(set(totals)) == 1
     assert "solving logit-adjusted" in whats

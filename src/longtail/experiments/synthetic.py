@@ -251,7 +251,7 @@ def adjust(separators: FloatArray, priors: Sequence[ClassPrior], *, tau: float) 
 
 
 def normalize(separators: FloatArray, *, tau: float, bias_mode: BiasMode) -> FloatArray:
-    """Post-hoc weight normalisation (equation 8) of separators, ν_y = ‖w_y‖ = ‖w‖/2.
+    """Post-hoc weight normalisation (equation 3) of separators, ν_y = ‖w_y‖ = ‖w‖/2.
 
     Example:
         >>> normalize(np.array([[3.0, 4.0, -1.0]]), tau=1.0, bias_mode="drop")
@@ -297,7 +297,7 @@ def run(
     Args:
         settings: what to sample, the paper's problem if absent.
         tau: grid of the post-hoc curves, 0 to 3 in steps of 0.1 if absent.
-        progress: called as progress(what, done, total).
+        progress: called as progress(done, total, what).
 
     Returns:
         The Study; `Study.to_dict` is what ``longtail reproduce synthetic --json`` prints.
@@ -315,7 +315,7 @@ def run(
     def announce(what: str) -> None:
         nonlocal done
         if progress is not None:
-            progress(what, done, total)
+            progress(done, total, what)
         done += 1
 
     announce("sampling")

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks
+from longtail.runs import files
 
 # Okabe and Ito's palette, told apart under every common colour blindness.
 BLACK = "#000000"
@@ -185,6 +186,7 @@ def save(figure: Any, stem: str | Path, *, title: str | None = None) -> tuple[Pa
         The paths of the SVG and the PNG.
     """
     stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
     named = {"Title": title} if title else {}
     metadata: dict[str, dict[str, str | None]] = {
         "svg": {"Date": None, "Creator": "longtail", **named},
@@ -196,14 +198,6 @@ def save(figure: Any, stem: str | Path, *, title: str | None = None) -> tuple[Pa
             buffer = io.BytesIO()
             figure.savefig(buffer, format=ending, metadata=notes)
             path = stem.with_name(f"{stem.name}.{ending}")
-            replace_file(path, buffer.getvalue())
+            files.write_bytes(path, buffer.getvalue())
             paths.append(path)
     return paths[0], paths[1]
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write beside the file's place and rename: no half-written file is ever seen."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)

@@ -5,7 +5,6 @@ The numbers come from `longtail.experiments.synthetic`; nothing is computed here
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from longtail.experiments import synthetic
 from longtail.experiments.synthetic import BIAS_MODES, LOSSES, POSTHOC, Study
 from longtail.report import figures
 from longtail.report.tables import Table
+from longtail.runs import files
 
 FILES = ("synthetic.json", "synthetic.md", "synthetic.svg", "synthetic.png")
 
@@ -217,9 +217,10 @@ def write(study: Study, folder: str | Path) -> list[Path]:
     """
     folder = Path(folder)
     numbers, text, *_ = (folder / name for name in FILES)
-    figures.replace_file(numbers, (json.dumps(study.to_dict(), indent=1) + "\n").encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(numbers, study.to_dict())
     page = "\n\n".join(table.markdown() for table in tables(study))
-    figures.replace_file(text, f"{page}\n".encode())
+    files.write_bytes(text, f"{page}\n".encode())
     drawn = figures.save(
         draw(study),
         folder / "synthetic",
