@@ -1,0 +1,99 @@
+"""The command line: parse, call, print. Everything it does is a call into the library.
+
+A command is one file here, `<name>.py`, that holds a Typer `app`, and one line in COMMANDS.
+Its file is imported when the command is used or listed, so its own imports stay light: what is
+heavy is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from longtail.cli import _console
+from longtail.cli._groups import CommandGroup, from_modules
+
+# In the order in which `longtail --help` lists them.
+COMMANDS = (
+    "tune",
+    "reproduce",
+    "runs",
+    "explain",
+)
+
+app = typer.Typer(
+    cls=from_modules("longtail.cli", COMMANDS),
+    name="longtail",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from longtail import __version__
+
+        _console.line(f"longtail {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Show the whole traceback of an error (or set LONGTAIL_DEBUG=1)."
+        ),
+    ] = False,
+) -> None:
+    """Classification when most classes are rare: logit adjustment, with proofs.
+
+    \b
+    Examples:
+      longtail explain                    which methods there are
+      longtail explain logit-adjusted     what one does, and when to use it
+      longtail tune held-out.npz --counts 900,90,10
+                                          choose tau for a trained classifier
+      longtail runs list                  what was trained here
+
+    Every command explains itself: longtail COMMAND --help.
+    """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: what follows ``longtail``; from the shell if None.
+
+    Returns:
+        The exit code: 0, 1 for a failure, 2 for wrong usage.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # People add --debug to the end of the line that just failed.
+    debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
+    given = [argument for argument in given if argument != "--debug"]
+    _console.show_warnings()
+    try:
+        code = typer.main.get_command(app).main(given, prog_name="longtail", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as error:
+        if debug and not _console.is_usage(error):
+            raise
+        return _console.report(error)
+    if code == 130:
+        _console.error_line("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+__all__ = ["COMMANDS", "CommandGroup", "app", "main"]

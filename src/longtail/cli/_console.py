@@ -1,0 +1,246 @@
+"""What every command needs to talk: results, errors, warnings, progress.
+
+Results go to stdout, everything else to stderr, so that ``--json`` can be piped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+Progress = Callable[[int, int, str], None]
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
+
+# Longer than this and a person wonders whether it still works.
+_PATIENCE = 2.0
+_WIDE = 160
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; in a pipe, wide enough that nothing breaks in the middle of a name."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    piped = not stream.isatty() and "COLUMNS" not in os.environ
+    return Console(file=stream, width=_WIDE if piped else None, highlight=False, soft_wrap=False)
+
+
+def line(text: str = "") -> None:
+    """One line of a result, as it is: no markup, no wrapping."""
+    typer.echo(text)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Tables and the like, as a result."""
+    out = console()
+    for renderable in renderables:
+        out.print(renderable)
+
+
+def print_json(document: Any) -> None:
+    """The result as JSON on stdout; NaN and infinity, which JSON lacks, become null."""
+    typer.echo(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return _finite(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def note(text: str) -> None:
+    """Something worth saying that is not the result."""
+    typer.echo(text, err=True)
+
+
+def error_line(text: str) -> None:
+    """The one line that an error is."""
+    typer.echo(f"longtail: error: {' '.join(text.split())}", err=True)
+
+
+def warning_line(text: str) -> None:
+    """One line about something that the user should know but that stops nothing."""
+    typer.echo(f"longtail: warning: {' '.join(text.split())}", err=True)
+
+
+def is_usage(error: BaseException) -> bool:
+    """Whether the command line itself was wrong (by the parser's own kind of exception)."""
+    return hasattr(error, "format_message")
+
+
+def report(error: Exception) -> int:
+    """Say in one line what went wrong; the exit code."""
+    from longtail._checks import InputError, MissingExtraError
+
+    if is_usage(error):
+        return _report_usage(error)
+    if isinstance(error, InputError | MissingExtraError):
+        error_line(str(error))
+    elif isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        error_line(f"{error.strerror}{where}")
+    elif isinstance(error, MemoryError):
+        error_line(f"not enough memory: {error}" if str(error) else "not enough memory")
+    else:
+        error_line(
+            f"{type(error).__name__}: {error} (a bug in longtail? --debug shows the traceback)"
+        )
+    return 1
+
+
+def _report_usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    text = error.format_message().strip().rstrip(".").replace("Value error, ", "")
+    text = text.removeprefix("Invalid value: ")
+    text = text[:1].lower() + text[1:]
+    hint = f"; see: {context.command_path} --help" if context is not None else ""
+    error_line(text + hint)
+    return int(getattr(error, "exit_code", 2))
+
+
+def show_warnings() -> None:
+    """Warnings and log messages of the library as one line each on stderr."""
+
+    def showwarning(message: Warning | str, *_: Any, **__: Any) -> None:
+        warning_line(str(message))
+
+    warnings.showwarning = showwarning
+    logger = logging.getLogger("longtail")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("longtail: %(message)s"))
+        logger.addHandler(handler)
+
+
+def refuse_overwrite(path: Path, force: bool) -> None:
+    """Refuse to replace a file or folder unless told to."""
+    from longtail._checks import InputError
+
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; pass --force to replace it.")
+
+
+@contextmanager
+def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
+    """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.
+
+    Args:
+        title: what is being done.
+        every: seconds between lines where there is no terminal.
+
+    Yields:
+        A callback of (done, total, text) for library code; total 0 means unknown.
+    """
+    if sys.stderr.isatty():
+        yield from _bar(title)
+    else:
+        yield from _lines(title, every)
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Show that something without steps is under way, on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(f"{title} …"):
+        yield
+
+
+def _bar(title: str) -> Iterator[Progress]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Bars(*columns, console=console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None, text="")
+
+        def update(done: int, total: int, text: str) -> None:
+            bars.update(task, completed=done, total=total or None, text=text)
+
+        yield update
+
+
+def _lines(title: str, every: float) -> Iterator[Progress]:
+    started = time.monotonic()
+    latest = started + _PATIENCE - every  # the first line comes when patience ends
+
+    def update(done: int, total: int, text: str) -> None:
+        nonlocal latest
+        now = time.monotonic()
+        if now - latest < every:
+            return
+        latest = now
+        share = f" of {total} ({done / total:.0%})" if total else ""
+        left = ""
+        if total and 0 < done < total:
+            left = f", {_duration((now - started) * (total - done) / done)} left"
+        note(f"{title}: {done}{share}{left}{'  ' + text if text else ''}")
+
+    yield update
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people: ``0.8 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min``."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f} s" if seconds < 10 else _duration(seconds)
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``812 B``, ``3.4 kB``, ``12 MB``."""
+    number, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB"):
+        if number < 1000:
+            break
+        number, unit = number / 1000, larger
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
