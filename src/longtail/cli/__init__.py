@@ -82,9 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
     # People add --debug to the end of the line that just failed.
     debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
     given = [argument for argument in given if argument != "--debug"]
-    _console.show_warnings()
+    command = typer.main.get_command(app)
     try:
-        code = typer.main.get_command(app).main(given, prog_name="longtail", standalone_mode=False)
+        with _console.warning_lines():
+            code = command.main(given, prog_name="longtail", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:

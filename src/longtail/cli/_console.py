@@ -125,18 +125,29 @@ def _report_usage(error: Any) -> int:
     return int(getattr(error, "exit_code", 2))
 
 
-def show_warnings() -> None:
-    """Warnings and log messages of the library as one line each on stderr."""
+class _WarningLines(logging.Handler):
+    """Log messages of the library as lines on the stderr of the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one message."""
+        warning_line(record.getMessage())
+
+
+@contextmanager
+def warning_lines() -> Iterator[None]:
+    """Show warnings and log messages of the library as one line each on stderr."""
 
     def showwarning(message: Warning | str, *_: Any, **__: Any) -> None:
         warning_line(str(message))
 
-    warnings.showwarning = showwarning
-    logger = logging.getLogger("longtail")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("longtail: %(message)s"))
-        logger.addHandler(handler)
+    logger, handler = logging.getLogger("longtail"), _WarningLines(logging.WARNING)
+    logger.addHandler(handler)
+    before, warnings.showwarning = warnings.showwarning, showwarning
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+        logger.removeHandler(handler)
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
@@ -175,28 +186,24 @@ def working(title: str) -> Iterator[None]:
 
 
 def _bar(title: str) -> Iterator[Progress]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
+        TextColumn("left  {task.fields[text]}", table_column=Column(no_wrap=True)),
     )
     with Bars(*columns, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, text="")
 
         def update(done: int, total: int, text: str) -> None:
+            # rich would shorten the bar and the numbers; the words are what can give way.
+            room = max(0, bars.console.width - len(title) - 2 * len(str(total)) - 29)
+            text = text if len(text) <= room else text[: max(0, room - 1)] + "…"
             bars.update(task, completed=done, total=total or None, text=text)
 
         yield update

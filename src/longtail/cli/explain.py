@@ -17,9 +17,9 @@ def pages() -> dict[str, Path]:
     """The method pages by name: those in the installed package, or else the checkout's."""
     package = Path(__file__).parents[1]
     for folder in (package / "_pages", package.parents[1] / "docs" / "methods"):
-        found = {path.stem: path for path in sorted(folder.glob("*.md"))}
+        found = {path.stem: path for path in folder.glob("*.md")}
         if found:
-            return found
+            return dict(sorted(found.items()))
     return {}
 
 

@@ -234,7 +234,7 @@ def pack(
     \b
     Examples:
       longtail runs pack runs --out runs.tar.gz
-      longtail runs pack runs/digits-lt/softmax-s0-10db5896 --weights -o one.tar.gz
+      longtail runs pack runs/digits-lt/softmax-s0-10db5896 --weights -o a.tgz
     """
     from longtail.runs import pack as pack_runs
 

@@ -1,0 +1,320 @@
+"""What holds for every command: help, errors, exit codes, a light start."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import longtail
+from longtail import InputError
+from longtail import cli as package
+from longtail.cli import COMMANDS, _console
+
+
+def command_paths():
+    """Every command and subcommand, as the words that call it."""
+    root = typer.main.get_command(package.app)
+    context = type("Context", (), {"resilient_parsing": True})()
+
+    def walk(command, path):
+        yield path
+        for name in getattr(command, "list_commands", lambda _: [])(context):
+            yield from walk(command.get_command(context, name), (*path, name))
+
+    return list(walk(root, ()))
+
+
+PATHS = command_paths()
+
+
+def one_line(result, *words):
+    """The error is one line on stderr, without a traceback, and nothing is on stdout."""
+    assert result.out == ""
+    assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err), result.err
+    for word in words:
+        assert word in result.err
+    return True
+
+
+def test_the_version(cli):
+    result = cli("--version")
+    assert (result.code, result.out) == (0, f"longtail {longtail.__version__}\n")
+
+
+def test_the_installed_script_is_this_one():
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="longtail")
+    assert script.load() is package.main
+
+
+def test_no_arguments_show_the_help(cli):
+    result = cli()
+    assert result.code == 2
+    assert "Usage: longtail" in result.err + result.out
+    assert "Examples:" in result.err + result.out
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_help_fits_80_columns_and_shows_examples(cli, path):
+    result = cli(*path, "--help")
+    assert result.code == 0
+    assert result.err == ""
+    assert max(map(len, result.out.splitlines())) <= 80
+    is_group = "Commands:" in result.out
+    assert "Example" in result.out or (is_group and path)
+    assert "..." not in re.sub(r".*Usage.*|\S*,\.\.\.\S*", "", result.out), "a help text is cut"
+    if path:
+        assert cli(*path, "-h").out == result.out
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_the_examples_in_the_help_parse(cli, path):
+    text = cli(*path, "--help").out
+    for line in re.findall(r"^    (longtail .*?)(?:  .*)?$", text, flags=re.MULTILINE):
+        words = line.split()[1:]
+        command = typer.main.get_command(package.app)
+        with command.make_context("longtail", words, resilient_parsing=True):
+            pass
+        while words and hasattr(command, "get_command"):
+            found = command.get_command(None, words[0])
+            assert found is not None, f"no command {words[0]!r} in {line!r}"
+            command, words = found, words[1:]
+        if "--help" not in words:
+            command.make_context(command.name, words).close()  # wrong usage would raise
+
+
+def test_help_imports_nothing_heavy_and_starts_quickly(fresh):
+    code = (
+        "import sys; from longtail.cli import main; main(['--help']);"
+        "print([m for m in ('numpy', 'scipy', 'sklearn', 'torch', 'rich.table', 'safetensors')"
+        " if m in sys.modules])"
+    )
+    assert fresh(code=code).out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_loads_no_other(fresh, name):
+    code = (
+        f"import sys; from longtail.cli import main; main([{name!r}, '--help']);"
+        "print([n for n in sys.modules if n.startswith('longtail.cli.')"
+        " and not n.split('.')[-1].startswith('_')])"
+    )
+    assert fresh(code=code).out.splitlines()[-1] == str([f"longtail.cli.{name}"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tun"], ["longtail has no command 'tun'; its commands are tune, "]),
+        (["runs", "lst"], ["longtail runs has no command 'lst'; its commands are list, show, "]),
+        (["--foo"], ["no such option: --foo", "see: longtail --help"]),
+        (["tune"], ["missing argument 'FILE'; see: longtail tune --help"]),
+        (["tune", "x", "--criterion", "y"], ["'y' is not one of 'balanced-error', 'log-loss'"]),
+        (["tune", "x", "--bounds", "1"], ["--bounds", "2 arguments"]),
+        (["tune", "x", "--seed", "1.5"], ["'--seed'", "see: longtail tune --help"]),
+        (["runs", "pack", "x"], ["missing option '--out'"]),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(cli, arguments, words):
+    result = cli(*arguments)
+    assert result.code == 2
+    assert one_line(result, *words)
+
+
+def failing(monkeypatch, error):
+    def explode(*args, **keywords):
+        raise error
+
+    monkeypatch.setattr("longtail.runs.run_folders", explode)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (InputError("first\n  second"), "first second"),
+        (longtail.MissingExtraError("run: pip install 'longtail[torch]'"), "longtail[torch]"),
+        (OSError(28, "No space left on device", "a.txt"), "No space left on device: a.txt"),
+        (PermissionError(13, "Permission denied", "b"), "Permission denied: b"),
+        (MemoryError("Unable to allocate 4 TiB"), "not enough memory: Unable to allocate 4 TiB"),
+        (KeyError("x"), "KeyError: 'x' (a bug in longtail? --debug shows the traceback)"),
+    ],
+)
+def test_a_failure_is_one_line_and_exit_code_1(cli, monkeypatch, error, message):
+    failing(monkeypatch, error)
+    result = cli("runs", "list", "--json")
+    assert result.code == 1
+    assert one_line(result, message)
+
+
+@pytest.mark.parametrize("where", ["before", "after", "environment"])
+def test_debug_shows_the_traceback(cli, monkeypatch, where):
+    failing(monkeypatch, KeyError("x"))
+    words = {"before": ["--debug", "runs", "list"], "after": ["runs", "list", "--debug"]}
+    if where == "environment":
+        monkeypatch.setenv("LONGTAIL_DEBUG", "1")
+    with pytest.raises(KeyError):
+        cli(*words.get(where, ["runs", "list"]))
+
+
+def test_wrong_usage_needs_no_traceback_even_with_debug(cli):
+    assert one_line(cli("--debug", "tun"), "no command 'tun'")
+
+
+def test_an_interrupt_says_so(cli, monkeypatch):
+    failing(monkeypatch, KeyboardInterrupt())
+    result = cli("runs", "list")
+    assert result.code == 130
+    assert one_line(result, "interrupted")
+
+
+def test_a_missing_extra_names_the_install_command(fresh, tmp_path):
+    code = (
+        "import sys; sys.modules['safetensors'] = None\n"
+        "import run_factory; from pathlib import Path\n"
+        "from longtail.cli import _console, main\n"
+        "try: run_factory.make_run(Path('runs'))\n"
+        "except Exception as error: sys.exit(_console.report(error))"
+    )
+    from pathlib import Path
+
+    result = fresh(code=code, PYTHONPATH=str(Path(__file__).parents[1]))
+    assert result.code == 1
+    assert one_line(result, "needs safetensors", "run: pip install 'longtail[torch]'")
+
+
+def test_shell_completion_offers_the_commands(fresh):
+    words = {"COMP_WORDS": "longtail ", "COMP_CWORD": "1", "_LONGTAIL_COMPLETE": "complete_bash"}
+    offered = fresh(**words).out.split()
+    assert set(COMMANDS) <= set(offered)
+    words.update(COMP_WORDS="longtail explain logit", COMP_CWORD="2")
+    assert fresh(**words).out.split() == ["logit-adjusted", "logit-adjusted-adaptive"]
+
+
+def test_json_has_no_nan(capsys):
+    import numpy as np
+
+    document = {"a": float("nan"), "b": [np.float32(np.inf), np.arange(2)], "c": np.int64(3)}
+    _console.print_json(document)
+    text = capsys.readouterr().out
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, [0, 1]], "c": 3}
+
+
+def test_warnings_and_log_messages_are_one_line_on_stderr(fresh):
+    code = (
+        "import warnings, logging; from longtail.cli import _console\n"
+        "with _console.warning_lines():\n"
+        "    warnings.warn('careful:\\n twice', stacklevel=1)\n"
+        "    logging.getLogger('longtail').warning('left out %d', 3)\n"
+        "    logging.getLogger('longtail').info('not worth a line')"
+    )
+    result = fresh(code=code)
+    assert result.err == "longtail: warning: careful: twice\nlongtail: warning: left out 3\n"
+
+
+def test_an_existing_output_needs_force(tmp_path):
+    path = tmp_path / "a.html"
+    _console.refuse_overwrite(path, False)
+    path.write_text("precious")
+    with pytest.raises(InputError, match=r"a\.html exists; pass --force to replace it"):
+        _console.refuse_overwrite(path, False)
+    _console.refuse_overwrite(path, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.84, "0.8 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds, text):
+    assert _console.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(812, "812 B"), (3400, "3.4 kB"), (120e6, "120 MB"), (5e12, "5000 GB")]
+)
+def test_sizes(count, text):
+    assert _console.size(count) == text
+
+
+# Progress.
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(_console, "time", clock)
+    return clock
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, clock):
+    with _console.progress("training", every=5) as progress:
+        for step in range(41):
+            clock.now = 100 + step / 2
+            progress(step, 40, f"loss {step}")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "training: 4 of 40 (10%), 18 s left  loss 4",
+        "training: 14 of 40 (35%), 13 s left  loss 14",
+        "training: 24 of 40 (60%), 8 s left  loss 24",
+        "training: 34 of 40 (85%), 3 s left  loss 34",
+    ]
+
+
+def test_what_takes_under_two_seconds_says_nothing(capsys, clock):
+    with _console.progress("packing") as progress:
+        for step in range(20):
+            clock.now = 100 + step / 11
+            progress(step, 20, "")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_of_unknown_length(capsys, clock):
+    with _console.progress("reading") as progress:
+        clock.now = 103
+        progress(7, 0, "")
+    assert capsys.readouterr().err == "reading: 7\n"
+
+
+def test_progress_on_a_terminal_is_a_bar(tmp_path):
+    pty = pytest.importorskip("pty")
+    import os
+
+    code = (
+        "from longtail.cli import _console\n"
+        "with _console.progress('training') as progress:\n"
+        "    for step in range(3): progress(step, 2, 'loss 0.5')\n"
+        "print('result')"
+    )
+    ours, theirs = pty.openpty()
+    done = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    )
+    out, _ = done.communicate(timeout=60)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    assert out == b"result\n"
+    assert "2/2" in shown.decode()
+    assert "training" in shown.decode()

@@ -1,0 +1,172 @@
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from longtail.runs import Run, find_runs
+from run_factory import make_run, make_spec, make_writer
+
+RUNS = Path("runs")
+
+
+def test_the_list_shows_each_run_and_its_state(cli):
+    make_run(RUNS, make_spec(seed=0))
+    make_writer(RUNS, make_spec(seed=1))
+    edited = make_run(RUNS, make_spec(seed=2)).folder / "run.json"
+    edited.write_text(edited.read_text().replace("90", "91"))
+    result = cli("runs", "list")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].strip() == "runs/digits-lt"
+    assert re.fullmatch(r"  logit-adjusted-s0-\w{8} +digits\* +test +2\.5 s", lines[2])
+    assert re.fullmatch(r"  logit-adjusted-s1-\w{8} +digits\* +half written", lines[3])
+    assert re.fullmatch(r"  logit-adjusted-s2-\w{8} +unreadable", lines[4])
+    assert "1 of 3 runs finished" in result.out
+    assert "* a recipe with changed values" in result.out
+    assert "run.json was edited after it was written" in result.err
+
+
+def test_the_list_as_json(cli):
+    run = make_run(RUNS)
+    (row,) = json.loads(cli("runs", "list", "--json").out)
+    assert row == {
+        "folder": run.folder.as_posix(),
+        "status": "finished",
+        "dataset": "digits-lt",
+        "method": "logit-adjusted",
+        "recipe": "digits",
+        "overrides": {"epochs": 3},
+        "seed": 4,
+        "splits": ["test"],
+        "seconds": 2.5,
+    }
+
+
+def test_an_empty_list(cli):
+    RUNS.mkdir()
+    assert cli("runs", "list").out == "no runs in runs\n"
+    assert json.loads(cli("runs", "list", "--json").out) == []
+
+
+def test_a_list_of_nothing(cli):
+    result = cli("runs", "list", "nowhere")
+    assert result.code == 1
+    assert "there is no folder nowhere; runs are made by" in result.err
+
+
+def test_one_run_in_full(cli):
+    run = make_run(RUNS)
+    result = cli("runs", "show", run.folder)
+    assert result.code == 0
+    text = re.sub(r" +", " ", result.out)
+    for words in (
+        "status finished; 3 files verified",
+        "data set digits-lt (profile=exp, imbalance_ratio=50.0, seed=0, held_out=0.2)",
+        "trained on 100 examples of 3 classes, imbalance ratio 90",
+        "method logit-adjusted (tau=1.0)",
+        "model mlp (hidden=[32, 16])",
+        "overrides epochs=3",
+        "trained in 2.5 s on cpu",
+    ):
+        assert words in text
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
+def test_the_shown_error_is_the_balanced_error(cli):
+    import numpy as np
+
+    # Class 0: 1 of 2 right, class 1: 0 of 1, class 2: 1 of 1, so (1/2 + 1 + 0) / 3.
+    logits = np.eye(3)[[0, 1, 0, 2]]
+    run = make_run(RUNS, logits=logits, target=np.array([0, 0, 1, 2]))
+    assert "4 examples, float64, balanced error 50.00%" in cli("runs", "show", run.folder).out
+    document = json.loads(cli("runs", "show", run.folder, "--json").out)
+    assert document["balanced_error"] == {"test": 0.5}
+    assert document["spec"] == json.loads(json.dumps(run.spec.to_json()))
+
+
+def test_a_run_by_a_part_of_its_name(cli):
+    one, two = make_run(RUNS, make_spec(seed=0)), make_run(RUNS, make_spec(seed=1))
+    assert cli("runs", "show", one.spec.hash8).out.startswith(one.folder.as_posix())
+    assert cli("runs", "show", "s1-").out.startswith(two.folder.as_posix())
+    result = cli("runs", "show", "digits")
+    assert result.code == 1
+    assert "'digits' fits 2 runs in runs: digits-lt/logit-adjusted-s0-" in result.err
+    result = cli("runs", "show", "zzz")
+    assert "there is no run folder zzz; `longtail runs list` shows" in result.err
+
+
+def test_an_unfinished_run_shows_how_to_resume(cli):
+    writer = make_writer(RUNS, command="longtail train --method softmax")
+    text = cli("runs", "show", writer.folder).out
+    assert "half written" in text
+    assert "longtail train --method softmax" in text
+
+
+def test_an_edited_run_is_not_shown(cli):
+    run = make_run(RUNS)
+    (run.folder / "log.jsonl").write_text("{}\n")
+    result = cli("runs", "show", run.folder)
+    assert result.code == 1
+    assert result.out == ""
+    assert "log.jsonl was edited or damaged" in result.err
+
+
+def test_packing_and_unpacking(cli):
+    one = make_run(RUNS, make_spec(seed=0))
+    make_run(RUNS, make_spec(seed=1))
+    make_writer(RUNS, make_spec(seed=2))
+    result = cli("runs", "pack", "runs", "--out", "a.tar.gz")
+    assert result.code == 0
+    assert re.fullmatch(r"a\.tar\.gz: 2 runs, \d+(\.\d)? k?B\n", result.out)
+    assert "left out runs/digits-lt/logit-adjusted-s2-" in result.err
+
+    result = cli("runs", "unpack", "a.tar.gz", "--root", "copy")
+    assert result.out.splitlines()[0] == f"copy/{one.name}"
+    assert [run.spec.seed for run in find_runs("copy")] == [0, 1]
+    assert not find_runs("copy")[0].has_model
+    result = cli("runs", "unpack", "a.tar.gz", "--root", "copy")
+    assert result.code == 1
+    assert "pass --force" in result.err
+    assert cli("runs", "unpack", "a.tar.gz", "--root", "copy", "--force", "--json").code == 0
+
+
+def test_packing_options(cli):
+    run = make_run(RUNS)
+    result = cli(
+        "runs", "pack", run.folder, "-o", "a.tgz", "--weights", "--full-precision", "--json"
+    )
+    document = json.loads(result.out)
+    assert document["runs"] == [run.folder.as_posix()]
+    assert document["bytes"] == os.path.getsize("a.tgz")
+    cli("runs", "unpack", "a.tgz", "--root", "copy")
+    copy = Run.open(Path("copy") / run.name)
+    assert copy.has_model
+    assert copy.record["splits"]["test"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs/digits-lt/X", "--out", "a.tgz"], "half written: its training did not finish"),
+        (["runs", "--out", "a.tgz"], "none of the 1 runs there is finished"),
+        (["nowhere", "--out", "a.tgz"], "there is no folder nowhere"),
+    ],
+)
+def test_what_can_not_be_packed(cli, arguments, message):
+    folder = make_writer(RUNS).folder
+    result = cli("runs", "pack", *[word.replace("X", folder.name) for word in arguments])
+    assert result.code == 1
+    assert message in result.err
+    assert not Path("a.tgz").exists()
+
+
+def test_an_existing_archive_needs_force(cli):
+    make_run(RUNS)
+    Path("a.tgz").write_text("precious")
+    result = cli("runs", "pack", "runs", "--out", "a.tgz")
+    assert result.code == 1
+    assert "a.tgz exists; pass --force" in result.err
+    assert cli("runs", "pack", "runs", "--out", "a.tgz", "--force").code == 0

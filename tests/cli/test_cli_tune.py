@@ -1,0 +1,169 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior
+from longtail.runs import RunWriter
+from longtail.tuning import tune_tau
+from run_factory import make_run
+
+COUNTS = [900, 90, 10]
+
+
+@pytest.fixture
+def problem(cli):
+    """Held-out logits whose best tau is near 1, and files of them in the current folder."""
+    prior = ClassPrior.from_counts(COUNTS)
+    target = np.repeat([0, 1, 2], 50)
+    noise = np.random.default_rng(0).normal(size=(150, 3))
+    logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
+    np.savez("held-out.npz", logits=logits, target=target)
+    np.save("logits.npy", logits)
+    np.save("labels.npy", target)
+    np.save("train.npy", np.repeat([0, 1, 2], COUNTS))
+    return logits, target, prior
+
+
+def test_the_result_is_that_of_tune_tau(cli, problem):
+    result = cli("tune", "held-out.npz", "--counts", "900,90,10")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == str(tune_tau(*problem)) + "\n"
+    document = json.loads(cli("tune", "held-out.npz", "--counts", "900,90,10", "--json").out)
+    assert document == json.loads(json.dumps(tune_tau(*problem).to_dict()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["logits.npy", "--target", "labels.npy", "--train-labels", "train.npy"],
+        ["logits.npy", "--target", "labels.txt", "--counts", "counts.txt"],
+        ["logits.npy", "--target", "labels.npy", "--counts", "counts.npy"],
+        ["held-out.npz", "--counts", "900, 90, 10"],
+        ["all.npz"],
+    ],
+)
+def test_every_way_to_name_the_same_data(cli, problem, words):
+    logits, target, _ = problem
+    np.savetxt("labels.txt", target, fmt="%d")
+    Path("counts.txt").write_text("900\n90\n10\n")
+    np.save("counts.npy", np.array(COUNTS))
+    np.savez("all.npz", logits=logits, target=target, counts=COUNTS)
+    result = cli("tune", *words, "--json")
+    assert result.err == ""
+    assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
+
+
+def test_options_reach_the_library(cli, problem):
+    logits, target, prior = problem
+    norms, bias = np.array([1.0, 0.8, 0.5]), np.array([0.1, 0.0, -0.1])
+    np.savez("all.npz", logits=logits, target=target, counts=COUNTS, norms=norms, bias=bias)
+    words = ["--method", "weight-normalization", "--bias-mode", "drop", "--bounds", "0.5", "2"]
+    result = cli("tune", "all.npz", *words, "--bootstrap", 20, "--seed", 3, "--curve", 5, "--json")
+    expected = tune_tau(
+        logits,
+        target,
+        prior,
+        method="weight_normalization",
+        norms=norms,
+        bias=bias,
+        bias_mode="drop",
+        bounds=(0.5, 2.0),
+        n_bootstrap=20,
+        random_state=3,
+    )
+    assert json.loads(result.out) == json.loads(json.dumps(expected.to_dict(curve_points=5)))
+
+    result = cli("tune", "all.npz", "--criterion", "log-loss", "--bootstrap", 0, "--json")
+    expected = tune_tau(logits, target, prior, criterion="log_loss", n_bootstrap=0)
+    assert json.loads(result.out)["tau"] == expected.tau
+
+
+def test_smoothing_reaches_the_prior(cli, problem):
+    logits, target, _ = problem
+    result = cli("tune", "held-out.npz", "--counts", "900,90,0", "--smoothing", 0.5, "--json")
+    prior = ClassPrior.from_counts([900, 90, 0], smoothing=0.5)
+    assert json.loads(result.out)["tau"] == tune_tau(logits, target, prior).tau
+
+
+def test_a_run_folder_brings_everything(cli, problem):
+    logits, target, prior = problem
+    run = make_run(Path("runs"), logits=logits, target=target, prior=prior)
+    result = cli("tune", run.folder)
+    assert result.code == 1
+    assert "no logits of the split 'held-out'; there: test. Choose one with --split" in result.err
+
+    RunWriter.reopen(run.folder).write_logits("held-out", logits, target)
+    result = cli("tune", run.folder, "--json")
+    assert result.err == ""
+    assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
+    words = ["--split", "test", "--method", "weight-normalization", "--json"]
+    expected = tune_tau(*problem, method="weight_normalization", norms=[1.0, 2.0, 3.0])
+    assert json.loads(cli("tune", run.folder, *words).out)["tau"] == expected.tau
+
+
+def test_a_tau_from_the_test_set_is_called_what_it_is(cli, problem):
+    logits, target, prior = problem
+    run = make_run(Path("runs"), logits=logits, target=target, prior=prior)
+    result = cli("tune", run.folder, "--split", "test")
+    assert result.code == 0
+    assert "chosen on the test set: it is an oracle's" in result.err
+
+
+def write_bad_files():
+    np.savez("other.npz", x=np.zeros(2))
+    Path("text.npz").write_text("hello")
+    Path("text.npy").write_text("hello")
+    Path("words.txt").write_text("one two")
+    Path("empty.txt").write_text("")
+    np.savez("objects.npz", logits=np.array([object()]), target=np.zeros(1))
+    np.save("objects.npy", np.array([object()]))
+    whole = Path("held-out.npz").read_bytes()
+    Path("cut.npz").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone.npz"], "there is no file or run folder gone.npz"),
+        (["empty.txt"], "empty.txt is none of a run folder, an .npz file"),
+        (["other.npz"], "it lacks logits and target and has x. Save it with numpy.savez"),
+        (["text.npz"], "text.npz is not an .npz file, or a damaged one"),
+        (["cut.npz"], "cut.npz is not an .npz file, or a damaged one"),
+        (["objects.npz"], "objects.npz can't be read as numbers: it holds Python objects"),
+        (["text.npy", "--target", "labels.npy"], "text.npy can't be read as numbers: it is not"),
+        (
+            ["objects.npy", "--target", "labels.npy"],
+            "objects.npy can't be read as numbers: it holds",
+        ),
+        (["logits.npy"], "logits.npy holds one array, the logits; name the labels' file with"),
+        (["logits.npy", "--target", "gone.npy"], "there is no file gone.npy"),
+        (["held-out.npz", "--target", "words.txt"], "words.txt can't be read as numbers: could"),
+        (["held-out.npz", "--target", "empty.txt"], "can't be read as numbers: it is empty"),
+        (["held-out.npz"], "training examples per class are needed: pass --counts 900,90,10"),
+        (["held-out.npz", "--counts", "gone.txt"], "there is no file 'gone.txt'"),
+        (["held-out.npz", "--counts", "9,1"], "--counts has 2 numbers but the logits have 3"),
+        (["held-out.npz", "--counts", "9,1,0"], "class(es) 2 have no training examples"),
+        (["held-out.npz", "--counts", "9,1,0"], "pass --smoothing 1 to"),
+        (["held-out.npz", "--counts", "9,1,-1"], "must not be negative, but class 2 has -1"),
+        (["held-out.npz", "--counts", "0,0,0"], "are all zero"),
+        (
+            ["held-out.npz", "--counts", "9,1,1", "--train-labels", "train.npy"],
+            "give either --counts or --train-labels, not both",
+        ),
+        (
+            ["held-out.npz", "--counts", "9,1,1", "--method", "weight-normalization"],
+            "which held-out.npz lacks; save them with numpy.savez(file, ..., norms=...)",
+        ),
+        (["held-out.npz", "--counts", "9,1,1", "--bounds", "3", "1"], "`bounds` must be a lower"),
+    ],
+)
+def test_bad_input_is_one_line(cli, problem, words, message):
+    write_bad_files()
+    result = cli("tune", *words)
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err.startswith("longtail: error: ")
+    assert result.err.count("\n") == 1
+    assert message in result.err

@@ -1,0 +1,65 @@
+"""What tests in several folders share: a finished run, and the command line.
+
+The one conftest there is: two files of one name would be one module to pytest's doctests.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from longtail.cli import main
+from run_factory import make_run
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The folder of runs of a test, not made yet."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def run(root):
+    """One finished run."""
+    return make_run(root)
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, tmp_path):
+    """Call the command line in an empty folder; its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("LONGTAIL_DEBUG", raising=False)
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Result(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """The installed command in a process of its own."""
+
+    def call(*arguments, code="from longtail.cli import main; import sys; sys.exit(main())", **env):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "80", **env},
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return call
