@@ -179,6 +179,14 @@ def test_compiled_with_every_kind_of_target(backend, kind):
     assert_same_loss(compiled(loss, backend), loss, logits, target)
 
 
+@pytest.mark.parametrize("label", [-1, NUM_CLASSES])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_a_compiled_loss_refuses_a_label_out_of_range(label, epsilon):
+    loss = compiled(losses.LogitAdjustedLoss(PRIOR, label_smoothing=epsilon))
+    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds"):
+        loss(randn(3, NUM_CLASSES, dtype=torch.float32), torch.tensor([0, label, 1]))
+
+
 def test_compiled_loss_keeps_its_digits_when_the_target_leads_by_80():
     logits = torch.tensor([[80.0, 0.0, -1.0, -2.0]])
     loss = losses.SoftmaxLoss(PRIOR)

@@ -69,7 +69,11 @@ def family_loss(
         margin: on the device of the logits.
         caller: whose name the errors carry.
         dropped: bool, shape of `logits`: classes that don't compete in that example.
-        weight, ignore_index, label_smoothing, reduction, impl: see `LossOptions`.
+        weight: see `LossOptions`, as for the following.
+        ignore_index: see there.
+        label_smoothing: see there.
+        reduction: see there.
+        impl: see there.
 
     Returns:
         A scalar, or the shape of the class indices if `reduction` is "none".
@@ -103,7 +107,7 @@ def family_loss(
             uniform = every.sum(dim, keepdim=True) * (epsilon / num_classes)
             losses = (1.0 - epsilon) * every.gather(dim, index) + uniform
         losses = losses.squeeze(dim).masked_fill(ignored, 0.0)
-        counted = ~ignored if weight is None else weight[index].squeeze(dim) * ~ignored
+        counted = ~ignored if weight is None else _of(weight, index).squeeze(dim) * ~ignored
         count = counted.sum()
         if weight is not None and epsilon > 0.0:  # torch has NaN here, not infinity
             count = count.masked_fill(count == 0, torch.nan)
@@ -132,7 +136,7 @@ def example_losses(
     """
     if margin.dense is None:
         scores = _scores(logits, margin, dim)
-        shift: Tensor | float = margin.scale * (margin.positive + margin.negative)[index]
+        shift: Tensor | float = margin.scale * _of(margin.positive + margin.negative, index)
     else:
         rows = margin.dense[index.squeeze(dim)].movedim(-1, dim)  # Δ_{yj} for the y at hand
         scores = margin.scale * (logits + rows)
@@ -140,7 +144,7 @@ def example_losses(
     if dropped is not None:
         scores = scores.masked_fill(dropped.scatter(dim, index, False), _never(scores))
     odds, _, _ = all_but_one(scores, index, dim)
-    return margin.alpha[index] * _softplus(odds + shift)
+    return _of(margin.alpha, index) * _softplus(odds + shift)
 
 
 def class_losses(
@@ -208,9 +212,9 @@ def all_but_one(scores: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor
         for y itself means nothing.
     """
     if torch.compiler.is_compiling():  # the compiler fuses this itself, and can't trace jvp
-        rivals = scores.scatter(dim, index, _never(scores))
+        rivals = _put(scores, index, _never(scores), dim)
         rest = rivals.logsumexp(dim, keepdim=True)
-        return rest - scores.gather(dim, index), rest, (rivals - rest).exp()
+        return rest - _pick(scores, index, dim), rest, (rivals - rest).exp()
     odds, rest, jacobian = _AllButOne.apply(scores, index, dim)  # type: ignore[no-untyped-call]
     return odds, rest, jacobian
 
@@ -280,9 +284,32 @@ def _rest_for_each_class(scores: Tensor, dim: int) -> Tensor:
     """
     top = scores.argmax(dim, keepdim=True)
     odds, rest, share = all_but_one(scores, top, dim)
-    total = torch.logaddexp(scores.gather(dim, top), rest)
+    total = torch.logaddexp(_pick(scores, top, dim), rest)
     each = total + torch.log1p(share * -odds.sigmoid())
-    return each.scatter(dim, top, rest)
+    return _put(each, top, rest, dim)
+
+
+def _of(vector: Tensor, index: Tensor) -> Tensor:
+    """One value per class, looked up; unlike `vector[index]`, gather refuses negative labels."""
+    return vector.gather(0, index.reshape(-1)).reshape(index.shape)
+
+
+def _pick(values: Tensor, index: Tensor, dim: int) -> Tensor:
+    """The one entry along `dim` that `index` names."""
+    if torch.compiler.is_compiling():  # a masked sum is fused with its neighbours, gather is not
+        return values.masked_fill(~_mask(values, index, dim), 0.0).sum(dim, keepdim=True)
+    return values.gather(dim, index)
+
+
+def _put(values: Tensor, index: Tensor, new: Tensor | float, dim: int) -> Tensor:
+    """The values with another entry where `index` says."""
+    if torch.compiler.is_compiling():
+        return torch.where(_mask(values, index, dim), new, values)
+    return values.scatter(dim, index, new)
+
+
+def _mask(values: Tensor, index: Tensor, dim: int) -> Tensor:
+    return _along(torch.arange(values.shape[dim], device=values.device), values, dim) == index
 
 
 def _scores(logits: Tensor, margin: MarginTensors, dim: int) -> Tensor:

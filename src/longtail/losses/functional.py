@@ -95,7 +95,8 @@ def softmax_loss(
         ℓ(y, f) = log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: plays no part; taken so that this loss can stand in for any other.
         **options: as in `pairwise_margin_loss`.
 
@@ -123,7 +124,8 @@ def balanced_loss(
         ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         **options: as in `pairwise_margin_loss`.
 
@@ -151,7 +153,8 @@ def class_balanced_loss(
         ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data, made from counts.
         beta: β in [0, 1).
         **options: as in `pairwise_margin_loss`.
@@ -180,7 +183,8 @@ def adaptive_loss(
         ℓ(y, f) = log[1 + Σ_{y'≠y} exp(C · π_y^{−1/4} + f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         constant: C.
         **options: as in `pairwise_margin_loss`.
@@ -211,7 +215,7 @@ def ldam_loss(
 
     Args:
         logits: cosines, so within [−1, 1]; on an ordinary head use `adaptive_loss`.
-        target: as in `pairwise_margin_loss`.
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         max_margin: the rarest class's margin.
         scale: s.
@@ -242,7 +246,8 @@ def equalized_loss(
         ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^τ · exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         tau: τ.
         **options: as in `pairwise_margin_loss`.
@@ -276,7 +281,8 @@ def equalized_threshold_loss(
     If no competitor is left, the loss is 0 and so is its gradient.
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         threshold: λ in [0, 1], a frequency: classes with π < λ may drop out.
         gamma: γ in [0, 1].
@@ -318,7 +324,8 @@ def logit_adjusted_loss(
     Its minimiser minimises the balanced error; predict with argmax f, without adjusting again.
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         tau: τ; 1 is consistent, 0 is plain cross-entropy, −1 corrects a sampled softmax.
         **options: as in `pairwise_margin_loss`.
@@ -348,7 +355,8 @@ def logit_adjusted_adaptive_loss(
         ℓ(y, f) = log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(C · π_y^{−1/4} + f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         tau: τ.
         constant: C.
@@ -381,7 +389,8 @@ def two_parameter_loss(
         ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^{τ₂} / π_y^{τ₁} · exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         tau1: τ₁, for the target; 0 is `equalized_loss`.
         tau2: τ₂, for the competitor; τ₁ = τ₂ is `logit_adjusted_loss`.
@@ -412,7 +421,8 @@ def consistent_loss(
         ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} δ_{y'}/δ_y · exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         delta: δ, shape (C,), positive; δ = π is `logit_adjusted_loss`, δ = 1 `balanced_loss`.
         **options: as in `pairwise_margin_loss`.
@@ -441,7 +451,8 @@ def weighted_logit_adjusted_loss(
         ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(f_{y'} − f_y)]
 
     Args:
-        logits, target: as in `pairwise_margin_loss`.
+        logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+        target: class indices or probabilities, as in `pairwise_margin_loss`.
         prior: of the training data.
         tau: τ; 1 is `logit_adjusted_loss`, 0 is `balanced_loss`.
         **options: as in `pairwise_margin_loss`.

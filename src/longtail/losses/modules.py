@@ -27,10 +27,16 @@ class PairwiseMarginLoss(nn.Module):
 
     Args:
         margin: from `longtail.margins`, or any Margin.
-        weight, ignore_index, label_smoothing, reduction, impl: as in `pairwise_margin_loss`.
+        weight: w, shape (num_classes,), torch's class weights.
+        ignore_index: class indices with this value count for nothing.
+        label_smoothing: ε in [0, 1].
+        reduction: "mean", "sum" or "none".
+        impl: "auto", "torch" or "triton".
 
     Attributes:
-        alpha, positive, negative: the margin's parts, buffers of shape (num_classes,).
+        alpha: α, a buffer of shape (num_classes,).
+        positive: a, a buffer of shape (num_classes,).
+        negative: b, a buffer of shape (num_classes,).
         dense: Δ as a buffer of shape (num_classes, num_classes), or None.
         weight: torch's class weights as a buffer, or None.
 
