@@ -1,0 +1,495 @@
+"""Two classes and a scalar score: links, Bayes risks and the limit to hinge losses.
+
+The theory of the paper's appendix on binary margin-based losses (equation 13), with its slips
+corrected, for a rare class +1 of prior π:
+
+    ℓ(+1, f) = ω₊/γ · log(1 + e^{γ(δ₊ − f)}),   ℓ(−1, f) = ω₋/γ · log(1 + e^{γ(δ₋ + f)})
+
+`BinaryLoss` is this family, `CostSensitiveSVM` its limit γ → ∞, and `examples` the parameter
+choices that the paper discusses. Nothing here knows more than two classes: that is `risk` and
+`consistency`.
+
+Corrected here: σ(z) = 1/(1 + e^{−z}) in Lemma 2; the −log 2 of Lemma 3's link stands inside
+the 1/γ; the conditional Bayes risk is p·ℓ(+1, Ψ(p)) + (1 − p)·ℓ(−1, Ψ(p)); the balanced
+error's own Bayes risk is `tent`; and the hinge losses' Bayes risk has ω₊ in its second case.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, log_expit
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError
+from longtail.margins import Margin
+
+
+def _log_odds(p: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(p) - np.log1p(-p))
+
+
+def _unit(values: Any, caller: str) -> FloatArray:
+    """Probabilities of any shape."""
+    p = np.asarray(_checks.as_numpy(values), dtype=np.float64)
+    if not np.all((p >= 0) & (p <= 1)):
+        raise InputError(f"{caller}: `p` must lie in [0, 1]; got {p.min():g} to {p.max():g}.")
+    return p
+
+
+def _prior(pi: Any, caller: str) -> float:
+    """A class prior strictly between 0 and 1."""
+    number = _checks.fraction(pi, caller, name="pi")
+    if number in (0.0, 1.0):
+        raise InputError(f"{caller}: `pi` must lie strictly between 0 and 1; got {number:g}.")
+    return number
+
+
+def _mean(p: FloatArray, at_plus: FloatArray, at_minus: FloatArray) -> FloatArray:
+    """p · at_plus + (1 − p) · at_minus, where a probability of 0 silences an infinite loss."""
+    with np.errstate(invalid="ignore"):
+        plus, minus = p * at_plus, (1.0 - p) * at_minus
+    return np.asarray(np.where(p > 0, plus, 0.0) + np.where(p < 1, minus, 0.0))
+
+
+@dataclass(frozen=True)
+class BinaryLoss:
+    """A loss of the binary pairwise-margin family.
+
+    Attributes:
+        omega_pos: ω₊, weight of class +1, positive.
+        omega_neg: ω₋, weight of class −1, positive.
+        delta_pos: δ₊, margin of class +1.
+        delta_neg: δ₋, margin of class −1.
+        gamma: γ, inverse temperature, positive; γ → ∞ is `limit`.
+        name: what to call it in figures.
+
+    Example:
+        >>> loss = BinaryLoss(omega_pos=5.0, omega_neg=1.25)  # weights 1/π, π = 0.2
+        >>> loss.threshold
+        0.2
+        >>> loss.link([0.2, 0.5]).round(3) + 0.0
+        array([0.   , 1.386])
+    """
+
+    omega_pos: float = 1.0
+    omega_neg: float = 1.0
+    delta_pos: float = 0.0
+    delta_neg: float = 0.0
+    gamma: float = 1.0
+    name: str = "logistic"
+
+    def __post_init__(self) -> None:
+        for part in ("omega_pos", "omega_neg", "gamma"):
+            value = _checks.positive(getattr(self, part), "BinaryLoss", name=part)
+            object.__setattr__(self, part, value)
+        for part in ("delta_pos", "delta_neg"):
+            value = _checks.tau(getattr(self, part), "BinaryLoss", name=part)
+            object.__setattr__(self, part, value)
+
+    @classmethod
+    def from_margin(cls, margin: Margin, *, positive: int = 1) -> BinaryLoss:
+        """A two-class Margin as a function of the scalar score f₊ − f₋.
+
+        Args:
+            margin: for two classes.
+            positive: which of them is class +1.
+
+        Example:
+            >>> from longtail import ClassPrior, margins
+            >>> prior = ClassPrior.from_probs([0.8, 0.2])
+            >>> round(BinaryLoss.from_margin(margins.logit_adjusted(prior)).threshold, 6)
+            0.2
+        """
+        caller = "BinaryLoss.from_margin"
+        if margin.num_classes != 2:
+            raise InputError(
+                f"{caller}: `margin` must have two classes; '{margin.name}' has "
+                f"{margin.num_classes}."
+            )
+        if positive not in (0, 1):
+            raise InputError(f"{caller}: `positive` must be 0 or 1; got {positive!r}.")
+        negative, delta, s = 1 - positive, margin.matrix(), margin.scale
+        return cls(
+            omega_pos=s * margin.alpha[positive],
+            omega_neg=s * margin.alpha[negative],
+            delta_pos=delta[positive, negative],
+            delta_neg=delta[negative, positive],
+            gamma=s,
+            name=margin.name,
+        )
+
+    def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
+        """ℓ(+1, f) and ℓ(−1, f).
+
+        Args:
+            f: scores, any shape.
+
+        Example:
+            >>> [round(float(value), 4) for value in BinaryLoss().loss(0.0)]
+            [0.6931, 0.6931]
+        """
+        f, g = np.asarray(f, dtype=np.float64), self.gamma
+        return (
+            np.asarray(self.omega_pos / g * np.logaddexp(0.0, g * (self.delta_pos - f))),
+            np.asarray(self.omega_neg / g * np.logaddexp(0.0, g * (self.delta_neg + f))),
+        )
+
+    def conditional_risk(self, p: Any, f: Any) -> FloatArray:
+        """Expected loss p · ℓ(+1, f) + (1 − p) · ℓ(−1, f) of the score f where P(+1) = p.
+
+        Example:
+            >>> round(float(BinaryLoss().conditional_risk(0.5, 0.0)), 4)
+            0.6931
+        """
+        return _mean(_unit(p, "BinaryLoss.conditional_risk"), *self.loss(f))
+
+    def link(self, p: Any) -> FloatArray:
+        """Ψ(p), the score that minimises the conditional risk (Lemma 3, corrected).
+
+        Ψ(p) = (1/γ) · log{[x + √(x² + 4a/q)] / 2} with x = ab/q − c, q = (1 − p)/p,
+        a = ω₊/ω₋ · e^{γ(δ₊ − δ₋)}, b = e^{γδ₋} and c = e^{γδ₊}; for x < 0 the bracket is
+        2(a/q) / (√(x² + 4a/q) − x), which does not cancel. All in logs.
+
+        Args:
+            p: P(+1), any shape.
+
+        Returns:
+            Of the same shape; −∞ at p = 0 and +∞ at p = 1.
+
+        Example:
+            >>> BinaryLoss().link([0.0, 0.5, 0.9]).round(4)  # the log-odds
+            array([  -inf, 0.    , 2.1972])
+        """
+        p = _unit(p, "BinaryLoss.link")
+        log_c = self.gamma * self.delta_pos
+        m = _log_odds(p) + math.log(self.omega_pos) - math.log(self.omega_neg)
+        log_aq = m + self.gamma * (self.delta_pos - self.delta_neg)  # log(a/q)
+        with np.errstate(divide="ignore"):
+            # x = c · (e^m − 1)
+            log_x = log_c + np.maximum(m, 0.0) + np.log(-np.expm1(-np.abs(m)))
+        log_root = 0.5 * np.logaddexp(2.0 * log_x, math.log(4.0) + log_aq)
+        log_sum = np.logaddexp(log_x, log_root)  # log(|x| + √…)
+        with np.errstate(invalid="ignore"):
+            log_g = np.where(m >= 0, log_sum - math.log(2.0), math.log(2.0) + log_aq - log_sum)
+        return np.asarray(log_g / self.gamma)
+
+    def inverse_link(self, f: Any) -> FloatArray:
+        """Ψ⁻¹(f) = 1 / (1 − ℓ'(+1, f)/ℓ'(−1, f)), the P(+1) at which f is the best score.
+
+        Example:
+            >>> BinaryLoss(delta_pos=1.0, delta_neg=-1.0).inverse_link(1.0)
+            array(0.5)
+        """
+        f = np.asarray(f, dtype=np.float64)
+        return np.asarray(expit(-self._log_slope_ratio(f)))
+
+    def _log_slope_ratio(self, f: FloatArray) -> FloatArray:
+        """log(−ℓ'(+1, f) / ℓ'(−1, f))."""
+        return np.asarray(
+            math.log(self.omega_pos)
+            - math.log(self.omega_neg)
+            + log_expit(self.gamma * (self.delta_pos - f))
+            - log_expit(self.gamma * (self.delta_neg + f))
+        )
+
+    @property
+    def threshold(self) -> float:
+        """Ψ⁻¹(0): above this P(+1) the best score is positive, so +1 is predicted."""
+        return float(self.inverse_link(0.0))
+
+    def lemma(self, pi: float) -> tuple[float, float]:
+        """Both sides of Lemma 2 for the prior π = P(+1); the loss is consistent iff they agree.
+
+        ω₊/ω₋ · σ(γδ₊)/σ(γδ₋) = (1 − π)/π with σ(z) = 1/(1 + e^{−z}).
+
+        Args:
+            pi: π, in (0, 1).
+
+        Returns:
+            The left and the right side.
+
+        Example:
+            >>> [round(side, 6) for side in BinaryLoss(omega_pos=4.0).lemma(0.2)]
+            [4.0, 4.0]
+        """
+        pi = _prior(pi, "BinaryLoss.lemma")
+        return float(np.exp(self._log_slope_ratio(np.zeros(())))), (1.0 - pi) / pi
+
+    def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
+        """Whether minimising this loss minimises the balanced error for the prior π (Lemma 2).
+
+        Args:
+            pi: π = P(+1), in (0, 1).
+            tolerance: relative difference of the lemma's two sides that counts as none.
+
+        Example:
+            >>> BinaryLoss().is_consistent(0.5), BinaryLoss().is_consistent(0.2)
+            (True, False)
+        """
+        left, right = self.lemma(pi)
+        return math.isclose(left, right, rel_tol=tolerance)
+
+    def bayes_risk(self, p: Any) -> FloatArray:
+        """Least conditional risk L(p) = p · ℓ(+1, Ψ(p)) + (1 − p) · ℓ(−1, Ψ(p)).
+
+        Args:
+            p: P(+1), any shape.
+
+        Returns:
+            Of the same shape; concave in p, 0 at both ends.
+
+        Example:
+            >>> BinaryLoss().bayes_risk([0.0, 0.5, 1.0]).round(4)  # the entropy
+            array([0.    , 0.6931, 0.    ])
+        """
+        p = _unit(p, "BinaryLoss.bayes_risk")
+        return _mean(p, *self.loss(self.link(p)))
+
+    def peak(self) -> tuple[float, float]:
+        """The p at which the Bayes risk is largest, and that risk.
+
+        L'(p) = ℓ(+1, Ψ(p)) − ℓ(−1, Ψ(p)), so it is where both losses are the same.
+
+        Example:
+            >>> p, risk = BinaryLoss(omega_pos=5.0, omega_neg=1.25).peak()
+            >>> round(p, 3), round(risk, 3)
+            (0.397, 1.611)
+        """
+
+        def difference(f: float) -> float:
+            plus, minus = self.loss(f)
+            return float(plus - minus)
+
+        # ℓ(+1) falls and ℓ(−1) rises, so a bracket is found by doubling.
+        reach = 1.0 + abs(self.delta_pos) + abs(self.delta_neg) + 1.0 / self.gamma
+        while difference(-reach) < 0 or difference(reach) > 0:
+            reach *= 2.0
+        f = brentq(difference, -reach, reach, xtol=1e-14, rtol=1e-14)
+        return float(self.inverse_link(f)), float(self.loss(f)[0])
+
+    def limit(self) -> CostSensitiveSVM:
+        """The hinge losses that γ → ∞ leads to, with this loss's weights and margins.
+
+        0 ≤ L_γ(p) − L_∞(p) ≤ (p ω₊ + (1 − p) ω₋) · log(2)/γ for every p.
+
+        Example:
+            >>> BinaryLoss(delta_pos=1.0, delta_neg=1.0).limit().threshold
+            0.5
+        """
+        return CostSensitiveSVM(
+            omega_pos=self.omega_pos,
+            omega_neg=self.omega_neg,
+            delta_pos=self.delta_pos,
+            delta_neg=self.delta_neg,
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class CostSensitiveSVM:
+    """Weighted hinge losses with margins: ω₊ · [δ₊ − f]₊ and ω₋ · [δ₋ + f]₊.
+
+    Attributes:
+        omega_pos: ω₊, weight of class +1, positive.
+        omega_neg: ω₋, weight of class −1, positive.
+        delta_pos: δ₊ ≥ 0.
+        delta_neg: δ₋ ≥ 0; not both margins are 0.
+        name: what to call it in figures.
+
+    Example:
+        >>> svm = CostSensitiveSVM.for_prior(0.2, omega_pos=4.0)
+        >>> svm.threshold, svm.delta_neg, svm.peak()
+        (0.2, 0.25, (0.2, 1.0))
+    """
+
+    omega_pos: float
+    omega_neg: float
+    delta_pos: float = 1.0
+    delta_neg: float = 1.0
+    name: str = "hinge"
+
+    def __post_init__(self) -> None:
+        for part in ("omega_pos", "omega_neg"):
+            _checks.positive(getattr(self, part), "CostSensitiveSVM", name=part)
+        for part in ("delta_pos", "delta_neg"):
+            if _checks.tau(getattr(self, part), "CostSensitiveSVM", name=part) < 0:
+                raise InputError(
+                    f"CostSensitiveSVM: `{part}` must not be negative; got {getattr(self, part):g}."
+                )
+        if self.delta_pos + self.delta_neg == 0:
+            raise InputError(
+                "CostSensitiveSVM: both margins are 0, so that the score 0 costs nothing and "
+                "nothing is learnt; make one positive."
+            )
+
+    @classmethod
+    def for_prior(cls, pi: float, *, omega_pos: float, delta_pos: float = 1.0) -> CostSensitiveSVM:
+        """Consistent for the balanced error, with a Bayes risk of maximum 1.
+
+        ω₋ = ω₊ · π/(1 − π) and δ₋ + δ₊ = 1/(π ω₊); ω₊ and δ₊ are free.
+
+        Args:
+            pi: π = P(+1).
+            omega_pos: ω₊, at most 1/(π δ₊).
+            delta_pos: δ₊.
+
+        Example:
+            >>> CostSensitiveSVM.for_prior(0.2, omega_pos=2.5).delta_neg
+            1.0
+        """
+        caller = "CostSensitiveSVM.for_prior"
+        pi = _prior(pi, caller)
+        omega_pos = _checks.positive(omega_pos, caller, name="omega_pos")
+        delta_neg = 1.0 / (pi * omega_pos) - _checks.tau(delta_pos, caller, name="delta_pos")
+        if delta_neg < 0:
+            raise InputError(
+                f"{caller}: `omega_pos` must be at most 1/(pi · delta_pos) = "
+                f"{1.0 / (pi * delta_pos):g} for the Bayes risk to have maximum 1; "
+                f"got {omega_pos:g}."
+            )
+        return cls(omega_pos, omega_pos * pi / (1.0 - pi), delta_pos, delta_neg)
+
+    @classmethod
+    def masnadi_shirazi(cls, pi: float) -> CostSensitiveSVM:
+        """Masnadi-Shirazi and Vasconcelos's (2010) losses for the balanced error.
+
+        Consistency forces their C₋₁ = 1, so ω₋ = 2C₋₁ − 1 = 1 and δ₋ = 1/ω₋ = 1: the
+        balanced loss with a constant margin, not the unequal one that the paper derives.
+
+        Example:
+            >>> svm = CostSensitiveSVM.masnadi_shirazi(0.2)
+            >>> svm.omega_pos, svm.omega_neg, svm.delta_pos, svm.delta_neg
+            (4.0, 1.0, 1.0, 1.0)
+        """
+        pi = _prior(pi, "CostSensitiveSVM.masnadi_shirazi")
+        return cls((1.0 - pi) / pi, 1.0, 1.0, 1.0, name="Masnadi-Shirazi")
+
+    @property
+    def threshold(self) -> float:
+        """ω₋ / (ω₋ + ω₊): above this P(+1) the best score is δ₊, below it −δ₋."""
+        return self.omega_neg / (self.omega_neg + self.omega_pos)
+
+    def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
+        """ℓ(+1, f) and ℓ(−1, f).
+
+        Example:
+            >>> [float(value) for value in CostSensitiveSVM(2.0, 1.0).loss(0.5)]
+            [1.0, 1.5]
+        """
+        f = np.asarray(f, dtype=np.float64)
+        return (
+            np.asarray(self.omega_pos * np.maximum(self.delta_pos - f, 0.0)),
+            np.asarray(self.omega_neg * np.maximum(self.delta_neg + f, 0.0)),
+        )
+
+    def conditional_risk(self, p: Any, f: Any) -> FloatArray:
+        """Expected loss of the score f where P(+1) = p.
+
+        Example:
+            >>> CostSensitiveSVM(2.0, 1.0).conditional_risk(0.5, 0.0)
+            array(1.5)
+        """
+        return _mean(_unit(p, "CostSensitiveSVM.conditional_risk"), *self.loss(f))
+
+    def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
+        """Whether the sign of the best score is right for the balanced error: ω₊/ω₋ = (1 − π)/π.
+
+        The margins play no part, as long as both are positive.
+
+        Example:
+            >>> CostSensitiveSVM(4.0, 1.0, delta_neg=0.1).is_consistent(0.2)
+            True
+        """
+        pi = _prior(pi, "CostSensitiveSVM.is_consistent")
+        weights = self.omega_pos / self.omega_neg
+        # A best score of exactly 0 predicts neither class.
+        signed = self.delta_pos > 0 and self.delta_neg > 0
+        return signed and math.isclose(weights, (1.0 - pi) / pi, rel_tol=tolerance)
+
+    def link(self, p: Any) -> FloatArray:
+        """The score that minimises the conditional risk: δ₊ above the threshold, else −δ₋.
+
+        At the threshold every score between the two is as good; −δ₋ is returned.
+
+        Example:
+            >>> CostSensitiveSVM(4.0, 1.0).link([0.1, 0.3])
+            array([-1.,  1.])
+        """
+        p = _unit(p, "CostSensitiveSVM.link")
+        return np.asarray(np.where(p > self.threshold, self.delta_pos, -self.delta_neg))
+
+    def bayes_risk(self, p: Any) -> FloatArray:
+        """(δ₋ + δ₊) · min(p ω₊, (1 − p) ω₋), the least conditional risk.
+
+        Example:
+            >>> CostSensitiveSVM(4.0, 1.0).bayes_risk([0.1, 0.2, 0.6])
+            array([0.8, 1.6, 0.8])
+        """
+        p = _unit(p, "CostSensitiveSVM.bayes_risk")
+        least = np.minimum(p * self.omega_pos, (1.0 - p) * self.omega_neg)
+        return np.asarray((self.delta_neg + self.delta_pos) * least)
+
+    def peak(self) -> tuple[float, float]:
+        """The p at which the Bayes risk is largest, the threshold, and that risk.
+
+        Example:
+            >>> CostSensitiveSVM(4.0, 1.0).peak()
+            (0.2, 1.6)
+        """
+        total = self.delta_neg + self.delta_pos
+        # c · ω₊ = ω₊ω₋ / (ω₊ + ω₋)
+        return self.threshold, total * self.threshold * self.omega_pos
+
+
+def tent(p: Any, pi: float) -> FloatArray:
+    """The balanced error's own Bayes risk, of maximum 1: min(p/π, (1 − p)/(1 − π)).
+
+    Args:
+        p: P(+1), any shape.
+        pi: π, in (0, 1).
+
+    Example:
+        >>> tent([0.0, 0.1, 0.2, 0.6, 1.0], 0.2)
+        array([0. , 0.5, 1. , 0.5, 0. ])
+    """
+    pi, p = _prior(pi, "binary.tent"), _unit(p, "binary.tent")
+    return np.asarray(np.minimum(p / pi, (1.0 - p) / (1.0 - pi)))
+
+
+def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
+    """The parameter choices that the paper's appendix discusses, by name.
+
+    Args:
+        pi: π = P(+1), in (0, 1).
+        gamma: γ.
+
+    Returns:
+        In the paper's order. "balanced" and "unequal-margin" are consistent for every γ,
+        "balanced-margin" and "balanced-margin-pi" only as γ → ∞, "logistic", "both" and
+        "small-margin" not at all (unless π = 1/2).
+
+    Example:
+        >>> losses = examples(0.2, gamma=8.0)
+        >>> [name for name, loss in losses.items() if loss.is_consistent(0.2)]
+        ['balanced', 'unequal-margin']
+    """
+    pi = _prior(pi, "binary.examples")
+    gamma = _checks.positive(gamma, "binary.examples", name="gamma")
+    weights = {"omega_pos": 1.0 / pi, "omega_neg": 1.0 / (1.0 - pi)}
+    shift = (math.log1p(-pi) - math.log(pi)) / gamma  # (1/γ) · log((1 − π)/π)
+    choices: dict[str, dict[str, float]] = {
+        "logistic": {},
+        "balanced": {**weights, "delta_pos": 1.0, "delta_neg": 1.0},
+        "unequal-margin": {"delta_pos": shift, "delta_neg": -shift},
+        "balanced-margin": {**weights, "delta_pos": 1.0, "delta_neg": pi / (1.0 - pi)},
+        "balanced-margin-pi": {**weights, "delta_pos": 1.0, "delta_neg": pi},
+        "both": {**weights, "delta_pos": shift, "delta_neg": -shift},
+        "small-margin": {"delta_pos": (1.0 - pi) / gamma, "delta_neg": pi / gamma},
+    }
+    return {name: BinaryLoss(**parts, gamma=gamma, name=name) for name, parts in choices.items()}

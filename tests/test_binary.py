@@ -1,0 +1,307 @@
+"""The binary theory against direct minimisation of the conditional risk as the paper writes it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from longtail import ClassPrior, InputError, Margin, margins
+from longtail.binary import BinaryLoss, CostSensitiveSVM, examples, tent
+
+GRID = np.array([0.001, 0.05, 0.2, 0.35, 0.5, 0.8, 0.95, 0.999])
+
+
+def oracle_loss(loss, f):
+    """Equation 13, for moderate numbers."""
+    g = loss.gamma
+    plus = loss.omega_pos / g * math.log1p(math.exp(g * loss.delta_pos) * math.exp(-g * f))
+    minus = loss.omega_neg / g * math.log1p(math.exp(g * loss.delta_neg) * math.exp(g * f))
+    return plus, minus
+
+
+def oracle_risk(loss, p, f):
+    plus, minus = oracle_loss(loss, f)
+    return p * plus + (1 - p) * minus
+
+
+def oracle_minimum(loss, p):
+    found = minimize_scalar(
+        lambda f: oracle_risk(loss, p, f),
+        bounds=(-25, 25),
+        method="bounded",
+        options={"xatol": 1e-12},
+    )
+    return found.x, found.fun
+
+
+losses = st.builds(
+    BinaryLoss,
+    omega_pos=st.floats(0.1, 10),
+    omega_neg=st.floats(0.1, 10),
+    delta_pos=st.floats(-1.5, 1.5),
+    delta_neg=st.floats(-1.5, 1.5),
+    gamma=st.sampled_from([0.5, 1.0, 3.0, 8.0]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loss=losses, f=st.floats(-3, 3))
+def test_the_losses_are_equation_13(loss, f):
+    np.testing.assert_allclose(loss.loss(f), oracle_loss(loss, f), rtol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loss=losses, p=st.sampled_from(GRID))
+def test_link_and_bayes_risk_are_the_minimiser_and_minimum(loss, p):
+    score, value = oracle_minimum(loss, p)
+    assert float(loss.bayes_risk(p)) == pytest.approx(value, rel=1e-9, abs=1e-12)
+    # A minimiser found by comparing values is only as sharp as the valley: judge it there.
+    assert oracle_risk(loss, p, float(loss.link(p))) <= value * (1 + 1e-12)
+    slope = [oracle_risk(loss, p, score + h) for h in (-1e-3, 1e-3)]
+    curvature = (sum(slope) - 2 * value) / 1e-6
+    if curvature > 1e-3:
+        assert float(loss.link(p)) == pytest.approx(score, abs=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(loss=losses, log_odds=st.floats(-600, 30))
+def test_link_and_inverse_link_undo_each_other_down_to_tiny_probabilities(loss, log_odds):
+    p = 1 / (1 + math.exp(-log_odds))
+    back = float(loss.inverse_link(loss.link(p)))
+    assert back == pytest.approx(p, rel=1e-9)
+    assert 1 - back == pytest.approx(1 - p, rel=1e-3)
+
+
+def test_extreme_parameters_neither_overflow_nor_cancel():
+    loss = BinaryLoss(omega_pos=1e6, delta_pos=40.0, delta_neg=-35.0, gamma=50.0)
+    p = np.array([1e-300, 1e-12, 0.2, 0.5, 1 - 1e-12])
+    f = loss.link(p)
+    assert np.all(np.isfinite(f))
+    assert np.all(np.diff(f) > 0)
+    np.testing.assert_allclose(loss.inverse_link(f), p, rtol=1e-9)
+
+
+def test_the_ends_are_infinite_scores_and_no_risk():
+    loss = BinaryLoss(omega_pos=3.0, delta_pos=0.7, gamma=2.0)
+    assert loss.link([0.0, 1.0]).tolist() == [-math.inf, math.inf]
+    assert loss.inverse_link([-math.inf, math.inf]).tolist() == [0.0, 1.0]
+    assert loss.bayes_risk([0.0, 1.0]).tolist() == [0.0, 0.0]
+
+
+def test_lemma_3_needs_the_log_2_inside():
+    """The printed link, −log 2 outside of the 1/γ, is off by (1 − 1/γ)·log 2 (slip 2)."""
+    loss = BinaryLoss(omega_pos=2.0, delta_pos=0.3, delta_neg=-0.1, gamma=8.0)
+    p, g = 0.3, 8.0
+    a = 2.0 * math.exp(g * 0.3) / math.exp(-g * 0.1)
+    b, c, q = math.exp(-g * 0.1), math.exp(g * 0.3), (1 - p) / p
+    x = a * b / q - c
+    printed = math.log(x + math.sqrt(x * x + 4 * a / q)) / g - math.log(2)
+    assert float(loss.link(p)) - printed == pytest.approx((1 - 1 / g) * math.log(2))
+    assert oracle_risk(loss, p, float(loss.link(p))) < oracle_risk(loss, p, printed)
+
+
+def test_the_bayes_risk_uses_both_losses():
+    """With ℓ(+1, ·) twice, as printed (slip 3), it would be ℓ(+1, Ψ(p)): not concave, not 0."""
+    loss = BinaryLoss(omega_pos=5.0, omega_neg=1.25, delta_pos=1.0, delta_neg=1.0)
+    assert float(loss.bayes_risk(1e-9)) < 1e-6
+    assert float(loss.loss(loss.link(1e-9))[0]) > 50
+
+
+@pytest.mark.parametrize("pi", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 8.0])
+def test_the_papers_admissible_and_inadmissible_choices(pi, gamma):
+    found = {name: loss.is_consistent(pi) for name, loss in examples(pi, gamma=gamma).items()}
+    assert found["balanced"]
+    assert found["unequal-margin"]
+    for name in ("logistic", "both", "small-margin"):
+        assert found[name] == (pi == 0.5), name
+    assert found["balanced-margin"] == (pi == 0.5)
+    assert not found["balanced-margin-pi"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(loss=losses, pi=st.floats(0.01, 0.99))
+def test_lemma_2_says_where_the_best_score_changes_sign(loss, pi):
+    """The lemma's ratio is (1 − c)/c, c the p above which the best score is positive."""
+    left, right = loss.lemma(pi)
+    assert right == pytest.approx((1 - pi) / pi)
+    c = 1 / (1 + left)
+    assert loss.threshold == pytest.approx(c, rel=1e-9)
+    step = 1e-4 * c * (1 - c)
+    assert oracle_minimum(loss, c + step)[0] > -1e-4
+    assert float(loss.link(c - step)) < 0 < float(loss.link(c + step))
+
+
+def test_the_printed_sigma_of_lemma_2_would_refuse_the_papers_example():
+    """σ(z) = 1/(1 + e^z) as printed (slip 1) contradicts the paper's own unequal margins."""
+    pi, z = 0.2, math.log(4.0)
+    printed = (1 + math.exp(-z)) / (1 + math.exp(z))
+    assert printed == pytest.approx(pi / (1 - pi))
+    assert examples(pi)["unequal-margin"].lemma(pi)[0] == pytest.approx((1 - pi) / pi)
+
+
+@pytest.mark.parametrize("name", list(examples(0.2)))
+@pytest.mark.parametrize("gamma", [1.0, 8.0])
+def test_peak_is_the_largest_bayes_risk(name, gamma):
+    loss = examples(0.2, gamma=gamma)[name]
+    p, value = loss.peak()
+    grid = np.linspace(0, 1, 20_001)
+    risks = loss.bayes_risk(grid)
+    assert value >= risks.max() * (1 - 1e-14)
+    assert value == pytest.approx(risks.max(), rel=1e-6)
+    assert p == pytest.approx(grid[risks.argmax()], abs=1e-3)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 8.0])
+def test_unequal_margins_leave_the_bayes_risk_of_the_log_loss(gamma):
+    found, p = examples(0.2, gamma=gamma), np.linspace(0, 1, 101)
+    np.testing.assert_allclose(
+        found["unequal-margin"].bayes_risk(p), found["logistic"].bayes_risk(p), atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("name", ["balanced", "balanced-margin", "balanced-margin-pi"])
+def test_gamma_to_infinity_is_the_hinge_loss(name):
+    p, f = np.linspace(0.01, 0.99, 99), np.linspace(-3, 3, 61)
+    for gamma in (10.0, 1e3, 1e5):
+        loss = examples(0.2, gamma=gamma)[name]
+        hinge = loss.limit()
+        for soft, hard, omega in zip(
+            loss.loss(f), hinge.loss(f), (loss.omega_pos, loss.omega_neg), strict=True
+        ):
+            assert np.all(soft >= hard - 1e-12)
+            assert np.all(soft - hard <= omega * math.log(2) / gamma + 1e-12)
+        excess = loss.bayes_risk(p) - hinge.bayes_risk(p)
+        bound = (p * loss.omega_pos + (1 - p) * loss.omega_neg) * math.log(2) / gamma
+        assert np.all((excess >= -1e-12) & (excess <= bound + 1e-12))
+    assert hinge.is_consistent(0.2)
+    # At p apart from the threshold the scores come to the margins.
+    np.testing.assert_allclose(loss.link([0.1, 0.4]), hinge.link([0.1, 0.4]), atol=1e-3)
+    assert loss.threshold == pytest.approx(0.2, rel=1e-6)
+
+
+def test_in_the_limit_the_margin_no_longer_matters_for_consistency():
+    off = [abs(examples(0.2, gamma=g)["balanced-margin"].threshold - 0.2) for g in (1, 8, 64)]
+    assert off[0] > 2e-2 > off[1] > 1e-2 > 1e-7 > off[2] > 0
+
+
+svms = st.builds(
+    CostSensitiveSVM,
+    omega_pos=st.floats(0.1, 10),
+    omega_neg=st.floats(0.1, 10),
+    delta_pos=st.floats(0.0, 2.0),
+    delta_neg=st.floats(0.1, 2.0),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(svm=svms, p=st.floats(0.0, 1.0))
+def test_the_svms_bayes_risk_is_the_minimum_over_all_scores(svm, p):
+    """A convex piecewise linear function is least at a kink; a fine grid adds nothing."""
+    f = np.concatenate([np.linspace(-4, 4, 801), [svm.delta_pos, -svm.delta_neg]])
+    risks = [
+        p * svm.omega_pos * max(svm.delta_pos - x, 0)
+        + (1 - p) * svm.omega_neg * max(svm.delta_neg + x, 0)
+        for x in f
+    ]
+    assert float(svm.bayes_risk(p)) == pytest.approx(min(risks), abs=1e-12)
+    at_link = float(svm.conditional_risk(p, svm.link(p)))
+    assert at_link == pytest.approx(min(risks), abs=1e-12)
+
+
+def test_the_svms_second_case_has_the_positive_weight():
+    """η·ω₊·(δ₋ + δ₊), not η·ω₋·(δ₋ + δ₊) as printed (slip 6)."""
+    svm = CostSensitiveSVM(5.0, 1.25, 1.0, 0.25)
+    assert float(svm.bayes_risk(0.1)) == pytest.approx(0.1 * 5.0 * 1.25)
+
+
+@pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
+def test_the_papers_rescaled_svm_has_maximum_one_over_one_minus_pi(pi):
+    svm = examples(pi)["balanced-margin"].limit()
+    assert svm.peak() == (pytest.approx(pi), pytest.approx(1 / (1 - pi)))
+
+
+@pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
+def test_masnadi_shirazi_is_the_balanced_loss_with_a_constant_margin(pi):
+    svm, balanced = CostSensitiveSVM.masnadi_shirazi(pi), examples(pi)["balanced"].limit()
+    assert (svm.delta_pos, svm.delta_neg) == (balanced.delta_pos, balanced.delta_neg) == (1, 1)
+    assert svm.omega_pos / svm.omega_neg == pytest.approx(balanced.omega_pos / balanced.omega_neg)
+    assert svm.is_consistent(pi)
+
+
+def test_for_prior_is_consistent_with_maximum_one_and_is_the_tent():
+    p = np.linspace(0, 1, 51)
+    for omega in (0.5, 2.0, 4.9):
+        svm = CostSensitiveSVM.for_prior(0.2, omega_pos=omega)
+        assert svm.is_consistent(0.2)
+        assert svm.peak() == (pytest.approx(0.2), pytest.approx(1.0))
+        np.testing.assert_allclose(svm.bayes_risk(p), tent(p, 0.2), atol=1e-12)
+
+
+def test_a_best_score_of_zero_predicts_nothing():
+    assert not CostSensitiveSVM(4.0, 1.0, delta_pos=0.0, delta_neg=1.0).is_consistent(0.2)
+
+
+def test_the_tent_is_the_balanced_errors_bayes_risk():
+    """Balanced error of "always +1" and of "always −1" at p, scaled to maximum 1 (slip 5)."""
+    pi = 0.2
+    for p in (0.0, 0.1, 0.2, 0.6, 1.0):
+        predict_plus = (1 - p) / (1 - pi)  # class −1 is missed
+        predict_minus = p / pi  # class +1 is missed
+        assert float(tent(p, pi)) == pytest.approx(min(predict_plus, predict_minus))
+    assert float(tent(pi, pi)) == 1.0
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+def test_from_margin_is_the_two_class_loss(positive):
+    margin = Margin.from_matrix([[0.0, 0.7], [-0.2, 0.0]], alpha=[0.5, 2.0])
+    loss, f = BinaryLoss.from_margin(margin, positive=positive), 0.9
+    negative = 1 - positive
+    plus = margin.alpha[positive] * math.log(1 + math.exp(margin.matrix()[positive, negative] - f))
+    minus = margin.alpha[negative] * math.log(1 + math.exp(margin.matrix()[negative, positive] + f))
+    np.testing.assert_allclose(loss.loss(f), (plus, minus), rtol=1e-12)
+
+
+def test_from_margin_with_a_scale():
+    margin = margins.ldam(ClassPrior.from_counts([90, 10]))
+    loss, f = BinaryLoss.from_margin(margin), 0.1
+    expected = margin.alpha[1] * math.log(1 + math.exp(30.0 * (margin.positive[1] - f)))
+    assert float(loss.loss(f)[0]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: BinaryLoss(omega_pos=0.0), "BinaryLoss: `omega_pos` must be above zero; got 0"),
+        (lambda: BinaryLoss(gamma=-1.0), "BinaryLoss: `gamma` must be above zero; got -1"),
+        (lambda: BinaryLoss(delta_pos=math.nan), "BinaryLoss: `delta_pos` must be finite"),
+        (lambda: BinaryLoss().link(1.5), "BinaryLoss.link: `p` must lie in [0, 1]"),
+        (lambda: BinaryLoss().bayes_risk(math.nan), "`p` must lie in [0, 1]"),
+        (lambda: BinaryLoss().lemma(0.0), "`pi` must lie strictly between 0 and 1; got 0"),
+        (lambda: tent(0.5, 1.0), "binary.tent: `pi` must lie strictly between 0 and 1; got 1"),
+        (lambda: examples(0.2, gamma=0.0), "binary.examples: `gamma` must be above zero"),
+        (
+            lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(3))),
+            "`margin` must have two classes; 'softmax' has 3",
+        ),
+        (
+            lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(2)), positive=2),
+            "`positive` must be 0 or 1; got 2",
+        ),
+        (lambda: CostSensitiveSVM(1.0, 1.0, -1.0), "`delta_pos` must not be negative; got -1"),
+        (lambda: CostSensitiveSVM(1.0, 1.0, 0.0, 0.0), "both margins are 0"),
+        (lambda: CostSensitiveSVM(0.0, 1.0), "`omega_pos` must be above zero"),
+        (
+            lambda: CostSensitiveSVM.for_prior(0.2, omega_pos=6.0),
+            "`omega_pos` must be at most 1/(pi · delta_pos) = 5",
+        ),
+        (lambda: BinaryLoss(delta_pos=-1.0).limit(), "`delta_pos` must not be negative"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert message in str(caught.value)

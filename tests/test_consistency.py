@@ -1,0 +1,450 @@
+"""Verdicts against the paper's Table 1, and every witness against an independent minimiser."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+import longtail
+from longtail import ClassPrior, InputError, Margin, margins
+from longtail.consistency import (
+    PosthocLogitAdjustment,
+    PosthocWeightNormalization,
+    Verdict,
+    check_consistency,
+)
+
+TWO, THREE = ClassPrior.from_probs([0.95, 0.05]), ClassPrior.from_probs([0.7, 0.25, 0.05])
+PRIORS = pytest.mark.parametrize("prior", [TWO, THREE], ids=["two", "three"])
+
+
+def minimizer(margin, eta):
+    """Scores that minimise Σ_y η_y α_y log[1 + Σ_{y'≠y} e^{s (Δ_{yy'} + f_{y'} − f_y)}]."""
+    delta, s = margin.matrix(), margin.scale
+    classes = range(len(eta))
+
+    def risk(f):
+        total = 0.0
+        for y in classes:
+            terms = [0.0] + [s * (delta[y, k] + f[k] - f[y]) for k in classes if k != y]
+            total += eta[y] * margin.alpha[y] * np.logaddexp.reduce(terms)
+        return total
+
+    start = np.log(eta) / s
+    for method, options in (("BFGS", {"gtol": 1e-11}), ("Nelder-Mead", {"fatol": 1e-14})):
+        found = minimize(risk, start, method=method, options=options)
+        start = found.x
+    return start - start.mean()
+
+
+def assert_refutes(verdict, prior, margin, rule=lambda f, prior: f):
+    """The witness holds for scores found by a general-purpose optimiser."""
+    assert verdict.consistent is False
+    witness = verdict.witness
+    assert witness.eta.sum() == pytest.approx(1.0)
+    assert witness.eta.min() > 0
+    f = minimizer(margin, witness.eta)
+    np.testing.assert_allclose(witness.trained_scores, f, atol=1e-4)
+    scores = rule(f, prior)
+    should_win = int(np.argmax(witness.eta / prior.probs))
+    assert witness.should_win == should_win
+    assert witness.wins == int(np.argmax(scores)) != should_win
+    np.testing.assert_allclose(witness.ratio, witness.eta / prior.probs)
+    assert "class" in str(witness)
+
+
+def adjusted(tau):
+    return lambda f, prior: f - tau * np.log(prior.probs)
+
+
+# The paper's Table 1.
+
+
+@PRIORS
+def test_table_1_weight_normalization_is_not_consistent(prior):
+    verdict = check_consistency(PosthocWeightNormalization(), prior)
+    softmax = margins.softmax(prior)
+    for tau in (0.1, 1.0, 3.0):
+        for norms in (prior.probs, np.ones(len(prior.probs)), 1 / prior.probs):
+            assert_refutes(
+                verdict, prior, softmax, lambda f, _, n=norms, t=tau: f / n**t
+            )  # one witness for all norms
+            given = PosthocWeightNormalization(tau=tau, norms=norms)
+            if np.ptp(norms) > 0:
+                assert_refutes(
+                    check_consistency(given, prior),
+                    prior,
+                    softmax,
+                    lambda f, _, n=norms, t=tau: f / n**t,
+                )
+    assert "any positive norms" in verdict.reason
+
+
+@PRIORS
+@pytest.mark.parametrize("make", [margins.adaptive, margins.equalized])
+def test_table_1_one_sided_margins_are_not_consistent(prior, make):
+    assert_refutes(check_consistency(make(prior), prior), prior, make(prior))
+
+
+@PRIORS
+def test_table_1_logit_adjustment_is_consistent_post_hoc_and_as_a_loss(prior):
+    for subject in (PosthocLogitAdjustment(), margins.logit_adjusted(prior)):
+        verdict = check_consistency(subject, prior)
+        assert verdict.consistent is True
+        assert verdict.witness is None
+
+
+# Everything else that has a name.
+
+
+@PRIORS
+@pytest.mark.parametrize(
+    "make",
+    [
+        margins.balanced,
+        margins.weighted_logit_adjusted,
+        lambda prior: margins.weighted_logit_adjusted(prior, tau=-2.0),
+        lambda prior: margins.consistent(prior, delta=np.arange(1.0, 1 + prior.num_classes)),
+        lambda prior: margins.two_parameter(prior, tau1=1.0, tau2=1.0),
+    ],
+)
+def test_the_consistent_family_of_theorem_1(prior, make):
+    assert check_consistency(make(prior), prior).consistent is True
+
+
+@PRIORS
+@pytest.mark.parametrize(
+    "make",
+    [
+        margins.softmax,
+        lambda prior: margins.logit_adjusted(prior, tau=0.5),
+        lambda prior: margins.logit_adjusted(prior, tau=2.0),
+        lambda prior: margins.logit_adjusted(prior, tau=-1.0),
+        margins.logit_adjusted_adaptive,
+        lambda prior: margins.two_parameter(prior, tau1=0.5),
+        lambda prior: margins.logit_adjusted(prior) + margins.balanced(prior),
+        lambda prior: margins.equalized(prior, tau=0.3),
+        lambda prior: margins.ldam(prior, scale=5.0),
+        lambda prior: margins.class_balanced(
+            ClassPrior.from_counts(np.round(1000 * prior.probs).astype(int)), beta=0.99
+        ),
+    ],
+)
+def test_everything_else_is_refuted(prior, make):
+    assert_refutes(check_consistency(make(prior), prior), prior, make(prior))
+
+
+@PRIORS
+def test_post_hoc_adjustment_after_other_losses(prior):
+    twice = PosthocLogitAdjustment(trained_with=margins.logit_adjusted(prior))
+    assert_refutes(
+        check_consistency(twice, prior), prior, margins.logit_adjusted(prior), adjusted(1.0)
+    )
+    half = PosthocLogitAdjustment(tau=0.5, trained_with=margins.logit_adjusted(prior, tau=0.5))
+    assert check_consistency(half, prior).consistent is True
+    dense = Margin.from_matrix(margins.adaptive(prior).matrix())
+    after = PosthocLogitAdjustment(tau=0.7, trained_with=dense)
+    assert_refutes(check_consistency(after, prior), prior, dense, adjusted(0.7))
+    assert "after" in check_consistency(after, prior).subject
+
+
+# The witnesses that the notes on the paper list, the last class being right.
+
+
+def last_class_loses(margin, prior, eta, *, norms=None, tau=1.0):
+    f = minimizer(margin, np.array(eta))
+    scores = f if norms is None else f / norms**tau
+    assert int(np.argmax(np.array(eta) / prior.probs)) == prior.num_classes - 1
+    assert int(np.argmax(scores)) != prior.num_classes - 1
+
+
+@pytest.mark.parametrize(
+    ("make", "prior", "eta"),
+    [
+        (margins.adaptive, TWO, (0.826, 0.174)),
+        (margins.adaptive, THREE, (0.609, 0.217, 0.174)),
+        (margins.equalized, TWO, (0.936, 0.064)),
+        (margins.equalized, THREE, (0.690, 0.246, 0.064)),
+    ],
+)
+def test_known_witnesses_against_losses(make, prior, eta):
+    last_class_loses(make(prior), prior, eta)
+
+
+@pytest.mark.parametrize(("prior", "eta"), [(TWO, (0.8, 0.2)), (THREE, (0.5, 0.35, 0.15))])
+def test_known_witnesses_against_weight_normalization(prior, eta):
+    """Any norms and any tau: the right class's score is negative, another's positive."""
+    f = minimizer(margins.softmax(prior), np.array(eta))
+    assert f[-1] < 0 < f.max()
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        norms = rng.uniform(0.1, 10.0, prior.num_classes)
+        last_class_loses(margins.softmax(prior), prior, eta, norms=norms, tau=rng.uniform(0.1, 3.0))
+
+
+# The exact condition e^{s Δ_{yy'}} = δ_{y'} / (δ_y + κ), δ = α π.
+
+
+def family(prior, alpha, kappa, *, scale=1.0, dense=False):
+    delta = alpha * prior.probs
+    b, a = np.log(delta) / scale, -np.log(delta + kappa) / scale
+    margin = Margin(alpha, a + 0.4, b - 0.4, scale=scale)
+    if dense:
+        zeros = np.zeros(len(alpha))
+        return Margin(alpha, zeros, zeros, dense=margin.matrix(), scale=scale)
+    return margin
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    classes=st.integers(2, 6),
+    where=st.sampled_from([-0.99, -0.3, 0.0, 0.5, 20.0]),
+    dense=st.booleans(),
+    scale=st.sampled_from([1.0, 0.3, 30.0]),
+)
+def test_the_whole_family_is_proved_consistent(seed, classes, where, dense, scale):
+    rng = np.random.default_rng(seed)
+    prior = ClassPrior.from_weights(rng.uniform(0.02, 1.0, classes))
+    alpha = rng.uniform(0.3, 3.0, classes)
+    kappa = where * (alpha * prior.probs).min()
+    margin = family(prior, alpha, kappa, dense=dense, scale=scale)
+    assert check_consistency(margin, prior).consistent is True
+
+
+@pytest.mark.parametrize("kappa", [-0.045, 0.0, 0.2])
+def test_the_family_predicts_right_at_random_points(kappa):
+    """Sufficiency, seen by an independent minimiser, also close to ties."""
+    rng = np.random.default_rng(1)
+    margin = family(THREE, np.ones(3), kappa)
+    points = [*rng.dirichlet(np.ones(3), size=8), *rng.dirichlet(200 * THREE.probs, size=8)]
+    for eta in points:
+        ratio = np.sort(eta / THREE.probs)
+        if ratio[-1] > 1.02 * ratio[-2]:  # an optimiser can't resolve an exact tie
+            assert np.argmax(minimizer(margin, eta)) == np.argmax(eta / THREE.probs)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), classes=st.integers(2, 5), dense=st.booleans())
+def test_any_other_margin_is_refuted(seed, classes, dense):
+    rng = np.random.default_rng(seed)
+    prior = ClassPrior.from_weights(rng.uniform(0.05, 1.0, classes))
+    alpha = rng.uniform(0.5, 2.0, classes)
+    if dense:
+        margin = Margin.from_matrix(rng.normal(size=(classes, classes)), alpha=alpha)
+    else:
+        margin = Margin(alpha, rng.normal(size=classes), rng.normal(size=classes))
+    assert_refutes(check_consistency(margin, prior), prior, margin)
+
+
+def test_no_gradient_at_the_prior_is_not_enough_for_three_classes():
+    """A cyclic margin under a uniform prior treats all classes alike, and is still refuted."""
+    cyclic = Margin.from_matrix([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    verdict = check_consistency(cyclic, ClassPrior.uniform(3))
+    assert_refutes(verdict, ClassPrior.uniform(3), cyclic)
+    assert "the gradient vanishes" in verdict.reason
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_same_for_an_additive_margin(dense):
+    """At η = π each class has w = u(1 + (e^−c − 1) u) with u = e^b: choose b, solve for c."""
+    prior = ClassPrior.uniform(4)
+    u = np.array([0.2, 0.22, 0.28, 0.3])
+    b, c = np.log(u), -np.log(1 + (0.25 / u - 1) / u)
+    margin = Margin(np.ones(4), c - b, b)
+    if dense:
+        margin = Margin.from_matrix(margin.matrix())
+    verdict = check_consistency(margin, prior)
+    assert "the gradient vanishes" in verdict.reason
+    assert_refutes(verdict, prior, margin)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("make", [margins.adaptive, margins.equalized, margins.softmax])
+def test_under_a_uniform_prior_the_usual_margins_are_consistent(size, make):
+    prior = ClassPrior.uniform(size)
+    verdict = check_consistency(make(prior), prior)
+    assert verdict.consistent is True
+    if size > 2 and make is margins.adaptive:
+        assert f"Δ_yy' = {size**0.25:.6g} for every pair" in verdict.reason
+
+
+def test_two_classes_are_judged_by_delta_itself():
+    """a = (3, 1), b = (0, 2) is Δ = (5, 1) like a = (5, 1), b = 0: neither is antisymmetric."""
+    prior = ClassPrior.from_probs([0.6, 0.4])
+    first, alpha = 0.7, np.array([1.0, 1.3])
+    # α_0 π_0 σ(Δ_01) = α_1 π_1 σ(Δ_10)
+    sigma = alpha[0] * 0.6 / (1 + math.exp(-first)) / (alpha[1] * 0.4)
+    second = math.log(sigma / (1 - sigma))
+    for moved in (0.0, 1.7):
+        margin = Margin(alpha, [first - moved, second], [0.0, moved])
+        assert check_consistency(margin, prior).consistent is True
+
+
+# How fine the judgement is.
+
+
+def test_single_precision_margins_need_a_tolerance():
+    exact = margins.logit_adjusted(THREE)
+    rounded = Margin(
+        exact.alpha, exact.positive.astype(np.float32), exact.negative.astype(np.float32)
+    )
+    assert check_consistency(rounded, THREE).consistent is False
+    assert check_consistency(rounded, THREE, tolerance=1e-6).consistent is True
+
+
+@pytest.mark.parametrize("deviation", [1e-4, 1e-6, 1e-8])
+@PRIORS
+def test_small_deviations_are_still_refuted(deviation, prior):
+    margin = margins.logit_adjusted(prior, tau=1 + deviation)
+    verdict = check_consistency(margin, prior)
+    assert verdict.consistent is False
+    witness = verdict.witness
+    f = np.log(witness.eta) - (1 + deviation) * prior.log_probs  # its closed form
+    assert np.argmax(f) == witness.wins != witness.should_win
+
+
+def test_a_deviation_below_double_precision_is_undecided():
+    margin = margins.logit_adjusted(THREE, tau=1 + 1e-13)
+    verdict = check_consistency(margin, THREE, tolerance=1e-14)
+    assert verdict.consistent is None
+    assert verdict.witness is None
+    assert "too little for a witness" in verdict.reason
+    assert "undecided" in str(verdict)
+
+
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_many_classes(size):
+    prior = ClassPrior.from_weights(1.0 / np.arange(1, size + 1))
+    assert check_consistency(margins.logit_adjusted(prior), prior).consistent is True
+    assert check_consistency(PosthocLogitAdjustment(), prior).consistent is True
+    for subject in (margins.equalized(prior), margins.adaptive(prior, constant=0.1)):
+        verdict = check_consistency(subject, prior)
+        assert verdict.consistent is False
+        eta, f = verdict.witness.eta, verdict.witness.scores
+        # Stationarity, from the equation in O(L): w_y ∝ u_y (1 + (e^−c_y − 1) u_y).
+        z = f + subject.negative
+        u = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        w = u * (1 + np.expm1(-(subject.positive + subject.negative)) * u)
+        np.testing.assert_allclose(w / w.sum(), eta, rtol=1e-8)
+        assert np.argmax(f) == verdict.witness.wins != np.argmax(eta / prior.probs)
+        assert len(str(verdict)) < 800
+    verdict = check_consistency(PosthocWeightNormalization(norms=prior), prior)
+    f = np.log(verdict.witness.eta)
+    f -= f.mean()
+    assert f[verdict.witness.should_win] < 0 < f.max()
+
+
+# Weight normalisation of scores that are right before it.
+
+
+def test_weight_normalization_can_change_nothing():
+    uniform = ClassPrior.uniform(3)
+    equal = PosthocWeightNormalization(norms=[2.0, 2.0, 2.0])
+    assert check_consistency(equal, uniform).consistent is True
+    assert check_consistency(PosthocWeightNormalization(tau=0.0), THREE).consistent is False
+    after = PosthocWeightNormalization(norms=[1.0, 9.0], trained_with=margins.logit_adjusted(TWO))
+    verdict = check_consistency(after, TWO)
+    assert verdict.consistent is True
+    assert "opposite signs" in verdict.reason
+
+
+@pytest.mark.parametrize("tau", [0.2, 1.0, -1.0])
+def test_unequal_norms_spoil_scores_that_were_right(tau):
+    norms, loss = np.array([3.0, 1.0, 0.5]), margins.logit_adjusted(THREE)
+    rule = PosthocWeightNormalization(norms=norms, tau=tau, trained_with=loss)
+    assert_refutes(check_consistency(rule, THREE), THREE, loss, lambda f, _: f / norms**tau)
+
+
+def test_weight_normalization_after_a_loss_that_only_fails_away_from_the_prior():
+    cyclic = Margin.from_matrix([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    norms = np.array([1.0, 1.05, 0.95])
+    rule = PosthocWeightNormalization(norms=norms, trained_with=cyclic)
+    verdict = check_consistency(rule, ClassPrior.uniform(3))
+    assert_refutes(verdict, ClassPrior.uniform(3), cyclic, lambda f, _: f / norms)
+
+
+def test_without_norms_and_without_a_favourite_it_depends():
+    verdict = check_consistency(PosthocWeightNormalization(), ClassPrior.uniform(3))
+    assert verdict.consistent is None
+    assert "pass norms=" in verdict.reason
+
+
+# The object.
+
+
+def test_a_verdict_reads_like_a_sentence_and_survives_json():
+    verdict = check_consistency(margins.adaptive(TWO), TWO)
+    assert str(verdict).startswith("adaptive: not consistent. Lemma 2 fails: ")
+    assert "Witness: at η = (0.76, 0.24) class 1 should win" in str(verdict)
+    plain = verdict.to_dict()
+    assert plain["consistent"] is False
+    assert plain["witness"]["eta"] == [0.76, 0.24]
+    assert check_consistency(margins.balanced(TWO), TWO).to_dict()["witness"] is None
+
+
+def test_a_verdict_is_not_a_truth_value():
+    with pytest.raises(TypeError, match=r"ask for verdict\.consistent"):
+        bool(Verdict("x", False, "because."))
+
+
+def test_the_names_are_public():
+    assert longtail.check_consistency is check_consistency
+    assert longtail.PosthocLogitAdjustment is PosthocLogitAdjustment
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: check_consistency("adaptive", TWO),
+            "got str; for a named loss pass margins.by_name('adaptive', prior)",
+        ),
+        (lambda: check_consistency(None, TWO), "must be a Margin, a PosthocLogitAdjustment or a"),
+        (
+            lambda: check_consistency(margins.adaptive(TWO), [0.95, 0.05]),
+            "check_consistency: `prior` must be a ClassPrior; got list",
+        ),
+        (
+            lambda: check_consistency(margins.adaptive(TWO), THREE),
+            "`prior` has 3 classes but the margin 'adaptive' has 2",
+        ),
+        (
+            lambda: check_consistency(
+                PosthocLogitAdjustment(trained_with=margins.adaptive(TWO)), THREE
+            ),
+            "`prior` has 3 classes but the margin 'adaptive' has 2",
+        ),
+        (
+            lambda: check_consistency(PosthocLogitAdjustment(trained_with="softmax"), TWO),
+            "`trained_with` must be a Margin",
+        ),
+        (
+            lambda: check_consistency(PosthocLogitAdjustment(tau=math.inf), TWO),
+            "`tau` must be finite; got inf",
+        ),
+        (
+            lambda: check_consistency(PosthocWeightNormalization(norms=[1.0, -1.0]), TWO),
+            "`norms` must be finite and above zero, but class 1 has -1",
+        ),
+        (
+            lambda: check_consistency(PosthocWeightNormalization(norms=[1.0]), TWO),
+            "`norms` must have one value per class, 2; it has 1",
+        ),
+        (
+            lambda: check_consistency(margins.adaptive(TWO), TWO, tolerance=0.0),
+            "`tolerance` must be above zero; got 0",
+        ),
+        (
+            lambda: check_consistency(PosthocLogitAdjustment(), ClassPrior.uniform(1)),
+            "`prior` has one class",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert message in str(caught.value)

@@ -1,0 +1,196 @@
+"""The conditional risk, its minimiser and the way back, against loops written from equation 11."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from longtail import ClassPrior, InputError, Margin, margins, risk
+
+
+def oracle_risk(alpha, delta, scale, eta, f):
+    """Σ_y η_y α_y log[1 + Σ_{y'≠y} exp(s (Δ_{yy'} + f_{y'} − f_y))], term by term."""
+    total = 0.0
+    for y in range(len(f)):
+        exponents = [scale * (delta[y, k] + f[k] - f[y]) for k in range(len(f)) if k != y]
+        top = max(0.0, *exponents)
+        inner = math.exp(-top) + sum(math.exp(e - top) for e in exponents)
+        total += eta[y] * alpha[y] * (top + math.log(inner))
+    return total
+
+
+def oracle_minimizer(margin, eta):
+    delta = margin.matrix()
+    found = minimize(
+        lambda f: oracle_risk(margin.alpha, delta, margin.scale, eta, f),
+        np.zeros(margin.num_classes),
+        method="BFGS",
+        options={"gtol": 1e-10},
+    )
+    return found.x - found.x.mean()
+
+
+def random_margin(seed, *, dense, width=1.0, classes=None):
+    rng = np.random.default_rng(seed)
+    size = classes or int(rng.integers(2, 6))
+    parts = {
+        "alpha": rng.uniform(0.2, 4.0, size),
+        "positive": width * rng.normal(size=size),
+        "negative": width * rng.normal(size=size),
+        "scale": float(rng.choice([0.5, 1.0, 3.0])),
+    }
+    if dense:
+        parts |= {"positive": np.zeros(size), "negative": np.zeros(size)}
+        parts["dense"] = width * rng.normal(size=(size, size))
+    return Margin(**parts), rng
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_conditional_risk_is_the_equation(dense, seed):
+    margin, rng = random_margin(seed, dense=dense, width=2.0)
+    eta = rng.dirichlet(np.ones(margin.num_classes), size=3)
+    f = 5 * rng.normal(size=eta.shape)
+    expected = [
+        oracle_risk(margin.alpha, margin.matrix(), margin.scale, e, row)
+        for e, row in zip(eta, f, strict=True)
+    ]
+    np.testing.assert_allclose(risk.conditional_risk(margin, eta, f), expected, rtol=1e-12)
+
+
+def test_conditional_risk_keeps_tiny_losses():
+    """With the target 80 ahead the loss is e^−80, which log-sum-exp minus score would lose."""
+    softmax = margins.softmax(ClassPrior.uniform(2))
+    value = float(risk.conditional_risk(softmax, [1.0, 0.0], [80.0, 0.0]))
+    assert value == pytest.approx(math.exp(-80.0), rel=1e-12)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_link_is_what_a_general_minimiser_finds(dense, seed):
+    margin, rng = random_margin(100 + seed, dense=dense)
+    eta = rng.dirichlet(np.full(margin.num_classes, 2.0))
+    f = risk.link(margin, eta)
+    np.testing.assert_allclose(f, oracle_minimizer(margin, eta), atol=2e-5)
+    assert abs(f.sum()) < 1e-12
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), width=st.sampled_from([0.0, 0.3, 1.0, 3.0]))
+def test_link_and_inverse_link_undo_each_other(dense, seed, width):
+    margin, rng = random_margin(seed, dense=dense, width=width)
+    eta = np.maximum(rng.dirichlet(np.full(margin.num_classes, 0.3), size=3), 1e-9)
+    eta /= eta.sum(axis=1, keepdims=True)
+    f = risk.link(margin, eta)
+    np.testing.assert_allclose(risk.inverse_link(margin, f), eta, rtol=1e-6)
+    for e, row in zip(eta, f, strict=True):
+        slope = risk.gradient(margin, e, row) / (e * margin.alpha)
+        assert np.abs(slope).max() < 1e-6 * margin.scale
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_additive_and_dense_forms_agree(seed):
+    margin, rng = random_margin(seed, dense=False, width=1.5)
+    zeros = np.zeros(margin.num_classes)
+    twin = Margin(margin.alpha, zeros, zeros, dense=margin.matrix(), scale=margin.scale)
+    f = 2 * rng.normal(size=(4, margin.num_classes))
+    np.testing.assert_allclose(risk.inverse_link(margin, f), risk.inverse_link(twin, f), rtol=1e-10)
+    eta = rng.dirichlet(np.ones(margin.num_classes)) * 0.99 + 0.01 / margin.num_classes
+    np.testing.assert_allclose(
+        risk.gradient(margin, eta, f[0]), risk.gradient(twin, eta, f[0]), rtol=1e-9, atol=1e-13
+    )
+    # On a plateau of the risk the score is badly determined, the risk is not.
+    np.testing.assert_allclose(
+        risk.conditional_risk(margin, eta, risk.link(margin, eta)),
+        risk.conditional_risk(twin, eta, risk.link(twin, eta)),
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_gradient_is_the_derivative_of_the_risk(dense):
+    margin, rng = random_margin(7, dense=dense, classes=4)
+    eta, f, step = rng.dirichlet(np.ones(4)), rng.normal(size=4), 1e-6
+    for k in range(4):
+        up, down = f.copy(), f.copy()
+        up[k] += step
+        down[k] -= step
+        values = [
+            oracle_risk(margin.alpha, margin.matrix(), margin.scale, eta, x) for x in (up, down)
+        ]
+        slope = (values[0] - values[1]) / (2 * step)
+        assert risk.gradient(margin, eta, f)[k] == pytest.approx(slope, abs=1e-8)
+
+
+def test_antisymmetric_margins_have_the_closed_form_of_theorem_1():
+    rng = np.random.default_rng(3)
+    b, alpha = rng.normal(size=5), rng.uniform(0.5, 2.0, 5)
+    margin = Margin(alpha=alpha, positive=-b, negative=b, scale=2.0)
+    eta = rng.dirichlet(np.ones(5), size=6)
+    expected = np.log(alpha * eta) / 2.0 - b
+    expected -= expected.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(risk.link(margin, eta), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3, 1000])
+def test_large_positive_margins_are_solved_on_the_upper_root(size):
+    """With c > log 2 and one dominant class the quadratic's larger root is the right one."""
+    margin = Margin(np.ones(size), np.full(size, 5.0), np.zeros(size))
+    eta = np.full(size, 0.001 / (size - 1))
+    eta[0] = 0.999
+    f = risk.link(margin, eta)
+    u = np.exp(f - f.max()) / np.exp(f - f.max()).sum()
+    assert u[0] > 0.5 / (1 - math.exp(-5.0))
+    assert np.abs(risk.gradient(margin, eta, f) / eta).max() < 1e-10
+
+
+def test_extreme_probabilities_keep_their_digits():
+    prior = ClassPrior.from_probs([1 - 1e-12 - 1e-9, 1e-9, 1e-12])
+    for margin in (margins.adaptive(prior, constant=0.01), margins.equalized(prior)):
+        f = risk.link(margin, prior.probs)
+        np.testing.assert_allclose(risk.inverse_link(margin, f), prior.probs, rtol=1e-10)
+
+
+def test_shapes_follow_the_input():
+    margin = margins.softmax(ClassPrior.uniform(3))
+    eta = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4))
+    f = risk.link(margin, eta)
+    assert f.shape == (2, 4, 3)
+    assert risk.inverse_link(margin, f).shape == (2, 4, 3)
+    assert risk.conditional_risk(margin, eta, f).shape == (2, 4)
+
+
+MARGIN = margins.softmax(ClassPrior.uniform(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: risk.link(MARGIN, [0.5, 0.5]), "one value per class, 3; its shape is (2,)"),
+        (lambda: risk.link(MARGIN, [0.5, 0.5, 0.0]), "`eta` must be positive"),
+        (lambda: risk.link(MARGIN, [0.5, 0.4, 0.3]), "each row of `eta` must sum to 1"),
+        (lambda: risk.link(MARGIN, [1.5, -0.4, -0.1]), "`eta` must lie in [0, 1]"),
+        (lambda: risk.inverse_link(MARGIN, [0.0, np.nan, 0.0]), "`scores` must be finite"),
+        (lambda: risk.conditional_risk(MARGIN, [1, 0, 0], 3.0), "its shape is ()"),
+        (
+            lambda: risk.inverse_link(Margin.from_matrix(np.eye(3)), [0.0, -2000.0, 2000.0]),
+            "more than double precision can hold",
+        ),
+        (
+            lambda: risk.link(
+                Margin.from_matrix([[0, 900.0, 3], [5, 0, 800.0], [900.0, 1, 0]]),
+                [0.2, 0.3, 0.5],
+            ),
+            "can't be resolved in double precision",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(InputError) as caught:
+        call()
+    assert message in str(caught.value)
