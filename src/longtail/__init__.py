@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from longtail import risk as risk
     from longtail import runs as runs
     from longtail import shift as shift
+    from longtail import sklearn as sklearn
     from longtail import tuning as tuning
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     from longtail.runs import RunSpec as RunSpec
     from longtail.shift import effective_prior as effective_prior
     from longtail.shift import estimate_prior as estimate_prior
+    from longtail.sklearn import LogitAdjustedClassifier as LogitAdjustedClassifier
+    from longtail.sklearn import LogitAdjustedClassifierCV as LogitAdjustedClassifierCV
+    from longtail.sklearn import TauCurveDisplay as TauCurveDisplay
     from longtail.tuning import TauResult as TauResult
     from longtail.tuning import fit_temperature as fit_temperature
     from longtail.tuning import tune_tau as tune_tau
@@ -85,6 +89,9 @@ _HOMES = {
     "fit_temperature": "tuning",
     "estimate_prior": "shift",
     "effective_prior": "shift",
+    "LogitAdjustedClassifier": "sklearn",
+    "LogitAdjustedClassifierCV": "sklearn",
+    "TauCurveDisplay": "sklearn",
     "Margin": "margins",
     "check_consistency": "consistency",
     "Verdict": "consistency",
@@ -103,6 +110,7 @@ _SUBMODULES = (
     "posthoc",
     "tuning",
     "shift",
+    "sklearn",
     "margins",
     "risk",
     "binary",

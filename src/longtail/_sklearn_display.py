@@ -1,0 +1,132 @@
+"""A fitted LogitAdjustedClassifierCV in, a plot of its score against tau out.
+
+matplotlib is imported when a plot is drawn, not before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError
+
+
+class TauCurveDisplay:
+    """The held-out score as a function of tau, with the chosen tau.
+
+    Make one with `from_estimator`.
+
+    Args:
+        taus: shape (points,), rising.
+        scores: shape (points,).
+        edges: shape (points + 1,): ends of the cells between which an exact score is constant,
+            or None for a grid, whose points are joined.
+        best_tau: the chosen tau.
+        best_score: its score.
+        score_name: what the score is called.
+
+    Attributes:
+        ax_: matplotlib axes, once drawn.
+        figure_: matplotlib figure, once drawn.
+        line_: the curve, once drawn.
+    """
+
+    def __init__(
+        self,
+        *,
+        taus: FloatArray,
+        scores: FloatArray,
+        edges: FloatArray | None = None,
+        best_tau: float,
+        best_score: float,
+        score_name: str = "score",
+    ) -> None:
+        self.taus = taus
+        self.scores = scores
+        self.edges = edges
+        self.best_tau = best_tau
+        self.best_score = best_score
+        self.score_name = score_name
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, *, ax: Any = None, name: str | None = None, **kwargs: Any
+    ) -> TauCurveDisplay:
+        """Draw the curve of a fitted LogitAdjustedClassifierCV.
+
+        Args:
+            estimator: fitted.
+            ax: matplotlib axes to draw on; new ones if None.
+            name: label of the curve, for a legend that compares several.
+            **kwargs: for matplotlib's `plot`.
+
+        Returns:
+            The display, drawn.
+
+        Example:
+            >>> import matplotlib; matplotlib.use("agg")
+            >>> from sklearn.datasets import load_wine
+            >>> from sklearn.naive_bayes import GaussianNB
+            >>> from longtail.sklearn import LogitAdjustedClassifierCV, TauCurveDisplay
+            >>> X, y = load_wine(return_X_y=True)
+            >>> tuned = LogitAdjustedClassifierCV(GaussianNB()).fit(X[:140], y[:140])
+            >>> TauCurveDisplay.from_estimator(tuned).ax_.get_xlabel()
+            'tau'
+        """
+        if not hasattr(estimator, "tau_grid"):
+            raise InputError(
+                f"TauCurveDisplay.from_estimator: `estimator` must be a fitted "
+                f"LogitAdjustedClassifierCV; got {type(estimator).__name__}."
+            )
+        check_is_fitted(estimator, "tau_curve_")
+        curve, scoring = estimator.tau_curve_, estimator.scoring
+        names = {"target": "score under the target"}
+        text = scoring if isinstance(scoring, str) else "score"
+        display = cls(
+            taus=curve.taus,
+            scores=curve.scores,
+            edges=None if curve.exact is None else curve.exact.breakpoints,
+            best_tau=estimator.best_tau_,
+            best_score=estimator.best_score_,
+            score_name=names.get(text, text.replace("_", " ")),
+        )
+        return display.plot(ax=ax, name=name, **kwargs)
+
+    def plot(self, ax: Any = None, *, name: str | None = None, **kwargs: Any) -> TauCurveDisplay:
+        """Draw the curve, the chosen tau, and tau = 1 for comparison.
+
+        Args:
+            ax: matplotlib axes to draw on; new ones if None.
+            name: label of the curve.
+            **kwargs: for matplotlib's `plot`.
+
+        Returns:
+            The display, with `ax_`, `figure_` and `line_`.
+        """
+        if ax is None:
+            pyplot = _checks.require("matplotlib.pyplot", extra="report", caller="TauCurveDisplay")
+            _, ax = pyplot.subplots()
+        if self.edges is None:
+            (line,) = ax.plot(self.taus, self.scores, label=name, **kwargs)
+        else:
+            # Constant within each cell: hold a score until the cell's end.
+            held = np.append(self.scores, self.scores[-1:])
+            style = {"drawstyle": "steps-post", **kwargs}
+            (line,) = ax.plot(self.edges, held, label=name, **style)
+        ax.axvline(1.0, color="0.7", linewidth=1, linestyle=":", zorder=0)
+        ax.plot(
+            [self.best_tau],
+            [self.best_score],
+            marker="o",
+            linestyle="none",
+            color=line.get_color(),
+            label=f"chosen: tau = {self.best_tau:.2f}",
+        )
+        ax.set_xlabel("tau")
+        ax.set_ylabel(f"held-out {self.score_name}")
+        ax.legend()
+        self.ax_, self.figure_, self.line_ = ax, ax.figure, line
+        return self

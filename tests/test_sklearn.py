@@ -1,0 +1,793 @@
+"""The two estimators: scikit-learn's own checks, oracles in loops, and everything they refuse."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_digits, load_wine, make_classification
+from sklearn.dummy import DummyClassifier
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, make_scorer
+from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneOut, StratifiedKFold
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, LinearSVC
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import longtail
+from longtail import ClassPrior, InputError, adjust_logits
+from longtail.posthoc import AdjustedTwiceWarning
+from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
+
+BOTH = [LogitAdjustedClassifier, LogitAdjustedClassifierCV]
+
+
+@parametrize_with_checks(
+    [
+        LogitAdjustedClassifier(LogisticRegression()),
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=3),
+        # Margins only; on sparse data its solver is iterative, and weights equal repetition only
+        # as far as it converges.
+        LogitAdjustedClassifier(RidgeClassifier(tol=1e-12)),
+        LogitAdjustedClassifierCV(RidgeClassifier(tol=1e-12), cv=3),
+    ]
+)
+def test_scikit_learn_finds_nothing_wrong(estimator, check):
+    check(estimator)
+
+
+def long_tailed(seed=0, sizes=(120, 40, 12), spread=1.5):
+    """Overlapping Gaussian classes of these sizes, shuffled."""
+    rng = np.random.default_rng(seed)
+    centres = 1.5 * rng.normal(size=(len(sizes), 4))
+    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return centres[y] + spread * rng.normal(size=(len(y), 4)), y
+
+
+def by_hand(logits, prior, tau, target=None):
+    """softmax_y(f_y − tau (log π_y − log q_y)), one number at a time."""
+    out = np.zeros_like(logits, dtype=np.float64)
+    for i, row in enumerate(logits):
+        g = [
+            row[k] - tau * (np.log(prior[k]) - (0 if target is None else np.log(target[k])))
+            for k in range(len(row))
+        ]
+        weights = [np.exp(value - max(g)) for value in g]
+        out[i] = [w / sum(weights) for w in weights]
+    return out
+
+
+def recall_mean(y, predicted, classes, weights=None, sample_weight=None):
+    """Σ_y w_y recall_y in loops; w_y = 1/L by default."""
+    sample_weight = np.ones(len(y)) if sample_weight is None else sample_weight
+    total = 0.0
+    for k, label in enumerate(classes):
+        right = sum(
+            w for a, b, w in zip(y, predicted, sample_weight, strict=True) if a == label == b
+        )
+        share = 1 / len(classes) if weights is None else weights[k]
+        total += share * right / sum(sample_weight[y == label])
+    return total
+
+
+# ------------------------------------------------------------------ the rule
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.7, 1.0, 2.5, -1.0])
+def test_probabilities_are_the_softmax_and_predictions_its_argmax(tau):
+    X, y = long_tailed()
+    names = np.array(["cat", "dog", "yak"])[y]
+    model = LogitAdjustedClassifier(LogisticRegression(), tau=tau).fit(X, names)
+    plain = LogisticRegression().fit(X, names)
+    prior = np.array([120, 40, 12]) / 172
+    expected = by_hand(np.log(plain.predict_proba(X)), prior, tau)
+    np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-12)
+    np.testing.assert_allclose(model.predict_log_proba(X), np.log(expected), atol=1e-9)
+    assert model.predict(X).tolist() == model.classes_[expected.argmax(axis=1)].tolist()
+    assert model.prior_ == ClassPrior.from_counts([120, 40, 12])
+    np.testing.assert_allclose(model.adjustment_, -tau * np.log(prior))
+
+
+def test_without_adjustment_the_estimator_is_itself():
+    X, y = long_tailed()
+    plain = LogisticRegression().fit(X, y)
+    for settings in ({"tau": 0.0}, {"target": "train"}):
+        model = LogitAdjustedClassifier(LogisticRegression(), **settings).fit(X, y)
+        np.testing.assert_allclose(model.predict_proba(X), plain.predict_proba(X), atol=1e-12)
+
+
+def test_two_classes_follow_the_binary_conventions():
+    X, y = long_tailed(sizes=(90, 10))
+    by_probability = LogitAdjustedClassifier(LogisticRegression()).fit(X, y)
+    by_margin = LogitAdjustedClassifier(
+        LogisticRegression(), response_method="decision_function"
+    ).fit(X, y)
+    margin = LogisticRegression().fit(X, y).decision_function(X) + np.log(9)
+    np.testing.assert_allclose(by_margin.decision_function(X), margin, atol=1e-10)
+    np.testing.assert_allclose(by_probability.decision_function(X), margin, atol=1e-6)
+    assert by_probability.decision_function(X).shape == (100,)
+    np.testing.assert_allclose(by_margin.predict_proba(X)[:, 1], 1 / (1 + np.exp(-margin)))
+    assert (by_margin.predict(X) == (margin > 0)).all()
+
+
+def test_margins_of_many_classes_are_taken_as_logits():
+    X, y = long_tailed()
+    model = LogitAdjustedClassifier(LinearSVC(random_state=0), tau=0.5).fit(X, y)
+    margins = LinearSVC(random_state=0).fit(X, y).decision_function(X)
+    expected = margins - 0.5 * np.log(np.array([120, 40, 12]) / 172)
+    np.testing.assert_allclose(model.decision_function(X), expected)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        ClassPrior.from_probs([0.2, 0.3, 0.5]),
+        [0.2, 0.3, 0.5],
+        {"c": 0.5, "a": 0.2, "b": 0.3},
+    ],
+    ids=["ClassPrior", "array", "dict"],
+)
+def test_target_priors_replace_the_training_prior(target):
+    X, y = long_tailed()
+    names = np.array(["a", "b", "c"])[y]
+    model = LogitAdjustedClassifier(GaussianNB(), target=target).fit(X, names)
+    logs = GaussianNB().fit(X, names).predict_log_proba(X)
+    expected = by_hand(logs, np.array([120, 40, 12]) / 172, 1.0, [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-12)
+    # Naive Bayes can be told its prior: the adjustment must equal having trained with it.
+    told = GaussianNB(priors=[0.2, 0.3, 0.5]).fit(X, names)
+    np.testing.assert_allclose(model.predict_proba(X), told.predict_proba(X), atol=1e-9)
+
+
+def test_a_given_prior_is_used_instead_of_the_labels():
+    X, y = long_tailed()
+    for prior in (ClassPrior.from_counts([5, 3, 2]), [0.5, 0.3, 0.2], {0: 0.5, 1: 0.3, 2: 0.2}):
+        model = LogitAdjustedClassifier(LogisticRegression(), prior=prior).fit(X, y)
+        np.testing.assert_allclose(model.prior_.probs, [0.5, 0.3, 0.2])
+        np.testing.assert_allclose(model.adjustment_, -np.log([0.5, 0.3, 0.2]))
+
+
+def test_the_effective_prior_is_the_mean_prediction():
+    X, y = long_tailed()
+    estimator = LogisticRegression(class_weight="balanced")
+    model = LogitAdjustedClassifier(estimator, prior="effective").fit(X, y)
+    mean = clone(estimator).fit(X, y).predict_proba(X).mean(axis=0)
+    np.testing.assert_allclose(model.prior_.probs, mean)
+
+
+# ------------------------------------------------------------------ costs
+
+
+def test_costs_per_class_join_the_adjustment():
+    X, y = long_tailed()
+    costs = [1.0, 2.0, 5.0]
+    plain = LogisticRegression().fit(X, y)
+    prior = ClassPrior.from_labels(y)
+    for tau in (1.0, 1.7):
+        model = LogitAdjustedClassifier(LogisticRegression(), tau=tau, costs=costs).fit(X, y)
+        expected = adjust_logits(np.log(plain.predict_proba(X)), prior, tau=tau, costs=costs)
+        assert (model.predict(X) == expected.argmax(axis=1)).all()
+        without = LogitAdjustedClassifier(LogisticRegression(), tau=tau).fit(X, y)
+        np.testing.assert_array_equal(model.predict_proba(X), without.predict_proba(X))
+        assert (model.predict(X) != without.predict(X)).any()
+
+
+def test_a_cost_matrix_decides_by_the_least_expected_cost():
+    X, y = long_tailed()
+    costs = np.array([[0.0, 1.0, 4.0], [2.0, 0.0, 1.0], [9.0, 3.0, -1.0]])
+    model = LogitAdjustedClassifier(LogisticRegression(), tau=0.8, costs=costs).fit(X, y)
+    for probs, predicted, score in zip(
+        model.predict_proba(X), model.predict(X), model.decision_function(X), strict=True
+    ):
+        expected = [sum(probs[true] * costs[true, j] for true in range(3)) for j in range(3)]
+        assert predicted == int(np.argmin(expected))
+        np.testing.assert_allclose(score, np.negative(expected))
+
+
+def test_the_two_forms_of_costs_agree_at_tau_one():
+    X, y = long_tailed()
+    costs = np.array([1.0, 3.0, 2.0])
+    matrix = np.repeat(costs[:, None], 3, axis=1) * (1 - np.eye(3))
+    forms = [costs, {0: 1.0, 1: 3.0, 2: 2.0}, matrix]
+    predicted = [
+        LogitAdjustedClassifier(LogisticRegression(), costs=form).fit(X, y).predict(X)
+        for form in forms
+    ]
+    assert (predicted[0] == predicted[1]).all()
+    assert (predicted[0] == predicted[2]).all()
+
+
+# ------------------------------------------------------------------ choosing tau
+
+
+def cross_fitted(estimator, X, y, splits, taus, weight=None):
+    """Adjusted predictions of held-out rows at each tau, each fold by its own prior; in loops."""
+    kept, labels, weights = [], [], []
+    for train, held_out in splits:
+        fold = clone(estimator).fit(X[train], y[train])
+        prior = np.array([np.mean(y[train] == label) for label in fold.classes_])
+        logs = np.log(fold.predict_proba(X[held_out]))
+        for i, row in zip(held_out, logs, strict=True):
+            kept.append([fold.classes_[np.argmax(row - tau * np.log(prior))] for tau in taus])
+            labels.append(y[i])
+            weights.append(1.0 if weight is None else weight[i])
+    return np.array(kept).T, np.array(labels), np.array(weights)
+
+
+def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
+    X, y = long_tailed(sizes=(60, 20, 6))
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=4).fit(X, y)
+    splits = list(StratifiedKFold(4).split(X, y))
+    taus = [model.best_tau_, *np.linspace(0, 4, 401)]
+    predicted, labels, _ = cross_fitted(LogisticRegression(), X, y, splits, taus)
+    scores = [recall_mean(labels, row, [0, 1, 2]) for row in predicted]
+    assert model.best_score_ == pytest.approx(scores[0], abs=1e-12)
+    assert scores[0] >= max(scores) - 1e-12
+    np.testing.assert_allclose(1 - model.tau_curve_.exact(np.array(taus)), scores, atol=1e-12)
+    # What predicts in the end was fitted on everything, with the prior of everything.
+    fixed = LogitAdjustedClassifier(LogisticRegression(), tau=model.best_tau_).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)
+
+
+def test_a_grid_restricts_the_exact_choice():
+    X, y = long_tailed(sizes=(60, 20, 6))
+    grid = [2.0, 0.25, 0.5]
+    model = LogitAdjustedClassifierCV(LogisticRegression(), tau_grid=grid, cv=4).fit(X, y)
+    predicted, labels, _ = cross_fitted(
+        LogisticRegression(), X, y, StratifiedKFold(4).split(X, y), sorted(grid)
+    )
+    scores = [recall_mean(labels, row, [0, 1, 2]) for row in predicted]
+    np.testing.assert_allclose(model.tau_curve_.scores, scores, atol=1e-12)
+    assert model.best_tau_ in grid
+    assert model.best_score_ == pytest.approx(max(scores))
+
+
+def test_the_target_score_weighs_recalls_by_the_target_and_the_costs():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    target, costs = np.array([0.5, 0.2, 0.3]), np.array([1.0, 4.0, 2.0])
+    model = LogitAdjustedClassifierCV(
+        LogisticRegression(), scoring="target", target=target, costs=costs, cv=3
+    ).fit(X, y)
+    weights = target * costs / (target * costs).sum()
+    scores = []
+    for tau in (model.best_tau_, *np.linspace(0, 4, 81)):
+        right, labels = [], []
+        for train, held_out in StratifiedKFold(3).split(X, y):
+            rule = LogitAdjustedClassifier(
+                LogisticRegression(), tau=tau, target=target, costs=costs
+            ).fit(X[train], y[train])
+            right.extend(rule.predict(X[held_out]))
+            labels.extend(y[held_out])
+        scores.append(recall_mean(np.array(labels), np.array(right), [0, 1, 2], weights))
+    assert model.best_score_ == pytest.approx(scores[0], abs=1e-12)
+    assert scores[0] >= max(scores) - 1e-12
+
+
+def test_the_target_score_of_a_cost_matrix_is_minus_the_mean_cost():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    costs = np.array([[0.0, 1.0, 1.0], [2.0, 0.0, 1.0], [8.0, 3.0, 0.0]])
+    settings = {"target": [0.6, 0.3, 0.1], "costs": costs}
+    model = LogitAdjustedClassifierCV(
+        LogisticRegression(), scoring="target", tau_grid=[0.0, 0.5, 1.0, 2.0], cv=3, **settings
+    ).fit(X, y)
+    for tau, score in zip(model.tau_curve_.taus, model.tau_curve_.scores, strict=True):
+        paid = {0: [], 1: [], 2: []}
+        for train, held_out in StratifiedKFold(3).split(X, y):
+            rule = LogitAdjustedClassifier(LogisticRegression(), tau=tau, **settings)
+            rule.fit(X[train], y[train])
+            for true, predicted in zip(y[held_out], rule.predict(X[held_out]), strict=True):
+                paid[true].append(costs[true, predicted])
+        expected = sum(q * np.mean(paid[k]) for k, q in enumerate(settings["target"]))
+        assert score == pytest.approx(-expected, abs=1e-12)
+    assert model.best_score_ == model.tau_curve_.scores.max()
+
+
+def macro_f1_of_the_first_half(estimator, X, y):
+    half = len(y) // 2
+    return f1_score(y[:half], estimator.predict(X[:half]), average="macro")
+
+
+@pytest.mark.parametrize(
+    ("scoring", "score"),
+    [
+        ("f1_macro", lambda y, model, X: f1_score(y, model.predict(X), average="macro")),
+        ("neg_log_loss", lambda y, model, X: -log_loss(y, model.predict_proba(X))),
+        (
+            make_scorer(balanced_accuracy_score),
+            lambda y, m, X: balanced_accuracy_score(y, m.predict(X)),
+        ),
+        (macro_f1_of_the_first_half, lambda y, m, X: macro_f1_of_the_first_half(m, X, y)),
+    ],
+    ids=["f1_macro", "neg_log_loss", "scorer", "callable on some rows"],
+)
+def test_other_scores_are_averaged_over_the_splits_on_a_grid(scoring, score):
+    X, y = long_tailed(sizes=(60, 20, 10))
+    grid = [0.0, 0.5, 1.0, 1.5]
+    model = LogitAdjustedClassifierCV(
+        LogisticRegression(), scoring=scoring, tau_grid=grid, cv=3, store_cv_results=True
+    ).fit(X, y)
+    expected = np.zeros((3, len(grid)))
+    for k, (train, held_out) in enumerate(StratifiedKFold(3).split(X, y)):
+        for j, tau in enumerate(grid):
+            fold = LogitAdjustedClassifier(LogisticRegression(), tau=tau).fit(X[train], y[train])
+            expected[k, j] = score(y[held_out], fold, X[held_out])
+    np.testing.assert_allclose(model.cv_results_["split_scores"], expected, atol=1e-9)
+    np.testing.assert_allclose(model.cv_results_["scores"], expected.mean(axis=0), atol=1e-9)
+    assert model.cv_results_["taus"].tolist() == grid
+    assert model.best_tau_ == grid[int(expected.mean(axis=0).argmax())]
+
+
+def test_the_default_grid_of_other_scores_is_documented():
+    X, y = long_tailed(sizes=(40, 20))
+    model = LogitAdjustedClassifierCV(GaussianNB(), scoring="f1_macro").fit(X, y)
+    np.testing.assert_allclose(model.tau_curve_.taus, np.arange(81) * 0.05)
+    assert not hasattr(model, "cv_results_")
+
+
+def test_among_equals_the_run_nearest_to_one_is_taken():
+    X, y = long_tailed(sizes=(40, 20))
+    plateaus = {0.0: 5, 0.2: 5, 0.4: 0, 0.8: 4, 1.4: 5, 1.6: 5, 1.8: 5, 3.0: 1}
+
+    prior = ClassPrior.from_probs([2 / 3, 1 / 3])
+
+    def at(estimator, X, y):
+        tau = -estimator.adjustment_[1] / prior.log_probs[1]
+        return plateaus[min(plateaus, key=lambda t: abs(t - tau))]
+
+    model = LogitAdjustedClassifierCV(
+        GaussianNB(), scoring=at, tau_grid=list(plateaus), prior=prior
+    ).fit(X, y)
+    assert model.best_tau_ == 1.6
+    assert model.best_score_ == 5
+
+
+def test_classes_with_fewer_examples_than_folds_are_pooled():
+    X, y = long_tailed(sizes=(80, 30, 3, 1))
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=5).fit(X, y)
+    assert model.classes_.tolist() == [0, 1, 2, 3]
+    # Whoever holds out the only example of a class can't get it right at any tau.
+    assert model.tau_curve_.exact.per_class(model.best_tau_)[3] == 1.0
+    assert (model.predict_proba(X) > 0).all()
+    grid = LogitAdjustedClassifierCV(LogisticRegression(), scoring="accuracy", cv=5).fit(X, y)
+    assert 0 <= grid.best_tau_ <= 4
+
+
+@pytest.mark.parametrize("cv", [StratifiedKFold(3), LeaveOneOut(), 0.5], ids=str)
+def test_any_splitter_serves(cv):
+    X, y = long_tailed(sizes=(20, 10, 6))
+    model = LogitAdjustedClassifierCV(GaussianNB(), cv=cv, random_state=0).fit(X, y)
+    assert 0 <= model.best_tau_ <= 4
+
+
+def test_refit_false_keeps_the_classifier_and_the_prior_of_the_split():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    train, held_out = np.arange(60), np.arange(60, 90)
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=[(train, held_out)], refit=False)
+    model.fit(X, y)
+    fixed = LogitAdjustedClassifier(LogisticRegression(), tau=model.best_tau_)
+    fixed.fit(X[train], y[train])
+    np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)
+    assert model.prior_ == fixed.prior_
+
+
+def test_the_effective_prior_of_folds_is_the_mean_held_out_prediction():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    estimator = RandomForestClassifier(20, class_weight="balanced", random_state=0)
+    model = LogitAdjustedClassifierCV(estimator, prior="effective", cv=3).fit(X, y)
+    parts = [
+        clone(estimator).fit(X[train], y[train]).predict_proba(X[held_out])
+        for train, held_out in StratifiedKFold(3).split(X, y)
+    ]
+    np.testing.assert_allclose(model.prior_.probs, np.concatenate(parts).mean(axis=0))
+
+
+@pytest.mark.slow
+def test_many_jobs_find_what_one_finds():
+    X, y = long_tailed()
+    one, two = (
+        LogitAdjustedClassifierCV(GaussianNB(), n_jobs=jobs).fit(X, y) for jobs in (None, 2)
+    )
+    assert one.best_tau_ == two.best_tau_
+
+
+def test_a_thousand_classes():
+    rng = np.random.default_rng(0)
+    num_classes = 1000
+    y = np.concatenate([np.tile(np.arange(num_classes), 2), rng.integers(0, 50, size=500)])
+    X = rng.normal(size=(num_classes, 8))[y] + 0.1 * rng.normal(size=(len(y), 8))
+    names = np.array([f"species {k:04d}" for k in range(num_classes)])[y]
+    model = LogitAdjustedClassifierCV(KNeighborsClassifier(5), cv=2).fit(X, names)
+    assert model.predict_proba(X[:3]).shape == (3, num_classes)
+    np.testing.assert_allclose(model.predict_proba(X[:3]).sum(axis=1), 1)
+
+
+# ------------------------------------------------------------------ sample weights
+
+
+@pytest.mark.parametrize("estimator", [GaussianNB(), LogisticRegression(tol=1e-10, max_iter=1000)])
+@pytest.mark.parametrize("settings", [{}, {"scoring": "f1_macro"}, {"scoring": "target"}])
+def test_a_weight_equals_repetition(estimator, settings):
+    X, y = long_tailed(sizes=(40, 20, 10))
+    rng = np.random.default_rng(0)
+    weight = rng.integers(0, 4, size=len(y))
+    group = rng.integers(0, 3, size=len(y))
+    again = np.repeat(np.arange(len(y)), weight)
+
+    def splits(groups):
+        return [(np.flatnonzero(groups != k), np.flatnonzero(groups == k)) for k in range(3)]
+
+    weighted = LogitAdjustedClassifierCV(estimator, cv=splits(group), **settings)
+    weighted.fit(X, y, sample_weight=weight)
+    repeated = LogitAdjustedClassifierCV(estimator, cv=splits(group[again]), **settings)
+    repeated.fit(X[again], y[again])
+    assert weighted.best_tau_ == pytest.approx(repeated.best_tau_, abs=1e-6)
+    assert weighted.best_score_ == pytest.approx(repeated.best_score_, abs=1e-9)
+    np.testing.assert_allclose(weighted.prior_.probs, repeated.prior_.probs)
+    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), atol=1e-5)
+    one = LogitAdjustedClassifier(estimator).fit(X, y, sample_weight=weight)
+    two = LogitAdjustedClassifier(estimator).fit(X[again], y[again])
+    np.testing.assert_allclose(one.predict_proba(X), two.predict_proba(X), atol=1e-5)
+
+
+def test_a_class_without_weight_is_absent():
+    X, y = long_tailed()
+    model = LogitAdjustedClassifier(GaussianNB()).fit(X, y, sample_weight=(y != 2).astype(float))
+    assert model.classes_.tolist() == [0, 1]
+    assert model.predict_proba(X).shape == (len(y), 2)
+
+
+def test_weights_reach_the_exact_score():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    weight = np.random.default_rng(0).uniform(0.1, 3.0, size=len(y))
+    frozen = FrozenEstimator(LogisticRegression().fit(*long_tailed(1, (60, 20, 10))))
+    prior = ClassPrior.from_counts([60, 20, 10])
+    model = LogitAdjustedClassifierCV(frozen, prior=prior).fit(X, y, sample_weight=weight)
+    logs = np.log(frozen.predict_proba(X))
+    for tau in (0.0, 0.5, model.best_tau_):
+        predicted = (logs - tau * prior.log_probs).argmax(axis=1)
+        expected = recall_mean(y, predicted, [0, 1, 2], sample_weight=weight)
+        assert 1 - model.tau_curve_.exact(tau) == pytest.approx(expected, abs=1e-12)
+
+
+# ------------------------------------------------------------------ in scikit-learn's company
+
+
+def test_metadata_is_routed_to_estimator_splitter_and_scorer():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    weight = np.random.default_rng(0).uniform(0.1, 3.0, size=len(y))
+    groups = np.arange(len(y)) % 4
+    with config_context(enable_metadata_routing=True):
+        estimator = GaussianNB().set_fit_request(sample_weight=True)
+        scorer = make_scorer(balanced_accuracy_score).set_score_request(sample_weight=True)
+        for scoring in ("balanced_accuracy", scorer):
+            model = LogitAdjustedClassifierCV(estimator, cv=GroupKFold(4), scoring=scoring)
+            model.fit(X, y, sample_weight=weight, groups=groups)
+            np.testing.assert_allclose(
+                model.prior_.probs, np.bincount(y, weights=weight) / weight.sum()
+            )
+        # The prior is of what the estimator saw: here, of unweighted rows.
+        deaf = GaussianNB().set_fit_request(sample_weight=False)
+        model = LogitAdjustedClassifier(deaf).fit(X, y, sample_weight=weight)
+        assert model.prior_ == ClassPrior.from_labels(y)
+        with pytest.raises(Exception, match="sample_weight"):
+            LogitAdjustedClassifier(GaussianNB()).fit(X, y, sample_weight=weight)
+        for kind in BOTH:
+            assert kind(GaussianNB()).fit(X, y).prior_ == ClassPrior.from_labels(y)
+
+
+def test_metadata_passes_through_a_search():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    weight = np.random.default_rng(0).integers(1, 4, size=len(y))
+    with config_context(enable_metadata_routing=True):
+        inner = GaussianNB().set_fit_request(sample_weight=True)
+        for kind in BOTH:
+            model = kind(inner).set_fit_request(sample_weight=True)
+            scorer = make_scorer(balanced_accuracy_score).set_score_request(sample_weight=True)
+            search = GridSearchCV(model, {"target": ["balanced"]}, scoring=scorer, cv=2)
+            search.fit(X, y, sample_weight=weight)
+            counts = search.best_estimator_.prior_.counts
+            np.testing.assert_array_equal(counts, np.bincount(y, weights=weight))
+
+
+def test_pipelines_work_inside_and_outside():
+    X, y = load_wine(return_X_y=True)
+    inside = LogitAdjustedClassifier(make_pipeline(StandardScaler(), GaussianNB())).fit(X, y)
+    outside = make_pipeline(StandardScaler(), LogitAdjustedClassifier(GaussianNB())).fit(X, y)
+    np.testing.assert_allclose(inside.predict_proba(X), outside.predict_proba(X), atol=1e-12)
+    weight = np.where(y == 0, 2.0, 1.0)
+    outside.fit(X, y, logitadjustedclassifier__sample_weight=weight)
+    assert outside[-1].prior_.counts.tolist() == [118, 71, 48]
+
+
+def test_grid_search_reaches_tau_and_the_inner_estimator():
+    X, y = long_tailed()
+    search = GridSearchCV(
+        LogitAdjustedClassifier(LogisticRegression()),
+        {"tau": [0.0, 1.0], "estimator__C": [0.1, 1.0], "target": ["balanced", "train"]},
+        scoring="balanced_accuracy",
+        cv=3,
+        error_score="raise",
+    ).fit(X, y)
+    assert search.best_params_["tau"] == 1.0
+    assert search.best_params_["target"] == "balanced"
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_clones_and_pickles(kind):
+    X, y = long_tailed()
+    prior = ClassPrior.from_counts([9, 3, 1])
+    model = kind(LogisticRegression(C=0.5), prior=prior, response_method="predict_proba")
+    again = clone(model)
+    assert again.get_params()["estimator__C"] == 0.5
+    assert again.prior == prior
+    model.fit(X, y)
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X)
+    )
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_frames_and_sparse_matrices_pass_through(kind):
+    pandas = pytest.importorskip("pandas")
+    X, y = long_tailed()
+    frame = pandas.DataFrame(X, columns=list("abcd"))
+    labels = pandas.Series(np.array(["x", "y", "z"])[y], index=np.arange(len(y)) + 7)
+    model = kind(LogisticRegression()).fit(frame, labels)
+    assert model.feature_names_in_.tolist() == list("abcd")
+    assert model.n_features_in_ == 4
+    dense = kind(LogisticRegression()).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(frame), dense.predict_proba(X), atol=1e-9)
+    for container in (sparse.csr_matrix, sparse.csr_array):
+        thin = kind(LogisticRegression()).fit(container(X), y)
+        np.testing.assert_allclose(
+            thin.predict_proba(container(X)), dense.predict_proba(X), atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_precomputed_kernel_is_cut_on_both_sides(kind):
+    X, y = long_tailed()
+    direct = kind(SVC(kernel="linear")).fit(X, y)
+    kernel = kind(SVC(kernel="precomputed")).fit(X @ X.T, y)
+    np.testing.assert_allclose(
+        kernel.decision_function(X @ X.T), direct.decision_function(X), atol=1e-6
+    )
+
+
+def test_a_fitted_kernel_machine_is_tuned_on_its_own_columns():
+    X, y = long_tailed(0, (60, 20, 10))
+    other, labels = long_tailed(1, (60, 20, 10))
+    fitted = SVC(kernel="precomputed").fit(other @ other.T, labels)
+    model = LogitAdjustedClassifierCV(fitted, cv="prefit", refit=False).fit(X @ other.T, y)
+    direct = LogitAdjustedClassifierCV(FrozenEstimator(SVC(kernel="linear").fit(other, labels)))
+    assert model.best_score_ == pytest.approx(direct.fit(X, y).best_score_)
+
+
+def test_a_second_fit_forgets_the_first():
+    pandas = pytest.importorskip("pandas")
+    X, y = long_tailed()
+    model = LogitAdjustedClassifierCV(GaussianNB(), store_cv_results=True)
+    model.fit(pandas.DataFrame(X, columns=list("abcd")), y)
+    assert "cv_results_" in vars(model)
+    model.set_params(store_cv_results=False).fit(X, y)
+    assert "cv_results_" not in vars(model)
+    assert not hasattr(model, "feature_names_in_")
+
+
+def test_the_public_names_lead_here():
+    assert longtail.LogitAdjustedClassifier is LogitAdjustedClassifier
+    assert longtail.LogitAdjustedClassifierCV is LogitAdjustedClassifierCV
+    assert longtail.TauCurveDisplay is longtail.sklearn.TauCurveDisplay
+
+
+# ------------------------------------------------------------------ prefit
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_fitted_estimator_is_tuned_as_it_is(freeze):
+    X, y = long_tailed(sizes=(60, 20, 10))
+    fitted = LogisticRegression().fit(*long_tailed(1, (60, 20, 10)))
+    before = fitted.coef_.copy()
+    if freeze:
+        model = LogitAdjustedClassifierCV(FrozenEstimator(fitted)).fit(X, y)
+    else:
+        model = LogitAdjustedClassifierCV(fitted, cv="prefit", refit=False).fit(X, y)
+        assert model.estimator_ is fitted
+    np.testing.assert_array_equal(fitted.coef_, before)
+    prior = np.array([60, 20, 10]) / 90
+    scores = []
+    for tau in (model.best_tau_, *np.linspace(0, 4, 201)):
+        predicted = (np.log(fitted.predict_proba(X)) - tau * np.log(prior)).argmax(axis=1)
+        scores.append(recall_mean(y, predicted, [0, 1, 2]))
+    assert model.best_score_ == pytest.approx(scores[0], abs=1e-12)
+    assert scores[0] >= max(scores) - 1e-12
+
+
+def test_a_frozen_estimator_is_adjusted_as_it_is():
+    X, y = long_tailed()
+    fitted = LogisticRegression().fit(X, y)
+    prior = ClassPrior.from_labels(y)
+    balanced = np.concatenate([np.flatnonzero(y == k)[:10] for k in range(3)])
+    model = LogitAdjustedClassifier(FrozenEstimator(fitted), prior=prior)
+    model.fit(X[balanced], y[balanced])
+    expected = by_hand(np.log(fitted.predict_proba(X)), prior.probs, 1.0)
+    np.testing.assert_allclose(model.predict_proba(X), expected, atol=1e-12)
+
+
+def test_prefit_refuses_what_cannot_be_meant():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    fitted = LogisticRegression().fit(*long_tailed(1, (60, 20, 10)))
+
+    def tune(X, y, estimator=fitted, **settings):
+        settings = {"cv": "prefit", "refit": False, **settings}
+        LogitAdjustedClassifierCV(estimator, **settings).fit(X, y)
+
+    with pytest.raises(InputError, match="pass refit=False"):
+        tune(X, y, refit=True)
+    with pytest.raises(ValueError, match="cv='prefit' needs a fitted estimator"):
+        tune(X, y, estimator=LogisticRegression())
+    with pytest.raises(InputError, match="classes that the estimator was not trained on: 3"):
+        tune(X, np.where(y == 2, 3, y))
+    with pytest.raises(InputError, match=r"class\(es\) 2 of the estimator have no example there"):
+        tune(X[y < 2], y[y < 2])
+    prior = ClassPrior.from_counts([60, 20, 10])
+    with pytest.raises(InputError, match=r"class\(es\) 2 have none"):
+        tune(X[y < 2], y[y < 2], prior=prior)
+    some = np.concatenate([np.flatnonzero(y == k)[:10] for k in range(3)])
+    with pytest.raises(InputError, match="the prior is uniform, so no tau changes any prediction"):
+        tune(X[some], y[some])
+    tune(X[some], y[some], prior=prior)
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"estimator": LogisticRegression}, "must be a classifier instance with `fit`"),
+        ({"estimator": StandardScaler()}, "must have predict_proba or decision_function"),
+        ({"estimator": LinearSVC(), "response_method": "predict_proba"}, "LinearSVC does not"),
+        ({"response_method": "predict"}, "`response_method` must be one of"),
+        ({"prior": "uniform"}, "`prior` must be one of 'train', 'effective'"),
+        ({"prior": [0.5, 0.5]}, "`prior` must have one value per class; it has 2 values but"),
+        ({"prior": [120, 40, 12]}, "`prior` must sum to 1"),
+        ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),
+        ({"target": {0: 0.5, 1: 0.5}, "scoring": "target"}, "lacking: 2"),
+        ({"target": [0.9, 0.1, 0.0], "scoring": "target"}, "must be positive"),
+        ({"costs": [1, 2], "scoring": "target"}, "`costs` must have one value per class"),
+        ({"costs": [1, 2, 0], "scoring": "target"}, "class 2 has 0"),
+        ({"costs": np.ones((3, 2)), "scoring": "target"}, r"shape \(3, 3\)"),
+        (
+            {"estimator": SVC(decision_function_shape="ovo")},
+            "compares pairs of classes",
+        ),
+        (
+            {"estimator": LinearSVC(), "prior": "effective"},
+            "the scores come from decision_function",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value[:30],
+)
+def test_bad_settings_are_refused(kind, settings, message):
+    X, y = long_tailed()
+    settings = {"estimator": LogisticRegression(), **settings}
+    if kind is LogitAdjustedClassifier:
+        settings.pop("scoring", None)
+    with pytest.raises(InputError, match=message):
+        kind(**settings).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scoring": "accurracy"}, "`scoring` must be 'target', the name of a scikit-learn scorer"),
+        ({"scoring": None}, "`scoring` must be"),
+        ({"target": [0.6, 0.3, 0.1]}, "pass scoring='target'"),
+        ({"costs": [1, 2, 3]}, "pass scoring='target'"),
+        ({"tau_grid": []}, "`tau_grid` is empty"),
+        ({"tau_grid": [0.0, np.nan]}, "`tau_grid` must be finite"),
+        ({"cv": 3, "refit": False}, "`cv` makes 3; pass refit=True"),
+        ({"cv": 1.5}, "`cv` must lie in"),
+        ({"cv": [(np.arange(9), [])]}, "a split without rows"),
+        ({"scoring": lambda estimator, X, y: np.nan}, "the scorer gave nan on split 0"),
+        ({"estimator": DummyClassifier()}, "makes constant predictions"),
+    ],
+    ids=str,
+)
+def test_bad_settings_of_the_choice_are_refused(settings, message):
+    X, y = long_tailed()
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifierCV(**{"estimator": LogisticRegression(), **settings}).fit(X, y)
+
+
+def test_splits_that_cannot_serve_are_refused():
+    X, y = long_tailed()
+    order = np.argsort(y)
+    one = [(order[:100], order[100:])]
+    with pytest.raises(InputError, match="a split leaves only one class to train on, 0"):
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=one).fit(X, y)
+    two = [(order[:150], order[150:])]
+    with pytest.raises(InputError, match=r"class\(es\) 0 have none"):
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=two).fit(X, y)
+    train = np.flatnonzero(y < 2)
+    three = [(train, np.arange(len(y)))]
+    with pytest.raises(InputError, match=r"the classifier never saw class\(es\) 2"):
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=three, refit=False).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_bad_labels_and_weights_are_refused(kind):
+    X, y = long_tailed()
+    with pytest.raises(InputError, match="at least two classes, but only one class"):
+        kind(GaussianNB()).fit(X, np.zeros(len(y), dtype=int))
+    with pytest.raises(InputError, match="only one class has examples with positive weight"):
+        kind(GaussianNB()).fit(X, y, sample_weight=(y == 1))
+    with pytest.raises(InputError, match="multilabel-indicator"):
+        kind(GaussianNB()).fit(X, np.eye(3)[y])
+    with pytest.raises(InputError, match=r"sample_weight.*one value per example"):
+        kind(GaussianNB()).fit(X, y, sample_weight=[1.0])
+    with pytest.raises(InputError, match="example 0 has -1"):
+        kind(GaussianNB()).fit(X, y, sample_weight=-np.ones(len(y)))
+    with pytest.raises(InputError, match=r"KNeighborsClassifier\.fit takes none"):
+        kind(KNeighborsClassifier()).fit(X, y, sample_weight=np.ones(len(y)))
+    with pytest.raises(InputError, match="takes only `sample_weight` unless metadata routing"):
+        kind(GaussianNB()).fit(X, y, groups=y)
+
+
+def test_a_scorer_that_cannot_be_weighted_is_refused():
+    X, y = long_tailed()
+    model = LogitAdjustedClassifierCV(GaussianNB(), scoring=macro_f1_of_the_first_half)
+    with pytest.raises(InputError, match="the scorer takes none"):
+        model.fit(X, y, sample_weight=np.ones(len(y)))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_class_weights_and_the_training_prior_adjust_twice(kind):
+    X, y = long_tailed()
+    inner = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
+    with pytest.warns(AdjustedTwiceWarning, match="class_weight='balanced'.*prior='effective'"):
+        kind(inner).fit(X, y)
+    kind(inner, prior="effective").fit(X, y)  # warns of nothing: a warning would be an error
+
+
+class Liar(GaussianNB):
+    """Probabilities that are none."""
+
+    def predict_proba(self, X):
+        return 3.0 * super().predict_proba(X) - 1.0
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_probabilities_that_are_none_are_refused(kind):
+    X, y = long_tailed()
+    with pytest.raises(InputError, match=r"estimator\.predict_proba\(X\)` must lie in \[0, 1\]"):
+        kind(Liar()).fit(X, y)
+
+
+def test_digits_gain_at_least_two_points():
+    X, y = load_digits(return_X_y=True)
+    rng = np.random.default_rng(0)
+    sizes = [int(150 * 50 ** (-k / 9) + 1e-9) for k in range(10)]
+    train = np.concatenate(
+        [rng.permutation(np.flatnonzero(y == k))[:n] for k, n in enumerate(sizes)]
+    )
+    rest = np.setdiff1d(np.arange(len(y)), train)
+    base = make_pipeline(StandardScaler(), LogisticRegression())
+    plain = clone(base).fit(X[train], y[train])
+    tuned = LogitAdjustedClassifierCV(base).fit(X[train], y[train])
+    gain = balanced_accuracy_score(y[rest], tuned.predict(X[rest])) - balanced_accuracy_score(
+        y[rest], plain.predict(X[rest])
+    )
+    assert gain > 0.02
+    calibrated = LogitAdjustedClassifier(CalibratedClassifierCV(base, cv=2))
+    assert calibrated.fit(*make_classification(random_state=0)).classes_.tolist() == [0, 1]

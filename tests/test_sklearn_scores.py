@@ -1,0 +1,133 @@
+"""Reading logits off classifiers: exact zeros stay finite and keep their rank."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier
+
+from longtail import ClassPrior
+from longtail._sklearn_scores import ScoreReader, probe_rows
+from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
+
+VOTERS = [
+    RandomForestClassifier(20, random_state=0),
+    RandomForestClassifier(20, min_samples_leaf=3, random_state=0),
+    ExtraTreesClassifier(20, random_state=0),
+    DecisionTreeClassifier(random_state=0),
+    KNeighborsClassifier(5),
+    make_pipeline(StandardScaler(), KNeighborsClassifier(3)),
+]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Long-tailed rows to train on, and others."""
+    X, y = load_digits(return_X_y=True)
+    sizes = [60, 40, 30, 20, 15, 12, 10, 8, 6, 5]
+    train = np.concatenate([np.flatnonzero(y == k)[:n] for k, n in enumerate(sizes)])
+    rest = np.setdiff1d(np.arange(len(y)), train)[::4]
+    return X[train], y[train], X[rest], y[rest]
+
+
+@pytest.mark.parametrize("kind", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("estimator", VOTERS, ids=lambda e: type(e).__name__)
+def test_zeros_are_finite_and_keep_their_rank(digits, kind, estimator):
+    X, y, X_rest, _ = digits
+    model = kind(estimator).fit(X, y)
+    plain = model.estimator_.predict_proba(X_rest)
+    assert (plain == 0).any()
+    assert np.isfinite(model.predict_log_proba(X_rest)).all()
+    logits = model._logits(X_rest)
+    assert np.isfinite(logits).all()
+    for k in range(10):
+        # Equal probabilities get equal logits, and larger ones larger: per class, over all rows.
+        values, places = np.unique(plain[:, k], return_inverse=True)
+        assert max(np.ptp(logits[places == v, k]) for v in range(len(values))) == 0
+        steps = np.diff([logits[places == v, k][0] for v in range(len(values))])
+        assert (steps >= 0).all()
+        assert (steps > 0)[np.diff(values) > 1e-12].all()
+
+
+@pytest.mark.parametrize("estimator", VOTERS, ids=lambda e: type(e).__name__)
+def test_at_tau_one_decisions_are_those_of_the_ratio_itself(digits, estimator):
+    X, y, X_rest, _ = digits
+    model = LogitAdjustedClassifier(estimator).fit(X, y)
+    ratio = model.estimator_.predict_proba(X_rest) / model.prior_.probs
+    # Where two ratios are equal but for rounding, either is right.
+    chosen = ratio[np.arange(len(ratio)), model.predict(X_rest)]
+    np.testing.assert_allclose(chosen, ratio.max(axis=1), rtol=1e-12)
+
+
+def test_positive_probabilities_are_left_alone(digits):
+    X, y, X_rest, _ = digits
+    model = LogitAdjustedClassifier(LogisticRegression(max_iter=50)).fit(X, y)
+    expected = np.log(model.estimator_.predict_proba(X_rest))
+    np.testing.assert_array_equal(model._logits(X_rest), expected)
+    forest = LogitAdjustedClassifier(VOTERS[0]).fit(X, y)
+    plain = forest.estimator_.predict_proba(X_rest)
+    kept = plain >= forest._reader.smallest
+    np.testing.assert_array_equal(forest._logits(X_rest)[kept], np.log(plain[kept]))
+
+
+def test_an_underflow_is_read_from_the_logarithms(digits):
+    X, y, X_rest, _ = digits
+    bayes = GaussianNB(var_smoothing=1e-3)
+    model = LogitAdjustedClassifier(bayes).fit(X, y)
+    assert (model.estimator_.predict_proba(X_rest) == 0).any()
+    np.testing.assert_allclose(model._logits(X_rest), model.estimator_.predict_log_proba(X_rest))
+    tuned = LogitAdjustedClassifierCV(bayes, cv=3).fit(X, y)
+    np.testing.assert_allclose(tuned._logits(X_rest), tuned.estimator_.predict_log_proba(X_rest))
+
+
+def test_zeros_that_fit_never_saw_rank_below_everything():
+    reader = ScoreReader("predict_proba")
+    answer = np.array([[0.0, 1.0], [5e-324, 1.0], [1e-300, 1.0]])
+    logits = reader.logits(answer, ClassPrior.uniform(2))
+    assert np.isfinite(logits).all()
+    assert (np.diff(logits[:, 0]) > 0).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    probs=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=20),
+    smallest=st.floats(1e-6, 1.0),
+    share=st.floats(1e-4, 0.999),
+)
+def test_the_reading_is_monotone_and_finite(probs, smallest, share):
+    prior = ClassPrior.from_probs([share, 1.0 - share])
+    p = np.sort(probs)
+    answer = np.stack([p, 1 - p], axis=1)
+    logits = ScoreReader("predict_proba", smallest).logits(answer, prior)
+    assert np.isfinite(logits).all()
+    assert (np.diff(logits[:, 0]) >= 0).all()
+    # Nothing without votes comes near the class's own prior.
+    assert logits[p == 0, 0].max(initial=-np.inf) <= np.log(share / 10) + 1e-12
+    apart = np.diff(p) > 1e-9
+    assert (np.diff(logits[:, 0])[apart] > 0).all()
+
+
+def test_readers_of_folds_merge():
+    few, many = ScoreReader("predict_proba", 0.1), ScoreReader("predict_proba", 0.02)
+    none = ScoreReader("predict_proba")
+    assert ScoreReader.merge([few, none, many]) == many
+    assert ScoreReader.merge([none, none]) == none
+    assert ScoreReader.merge([few, ScoreReader("predict_log_proba")]).method == "predict_log_proba"
+
+
+@pytest.mark.parametrize("total", [900, 1000, 5000])
+def test_rows_are_probed_by_weight(total):
+    rng = np.random.default_rng(0)
+    weight = rng.integers(1, 4, size=total // 2).astype(float)
+    again = np.repeat(np.arange(len(weight)), weight.astype(int))
+    by_weight = probe_rows(len(weight), weight)
+    by_repetition = np.unique(again[probe_rows(len(again), None)])
+    np.testing.assert_array_equal(by_weight, by_repetition)
+    assert len(by_weight) <= 1000
