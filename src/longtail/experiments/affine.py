@@ -24,6 +24,7 @@ def fit(
     target: IntArray,
     losses: Sequence[Margin],
     *,
+    penalty: float = 0.0,
     tolerance: float = 1e-12,
 ) -> FloatArray:
     """Minimise a pairwise-margin loss over affine separators, all trials at once, exactly.
@@ -35,14 +36,15 @@ def fit(
         features: shape (trials, samples, dimensions).
         target: 0 or 1, shape (trials, samples).
         losses: the Margin of each trial, for two classes.
+        penalty: λ of a term λ/2·‖w‖² beside the mean loss, which separable classes need.
         tolerance: largest entry of the mean loss's gradient at which to stop.
 
     Returns:
         Rows (w, b), shape (trials, dimensions + 1).
 
     Raises:
-        InputError: a trial's classes are separable, so that its loss has no minimiser; or
-            not one two-class Margin per trial.
+        InputError: a trial's classes are separable, so that its loss has no minimiser without
+            a penalty; or not one two-class Margin per trial.
 
     Example:
         >>> from longtail import ClassPrior, margins
@@ -58,11 +60,13 @@ def fit(
             f"trials; it holds {len(losses)}, of "
             f"{_checks.listing(sorted({loss.num_classes for loss in losses}))} classes."
         )
+    if _checks.tau(penalty, "affine.fit", name="penalty") < 0:
+        raise InputError(f"affine.fit: `penalty` must not be negative; got {penalty:g}.")
     solution = np.empty((trials, dimensions + 1))
     size = max(1, _BLOCK // samples)
     for first in range(0, trials, size):
         block = slice(first, min(first + size, trials))
-        problem = _Problem.of(features[block], target[block], losses[block])
+        problem = _Problem.of(features[block], target[block], losses[block], penalty)
         solution[block] = _newton(problem, tolerance=tolerance, first_trial=first)
     # s·(w, b) was solved for: the scale multiplies the logits only.
     solution /= np.array([[loss.scale] for loss in losses])
@@ -76,10 +80,13 @@ class _Problem:
     turned: FloatArray  # ±(x, 1), shape (trials, dimensions + 1, samples)
     shift: FloatArray  # s·Δ of each sample's class, shape (trials, samples)
     weight: FloatArray  # α of each sample's class over the number of samples
+    ridge: FloatArray  # second derivatives of the penalty, shape (trials, dimensions + 1)
     room: tuple[FloatArray, FloatArray, FloatArray]  # what `derivatives` works in
 
     @classmethod
-    def of(cls, features: FloatArray, target: IntArray, losses: Sequence[Margin]) -> _Problem:
+    def of(
+        cls, features: FloatArray, target: IntArray, losses: Sequence[Margin], penalty: float
+    ) -> _Problem:
         trials, samples, dimensions = features.shape
         sign = 2.0 * target - 1.0
         turned = np.empty((trials, dimensions + 1, samples))
@@ -87,15 +94,18 @@ class _Problem:
         turned[:, -1] = sign
         delta = [loss.scale * loss.matrix()[[0, 1], [1, 0]] for loss in losses]
         alpha = [loss.alpha / samples for loss in losses]
+        ridge = np.zeros((trials, dimensions + 1))
+        ridge[:, :-1] = [[penalty / loss.scale**2] for loss in losses]  # of s·w, not of b
         return cls(
             turned=turned,
             shift=np.take_along_axis(np.array(delta), target, axis=1),
             weight=np.take_along_axis(np.array(alpha), target, axis=1),
+            ridge=ridge,
             room=(np.empty_like(sign), np.empty_like(sign), np.empty_like(turned)),
         )
 
-    def derivatives(self, score: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Gradient and Hessian of the mean loss where the losses are softplus(score)."""
+    def derivatives(self, point: FloatArray, score: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Gradient and Hessian at `point`, where the losses are softplus(score)."""
         # prob = 1 / (1 + exp(−score)), in place: fresh arrays of this size cost page faults,
         # as much time again as the arithmetic.
         prob, pull, weighed = self.room
@@ -105,11 +115,13 @@ class _Problem:
         prob += 1.0
         np.reciprocal(prob, out=prob)
         np.multiply(self.weight, prob, out=pull)
-        gradient = -np.matmul(self.turned, pull[:, :, None])[:, :, 0]
+        gradient = self.ridge * point - np.matmul(self.turned, pull[:, :, None])[:, :, 0]
         np.subtract(1.0, prob, out=prob)
         pull *= prob
         np.multiply(self.turned, pull[:, None], out=weighed)
-        return gradient, np.matmul(weighed, self.turned.transpose(0, 2, 1))
+        hessian = np.matmul(weighed, self.turned.transpose(0, 2, 1))
+        hessian += self.ridge[:, :, None] * np.eye(self.ridge.shape[1])
+        return gradient, hessian
 
     def along(self, direction: FloatArray) -> FloatArray:
         """How far a direction moves each sample's margin, shape (trials, samples)."""
@@ -123,12 +135,13 @@ def _newton(problem: _Problem, *, tolerance: float, first_trial: int) -> FloatAr
     a whole Newton step moves them by at most r, and would gain λ² on a quadratic, the part of
     it that moves them by s changes the loss by at most λ²·[(eˢ − s − 1)/r² − s/r]. This is
     least at s = log(1 + r), and still well below zero at the longer step taken here, which
-    needs fewer iterations; it becomes the whole step near the solution.
+    needs fewer iterations; it becomes the whole step near the solution. A penalty, of
+    constant curvature, only helps.
     """
     point = np.zeros(problem.turned.shape[:2])
     score = problem.shift.copy()
     for _ in range(1000):
-        gradient, hessian = problem.derivatives(score)
+        gradient, hessian = problem.derivatives(point, score)
         if np.abs(gradient).max() <= tolerance:
             break
         try:
@@ -142,7 +155,8 @@ def _newton(problem: _Problem, *, tolerance: float, first_trial: int) -> FloatAr
         length = np.minimum(1.0, (least + 0.5 * np.log1p(least)) / reach)
         point += length * step
         score -= length * moved
-    separated = np.flatnonzero(problem.along(point).min(axis=1) > 0)
+    bare = ~problem.ridge.any(axis=1)
+    separated = np.flatnonzero(bare & (problem.along(point).min(axis=1) > 0))
     if len(separated):
         raise InputError(
             f"affine.fit: a line separates the classes of trial(s) "
