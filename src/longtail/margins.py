@@ -197,7 +197,8 @@ def _common_scale(one: Margin, two: Margin) -> float:
     if one.scale == two.scale:
         return one.scale
     for plain, scaled in ((one, two), (two, one)):
-        if plain.scale == 1.0 and not plain.matrix().any():
+        parts = (plain.positive, plain.negative, plain.dense)
+        if plain.scale == 1.0 and not any(part is not None and part.any() for part in parts):
             return scaled.scale
     raise InputError(
         f"Margin + Margin: '{one.name}' has scale {one.scale:g} and '{two.name}' has "

@@ -43,7 +43,7 @@ def balanced_error(
     missing: Missing = "error",
     sample_weight: Any = None,
 ) -> float:
-    """The mean over classes of each class's error (equation 1): (1/L) Σ_y P(prediction ≠ y | y).
+    """The mean over classes of each class's error (equation 2): (1/L) Σ_y P(prediction ≠ y | y).
 
     Args:
         target: true labels, shape (examples,), integers.

@@ -116,7 +116,7 @@ def normalize_weights(
     bias: Any = None,
     bias_mode: BiasMode = "scale",
 ) -> Any:
-    """Weight normalization (equation 8): f_y / ν_y^τ.
+    """Weight normalization (equation 3): f_y / ν_y^τ.
 
     The three ways to treat the last layer's bias b differ a lot; say which in every table.
 
