@@ -396,6 +396,11 @@ def test_many_jobs_find_what_one_finds():
         LogitAdjustedClassifierCV(GaussianNB(), n_jobs=jobs).fit(X, y) for jobs in (None, 2)
     )
     assert one.best_tau_ == two.best_tau_
+    fitted = GaussianNB().fit(*long_tailed(1))
+    tuned = LogitAdjustedClassifierCV(fitted, cv="prefit", refit=False, n_jobs=2).fit(X, y)
+    assert tuned.estimator_ is fitted
+    model = LogitAdjustedClassifierCV(GaussianNB(), prior="effective", n_jobs=2).fit(X, y)
+    assert model.prior_.num_classes == 3
 
 
 def test_a_thousand_classes():

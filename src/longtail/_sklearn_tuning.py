@@ -48,7 +48,8 @@ class TauScores:
         taus: shape (points,), rising: the grid, or the middle of each cell of an exact curve.
         scores: shape (points,), greater is better.
         exact: the `TauCurve` behind an exact score (the error at every tau, per class, with
-            its standard error), or None for a grid.
+            its standard error), or None for a grid; `tuning.tune_from_intervals` of its
+            `intervals` adds a bootstrap interval for tau.
     """
 
     taus: FloatArray

@@ -295,7 +295,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 train,
                 held_out,
                 task,
-                keep=prefit or not self.refit,
+                keep=not prefit and not self.refit,
             )
             for train, held_out in splits
         )
@@ -304,10 +304,12 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self.tau_curve_, split_scores = tuning.combine(verdicts, task)
         self.best_tau_, self.best_score_ = self.tau_curve_.best()
         self._store(split_scores)
-        estimator = verdicts[0].estimator
-        if estimator is None:
+        estimator, train = verdicts[0].estimator, splits[0][0]
+        if train is None:
+            estimator = self.estimator
+        elif self.refit:
             estimator, _ = _fit_on(clone(self.estimator), rows)
-        elif (train := splits[0][0]) is not None:
+        else:
             prior = self._prior_of_split(estimator, rows, train, task, prior)
         reader = ScoreReader.merge(verdict.reader for verdict in verdicts)
         self._set_rule(
