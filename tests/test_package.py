@@ -20,6 +20,7 @@ ORDER = [
     "_metric_sums",
     "metrics",
     "posthoc",
+    "_tau_scan",
     "_tau_intervals",
     "_tau_curve",
     "_tau_bootstrap",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
 import tracemalloc
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from scipy import stats
 
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
 from longtail import _tau_bootstrap as bootstrap
+from longtail import _tau_scan as scan
 from longtail.posthoc import adjust_logits, normalize_weights
 from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
 
@@ -56,6 +59,16 @@ def problems(draw):
     return ClassPrior.from_counts(counts), logits, target, weight, rng
 
 
+@contextlib.contextmanager
+def layout(rng):
+    """Either way to store a block, and blocks of a few rows, which small problems never need."""
+    with (
+        mock.patch.object(scan, "_NARROW", int(rng.choice([0, 128]))),
+        mock.patch.object(scan, "_BLOCK_ELEMENTS", int(rng.choice([15, 1 << 17]))),
+    ):
+        yield
+
+
 def check_curve(curve, scores_at, target, importance, weight):
     weight = np.ones(len(target)) if weight is None else weight
     middles = (curve.breakpoints[:-1] + curve.breakpoints[1:]) / 2
@@ -77,16 +90,17 @@ def test_logit_adjustment_curve_is_brute_force_in_every_cell(problem, with_targe
     classes = prior.num_classes
     target_prior = ClassPrior.from_counts(rng.integers(1, 9, classes)) if with_target else None
     costs = rng.integers(1, 5, classes) if with_costs else None
-    result = tune_tau(
-        logits,
-        target,
-        prior,
-        target_prior=target_prior,
-        costs=costs,
-        sample_weight=weight,
-        bounds=BOUNDS,
-        n_bootstrap=0,
-    )
+    with layout(rng):
+        result = tune_tau(
+            logits,
+            target,
+            prior,
+            target_prior=target_prior,
+            costs=costs,
+            sample_weight=weight,
+            bounds=BOUNDS,
+            n_bootstrap=0,
+        )
     importance = np.ones(classes)
     if with_target:
         importance = importance * target_prior.probs
@@ -106,18 +120,19 @@ def test_weight_normalization_curve_is_brute_force_in_every_cell(problem, bias_m
     classes = prior.num_classes
     norms = prior if by_prior else rng.integers(1, 9, classes) / 4.0
     bias = rng.integers(-4, 5, classes) / 4.0
-    result = tune_tau(
-        logits,
-        target,
-        prior,
-        method="weight_normalization",
-        norms=norms,
-        bias=bias,
-        bias_mode=bias_mode,
-        sample_weight=weight,
-        bounds=BOUNDS,
-        n_bootstrap=0,
-    )
+    with layout(rng):
+        result = tune_tau(
+            logits,
+            target,
+            prior,
+            method="weight_normalization",
+            norms=norms,
+            bias=bias,
+            bias_mode=bias_mode,
+            sample_weight=weight,
+            bounds=BOUNDS,
+            n_bootstrap=0,
+        )
 
     def scores_at(tau):
         return normalize_weights(logits, norms=norms, tau=tau, bias=bias, bias_mode=bias_mode)
@@ -183,12 +198,23 @@ def test_per_class_errors_and_counts():
     np.testing.assert_array_equal(result.counts, np.bincount(target))
 
 
+def test_the_curve_goes_on_outside_the_bounds():
+    prior, logits, target = long_tailed()
+    curve = tune_tau(logits, target, prior, bounds=(0.5, 1.5), n_bootstrap=0).curve
+    for tau in (-3.0, 0.0, 0.5, 1.0, 1.5, 7.0):
+        expected = balanced_error(target, adjust_logits(logits, prior, tau=tau))
+        assert curve(tau) == pytest.approx(expected)
+    np.testing.assert_array_equal(curve([-3.0, 1.0, 7.0]), [curve(-3.0), curve(1.0), curve(7.0)])
+
+
 def test_equal_priors_leave_nothing_to_tune():
     _, logits, target = long_tailed()
     result = tune_tau(logits, target, ClassPrior.uniform(5))
     assert result.interval == (0.0, 4.0)
     assert result.error == balanced_error(target, logits)
     assert result.confidence == (2.0, 2.0)
+    assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
+    assert "touches" not in str(result)
 
 
 def test_class_order_is_a_matter_of_names():

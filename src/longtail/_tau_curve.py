@@ -53,9 +53,10 @@ class TauCurve:
         self.bounds = bounds
         share = intervals.importance / intervals.totals
         share = share[intervals.target] * intervals.weights
-        units = np.rint(share * _UNIT).astype(np.int64)
-        self._positions, changes, always = _events(intervals, units)
-        self._right = np.concatenate([[always], always + np.cumsum(changes)])
+        self._units = np.rint(share * _UNIT).astype(np.int64)
+        self._positions, changes = self._events()
+        first = self._right_at(bounds[0])
+        self._right = np.concatenate([[first], first + np.cumsum(changes)])
         self.breakpoints, at = cells(self._positions, bounds)
         self.values = self._error(self._right[at])
         self.min_value = float(self.values.min())
@@ -67,7 +68,11 @@ class TauCurve:
         to the lowest index as argmax has it.
         """
         taus = np.asarray(tau, dtype=np.float64)
-        errors = self._error(self._right[np.searchsorted(self._positions, taus, side="right")])
+        right = self._right[np.searchsorted(self._positions, taus, side="right")]
+        outside = (taus < self.bounds[0]) | (taus > self.bounds[1])
+        if outside.any():  # no events were sorted there
+            right = np.where(outside, np.vectorize(self._right_at, otypes="q")(taus), right)
+        errors = self._error(right)
         return float(errors) if taus.ndim == 0 else errors
 
     def per_class(self, tau: float) -> FloatArray:
@@ -101,6 +106,22 @@ class TauCurve:
         taus = np.linspace(*self.bounds, points)
         return taus, self(taus)
 
+    def _right_at(self, tau: float) -> int:
+        """Units that are right at this tau, counted one by one."""
+        parts = self.intervals
+        return int(self._units[(parts.lower <= tau) & (tau < parts.upper)].sum())
+
+    def _events(self) -> tuple[FloatArray, IntArray]:
+        """Where in the bounds examples become right or wrong, sorted, and by how many units."""
+        parts, (low, high) = self.intervals, self.bounds
+        ever = parts.lower < parts.upper
+        begins = np.flatnonzero(ever & (parts.lower > low) & (parts.lower <= high))
+        ends = np.flatnonzero(ever & (parts.upper > low) & (parts.upper <= high))
+        positions = np.concatenate([parts.lower[begins], parts.upper[ends]])
+        changes = np.concatenate([self._units[begins], -self._units[ends]])
+        order = np.argsort(positions)
+        return positions[order], changes[order]
+
     def _error(self, right: Any) -> Any:
         # Shares that were rounded to units may add up to a hair more than one.
         return np.maximum(1.0 - right / _UNIT, 0.0)
@@ -110,18 +131,6 @@ class TauCurve:
             f"TauCurve(cells={len(self.values)}, bounds={self.bounds}, "
             f"min_value={self.min_value:.6g})"
         )
-
-
-def _events(intervals: TauIntervals, units: IntArray) -> tuple[FloatArray, IntArray, int]:
-    """Sorted positions where examples become right or wrong, the changes, and what is right
-    from −∞ on."""
-    ever = intervals.lower < intervals.upper
-    lower, upper, units = intervals.lower[ever], intervals.upper[ever], units[ever]
-    begins, ends = lower > -np.inf, upper < np.inf
-    positions = np.concatenate([lower[begins], upper[ends]])
-    changes = np.concatenate([units[begins], -units[ends]])
-    order = np.argsort(positions)
-    return positions[order], changes[order], int(units[~begins].sum())
 
 
 def cells(positions: FloatArray, bounds: tuple[float, float]) -> tuple[FloatArray, IntArray]:

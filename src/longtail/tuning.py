@@ -125,7 +125,9 @@ class TauResult:
             lines.append(
                 f"  {few} classes have fewer than {_FEW}: the interval understates what they hide"
             )
-        if self.at_bound:
+        if self.interval == self.curve.bounds:
+            lines.append(f"  every tau within the bounds {self.bounds} is equally good")
+        elif self.at_bound:
             lines.append(f"  the best tau touches the bounds {self.bounds}: consider wider ones")
         return "\n".join(lines)
 
