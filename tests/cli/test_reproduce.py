@@ -1,5 +1,6 @@
 """`longtail reproduce`: what it prints and writes, and what it refuses before it works."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import pytest
 
 from longtail.cli import main
 from longtail.cli.reproduce import EXPERIMENTS
-from longtail.experiments import synthetic
+from longtail.experiments import separable, synthetic, theory
 from longtail.report import synthetic as synthetic_report
+from longtail.report import theory as theory_report
 
 
 @pytest.fixture
@@ -31,6 +33,17 @@ def never(monkeypatch, tmp_path):
     """Work that must not begin."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(synthetic, "run", lambda **_: pytest.fail("began to work"))
+    return tmp_path
+
+
+@pytest.fixture
+def quick_theory(monkeypatch, tmp_path):
+    """The theory with few trials and points, its figures left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    settings, full = separable.Settings(trials=2, penalties=(1e-1, 1e-4)), theory.run
+    monkeypatch.setattr(theory, "run", lambda *, progress=None: full(points=19, settings=settings))
+    monkeypatch.setattr(theory_report, "write", lambda results, folder: [])
     return tmp_path
 
 
@@ -78,6 +91,36 @@ def test_tables_are_printed_in_80_columns_and_files_written(quick, capsys):
     assert found == sorted(synthetic_report.FILES)
 
 
+def test_theory_prints_verdicts_and_witnesses_in_80_columns(quick_theory, capsys):
+    assert main(["reproduce", "theory"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    verdicts, _, witnesses = out.partition("Witnesses")
+    row = next(line for line in verdicts.splitlines() if line.startswith("equalised"))
+    assert row.split()[-3:] == ["✗", "✗", "✗"]
+    row = next(line for line in verdicts.splitlines() if line.startswith("logit-adjusted loss"))
+    assert row.split()[-3:] == ["✓", "✓", "✓"]
+    assert "0, not 1" in next(w for w in witnesses.splitlines() if w.startswith("equalised"))
+
+
+def test_theory_as_json(quick_theory, capsys):
+    assert main(["reproduce", "theory", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["agrees_with_paper"] is True
+    assert printed["largest_deviation"] < 1e-9
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_offers_what_the_command_needs(name):
+    computes = importlib.import_module(f"longtail.experiments.{name}")
+    draws = importlib.import_module(f"longtail.report.{name}")
+    assert callable(computes.run)
+    assert callable(draws.tables)
+    assert callable(draws.write)
+    assert all(file.startswith(name) for file in draws.FILES)
+
+
 def test_an_existing_file_is_refused_before_the_work(never, capsys):
     (never / "synthetic.png").write_text("mine")
     assert main(["reproduce", "synthetic", "--out", "."]) == 1
@@ -123,6 +166,7 @@ def test_no_name_lists_them(never, capsys):
     assert main(["reproduce"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == list(EXPERIMENTS)
+    assert max(map(len, out.splitlines())) <= 80
     assert main(["reproduce", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == list(EXPERIMENTS)

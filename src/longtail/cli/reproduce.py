@@ -18,7 +18,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 # Name -> one line about it. The module of that name in `longtail.experiments` computes it, and
 # the one in `longtail.report` draws it; what they offer is in the former's __init__.
 EXPERIMENTS = {
-    "synthetic": "Two Gaussian classes, one rare: every loss and post-hoc method (figure 2).",
+    "synthetic": "Every loss and post-hoc method on two Gaussian classes (figure 2).",
+    "theory": "What is consistent and why not (table 1); links, Bayes risks.",
 }
 
 _WIDTH = 80
