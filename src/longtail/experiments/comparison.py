@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from longtail.runs import Run, same_data
 
 BASELINE = "softmax"
 TauSource = Literal["fixed", "held-out", "oracle"]
-SOURCES: tuple[TauSource, ...] = ("fixed", "held-out", "oracle")
 POSTHOC: dict[str, tuning.Method] = {
     "posthoc-logit-adjusted": "logit_adjustment",
     "posthoc-weight-normalized": "weight_normalization",
@@ -32,19 +31,24 @@ POSTHOC: dict[str, tuning.Method] = {
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """One method on one seed: its logits on the test set, after any adjustment.
+    """One method on one seed: what it gets wrong on the test set, after any adjustment.
 
     Attributes:
         seed: of the run.
-        logits: shape (examples, num_classes).
         tau: of the post-hoc method, or None.
         per_class: error of each class, shape (num_classes,).
+        read: gives the logits anew; dozens of rows of a large test set would not fit in memory.
     """
 
     seed: int
-    logits: NDArray[Any]
     tau: float | None
     per_class: FloatArray
+    read: Callable[[], NDArray[Any]]
+
+    @property
+    def logits(self) -> NDArray[Any]:
+        """Shape (examples, num_classes), after any adjustment."""
+        return self.read()
 
     @property
     def error(self) -> float:
@@ -61,12 +65,14 @@ class Row:
         tau_source: where a post-hoc method's tau comes from, or None.
         detail: what else tells it from its neighbours, such as the bias mode or settings.
         scored: one entry per seed, in order of seed.
+        runs: the runs behind them, in the same order; softmax ones for a post-hoc method.
     """
 
     method: str
     tau_source: TauSource | None
     detail: str
     scored: tuple[Scored, ...]
+    runs: tuple[Run, ...]
 
     @property
     def errors(self) -> FloatArray:
@@ -135,6 +141,7 @@ class Comparison:
         target: labels of the test set, shape (examples,).
         runs: the full runs behind the trained rows.
         held_out: runs with a held-out part, by seed; the source of honest taus.
+        curves: the exact error over tau on the judged split, by post-hoc method and seed.
         split: which split was judged.
     """
 
@@ -142,7 +149,13 @@ class Comparison:
     target: IntArray
     runs: tuple[Run, ...]
     held_out: dict[int, Run]
+    curves: dict[str, dict[int, tuning.TauCurve]]
     split: str
+
+    @property
+    def baseline(self) -> Row | None:
+        """The row of plain softmax, to which the others are compared, if it was run."""
+        return next((row for row in self.rows if row.method == BASELINE), None)
 
     def row(
         self, method: str, *, tau_source: TauSource | None = None, detail: str | None = None
@@ -178,6 +191,33 @@ class Comparison:
             for name, classes in groups.items()
         }
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and dicts for JSON; errors are fractions, NaN where none is."""
+        return {"split": self.split, "rows": [self._row_dict(row) for row in self.rows]}
+
+    def _row_dict(self, row: Row) -> dict[str, Any]:
+        error = mean_interval(row.errors)
+        against = None
+        if self.baseline is not None and set(row.seeds) & set(self.baseline.seeds):
+            change = self.difference(row)
+            against = {
+                "mean": change.mean,
+                "low": change.low,
+                "high": change.high,
+                "seeds": change.seeds,
+            }
+        return {
+            "method": row.method,
+            "tau_source": row.tau_source,
+            "detail": row.detail,
+            "seeds": list(row.seeds),
+            "errors": row.errors.tolist(),
+            "balanced_error": {"mean": error.mean, "low": error.low, "high": error.high},
+            "difference_to_softmax": against,
+            "groups": self.group_errors(row),
+            "taus": None if row.taus is None else row.taus.tolist(),
+        }
+
 
 def compare(
     runs: Iterable[Run], *, split: str = "test", bias_mode: BiasMode = "scale"
@@ -207,23 +247,35 @@ def compare(
     }
     target = np.asarray(full[0].logits(split).target)
     rows = [
-        Row(name, None, detail, tuple(_scored(run, target, split) for run in group))
+        Row(name, None, detail, tuple(_scored(run, target, split) for run in group), tuple(group))
         for (name, detail), group in _grouped(full).items()
     ]
     plain = [run for run in full if run.spec.method.name == BASELINE]
+    curves: dict[str, dict[int, tuning.TauCurve]] = {}
     for method in POSTHOC if plain else ():
         if method == "posthoc-weight-normalized" and any(run.head is None for run in plain):
             continue
-        for source in SOURCES:
-            usable = [r for r in plain if source != "held-out" or r.spec.seed in held]
-            if usable:
-                scored = tuple(
-                    _posthoc(run, held.get(run.spec.seed), target, split, method, source, bias_mode)
-                    for run in usable
-                )
+        judged = {run.spec.seed: tuned(run, split, method, bias_mode) for run in plain}
+        curves[method] = {seed: cast(tuning.TauCurve, r.curve) for seed, r in judged.items()}
+        taus: dict[TauSource, dict[int, float]] = {
+            "fixed": dict.fromkeys(judged, 1.0),
+            "held-out": {
+                seed: tuned(held[seed], "held-out", method, bias_mode).tau
+                for seed in judged
+                if seed in held
+            },
+            "oracle": {seed: result.tau for seed, result in judged.items()},
+        }
+        for source, of_seed in taus.items():
+            usable = tuple(run for run in plain if run.spec.seed in of_seed)
+            scored = tuple(
+                _posthoc(run, of_seed[run.spec.seed], target, split, method, bias_mode)
+                for run in usable
+            )
+            if scored:
                 detail = f"bias {bias_mode}" if "weight" in method else ""
-                rows.append(Row(method, source, detail, scored))
-    return Comparison(tuple(rows), target, tuple(full), held, split)
+                rows.append(Row(method, source, detail, scored, usable))
+    return Comparison(tuple(rows), target, tuple(full), held, curves, split)
 
 
 def _order(run: Run) -> tuple[bool, str, int]:
@@ -252,11 +304,13 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 
 
 def _scored(run: Run, target: IntArray, split: str) -> Scored:
-    return _judge(run.spec.seed, np.asarray(run.logits(split).logits), target, None)
+    return _judge(run.spec.seed, lambda: np.asarray(run.logits(split).logits), target, None)
 
 
-def _judge(seed: int, logits: NDArray[Any], target: IntArray, tau: float | None) -> Scored:
-    return Scored(seed, logits, tau, metrics.per_class_error(target, logits).values)
+def _judge(
+    seed: int, read: Callable[[], NDArray[Any]], target: IntArray, tau: float | None
+) -> Scored:
+    return Scored(seed, tau, metrics.per_class_error(target, read()).values, read)
 
 
 def adjuster(run: Run, method: str, bias_mode: BiasMode) -> Callable[[NDArray[Any], float], Any]:
@@ -287,19 +341,9 @@ def tuned(
 
 
 def _posthoc(
-    run: Run,
-    held: Run | None,
-    target: IntArray,
-    split: str,
-    method: str,
-    source: TauSource,
-    bias_mode: BiasMode,
+    run: Run, tau: float, target: IntArray, split: str, method: str, bias_mode: BiasMode
 ) -> Scored:
-    if source == "held-out" and held is not None:
-        tau = tuned(held, "held-out", method, bias_mode).tau
-    elif source == "oracle":
-        tau = tuned(run, split, method, bias_mode).tau
-    else:
-        tau = 1.0
-    logits = np.asarray(run.logits(split).logits)
-    return _judge(run.spec.seed, adjuster(run, method, bias_mode)(logits, tau), target, tau)
+    adjusted = adjuster(run, method, bias_mode)
+    return _judge(
+        run.spec.seed, lambda: adjusted(np.asarray(run.logits(split).logits), tau), target, tau
+    )

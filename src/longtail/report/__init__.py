@@ -1,7 +1,13 @@
 """Results in, tables, figures and pages out; nothing here computes a result.
 
-figures    the one style and palette of every matplotlib figure, and how they are saved
-tables     rows of text that the terminal, Markdown and pages share
-synthetic  the figure and tables of the paper's synthetic study (section 6.1)
-theory     Table 1 with witnesses, the appendix's figures, the separable experiment
+figures      the one style and palette of every matplotlib figure, and how they are saved
+tables       rows of text that the terminal, Markdown and pages share
+synthetic    the figure and tables of the paper's synthetic study (section 6.1)
+theory       Table 1 with witnesses, the appendix's figures, the separable experiment
+comparison   how a comparison of runs reads: its tables, and two sentences about it
+sections     what each chart of a comparison shows, as plain data; filled by `arrange`
+charts       the page's charts (plotly); those over tau are in `tau_charts`
+run_figures  the same charts as SVG and PNG for papers (matplotlib)
+blocks       what a page is made of, and how it becomes one HTML file
+page         the page about runs
 """

@@ -1,0 +1,211 @@
+"""How a comparison of methods reads: names of its rows, its table, and two sentences about it.
+
+The numbers come from `longtail.experiments.comparison`. The terminal and the page share these
+texts; charts of a comparison start in `sections`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
+from longtail.report import figures
+from longtail.report.tables import Table
+
+GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
+
+_SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ"}
+
+
+def name(row: Row) -> str:
+    """A row as people read it, such as ``post-hoc logit adj. (τ held-out)``."""
+    parts = []
+    if row.detail and row.detail != "bias scale":  # the paper's way goes without saying
+        parts.append(row.detail)
+    if row.tau_source is not None:
+        parts.append(_SOURCES[row.tau_source])
+    label = figures.label(row.method)
+    return f"{label} ({', '.join(parts)})" if parts else label
+
+
+def honest(row: Row) -> bool:
+    """Whether nothing about the method was chosen on the data that judge it."""
+    return row.tau_source != "oracle"
+
+
+def best(comparison: Comparison) -> Row:
+    """The honest row with the lowest mean balanced error; the earlier of two equals."""
+    rows = [row for row in comparison.rows if honest(row)]
+    return min(rows, key=lambda row: float(row.errors.mean()))
+
+
+def percent(value: float, *, digits: int = 1) -> str:
+    """A fraction as a percentage without its sign; a dash where there is none.
+
+    Example:
+        >>> percent(0.1234), percent(float("nan"))
+        ('12.3', '–')
+    """
+    return "–" if math.isnan(value) else _minus(f"{100 * value:.{digits}f}")
+
+
+def mean_half_width(interval: Interval) -> str:
+    """``12.3 ± 0.4``, or the mean alone where one seed gives no interval."""
+    if math.isnan(interval.half_width):
+        return percent(interval.mean)
+    return f"{percent(interval.mean)} ± {percent(interval.half_width)}"
+
+
+def change(interval: Interval) -> str:
+    """``−5.0 [−6.3, −3.7]``, in percentage points."""
+    mean = ("+" if interval.mean > 0 else "") + percent(interval.mean)
+    if math.isnan(interval.half_width):
+        return mean
+    ends = (("+" if end > 0 else "") + percent(end) for end in (interval.low, interval.high))
+    return f"{mean} [{', '.join(ends)}]"
+
+
+def tau(row: Row) -> str:
+    """The mean tau of a post-hoc row, with its range over seeds where it varies."""
+    if row.taus is None:
+        return ""
+    low, high = float(row.taus.min()), float(row.taus.max())
+    if high - low < 0.005:
+        return f"{row.taus.mean():.3g}"
+    return f"{row.taus.mean():.2f} ({low:.2f}–{high:.2f})"
+
+
+def against_softmax(comparison: Comparison, row: Row) -> Interval | None:
+    """The paired difference to softmax; None for softmax itself, or without a common seed."""
+    base = comparison.baseline
+    if base is None or row is base or not set(row.seeds) & set(base.seeds):
+        return None
+    return comparison.difference(row)
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """Balanced errors with intervals and taus, and errors by group: two tables for a terminal."""
+    rows = comparison.rows
+    full = headline(comparison, rows)
+    means = ["" if row.taus is None else f"{row.taus.mean():.2f}" for row in rows]
+    errors = [(*line[:3], mean) for line, mean in zip(full.rows, means, strict=True)]
+    groups = [(line[0], *line[-len(GROUP_BOUNDS) :]) for line in full.rows]
+    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+    return [
+        Table(full.title, full.header[:4], errors, note=_note(comparison)),
+        Table(
+            "Error in percent of classes by their training examples",
+            (full.header[0], *GROUP_BOUNDS),
+            groups,
+            note=f"Training examples of a class: {bounds}.",
+        ),
+    ]
+
+
+def headline(comparison: Comparison, rows: Sequence[Row]) -> Table:
+    """Everything about some rows of the comparison in one wide table."""
+    lines = []
+    for row in rows:
+        difference = against_softmax(comparison, row)
+        groups = comparison.group_errors(row)
+        lines.append(
+            (
+                name(row),
+                mean_half_width(mean_interval(row.errors)),
+                change(difference) if difference is not None else "",
+                tau(row),
+                *(percent(groups[group]) for group in GROUP_BOUNDS),
+            )
+        )
+    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+    return Table(
+        f"Balanced error in percent on the {comparison.split} set",
+        ("method", "balanced error", "against softmax", "τ", *GROUP_BOUNDS),
+        lines,
+        note=f"{_note(comparison)} Errors of classes by their training examples ({bounds}).",
+    )
+
+
+def _note(comparison: Comparison) -> str:
+    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+    parts = []
+    if len(seeds) > 1:
+        parts.append(
+            f"Mean over {len(seeds)} seeds ± half the width of its 95% interval (Student's t); "
+            f"differences are paired by seed, with their 95% interval in brackets."
+        )
+    else:
+        parts.append("One seed: there are no intervals; train more seeds before concluding.")
+    if any(row.tau_source == "held-out" for row in comparison.rows):
+        parts.append(
+            "τ held-out: chosen on data held out of a second training run of the same seed."
+        )
+    if any(row.tau_source == "oracle" for row in comparison.rows):
+        parts.append(
+            f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
+        )
+    return " ".join(parts)
+
+
+def summary(comparison: Comparison) -> list[str]:
+    """What happened, in two plain sentences made from the numbers."""
+    base, winner = comparison.baseline, best(comparison)
+    if base is None:
+        others = len([row for row in comparison.rows if honest(row)])
+        return [
+            f"Of {others} methods, {name(winner)} has the lowest balanced error, "
+            f"{percent(float(winner.errors.mean()))}%.",
+            "Without a run trained with plain softmax there is nothing to compare it to.",
+        ]
+    return [_softmax_sentence(comparison, base), _winner_sentence(comparison, base, winner)]
+
+
+def _softmax_sentence(comparison: Comparison, base: Row) -> str:
+    data = comparison.runs[0].spec.dataset.name
+    text = (
+        f"Trained on {data} with plain softmax, the model gets "
+        f"{percent(float(base.errors.mean()))}% of an average class wrong"
+    )
+    groups = {k: v for k, v in comparison.group_errors(base).items() if not math.isnan(v)}
+    if len(groups) > 1:
+        first, *_, last = groups
+        text += (
+            f": {percent(groups[first])}% where a class has {first} training examples "
+            f"({GROUP_BOUNDS[first]}), {percent(groups[last])}% where it has {last} "
+            f"({GROUP_BOUNDS[last]})"
+        )
+    return text + "."
+
+
+def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
+    rivals = len([row for row in comparison.rows if honest(row)]) - 1
+    if winner is base:
+        others = f"None of the {rivals} other methods has" if rivals > 1 else "No other method has"
+        return f"{others} a lower balanced error here."
+    found = against_softmax(comparison, winner)
+    label, error = name(winner), percent(float(winner.errors.mean()))
+    text = (
+        f"Of the {rivals} other methods that never saw the {comparison.split} set, "
+        f"{label} does best, with {error}%"
+    )
+    if rivals == 1:
+        first = f"{label[0].upper()}{label[1:]}"
+        text = f"{first}, which never saw the {comparison.split} set, gets {error}% wrong"
+    if found is None:
+        return f"{text}; it shares no seed with softmax, so the difference has no interval."
+    text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
+    if math.isnan(found.half_width):
+        return f"{text}, but one seed gives no interval, so this may be noise."
+    low, high = sorted((-found.low, -found.high))
+    text += f" (95% interval over {found.seeds} paired seeds: {percent(low)} to {percent(high)})"
+    if found.excludes_zero:
+        return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
+    return f"{text}, but as the interval includes zero, these seeds show no difference."
+
+
+def _minus(text: str) -> str:
+    """A true minus sign, and none before a zero."""
+    if text.lstrip("-").strip("0.") == "":
+        return text.lstrip("-")
+    return text.replace("-", "−")

@@ -1,0 +1,309 @@
+"""What each chart of a comparison shows, as plain data: percentages, labels, colours.
+
+Both drawings of a chart start from here, the page's (`charts`, plotly) and the papers'
+(`run_figures`, matplotlib), so that they can't differ. Nothing here knows of runs: `arrange`
+fills these classes from a comparison of runs, and saved predictions can fill them as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from longtail._checks import FloatArray, IntArray
+from longtail.experiments.comparison import Interval
+from longtail.priors import ClassPrior
+from longtail.tuning import TauCurve
+
+# More classes than this are shown in groups of neighbours in frequency.
+MOST_BARS = 200
+BINS = 20
+# Fine enough that a hand on the slider sees every change, small enough to ship.
+SLIDER_TAUS = np.linspace(0.0, 4.0, 81)
+CURVE_TAUS = np.linspace(0.0, 4.0, 201)
+
+
+@dataclass(frozen=True)
+class Series:
+    """How one method looks in every chart.
+
+    Attributes:
+        label: its name for people.
+        color: hexadecimal.
+        variant: 0, 1, …: tells methods of one colour apart, by dashes.
+        shown: whether it is drawn at first; the others wait in the legend.
+    """
+
+    label: str
+    color: str
+    variant: int = 0
+    shown: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class ClassAxis:
+    """Classes from most to least frequent, or groups of neighbours where there are too many.
+
+    Attributes:
+        members: the classes of each bar, in order.
+        names: of each bar, short.
+        counts: training examples of each bar's classes, as text: ``114`` or ``500–480``.
+    """
+
+    members: tuple[IntArray, ...]
+    names: tuple[str, ...]
+    counts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, prior: ClassPrior, class_names: Sequence[str] | None = None) -> ClassAxis:
+        """The axis of these class frequencies; equally frequent classes stay in label order.
+
+        Example:
+            >>> axis = ClassAxis.of(ClassPrior.from_counts([5, 90, 20]), ["a", "b", "c"])
+            >>> axis.names, axis.counts
+            (('b', 'c', 'a'), ('90', '20', '5'))
+        """
+        order = np.argsort(-prior.probs, kind="stable").astype(np.int64)
+        amounts = [_amount(prior, int(k)) for k in order]
+        if len(order) <= MOST_BARS:
+            named = [str(k) if class_names is None else class_names[k] for k in order]
+            return cls(tuple(order[:, None]), tuple(named), tuple(amounts))
+        parts = np.array_split(np.arange(len(order)), BINS)
+        return cls(
+            tuple(order[part] for part in parts),
+            tuple(f"{len(part)} classes" for part in parts),
+            tuple(f"{amounts[part[0]]}–{amounts[part[-1]]}" for part in parts),
+        )
+
+    @property
+    def binned(self) -> bool:
+        """Whether a bar stands for several classes."""
+        return any(len(part) > 1 for part in self.members)
+
+    def mean(self, values: FloatArray) -> FloatArray:
+        """The mean over each bar's classes of one value per class, shape (…, num_classes)."""
+        return np.stack([values[..., part].mean(axis=-1) for part in self.members], axis=-1)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+def _amount(prior: ClassPrior, label: int) -> str:
+    if prior.counts is None:
+        return f"{100 * prior.probs[label]:.3g}%"
+    return f"{prior.counts[label]:,}"
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """How many training examples each class has.
+
+    Attributes:
+        axis: the classes.
+        values: mean number per bar, shape (bars,).
+    """
+
+    axis: ClassAxis
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class MethodErrors:
+    """The balanced error of each method with its interval, all in percent.
+
+    Attributes:
+        series: one per method, in the order of the table.
+        intervals: one per method.
+        oracle: whether a method's tau was chosen on the very data that judge it.
+    """
+
+    series: tuple[Series, ...]
+    intervals: tuple[Interval, ...]
+    oracle: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tau that was chosen, and what it gives.
+
+    Attributes:
+        tau: mean over seeds.
+        low: least over seeds.
+        high: greatest over seeds.
+        error: mean balanced error with each seed's own tau, in percent.
+    """
+
+    tau: float
+    low: float
+    high: float
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class TauLine:
+    """One post-hoc method over tau.
+
+    Attributes:
+        series: how it looks.
+        mean: balanced error in percent, mean over seeds, shape (taus,).
+        low: least over seeds.
+        high: greatest over seeds.
+        chosen: tau from held-out data, if there were any.
+        oracle: the best tau on the judging data.
+    """
+
+    series: Series
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    chosen: Choice | None
+    oracle: Choice | None
+
+
+@dataclass(frozen=True, eq=False)
+class TauCurves:
+    """Balanced error against tau, with lines of reference that have no tau.
+
+    Attributes:
+        taus: shape (taus,).
+        lines: one per post-hoc method.
+        references: trained methods to compare to, with their error in percent.
+        judged: the split on which the errors were counted.
+    """
+
+    taus: FloatArray
+    lines: tuple[TauLine, ...]
+    references: tuple[tuple[Series, float], ...]
+    judged: str = "test"
+
+
+@dataclass(frozen=True, eq=False)
+class SliderMethod:
+    """Errors of one post-hoc method at every position of the slider, in percent.
+
+    Attributes:
+        series: how it looks.
+        per_class: shape (taus, bars).
+        groups: shape (taus, groups).
+        balanced: shape (taus,).
+        presets: taus worth a button, by what they are; on the slider's grid.
+    """
+
+    series: Series
+    per_class: FloatArray
+    groups: FloatArray
+    balanced: FloatArray
+    presets: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class TauSlider:
+    """What the slider moves.
+
+    Attributes:
+        taus: its positions, shape (taus,).
+        axis: the classes.
+        groups: names of the groups that have classes.
+        methods: one per post-hoc method.
+        start: where it stands at first.
+    """
+
+    taus: FloatArray
+    axis: ClassAxis
+    groups: tuple[str, ...]
+    methods: tuple[SliderMethod, ...]
+    start: float
+
+
+@dataclass(frozen=True, eq=False)
+class ClassErrors:
+    """Errors by class, in order of frequency.
+
+    Attributes:
+        axis: the classes.
+        series: one per method.
+        values: percent, shape (methods, bars).
+    """
+
+    axis: ClassAxis
+    series: tuple[Series, ...]
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class GroupErrors:
+    """Errors of many-, medium- and few-shot classes.
+
+    Attributes:
+        groups: names of the groups that have classes.
+        sizes: how many classes each has.
+        series: one per method.
+        values: percent, shape (methods, groups).
+    """
+
+    groups: tuple[str, ...]
+    sizes: tuple[int, ...]
+    series: tuple[Series, ...]
+    values: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Reliability of the predicted label: how often it is right, by how sure it was.
+
+    Attributes:
+        series: one per method.
+        confidence: mean confidence in percent per bin, shape (methods, bins); NaN if empty.
+        accuracy: in percent, likewise.
+        counts: predictions in each bin, all seeds together.
+        ece: expected calibration error in percent, mean over seeds, shape (methods,).
+    """
+
+    series: tuple[Series, ...]
+    confidence: FloatArray
+    accuracy: FloatArray
+    counts: IntArray
+    ece: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class WeightNorms:
+    """Norms of the last layer's weights against class frequency.
+
+    Attributes:
+        axis: the classes.
+        frequency: mean number of training examples per bar.
+        series: one per trained method.
+        values: mean norm over seeds, shape (methods, bars).
+        correlations: of norm and log frequency over classes, per method; NaN for equal counts.
+    """
+
+    axis: ClassAxis
+    frequency: FloatArray
+    series: tuple[Series, ...]
+    values: FloatArray
+    correlations: tuple[float, ...]
+
+
+def mean_per_class(curves: Sequence[TauCurve], taus: FloatArray) -> FloatArray:
+    """Each class's error in percent at each tau, mean over curves, shape (taus, num_classes)."""
+    values = [[curve.per_class(float(tau)) for tau in taus] for curve in curves]
+    return np.asarray(100 * np.mean(values, axis=0))
+
+
+def rounded(values: Any, digits: int = 3) -> Any:
+    """Nested lists of rounded numbers for JSON; None where there is none.
+
+    Example:
+        >>> rounded(np.array([[1.23456, np.nan]]))
+        [[1.235, None]]
+    """
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return [rounded(value, digits) for value in values]
+    return None if math.isnan(values) else round(values, digits)

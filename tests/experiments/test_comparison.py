@@ -1,0 +1,94 @@
+"""The numbers of a comparison against slow oracles, on small real runs."""
+
+import numpy as np
+import pytest
+
+from longtail import InputError
+from longtail.experiments.comparison import compare, mean_interval
+from page_factory import digits_runs
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare(digits_runs())
+
+
+def wrong_share(logits, target):
+    """Error of each class by a loop over examples."""
+    wrong, count = np.zeros(10), np.zeros(10)
+    for scores, label in zip(logits, target, strict=True):
+        count[label] += 1
+        wrong[label] += int(np.argmax(scores) != label)
+    return wrong / count
+
+
+def test_a_trained_row_is_counted_from_its_logits(compared):
+    row = compared.row("logit-adjusted")
+    for scored, run in zip(row.scored, row.runs, strict=True):
+        logits, target, _ = run.logits("test")
+        assert scored.seed == run.spec.seed
+        np.testing.assert_allclose(scored.per_class, wrong_share(logits, target))
+        np.testing.assert_array_equal(scored.logits, logits)
+
+
+@pytest.mark.parametrize("source", ["fixed", "held-out", "oracle"])
+def test_a_post_hoc_row_adjusts_the_softmax_logits_by_its_tau(compared, source):
+    row = compared.row("posthoc-logit-adjusted", tau_source=source)
+    for scored, run in zip(row.scored, row.runs, strict=True):
+        logits, target, _ = run.logits("test")
+        adjusted = logits.astype(np.float64) - scored.tau * run.prior.log_probs
+        np.testing.assert_allclose(scored.per_class, wrong_share(adjusted, target))
+        assert run.spec.method.name == "softmax"
+        assert not run.spec.dataset.held_out
+
+
+def test_no_tau_beats_the_oracle_and_the_curves_are_the_rows(compared):
+    for method, curves in compared.curves.items():
+        oracle = compared.row(method, tau_source="oracle")
+        for scored in oracle.scored:
+            curve = curves[scored.seed]
+            assert scored.error == pytest.approx(curve.min_value)
+            grid = [curve(tau) for tau in np.linspace(0, 4, 41)]
+            assert scored.error <= min(grid) + 1e-12
+        fixed = compared.row(method, tau_source="fixed")
+        np.testing.assert_allclose(fixed.errors, [c(1.0) for c in curves.values()])
+
+
+def test_the_held_out_tau_comes_from_the_run_with_a_held_out_part(compared):
+    row = compared.row("posthoc-logit-adjusted", tau_source="held-out")
+    for scored in row.scored:
+        run = compared.held_out[scored.seed]
+        logits, target, _ = run.logits("held-out")
+        errors = [
+            wrong_share(logits.astype(np.float64) - tau * run.prior.log_probs, target).mean()
+            for tau in (scored.tau, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0)
+        ]
+        assert errors[0] == min(errors)
+
+
+def test_the_difference_is_paired_by_seed(compared):
+    row, base = compared.row("logit-adjusted"), compared.row("softmax")
+    expected = mean_interval([row.errors[i] - base.errors[i] for i in range(2)])
+    assert compared.difference(row) == expected
+    assert compared.baseline is base
+
+
+def test_the_numbers_as_json(compared):
+    document = compared.to_dict()
+    assert document["split"] == "test"
+    first = document["rows"][0]
+    assert first["method"] == "softmax"
+    assert first["errors"] == compared.row("softmax").errors.tolist()
+    assert first["difference_to_softmax"]["mean"] == 0.0
+    assert [row["tau_source"] for row in document["rows"][2:5]] == ["fixed", "held-out", "oracle"]
+
+
+def test_only_runs_with_a_held_out_part_are_refused():
+    held = [run for run in digits_runs() if run.spec.dataset.held_out]
+    with pytest.raises(InputError, match="every run has a held-out part"):
+        compare(held)
+
+
+def test_an_unknown_row_lists_the_known_ones(compared):
+    with pytest.raises(InputError, match=r"no 'ldam' \(None\); rows: logit-adjusted, posthoc"):
+        compared.row("ldam")

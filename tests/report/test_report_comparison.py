@@ -1,0 +1,136 @@
+"""Names, tables and sentences about a comparison, on numbers chosen for the purpose."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from longtail import ClassPrior
+from longtail.experiments.comparison import Comparison, Row, Scored
+from longtail.report import comparison as texts
+
+PRIOR = ClassPrior.from_counts([200, 50, 5])
+
+
+def row(method, errors, *, source=None, detail="", taus=None):
+    """Per-class errors of each seed, shape (seeds, 3)."""
+    scored = tuple(
+        Scored(seed, None if taus is None else taus[seed], np.asarray(values), lambda: None)
+        for seed, values in enumerate(errors)
+    )
+    return Row(method, source, detail, scored, ())
+
+
+def comparison(*rows, split="test"):
+    spec = SimpleNamespace(dataset=SimpleNamespace(name="some-lt"))
+    run = SimpleNamespace(spec=spec, prior=PRIOR)
+    return Comparison(rows, np.arange(3), (run,), {}, {}, split)
+
+
+SOFTMAX = row("softmax", [[0.0, 0.3, 0.6], [0.0, 0.24, 0.6], [0.06, 0.3, 0.6]])
+BETTER = row("logit-adjusted", [[0.03, 0.2, 0.28], [0.03, 0.14, 0.25], [0.09, 0.2, 0.31]])
+NOISY = row("balanced", [[0.0, 0.0, 0.0], [0.0, 0.3, 0.6], [0.1, 0.3, 0.62]])
+ORACLE = row("posthoc-logit-adjusted", [[0.0, 0.0, 0.1]] * 3, source="oracle", taus=[1.0, 1.5, 2.0])
+
+
+def test_two_sentences_with_an_interval_that_excludes_zero():
+    first, second = texts.summary(comparison(SOFTMAX, BETTER, ORACLE))
+    assert first == (
+        "Trained on some-lt with plain softmax, the model gets 30.0% of an average class wrong: "
+        "2.0% where a class has many training examples (over 100), 60.0% where it has few "
+        "(under 20)."
+    )
+    differences = BETTER.errors - SOFTMAX.errors
+    half = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / np.sqrt(3)
+    low, high = (100 * (-differences.mean() + sign * half) for sign in (-1, 1))
+    assert second == (
+        "Logit adjusted, which never saw the test set, gets 17.0% wrong: "
+        f"13.0 points lower (95% interval over 3 paired seeds: {low:.1f} to {high:.1f}), "
+        "and as the interval excludes zero, that is more than the seeds' noise."
+    )
+
+
+def test_an_interval_with_zero_in_it_is_no_difference():
+    worse = row("equalized", 0.1 + np.array([s.per_class for s in SOFTMAX.scored]))
+    _, second = texts.summary(comparison(SOFTMAX, NOISY, worse))
+    assert second.startswith(
+        "Of the 2 other methods that never saw the test set, balanced does best, with 21.3%: 8.7 "
+    )
+    assert second.endswith("as the interval includes zero, these seeds show no difference.")
+    assert "−" in second  # the interval's lower end
+
+
+def test_one_seed_gives_no_interval():
+    one = comparison(
+        row("softmax", [[0.0, 0.3, 0.6]]), row("adaptive", [[0.0, 0.2, 0.4]]), split="val"
+    )
+    assert texts.summary(one)[1] == (
+        "Adaptive, which never saw the val set, gets 20.0% wrong: "
+        "10.0 points lower, but one seed gives no interval, so this may be noise."
+    )
+    table = texts.headline(one, one.rows)
+    assert [line[1:3] for line in table.rows] == [("30.0", ""), ("20.0", "−10.0")]
+    assert "there are no intervals" in table.note
+
+
+def test_nothing_beats_softmax():
+    worse = row("equalized", 0.1 + np.array([s.per_class for s in SOFTMAX.scored]))
+    assert texts.summary(comparison(SOFTMAX, worse, ORACLE))[1] == (
+        "No other method has a lower balanced error here."
+    )
+
+
+def test_without_softmax_there_is_nothing_to_compare_to():
+    first, second = texts.summary(comparison(BETTER, NOISY))
+    assert first == "Of 2 methods, logit adjusted has the lowest balanced error, 17.0%."
+    assert "plain softmax" in second
+    assert texts.headline(comparison(BETTER), (BETTER,)).rows[0][2] == ""
+
+
+def test_the_oracle_is_never_the_best_and_is_named_in_every_table():
+    compared = comparison(SOFTMAX, BETTER, ORACLE)
+    assert texts.best(compared) is BETTER
+    for table in texts.tables(compared):
+        assert table.rows[2][0] == "post-hoc logit adj. (oracle τ)"
+    assert "nobody has in use" in texts.tables(compared)[0].note
+
+
+def test_the_headline_table():
+    compared = comparison(SOFTMAX, BETTER, ORACLE)
+    table = texts.headline(compared, compared.rows)
+    half = 100 * stats.t.ppf(0.975, 2) * BETTER.errors.std(ddof=1) / np.sqrt(3)
+    assert table.rows[1][1] == f"17.0 ± {half:.1f}"
+    assert table.rows[2][1] == "3.3 ± 0.0"
+    assert table.rows[2][3] == "1.50 (1.00–2.00)"
+    assert table.rows[0][4:] == ("2.0", "28.0", "60.0")
+    assert all(len(line) == len(table.header) for line in table.rows)
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "detail", "expected"),
+    [
+        ("softmax", None, "", "softmax (ERM)"),
+        ("logit-adjusted", None, "tau=2", "logit adjusted (tau=2)"),
+        ("posthoc-logit-adjusted", "fixed", "", "post-hoc logit adj. (τ = 1)"),
+        (
+            "posthoc-weight-normalized",
+            "held-out",
+            "bias scale",
+            "post-hoc weight norm. (τ held-out)",
+        ),
+        (
+            "posthoc-weight-normalized",
+            "oracle",
+            "bias drop",
+            "post-hoc weight norm. (bias drop, oracle τ)",
+        ),
+    ],
+)
+def test_names_of_rows(method, source, detail, expected):
+    assert texts.name(row(method, [[0.0] * 3], source=source, detail=detail)) == expected
+
+
+def test_a_change_has_a_true_minus_and_no_signed_zero():
+    assert texts.percent(-0.0001) == "0.0"
+    assert texts.percent(-0.05) == "−5.0"
