@@ -14,6 +14,7 @@ The reading order is the order in which data walks through the package:
     consistency  Margin or rule -> does it minimise the balanced error?
     losses       Margin -> torch losses
     runs         what was trained, on what, with which result: run folders
+    predictions  saved predictions of any framework -> tau, honest result, adjusted file
 
 Names load on first use: importing this package imports neither torch nor scikit-learn.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from longtail import margins as margins
     from longtail import metrics as metrics
     from longtail import posthoc as posthoc
+    from longtail import predictions as predictions
     from longtail import priors as priors
     from longtail import risk as risk
     from longtail import runs as runs
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from longtail.posthoc import adjust_logits as adjust_logits
     from longtail.posthoc import normalize_weights as normalize_weights
     from longtail.posthoc import scale_temperature as scale_temperature
+    from longtail.predictions import adjust_predictions as adjust_predictions
+    from longtail.predictions import open_predictions as open_predictions
     from longtail.priors import ClassPrior as ClassPrior
     from longtail.runs import Run as Run
     from longtail.runs import RunSpec as RunSpec
@@ -103,6 +107,8 @@ _HOMES = {
     "LogitAdjustedLoss": "losses",
     "Run": "runs",
     "RunSpec": "runs",
+    "open_predictions": "predictions",
+    "adjust_predictions": "predictions",
 }
 _SUBMODULES = (
     "priors",
@@ -117,6 +123,7 @@ _SUBMODULES = (
     "consistency",
     "losses",
     "runs",
+    "predictions",
 )
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]

@@ -109,7 +109,7 @@ def test_a_command_loads_no_other(fresh, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tun"], ["longtail has no command 'tun'; its commands are tune, "]),
+        (["tun"], ["longtail has no command 'tun'; its commands are ", " adjust, tune, "]),
         (["runs", "lst"], ["longtail runs has no command 'lst'; its commands are list, show, "]),
         (["--foo"], ["no such option: --foo", "see: longtail --help"]),
         (["tune"], ["missing argument 'FILE'; see: longtail tune --help"]),

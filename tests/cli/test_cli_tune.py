@@ -37,9 +37,9 @@ def test_the_result_is_that_of_tune_tau(cli, problem):
 @pytest.mark.parametrize(
     "words",
     [
-        ["logits.npy", "--target", "labels.npy", "--train-labels", "train.npy"],
-        ["logits.npy", "--target", "labels.txt", "--counts", "counts.txt"],
-        ["logits.npy", "--target", "labels.npy", "--counts", "counts.npy"],
+        ["logits.npy", "--logits", "--labels", "labels.npy", "--train-labels", "train.npy"],
+        ["logits.npy", "--logits", "--labels", "labels.txt", "--counts", "counts.txt"],
+        ["logits.npy", "--logits", "--labels", "labels.npy", "--counts", "counts.npy"],
         ["held-out.npz", "--counts", "900, 90, 10"],
         ["all.npz"],
     ],
@@ -78,6 +78,22 @@ def test_options_reach_the_library(cli, problem):
     result = cli("tune", "all.npz", "--criterion", "log-loss", "--bootstrap", 0, "--json")
     expected = tune_tau(logits, target, prior, criterion="log_loss", n_bootstrap=0)
     assert json.loads(result.out)["tau"] == expected.tau
+
+
+def test_tables_and_probabilities_are_read_as_by_adjust(cli, problem):
+    logits, target, _ = problem
+    table = np.column_stack([logits, target])
+    head = "logit_0,logit_1,logit_2,label"
+    np.savetxt("table.csv", table, fmt="%.17g", delimiter=",", header=head, comments="")
+    odds = np.exp(logits)
+    np.savez("probs.npz", probs=odds / odds.sum(axis=1, keepdims=True), target=target)
+    for words in (["table.csv"], ["probs.npz"]):
+        for criterion in ("balanced-error", "log-loss"):
+            words = [*words, "--criterion", criterion, "--bootstrap", 0]
+            result = cli("tune", *words, "--counts", "900,90,10", "--json")
+            assert result.err == ""
+            expected = tune_tau(*problem, criterion=criterion.replace("-", "_"), n_bootstrap=0)
+            assert json.loads(result.out)["tau"] == pytest.approx(expected.tau, rel=1e-6)
 
 
 def test_smoothing_reaches_the_prior(cli, problem):
@@ -127,23 +143,31 @@ def write_bad_files():
     ("words", "message"),
     [
         (["gone.npz"], "there is no file or run folder gone.npz"),
-        (["empty.txt"], "empty.txt is none of a run folder, an .npz file"),
-        (["other.npz"], "it lacks logits and target and has x. Save it with numpy.savez"),
+        (
+            ["empty.txt"],
+            "empty.txt is none of .npz, .npy, .csv, .tsv, .parquet, .pq or a run folder",
+        ),
+        (
+            ["other.npz"],
+            "must hold `logits` or `probs`, of shape (examples, classes); it has x. Save it",
+        ),
         (["text.npz"], "text.npz is not an .npz file, or a damaged one"),
         (["cut.npz"], "cut.npz is not an .npz file, or a damaged one"),
         (["objects.npz"], "objects.npz can't be read as numbers: it holds Python objects"),
-        (["text.npy", "--target", "labels.npy"], "text.npy can't be read as numbers: it is not"),
+        (["text.npy", "--logits"], "text.npy can't be read as numbers: it is not"),
         (
-            ["objects.npy", "--target", "labels.npy"],
+            ["objects.npy", "--logits"],
             "objects.npy can't be read as numbers: it holds",
         ),
-        (["logits.npy"], "logits.npy holds one array, the logits; name the labels' file with"),
-        (["logits.npy", "--target", "gone.npy"], "there is no file gone.npy"),
-        (["held-out.npz", "--target", "words.txt"], "words.txt can't be read as numbers: could"),
-        (["held-out.npz", "--target", "empty.txt"], "can't be read as numbers: it is empty"),
+        (["logits.npy"], "logits.npy doesn't say whether its scores are logits or probabilities"),
+        (["logits.npy", "--logits", "--counts", "9,1,1"], "logits.npy has no labels, so tau can't"),
+        (["logits.npy", "--probs", "--labels", "labels.npy", "--counts", "9,1,1"], "like logits"),
+        (["logits.npy", "--logits", "--labels", "gone.npy"], "there is no file gone.npy"),
+        (["held-out.npz", "--labels", "words.txt"], "row 0 has the label 'one two', which the"),
+        (["held-out.npz", "--labels", "empty.txt"], "empty.txt is empty; it must hold labels"),
         (["held-out.npz"], "training examples per class are needed: pass --counts 900,90,10"),
         (["held-out.npz", "--counts", "gone.txt"], "there is no file 'gone.txt'"),
-        (["held-out.npz", "--counts", "9,1"], "--counts has 2 numbers but the logits have 3"),
+        (["held-out.npz", "--counts", "9,1"], "--counts has 2 numbers but the scores have 3"),
         (["held-out.npz", "--counts", "9,1,0"], "class(es) 2 have no training examples"),
         (["held-out.npz", "--counts", "9,1,0"], "pass --smoothing 1 to"),
         (["held-out.npz", "--counts", "9,1,-1"], "must not be negative, but class 2 has -1"),

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from longtail.cli import _console
 from longtail.cli._console import JsonOption
+from longtail.cli._inputs import (
+    ClassesOption,
+    ColumnsOption,
+    CountsOption,
+    LabelsOption,
+    LogitsOption,
+    ProbsOption,
+    SmoothingOption,
+    TrainLabelsOption,
+)
 
 if TYPE_CHECKING:
+    from longtail.predictions import Predictions
+    from longtail.priors import ClassPrior
     from longtail.tuning import Criterion as CriterionName
+    from longtail.tuning import TauResult
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -46,27 +59,17 @@ def tune(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A run folder, an .npz with `logits` and `target`, or logits.npy."
+            metavar="FILE", help="Saved predictions: .npz, .npy, .csv, .parquet or a run folder."
         ),
     ],
-    target: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Labels, .npy or text, if FILE holds only logits."),
-    ] = None,
-    counts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N,...|FILE", help="Training examples per class, or a file of them."
-        ),
-    ] = None,
-    train_labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Or the training labels themselves, .npy or text."),
-    ] = None,
-    smoothing: Annotated[
-        float,
-        typer.Option(metavar="X", help="Added to every count; needed if a class has no examples."),
-    ] = 0.0,
+    counts: CountsOption = None,
+    train_labels: TrainLabelsOption = None,
+    labels: LabelsOption = None,
+    logits: LogitsOption = False,
+    probs: ProbsOption = False,
+    columns: ColumnsOption = None,
+    classes: ClassesOption = None,
+    smoothing: SmoothingOption = 0.0,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="Which split of a run folder.")
     ] = "held-out",
@@ -98,31 +101,29 @@ def tune(
     \b
     Examples:
       longtail tune held-out.npz --counts 900,90,10
-      longtail tune logits.npy --target labels.npy --train-labels train.npy
+      longtail tune logits.npy --logits --labels y.npy --train-labels train.npy
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
     """
-    from longtail._checks import InputError
-    from longtail.cli._inputs import read_held_out, read_prior
-    from longtail.tuning import tune_tau
+    from longtail.cli._inputs import open_file, read_prior
 
-    found = read_held_out(file, target=target, split=split)
+    found = open_file(
+        file,
+        labels=labels,
+        logits=logits,
+        probs=probs,
+        columns=columns,
+        classes=classes,
+        split=split,
+    )
     prior = read_prior(found, counts=counts, train_labels=train_labels, smoothing=smoothing)
-    by_norms = method is Method.weight_normalization
-    if by_norms and found.norms is None:
-        raise InputError(
-            f"weight normalization needs the norms of the last layer's weights, one per class, "
-            f"which {file} lacks; save them with numpy.savez(file, ..., norms=...)."
-        )
-    with _console.working("tuning"):
-        result = tune_tau(
-            found.logits,
-            found.target,
-            prior,
-            method="weight_normalization" if by_norms else "logit_adjustment",
-            norms=found.norms if by_norms else None,
-            bias=found.bias if by_norms and bias_mode is BiasMode.drop else None,
-            bias_mode=bias_mode.value,
-            criterion=cast("CriterionName", criterion.name),
+    with _console.progress("reading") as progress:
+        result = _tuned(
+            found,
+            cast("ClassPrior", prior),
+            by_norms=method is Method.weight_normalization,
+            bias_mode=bias_mode,
+            criterion=criterion,
+            progress=progress,
             bounds=bounds,
             n_bootstrap=bootstrap,
             random_state=seed,
@@ -136,3 +137,40 @@ def tune(
             "this tau was chosen on the test set: it is an oracle's, and its "
             "error is no estimate for new data."
         )
+
+
+def _tuned(
+    found: Predictions,
+    prior: ClassPrior,
+    *,
+    by_norms: bool,
+    bias_mode: BiasMode,
+    criterion: Criterion,
+    progress: _console.Progress,
+    **settings: Any,
+) -> TauResult:
+    from longtail._checks import InputError
+    from longtail.predictions.passes import tau_intervals, whole_logits
+    from longtail.tuning import tune_from_intervals, tune_tau
+
+    if not found.labelled:
+        raise InputError(
+            f"{found.name} has no labels, so tau can't be chosen on it; name them with --labels."
+        )
+    if by_norms and found.norms is None:
+        raise InputError(
+            f"weight normalization needs the norms of the last layer's weights, one per class, "
+            f"which {found.name} lacks; save them with numpy.savez(file, ..., norms=...)."
+        )
+    method: dict[str, Any] = {"method": "logit_adjustment"}
+    if by_norms:
+        bias = found.bias if bias_mode is BiasMode.drop else None
+        method = {"method": "weight_normalization", "norms": found.norms, "bias": bias}
+        method["bias_mode"] = bias_mode.value
+    if criterion is Criterion.balanced_error:
+        parts = tau_intervals(found, prior, progress=progress, **method)
+        return tune_from_intervals(parts, **settings)
+    logits, target = whole_logits(found, prior)
+    return tune_tau(
+        logits, target, prior, criterion=cast("CriterionName", criterion.name), **method, **settings
+    )

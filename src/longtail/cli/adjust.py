@@ -1,0 +1,237 @@
+"""`longtail adjust`: saved predictions in; tau, what it is worth, and adjusted ones out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longtail.cli import _console
+from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._inputs import (
+    ClassesOption,
+    ColumnsOption,
+    CountsOption,
+    LabelsOption,
+    LogitsOption,
+    ProbsOption,
+    SmoothingOption,
+    TrainLabelsOption,
+)
+
+if TYPE_CHECKING:
+    from longtail.predictions import AdjustResult, Predictions
+    from longtail.priors import ClassPrior
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class Missing(StrEnum):
+    """What to do with classes of too few labelled examples."""
+
+    error = "error"
+    skip = "skip"
+
+
+@app.command()
+def adjust(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Saved predictions: .npz, .npy, .csv, .parquet or a run folder."
+        ),
+    ],
+    counts: CountsOption = None,
+    train_labels: TrainLabelsOption = None,
+    labels: LabelsOption = None,
+    logits: LogitsOption = False,
+    probs: ProbsOption = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the adjusted predictions here."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page with charts here."),
+    ] = None,
+    tau: Annotated[
+        float | None, typer.Option(metavar="T", help="Apply this tau instead of choosing one.")
+    ] = None,
+    tune_on: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION",
+            help="Choose tau on this part of each class, judge it on the rest.",
+        ),
+    ] = None,
+    cross_fit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Judge each of K folds with the tau of the others (default: 5).",
+        ),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="balanced|FILE", help="Class frequencies to aim at: all alike, or a file's."
+        ),
+    ] = "balanced",
+    effective_prior: Annotated[
+        bool,
+        typer.Option(
+            "--effective-prior",
+            help="Correct the prior that the model shows (its mean prediction), not the counts.",
+        ),
+    ] = False,
+    missing: Annotated[
+        Missing,
+        typer.Option(help="Classes with too few labels: refuse, or leave them out."),
+    ] = Missing.error,
+    columns: ColumnsOption = None,
+    classes: ClassesOption = None,
+    smoothing: SmoothingOption = 0.0,
+    bounds: Annotated[
+        tuple[float, float], typer.Option(metavar="LOW HIGH", help="Where to search for tau.")
+    ] = (0.0, 4.0),
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of the split and of resampling.")
+    ] = 0,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Adjust saved predictions, and measure what it is worth.
+
+    FILE holds one score per example and class: arrays `logits` or `probs`, and `target` if the
+    labels are known, in an .npz; a column logit_NAME or prob_NAME per class, and `label`, in a
+    csv or parquet file. Tau is chosen on labelled examples and always judged on others. Without
+    labels it is 1, unless given, and nothing is measured.
+
+    \b
+    Examples:
+      longtail adjust predictions.npz --counts 900,90,10
+      longtail adjust predictions.csv --counts counts.csv --out adjusted.csv
+      longtail adjust logits.npy --logits --labels y.npy --train-labels train.npy
+      longtail adjust predictions.parquet --counts counts.json --report page.html
+      longtail adjust unlabelled.npz --counts 900,90,10 --tau 1 --out adjusted.npz
+    """
+    from longtail.cli._inputs import open_file, read_prior
+    from longtail.predictions import adjust_predictions
+
+    _refuse_contradictions(tau, tune_on, cross_fit, effective_prior)
+    found = open_file(
+        file, labels=labels, logits=logits, probs=probs, columns=columns, classes=classes
+    )
+    _refuse_early(found, out, report, force)
+    prior = read_prior(
+        found,
+        counts=counts,
+        train_labels=train_labels,
+        smoothing=smoothing,
+        optional=effective_prior,
+    )
+    aim = _target_prior(target, found)
+    with _console.progress("reading") as progress:
+        result = adjust_predictions(
+            found,
+            prior,
+            tau=tau,
+            tune_on=tune_on,
+            folds=cross_fit,
+            target_prior=aim,
+            effective=effective_prior,
+            missing=missing.value,
+            bounds=bounds,
+            random_state=seed,
+            progress=progress,
+        )
+    _finish(result, out, report, force=force, json=json)
+
+
+def _refuse_contradictions(
+    tau: float | None, tune_on: float | None, cross_fit: int | None, effective: bool
+) -> None:
+    given = {"--tau": tau, "--tune-on": tune_on, "--cross-fit": cross_fit}
+    names = [name for name, value in given.items() if value is not None]
+    if effective and tau is not None:
+        names.remove("--tau")  # the prior is still found on one part and judged on another
+    if len(names) > 1:
+        raise typer.BadParameter(f"{' and '.join(names)} contradict each other; give one")
+
+
+def _refuse_early(found: Predictions, out: Path | None, report: Path | None, force: bool) -> None:
+    """What would fail after the work is refused before it."""
+    from longtail import _checks
+    from longtail.predictions.adjusting import check_output
+
+    for note in found.notes:
+        _console.note(f"longtail: note: {note}")
+    if out is not None:
+        check_output(found, out, force=force)
+        if not out.parent.is_dir():
+            raise _checks.InputError(f"--out: there is no folder {out.parent}.")
+    elif not found.labelled:
+        raise _checks.InputError(
+            f"{found.name} has no labels, so nothing can be measured; name them with --labels, or "
+            f"write the predictions adjusted with tau = 1 by --out FILE."
+        )
+    if report is None:
+        return
+    if not found.labelled:
+        raise _checks.InputError(
+            f"{found.name} has no labels, so there is nothing to show on a page; leave --report "
+            f"out, or name the labels with --labels."
+        )
+    for module in ("plotly", "jinja2"):
+        _checks.require(module, extra="report", caller="longtail adjust --report")
+    _console.refuse_overwrite(report, force)
+    if not report.parent.is_dir():
+        raise _checks.InputError(f"--report: there is no folder {report.parent}.")
+
+
+def _target_prior(text: str, found: Predictions) -> ClassPrior | None:
+    if text == "balanced":
+        return None
+    from longtail.predictions.labels import read_numbers
+    from longtail.priors import ClassPrior
+
+    numbers = read_numbers(
+        text, option="--target", num_classes=found.num_classes, class_names=found.class_names
+    )
+    return ClassPrior.from_weights(numbers)
+
+
+def _finish(
+    result: AdjustResult, out: Path | None, report: Path | None, *, force: bool, json: bool
+) -> None:
+    """Write what is to be written, and say what came out."""
+    from longtail.report import adjusting as texts
+
+    written = None
+    if out is not None:
+        with _console.progress("writing") as progress:
+            written = result.write(out, force=force, progress=progress)
+    if report is not None:
+        from longtail.report import adjusting_page
+
+        command = shlex.join(["longtail", *sys.argv[1:]])
+        adjusting_page.write(result, report, command=command, force=force)
+    if json:
+        files = None if written is None else written._asdict()
+        _console.print_json({**result.to_dict(), "written": files, "page": report})
+        return
+    for text in texts.summary(result):
+        _console.line(_console.wrapped(text))
+    _console.line()
+    for table in texts.tables(result):
+        _console.show_table(table)
+    if written is not None:
+        _console.line(_console.wrapped(texts.written(result, written)))
+    elif report is None:
+        _console.line("Nothing was written: --out FILE writes the adjusted predictions.")
+    if report is not None:
+        _console.line(f"Open {report} in a browser: it has a slider for tau.")

@@ -1,0 +1,137 @@
+"""Which columns of a table are scores, which is the label, and what the classes are called.
+
+Shared by csv and parquet files; nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.predictions.base import DECLARE, Kind, declared
+from longtail.predictions.labels import LABEL_NAMES, check_class_names, prefixed
+
+# Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
+_ASIDE = ("", "id", "index", "unnamed: 0", "__index_level_0__", "predicted", "prediction", "split")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean.
+
+    Attributes:
+        header: all names, in order.
+        scores: positions of the score columns.
+        label: position of the label column, or None.
+        kind: of the scores.
+        class_names: one per score column.
+    """
+
+    header: tuple[str, ...]
+    scores: tuple[int, ...]
+    label: int | None
+    kind: Kind
+    class_names: tuple[str, ...]
+
+
+def understand(
+    header: Sequence[str],
+    *,
+    name: str,
+    kind: Kind | None,
+    label: str | None,
+    columns: str | None,
+    class_names: Sequence[str] | None,
+) -> Columns:
+    """Find the columns.
+
+    Args:
+        header: names of all columns.
+        name: of the file, for messages.
+        kind: of the scores, if their names don't say.
+        label: name of the label column; else one of the usual names, if it is there.
+        columns: names or patterns of the score columns, separated by commas; else those called
+            logit… or prob…, else all that are left.
+        class_names: of the score columns, in order; else their own names.
+
+    Returns:
+        The columns.
+
+    Example:
+        >>> found = understand(["id", "prob_a", "prob_b", "label"], name="x.csv", kind=None,
+        ...                    label=None, columns=None, class_names=None)
+        >>> found.scores, found.label, found.kind, found.class_names
+        ((1, 2), 3, 'probs', ('a', 'b'))
+    """
+    header = tuple(text.strip() for text in header)
+    twice = [text for k, text in enumerate(header) if text in header[:k]]
+    if twice:
+        raise InputError(f"{name}: the column {twice[0]!r} occurs twice; rename one of them.")
+    where = _label_column(header, label, name)
+    if columns is None:
+        chosen = _usual_scores(header, where, kind, name)
+    else:
+        chosen = _matching(header, where, columns, name)
+    said = {prefixed(header[k])[0] for k in chosen}
+    found = said.pop() if len(said) == 1 else None
+    names = [prefixed(header[k])[1] if found is not None else header[k] for k in chosen]
+    return Columns(
+        header=header,
+        scores=tuple(chosen),
+        label=where,
+        kind=declared(kind, found or None, name=name),
+        class_names=check_class_names(class_names or names, len(chosen), name=name) or (),
+    )
+
+
+def _label_column(header: Sequence[str], label: str | None, name: str) -> int | None:
+    if label is not None:
+        if label not in header:
+            raise InputError(
+                f"{name} has no column {label!r} for the labels; its columns are "
+                f"{_checks.listing(header)}."
+            )
+        return header.index(label)
+    known = [k for k, text in enumerate(header) if text.lower() in LABEL_NAMES]
+    if len(known) > 1:
+        raise InputError(
+            f"{name} has several columns of labels, {', '.join(header[k] for k in known)}; name "
+            f"one with --labels."
+        )
+    return known[0] if known else None
+
+
+def _usual_scores(
+    header: Sequence[str], label: int | None, kind: Kind | None, name: str
+) -> list[int]:
+    free = [k for k in range(len(header)) if k != label and header[k].lower() not in _ASIDE]
+    by_kind = {
+        said: [k for k in free if prefixed(header[k])[0] == said] for said in ("logits", "probs")
+    }
+    if all(by_kind.values()) and kind is None:
+        raise InputError(
+            f"{name} has columns of logits and of probabilities; choose with "
+            f"{' or '.join(DECLARE.values())}."
+        )
+    named = by_kind[kind] if kind is not None else by_kind["logits"] or by_kind["probs"]
+    chosen = named or free
+    if not chosen:
+        raise InputError(
+            f"{name} has no columns of scores; its columns are {_checks.listing(header)}."
+        )
+    return chosen
+
+
+def _matching(header: Sequence[str], label: int | None, columns: str, name: str) -> list[int]:
+    chosen: list[int] = []
+    for pattern in (part.strip() for part in columns.split(",")):
+        found = [k for k, text in enumerate(header) if fnmatchcase(text, pattern) and k != label]
+        if not found:
+            raise InputError(
+                f"{name}: no column matches {pattern!r}; its columns are {_checks.listing(header)}."
+            )
+        chosen += [k for k in found if k not in chosen]
+    return chosen

@@ -1,0 +1,182 @@
+"""Errors before and after an adjustment, of one class or averaged over several, with intervals.
+
+Everything is counted per class: how many examples were judged, how many were wrong, how many
+became right or wrong. Nothing here knows of tau or of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from longtail._checks import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its uncertainty.
+
+    Attributes:
+        value: as counted.
+        standard_error: of the value.
+        low: lower end of the confidence interval.
+        high: upper end.
+    """
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {
+            "value": self.value,
+            "standard_error": self.standard_error,
+            "interval": [self.low, self.high],
+        }
+
+
+@dataclass(frozen=True)
+class Change:
+    """An error before and after, and the difference, which is paired by example.
+
+    Attributes:
+        before: the error without adjustment.
+        after: with it.
+        difference: after − before; negative is better.
+        num_classes: how many classes it is averaged over.
+        num_examples: how many examples it was counted on.
+    """
+
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    num_classes: int
+    num_examples: int
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the difference's interval excludes zero."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        return {
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "difference": self.difference.to_dict(),
+            "num_classes": self.num_classes,
+            "num_examples": self.num_examples,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Judged examples by class; every array has shape (num_classes,).
+
+    Attributes:
+        counts: judged examples.
+        wrong: of these, wrong before.
+        fixed: wrong before and right after.
+        broken: right before and wrong after.
+    """
+
+    counts: IntArray
+    wrong: IntArray
+    fixed: IntArray
+    broken: IntArray
+
+    @classmethod
+    def of(cls, target: IntArray, before: Any, after: Any, num_classes: int) -> Tally:
+        """Count examples by what they were before and after (True where right).
+
+        Example:
+            >>> tally = Tally.of(np.array([0, 0, 1]), np.array([True, False, False]),
+            ...                  np.array([False, True, True]), 2)
+            >>> tally.fixed, tally.broken
+            (array([1, 1]), array([1, 0]))
+        """
+
+        def by_class(rows: Any) -> IntArray:
+            return np.bincount(target[rows], minlength=num_classes)
+
+        return cls(
+            counts=np.bincount(target, minlength=num_classes),
+            wrong=by_class(~before),
+            fixed=by_class(~before & after),
+            broken=by_class(before & ~after),
+        )
+
+    def change(self, weight: FloatArray, *, level: float) -> Change:
+        """The weighted mean error of the classes, Σ_y w_y wrong_y / n_y, before and after.
+
+        Args:
+            weight: w, shape (num_classes,); zero leaves a class out. Scaled to sum to 1.
+            level: of the confidence intervals.
+
+        Returns:
+            The Change.
+        """
+        some = np.flatnonzero((weight > 0) & (self.counts > 0))
+        counts, wrong = self.counts[some], self.wrong[some]
+        fixed, broken = self.fixed[some], self.broken[some]
+        share = weight[some] / weight[some].sum()
+        return Change(
+            before=estimate(wrong, None, counts, share, level=level),
+            after=estimate(wrong - fixed + broken, None, counts, share, level=level),
+            difference=estimate(broken, fixed, counts, share, level=level),
+            num_classes=len(some),
+            num_examples=int(counts.sum()),
+        )
+
+
+def estimate(
+    plus: IntArray, minus: IntArray | None, counts: IntArray, share: FloatArray, *, level: float
+) -> Estimate:
+    """Σ_y share_y (plus_y − minus_y) / n_y, with a normal interval.
+
+    The variance of a class's term, p₊ + p₋ − (p₊ − p₋)² over n_y, uses rates that are drawn a
+    little towards the common ones, since a class of one or two examples shows no spread of its
+    own: one example's worth of the pooled rates is added to each class, and two examples, spread
+    evenly over the possible outcomes, to all classes together (Agresti and Min 2005 do that for
+    one class). So few examples widen the interval instead of closing it. The value itself is as
+    counted.
+
+    Args:
+        plus: events that add, per class, shape (classes,).
+        minus: events that subtract; None if there is no such thing, as for a plain error.
+        counts: n, examples per class, at least 1.
+        share: weights that sum to 1.
+        level: of the interval.
+
+    Returns:
+        The Estimate, its interval cut to what is possible.
+
+    Example:
+        >>> one = np.array([1])
+        >>> found = estimate(one * 20, None, one * 100, np.ones(1), level=0.95)
+        >>> round(found.value, 2), round(found.low, 3), round(found.high, 3)
+        (0.2, 0.12, 0.28)
+    """
+    classes = len(counts)
+    pooled = float(classes > 1)
+    padded = counts + pooled + 2.0 / classes
+
+    def rate(events: IntArray, extra: float) -> FloatArray:
+        common = pooled * events.sum() / counts.sum()
+        return np.asarray((events + common + extra / classes) / padded)
+
+    up = rate(plus, 1.0 if minus is None else 0.5)
+    down = np.zeros(classes) if minus is None else rate(minus, 0.5)
+    # The estimated rates vary themselves, which takes n / padded² of the variance away.
+    variance = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
+    net = plus if minus is None else plus - minus
+    value = float(np.sum(share * net / counts))
+    error = float(np.sqrt(np.sum(share**2 * variance)))
+    reach = NormalDist().inv_cdf(0.5 + level / 2) * error
+    least = 0.0 if minus is None else -1.0
+    return Estimate(value, error, max(least, value - reach), min(1.0, value + reach))

@@ -1,0 +1,311 @@
+"""Labels of any form in, class indices out; and files of labels, class names and counts.
+
+Labels are numbers 0, 1, … or names of classes. Which class a name means is known from the
+scores' column names or from a list of class names.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError, IntArray
+from longtail.predictions.base import at_least_two
+
+# What a column or array of labels is called where nothing else is said.
+LABEL_NAMES = ("target", "label", "labels", "y_true")
+
+# A column such as logit_cat or prob3 is the score of the class `cat` or `3`.
+_PREFIX = re.compile(r"(logits?|probs?|proba|probability|scores?)(?:[_\-.: ]+|(?=\d))(.+)", re.I)
+_KINDS = {"logit": "logits", "prob": "probs"}
+
+
+def prefixed(column: str) -> tuple[str | None, str]:
+    """What a score column says it is, and its class.
+
+    Example:
+        >>> prefixed("logit_cat"), prefixed("Prob3"), prefixed("score: a"), prefixed("problem")
+        (('logits', 'cat'), ('probs', '3'), ('', 'a'), (None, 'problem'))
+    """
+    found = _PREFIX.fullmatch(column)
+    if found is None:
+        return None, column
+    word = found[1].lower()
+    return next((kind for stem, kind in _KINDS.items() if word.startswith(stem)), ""), found[2]
+
+
+def whole(text: str) -> int | None:
+    """The whole number that a text is, also as ``3.0``, or None.
+
+    Example:
+        >>> whole("3"), whole("3.0"), whole("-1"), whole("three"), whole("2.5")
+        (3, 3, -1, None, None)
+    """
+    match = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text)
+    return None if match is None else int(match[1])
+
+
+class LabelEncoder:
+    """Turns labels into class indices, refusing those that the model does not know.
+
+    A label is the name of a class. Where no class has a number for its name, a whole number is
+    a class's position, counted from 0.
+
+    Args:
+        num_classes: L.
+        class_names: one per class, or None: then labels are positions.
+        name: of what holds the labels, for messages.
+
+    Example:
+        >>> LabelEncoder(2, ("cat", "dog"), name="x.csv")(np.array(["dog", "cat", "0"]))
+        array([1, 0, 0])
+    """
+
+    def __init__(self, num_classes: int, class_names: Sequence[str] | None, *, name: str) -> None:
+        at_least_two(num_classes, name=name)
+        self.num_classes = num_classes
+        self.class_names = None if class_names is None else tuple(class_names)
+        self.name = name
+        self._index = {label: k for k, label in enumerate(self.class_names or ())}
+        self._positions = all(whole(label) is None for label in self._index)
+
+    def __call__(
+        self, values: Any, *, place: Callable[[int], str] = lambda row: f"row {row}"
+    ) -> IntArray:
+        """Class indices of labels; `place` says where the label of a row stands."""
+        array = _checks.as_numpy(values)
+        if array.ndim != 1:
+            raise InputError(
+                f"{self.name}: labels must be one-dimensional, one per example; their shape is "
+                f"{array.shape}."
+            )
+        if array.dtype.kind in "iu" and self._positions:
+            return self._in_range(array, place)
+        found, inverse = np.unique(self._texts(array), return_inverse=True)
+        codes = np.array([self._code(str(label)) for label in found], dtype=np.int64)
+        result = codes[inverse.reshape(-1)]
+        if np.any(result < 0):
+            row = int(np.argmax(result < 0))
+            raise self._unknown(str(found[inverse.reshape(-1)[row]]), place(row))
+        return result
+
+    def _texts(self, array: NDArray[Any]) -> NDArray[Any]:
+        if array.dtype.kind == "S":
+            return np.char.decode(array, "utf-8")
+        if array.dtype.kind in "iufUb":
+            return array.astype(np.str_)
+        raise InputError(
+            f"{self.name}: labels must be whole numbers or names; their dtype is {array.dtype}."
+        )
+
+    def _code(self, text: str) -> int:
+        text = text.strip()
+        if text in self._index:
+            return self._index[text]
+        number = whole(text)
+        if number is None:
+            return -1
+        if self._positions:
+            return number if 0 <= number < self.num_classes else -1
+        return self._index.get(str(number), -1)
+
+    def _in_range(self, array: NDArray[Any], place: Callable[[int], str]) -> IntArray:
+        bad = (array < 0) | (array >= self.num_classes)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise self._unknown(str(array[row]), place(row))
+        return array.astype(np.int64)
+
+    def _unknown(self, label: str, where: str) -> InputError:
+        if not label.strip() or label.strip().lower() == "nan":
+            return InputError(
+                f"{self.name}: {where} has no label; drop the unlabelled examples, or leave the "
+                f"labels out to apply a given tau to all."
+            )
+        if self.class_names is None:
+            known = f"0 to {self.num_classes - 1}, the columns of the scores"
+            if whole(label) is None:
+                known += "; labels that are names need the classes' names, with --classes"
+        else:
+            known = _checks.listing(self.class_names, most=8)
+        return InputError(
+            f"{self.name}: {where} has the label {label.strip()!r}, which the model does not "
+            f"know; its classes are {known}."
+        )
+
+
+def check_class_names(
+    names: Sequence[Any] | NDArray[Any] | None, num_classes: int, *, name: str
+) -> tuple[str, ...] | None:
+    """One distinct, non-empty name per class."""
+    if names is None:
+        return None
+    texts = tuple(str(text).strip() for text in names)
+    if len(texts) != num_classes:
+        raise InputError(
+            f"{name}: there are {len(texts)} class names but {num_classes} columns of scores; "
+            f"give one name per column, in order."
+        )
+    twice = sorted({text for text in texts if texts.count(text) > 1}) if len(texts) < 5000 else []
+    if twice or len(set(texts)) < len(texts) or "" in texts:
+        shown = _checks.listing(map(repr, twice)) if twice else "some are empty or occur twice"
+        raise InputError(f"{name}: class names must be distinct and not empty; {shown}.")
+    return texts
+
+
+def load_npy(path: Path) -> NDArray[Any]:
+    """The array of an .npy file, memory-mapped."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    try:
+        with open(path, "rb") as file:
+            if file.read(6) != b"\x93NUMPY":
+                raise ValueError("it is not an .npy file")
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path | str, error: Exception) -> InputError:
+    """What to say of a file that NumPy can't read."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    if "allow_pickle" in reason or "Object arrays" in reason or "can't be memory-mapped" in reason:
+        reason = "it holds Python objects, which are never loaded"
+    elif "mmap length" in reason or "cannot reshape" in reason:
+        reason = "it is shorter than its header says, as if cut off"
+    return InputError(f"{path} can't be read as numbers: {reason}.")
+
+
+def read_labels(path: Path) -> NDArray[Any]:
+    """Labels of a file: .npy, text with one per line, or a csv file with a column of them."""
+    if path.suffix == ".npy":
+        return load_npy(path)
+    if path.suffix == ".csv":
+        header, rows = _csv_rows(path)
+        known = [column for column in header if column.lower() in LABEL_NAMES]
+        if len(header) > 1 and len(known) != 1:
+            raise InputError(
+                f"{path}: a csv file of labels must have one column, or one called "
+                f"{' or '.join(LABEL_NAMES[:2])}; its columns are {_checks.listing(header)}."
+            )
+        column = header.index(known[0]) if known else 0
+        return np.array([row[column] for row in rows])
+    lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    if all(re.fullmatch(r"[\d\s.,+-]+", line) for line in lines):
+        lines = " ".join(lines).replace(",", " ").split()
+    if not lines:
+        raise InputError(f"{path} is empty; it must hold labels, one per line.")
+    return np.array(lines)
+
+
+def read_class_names(text: str) -> list[str]:
+    """Names from ``a,b,c`` or from a file with one per line."""
+    path = Path(text)
+    if path.is_file():
+        return [line.strip() for line in _text(path).splitlines() if line.strip()]
+    return [part.strip() for part in text.split(",")]
+
+
+def read_numbers(
+    text: str, *, option: str, num_classes: int, class_names: Sequence[str] | None
+) -> FloatArray | IntArray:
+    """One number per class: ``900,90,10``, or a file of them by position or by class name.
+
+    Args:
+        text: numbers, or the name of an .npy, .json, .csv (class, number) or text file.
+        option: which option it came from, for messages.
+        num_classes: how many there must be.
+        class_names: to which names in the file refer.
+
+    Returns:
+        Shape (num_classes,), integers if all are whole.
+    """
+    values = _given_numbers(text, option)
+    if isinstance(values, Mapping):
+        encode = LabelEncoder(num_classes, class_names, name=f"{option} {text}")
+        places = encode(np.array(list(values)), place=lambda row: f"entry {row + 1}")
+        numbers = np.zeros(num_classes)
+        numbers[places] = list(values.values())
+    else:
+        numbers = np.asarray(values, dtype=np.float64)
+        if numbers.ndim != 1:
+            raise InputError(
+                f"{option} must be one number per class; {text} has the shape {numbers.shape}."
+            )
+        if len(numbers) != num_classes:
+            raise InputError(
+                f"{option} has {len(numbers)} numbers but the scores have {num_classes} columns; "
+                f"give one number per class, 0 for a class without examples."
+            )
+    rounded = np.rint(numbers)
+    finite = bool(np.all(np.isfinite(numbers)))
+    return rounded.astype(np.int64) if finite and np.all(numbers == rounded) else numbers
+
+
+def _given_numbers(text: str, option: str) -> Any:
+    path = Path(text)
+    if path.is_file():
+        try:
+            return _number_file(path)
+        except (ValueError, TypeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} can't be read as numbers: {error}.") from error
+    try:
+        return [float(word) for word in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise InputError(
+            f"{option} must be numbers such as 900,90,10 or a file of them; there is no file "
+            f"{text!r}."
+        ) from error
+
+
+def _number_file(path: Path) -> Any:
+    if path.suffix == ".npy":
+        return load_npy(path)
+    if path.suffix == ".json":
+        values = json.loads(_text(path))
+        return {str(k): float(v) for k, v in values.items()} if isinstance(values, dict) else values
+    if path.suffix == ".csv":
+        header, rows = _csv_rows(path)
+        if len(header) == 2:
+            if whole(header[1]) is not None:  # no header line
+                rows = [header, *rows]
+            found = {row[0].strip(): float(row[1]) for row in rows}
+            if len(found) < len(rows):
+                raise InputError(f"{path}: a class occurs twice.")
+            return found
+    words = _text(path).replace(",", " ").split()
+    if not words:
+        raise ValueError("it is empty")
+    return [float(word) for word in words]
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a small csv file, all rows as long as the header."""
+    rows = [row for row in csv.reader(_text(path).splitlines()) if row]
+    if not rows:
+        raise InputError(f"{path} is empty.")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise InputError(
+                f"{path}: line {number} has {len(row)} cells but the first has {len(rows[0])}."
+            )
+    return [cell.strip() for cell in rows[0]], rows[1:]
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a text file (UTF-8): {error}.") from error

@@ -1,0 +1,246 @@
+"""Predictions in csv files: one row per example, one column per class, read in blocks of lines.
+
+NumPy's own parser reads the numbers. Where it fails, the lines are looked at one by one to say
+which cell is wrong.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError, IntArray
+from longtail.predictions.base import Block, Kind, Predictions, Writer
+from longtail.predictions.columns import Columns, understand
+from longtail.predictions.labels import LabelEncoder
+from longtail.runs.files import atomic_path
+
+_DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextPredictions(Predictions):
+    """Scores in a csv file.
+
+    Attributes:
+        path: the file.
+        columns: what its columns mean.
+        delimiter: between its cells.
+        target: labels that come from elsewhere, or None.
+    """
+
+    path: Path
+    columns: Columns
+    delimiter: str
+    target: IntArray | None = None
+
+    def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
+        """The rows in order; `rest` keeps all cells as text."""
+        step = self.rows_per_block(elements)
+        encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+        row = 0
+        with _opened(self.path) as file:
+            next(file)
+            filled = ((n, line) for n, line in enumerate(file, start=2) if line.strip())
+            numbered = _decodable(filled, self.name)
+            while lines := list(islice(numbered, step)):
+                self._check_width(lines)
+                scores = self._numbers(lines)
+                target = self._labels(lines, encode, row)
+                cells = self._cells(lines) if rest else None
+                yield Block(row, scores, target, cells)
+                row += len(lines)
+        if row == 0:
+            raise InputError(f"{self.name} has a header but no rows.")
+        if self.target is not None:
+            _checks.same_length(range(row), self.target, caller=self.name, name=self.kind)
+
+    def _check_width(self, lines: Sequence[tuple[int, str]]) -> None:
+        wanted = len(self.columns.header)
+        for number, line in lines:
+            if '"' not in line:
+                cells = line.count(self.delimiter) + 1
+            elif line.count('"') % 2:
+                raise InputError(
+                    f"{self.name}: line {number} has an open quotation mark; cells can't span "
+                    f"lines."
+                )
+            else:
+                cells = len(self._split(line))
+            if cells != wanted:
+                raise InputError(
+                    f"{self.name}: line {number} has {cells} cells but the header has {wanted}."
+                )
+
+    def _numbers(self, lines: Sequence[tuple[int, str]]) -> FloatArray:
+        try:
+            found = np.loadtxt(
+                (line for _, line in lines),
+                delimiter=self.delimiter,
+                usecols=self.columns.scores,
+                quotechar='"',
+                comments=None,
+                ndmin=2,
+            )
+        except ValueError as error:
+            raise self._bad_cell(lines, error) from error
+        if not np.isfinite(found.sum()) and not np.isfinite(found).all():
+            row, column = (int(k) for k in np.argwhere(~np.isfinite(found))[0])
+            raise InputError(
+                f"{self.name}: line {lines[row][0]}, column "
+                f"{self.columns.header[self.columns.scores[column]]!r} is {found[row, column]}; "
+                f"scores must be finite."
+            )
+        return found
+
+    def _bad_cell(self, lines: Sequence[tuple[int, str]], error: Exception) -> InputError:
+        for number, line in lines:
+            cells = self._split(line)
+            for column in self.columns.scores:
+                try:
+                    float(cells[column])
+                except ValueError:
+                    name = self.columns.header[column]
+                    what = f"holds {cells[column]!r}, not a number" if cells[column] else "is empty"
+                    return InputError(
+                        f"{self.name}: line {number}, column {name!r} {what}; if it is no score, "
+                        f"name the columns that are with --columns, as in --columns 'logit_*'."
+                    )
+        return InputError(f"{self.name} can't be read as numbers: {error}.")
+
+    def _labels(
+        self, lines: Sequence[tuple[int, str]], encode: LabelEncoder, row: int
+    ) -> IntArray | None:
+        if self.target is not None:
+            return self.target[row : row + len(lines)]
+        where = self.columns.label
+        if where is None:
+            return None
+        texts = [
+            line.rstrip("\r\n").split(self.delimiter, where + 1)[where]
+            if '"' not in line
+            else self._split(line)[where]
+            for _, line in lines
+        ]
+        return encode(np.array(texts), place=lambda k: f"line {lines[k][0]}")
+
+    def _split(self, line: str) -> list[str]:
+        return next(csv.reader([line], delimiter=self.delimiter))
+
+    def _cells(self, lines: Sequence[tuple[int, str]]) -> list[list[str]]:
+        return list(csv.reader((line for _, line in lines), delimiter=self.delimiter))
+
+    @contextmanager
+    def writer(self, path: Path, *, tau: float) -> Iterator[Writer]:
+        """Writes the same columns with adjusted scores, and `predicted` behind them."""
+        with (
+            atomic_path(path) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+        ):
+            yield _Lines(self, file)
+
+
+class _Lines:
+    """Rows on their way to a csv file."""
+
+    def __init__(self, source: TextPredictions, file: IO[str]) -> None:
+        self.source = source
+        self.rows = csv.writer(file, delimiter=source.delimiter, lineterminator="\n")
+        header = list(source.columns.header)
+        self.place = header.index("predicted") if "predicted" in header else len(header)
+        header[self.place : self.place + 1] = ["predicted"]
+        self.rows.writerow(header)
+
+    def write(self, block: Block, scores: NDArray[Any], predicted: IntArray) -> None:
+        labels = self.source.labels(predicted)
+        for cells, numbers, label in zip(block.rest, scores.tolist(), labels, strict=True):
+            for column, number in zip(self.source.columns.scores, numbers, strict=True):
+                cells[column] = f"{number:.12g}"
+            cells[self.place : self.place + 1] = [str(label)]
+            self.rows.writerow(cells)
+
+
+def from_csv(
+    path: Path,
+    *,
+    kind: Kind | None,
+    label: str | None,
+    target: Any,
+    columns: str | None,
+    class_names: Sequence[str] | None,
+) -> TextPredictions:
+    """Open a csv file (comma, semicolon or tab); its first line names the columns.
+
+    Args:
+        path: the file.
+        kind: as in `open_predictions`.
+        label: name of the label column.
+        target: labels that come from elsewhere.
+        columns: as in `open_predictions`.
+        class_names: as in `open_predictions`.
+
+    Returns:
+        The Predictions.
+    """
+    header, delimiter = read_header(path)
+    if all(_is_number(text) for text in header):
+        raise InputError(
+            f"{path}: the first line must name the columns, but it holds numbers only; add a "
+            f"line such as logit_cat,logit_dog,label."
+        )
+    found = understand(
+        header, name=str(path), kind=kind, label=label, columns=columns, class_names=class_names
+    )
+    codes = None
+    if target is not None:
+        codes = LabelEncoder(len(found.scores), found.class_names, name=str(path))(target)
+    return TextPredictions(
+        name=str(path),
+        kind=found.kind,
+        num_classes=len(found.scores),
+        class_names=found.class_names,
+        labelled=codes is not None or found.label is not None,
+        path=path,
+        columns=found,
+        delimiter=delimiter,
+        target=codes,
+    )
+
+
+def read_header(path: Path) -> tuple[list[str], str]:
+    """The names in a csv file's first line, and what stands between them."""
+    with _opened(path) as file:
+        line = next(_decodable(file, str(path)), "").rstrip("\r\n")
+    if not line.strip():
+        raise InputError(f"{path} is empty; its first line must name the columns.")
+    delimiter = max(_DELIMITERS, key=line.count)
+    return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "." in text or "e" in text.lower()  # 0,1,2 may be the names of classes
+
+
+def _opened(path: Path) -> IO[str]:
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _decodable(lines: Any, name: str) -> Iterator[Any]:
+    """The lines, or one line that says why they are no text."""
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not a text file (UTF-8): {error}.") from error

@@ -1,0 +1,297 @@
+"""`longtail adjust`: what it prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior
+from longtail.predictions import adjust_predictions, open_predictions
+
+COUNTS = "900,90,10"
+PRIOR = ClassPrior.from_counts([900, 90, 10])
+
+
+@pytest.fixture
+def files(cli):
+    """Predictions in the current folder: labelled, unlabelled, as a table, as probabilities."""
+    target = np.repeat([0, 1, 2], 60)
+    noise = np.random.default_rng(0).normal(size=(180, 3))
+    logits = noise + 2.0 * np.eye(3)[target] + PRIOR.log_probs
+    odds = np.exp(logits)
+    probs = odds / odds.sum(axis=1, keepdims=True)
+    np.savez("p.npz", logits=logits, target=target)
+    np.savez("unlabelled.npz", logits=logits)
+    np.savez("probs.npz", probs=probs, target=target)
+    np.save("logits.npy", logits)
+    np.save("probs.npy", probs)
+    np.save("y.npy", target)
+    names = np.array(["cat", "dog", "emu"])[target]
+    rows = [f"{a!r},{b!r},{c!r},{names[k]}" for k, (a, b, c) in enumerate(logits.tolist())]
+    Path("p.csv").write_text("\n".join(["logit_cat,logit_dog,logit_emu,label", *rows]) + "\n")
+    Path("counts.csv").write_text("class,count\nemu,10\ncat,900\ndog,90\n")
+    Path("train.txt").write_text("cat\n" * 900 + "dog\n" * 90 + "emu\n" * 10)
+    return logits, target
+
+
+def expected(**settings):
+    return adjust_predictions(open_predictions("p.npz"), PRIOR, **settings)
+
+
+def test_the_common_case_is_one_short_line(cli, files):
+    result = cli("adjust", "p.npz", "--counts", COUNTS)
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "p.npz: logits of 180 labelled examples, 3 classes."
+    change = expected().balanced
+    text = " ".join(lines)
+    assert f"tau = {expected().tau:.4g} (95% interval" in text
+    assert "judged by cross-fitting, each of 5 folds with the tau of the others" in text
+    assert (
+        f"The balanced error falls from {100 * change.before.value:.1f}% to "
+        f"{100 * change.after.value:.1f}%"
+    ) in text
+    for row in ("balanced", "many (over 100)", "medium (20 to 100)", "few (under 20)"):
+        assert any(line.strip().startswith(row) for line in lines)
+    assert "Most changed classes" in lines
+    assert lines[-1] == "Nothing was written: --out FILE writes the adjusted predictions."
+    assert sorted(path.name for path in Path().iterdir() if "out" in path.name) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["p.npz", "--counts", COUNTS],
+        ["p.csv", "--counts", COUNTS],
+        ["p.csv", "--counts", "counts.csv"],
+        ["p.csv", "--train-labels", "train.txt"],
+        ["logits.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS],
+        ["probs.npy", "--probs", "--labels", "y.npy", "--counts", COUNTS],
+        ["probs.npz", "--counts", COUNTS],
+        ["p.npz", "--train-labels", "train.txt", "--classes", "cat,dog,emu"],
+    ],
+)
+def test_every_way_to_say_the_same(cli, files, words):
+    result = cli("adjust", *words, "--json")
+    assert result.err == ""
+    document = json.loads(result.out)
+    wanted = expected().to_dict()
+    assert document["tau"] == pytest.approx(wanted["tau"], rel=1e-9)
+    assert document["per_class"] == wanted["per_class"]
+    assert document["fold_taus"] == pytest.approx(wanted["fold_taus"])
+    assert (document["written"], document["page"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["--tau", 0.7], {"tau": 0.7}),
+        (["--tune-on", 0.4, "--seed", 2], {"tune_on": 0.4, "random_state": 2}),
+        (["--cross-fit", 3], {"folds": 3}),
+        (["--bounds", 0.5, 0.8], {"bounds": (0.5, 0.8)}),
+        (["--effective-prior", "--tune-on", 0.5], {"effective": True, "tune_on": 0.5}),
+        (
+            ["--target", "aim.txt"],
+            {"target_prior": ClassPrior.from_weights([2, 1, 1])},
+        ),
+    ],
+)
+def test_options_reach_the_library(cli, files, words, settings):
+    Path("aim.txt").write_text("2 1 1\n")
+    result = cli("adjust", "p.npz", "--counts", COUNTS, *words, "--json")
+    assert result.err == ""
+    document = json.loads(result.out)
+    wanted = json.loads(json.dumps(expected(**settings).to_dict()))
+    assert {key: document[key] for key in wanted} == wanted
+    text = cli("adjust", "p.npz", "--counts", COUNTS, *words)
+    assert text.code == 0
+    assert max(map(len, text.out.splitlines())) <= 80
+
+
+def test_what_is_written_is_what_was_judged(cli, files):
+    logits, target = files
+    result = cli("adjust", "p.npz", "--counts", COUNTS, "--tau", 1, "--out", "out.npz")
+    assert result.code == 0
+    with np.load("out.npz") as saved:
+        np.testing.assert_allclose(saved["logits"], logits - PRIOR.log_probs)
+        error = np.mean([np.mean(saved["predicted"][target == y] != y) for y in range(3)])
+        changed = int(np.sum(saved["predicted"] != logits.argmax(axis=1)))
+    assert f"to {100 * error:.1f}%" in result.out.replace("\n", " ")
+    assert f"{changed} of 180 of them changed" in result.out.replace("\n", " ")
+
+
+def test_a_table_keeps_its_columns(cli, files):
+    result = cli("adjust", "p.csv", "--counts", "counts.csv", "-o", "out.csv", "--json")
+    document = json.loads(result.out)
+    assert document["written"]["paths"] == ["out.csv"]
+    lines = Path("out.csv").read_text().splitlines()
+    assert lines[0] == "logit_cat,logit_dog,logit_emu,label,predicted"
+    assert len(lines) == 181
+    assert {line.split(",")[3] for line in lines[1:]} == {"cat", "dog", "emu"}
+
+
+def test_without_labels_tau_is_one_and_that_is_said(cli, files):
+    result = cli("adjust", "unlabelled.npz", "--counts", COUNTS, "-o", "out.npz")
+    assert (result.code, result.err) == (0, "")
+    text = " ".join(result.out.split())
+    assert "unlabelled.npz: logits of 180 examples without labels, 3 classes." in text
+    assert "tau = 1. Nothing could be measured: the examples have no labels." in text
+    assert "Written to out.npz" in text
+    assert "Error in percent" not in text
+
+
+def test_a_page(cli, files):
+    pytest.importorskip("plotly")
+    words = ["adjust", "p.npz", "--counts", COUNTS, "--report", "page.html"]
+    result = cli(*words)
+    assert result.code == 0
+    assert "Open page.html in a browser" in result.out
+    page = Path("page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") or "<!DOCTYPE html>" in page[:20_000]
+    for text in ("Adjusted predictions of p.npz", "Most changed classes", "tau-knob", "before"):
+        assert text in page
+    result = cli(*words)
+    assert (result.code, result.err) == (
+        1,
+        "longtail: error: page.html exists; pass --force to replace it.\n",
+    )
+    assert cli(*words, "--force").code == 0
+
+
+def test_classes_left_out_are_listed(cli, files):
+    logits, target = files
+    keep = target < 2
+    np.savez("two.npz", logits=logits[keep], target=target[keep])
+    result = cli("adjust", "two.npz", "--counts", COUNTS)
+    assert result.code == 1
+    assert "1 of 3 classes have fewer: 2 (0)" in result.err
+    result = cli("adjust", "two.npz", "--counts", COUNTS, "--missing", "skip")
+    assert result.code == 0
+    assert "Left out of all means, for lack of labelled examples: 2." in result.out
+    pytest.importorskip("plotly")
+    words = ["--missing", "skip", "--report", "page.html", "--tau", 1]
+    assert cli("adjust", "two.npz", "--counts", COUNTS, *words).code == 0
+
+
+def test_a_compressed_file_is_noted(cli, files):
+    logits, target = files
+    np.savez_compressed("packed.npz", logits=logits, target=target)
+    result = cli("adjust", "packed.npz", "--counts", COUNTS, "--json")
+    assert result.err.startswith("longtail: note: packed.npz is compressed")
+    assert json.loads(result.out)["tau"] == expected().tau
+
+
+def write_bad_files(logits, target):
+    probs = np.full((180, 3), 1 / 3)
+    probs[:90] = [0.5, 0.3, 0.2]
+    np.savez("sums.npz", probs=1.1 * probs, target=target)
+    np.savez("range.npz", probs=np.where(probs == 0.2, -0.1, probs), target=target)
+    spoilt = logits.copy()
+    spoilt[7, 2] = np.nan
+    np.savez("nan.npz", logits=spoilt, target=target)
+    np.savez("constant.npz", logits=np.tile(logits[0], (180, 1)), target=target)
+    np.savez("flat.npz", logits=np.zeros((180, 3)) + np.arange(180)[:, None], target=target)
+    np.savez("one.npz", logits=logits[:, :1], target=target)
+    np.savez("same.npz", logits=logits, target=np.zeros(180, int))
+    np.savez("unknown.npz", logits=logits, target=target + 1)
+    np.savez("short.npz", logits=logits, target=target[:-1])
+    whole = Path("p.npz").read_bytes()
+    Path("cut.npz").write_bytes(whole[: len(whole) // 2])
+    Path("cut.parquet").write_bytes(b"PAR1" + bytes(100))
+    lines = Path("p.csv").read_text().splitlines()
+    Path("ragged.csv").write_text("\n".join([*lines, "1,2,3"]) + "\n")
+    Path("column.csv").write_text("\n".join(line.partition(",")[2] for line in lines) + "\n")
+    Path("text.csv").write_text("\n".join([*lines, "1,two,3,cat"]) + "\n")
+    Path("label.csv").write_text("\n".join([*lines, "1,2,3,yak"]) + "\n")
+    Path("never.txt").write_text("cat\n" * 9 + "dog\n")
+    Path("exists.npz").write_bytes(b"mine")
+    Path("exists.html").write_bytes(b"mine")
+
+
+BAD = [
+    (["ragged.csv", "--counts", COUNTS], "ragged.csv: line 182 has 3 cells but the header has 4"),
+    (["column.csv", "--counts", COUNTS], "--counts has 3 numbers but the scores have 2 columns"),
+    (["column.csv", "--counts", "9,1"], "line 2 has the label 'cat', which the model does not kn"),
+    (["text.csv", "--counts", COUNTS], "text.csv: line 182, column 'logit_dog' holds 'two', not"),
+    (["label.csv", "--counts", COUNTS], "line 182 has the label 'yak', which the model does not"),
+    (["unknown.npz", "--counts", COUNTS], "row 120 has the label '3', which the model does not"),
+    (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
+    (["p.csv", "--counts", "900,90,0"], "class(es) emu have no training examples"),
+    (["p.csv", "--train-labels", "never.txt"], "--train-labels: class(es) emu have no training"),
+    (["p.csv", "--train-labels", "y.npy", "--classes", "a,b,c"], "line 2 has the label 'cat'"),
+    (["sums.npz", "--counts", COUNTS], "each row of `probs` must sum to 1, but row 0 sums to 1.1"),
+    (["range.npz", "--counts", COUNTS], "`probs` must lie in [0, 1], but -0.1 occurs"),
+    (
+        ["logits.npy", "--probs", "--labels", "y.npy", "--counts", COUNTS],
+        "these look like logits: declare them with --logits",
+    ),
+    (
+        ["probs.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS],
+        "look like probabilities; declare them with --probs",
+    ),
+    (["logits.npy", "--labels", "y.npy", "--counts", COUNTS], "say it with --logits (kind='lo"),
+    (["p.npz", "--probs", "--counts", COUNTS], "calls its scores logits, but probs was asked for"),
+    (["constant.npz", "--counts", COUNTS], "constant.npz: every row holds the same scores"),
+    (["flat.npz", "--counts", COUNTS], "flat.npz: in every row all classes have the same score"),
+    (["one.npz", "--counts", "9"], "one.npz: scores of one class leave nothing to decide"),
+    (["same.npz", "--counts", COUNTS], "2 of 3 classes have fewer: 1 (0), 2 (0)"),
+    (["same.npz", "--counts", COUNTS, "--missing", "skip"], "only 1 of 3 classes has labelled"),
+    (["nan.npz", "--counts", COUNTS], "`logits` must be finite, but row 7, column 2 is nan"),
+    (["short.npz", "--counts", COUNTS], "`logits` has 180 rows but there are 179 labels"),
+    (["cut.npz", "--counts", COUNTS], "cut.npz is not an .npz file, or a damaged one"),
+    (["cut.parquet", "--counts", COUNTS], "cut.parquet is not a parquet file, or a damaged one"),
+    (["p.npz", "--counts", "9,1"], "--counts has 2 numbers but the scores have 3 columns"),
+    (["p.npz", "--counts", COUNTS, "--target", "9,1"], "--target has 2 numbers but the scores"),
+    (["p.npz"], "training examples per class are needed: pass --counts 900,90,10"),
+    (["gone.npz", "--counts", COUNTS], "there is no file or run folder gone.npz"),
+    (["p.npz", "--counts", COUNTS, "--labels", "gone"], "--labels gone: p.npz has no array or col"),
+    (["p.npz", "--counts", COUNTS, "-o", "exists.npz"], "exists.npz exists; pass --force"),
+    (["p.npz", "--counts", COUNTS, "-o", "p.npz", "--force"], "p.npz is the file that is being"),
+    (["p.npz", "--counts", COUNTS, "-o", "x.csv"], "x.csv must end in .npz"),
+    (["p.npz", "--counts", COUNTS, "-o", "gone/x.npz"], "--out: there is no folder gone"),
+    (["p.npz", "--counts", COUNTS, "--report", "exists.html"], "exists.html exists; pass --force"),
+    (["p.npz", "--counts", COUNTS, "--report", "gone/x.html"], "--report: there is no folder"),
+    (["unlabelled.npz", "--counts", COUNTS], "has no labels, so nothing can be measured; name"),
+    (
+        ["unlabelled.npz", "--counts", COUNTS, "-o", "x.npz", "--tune-on", "0.5"],
+        "has no labels, so tau can't be chosen on it",
+    ),
+    (
+        ["unlabelled.npz", "--counts", COUNTS, "-o", "x.npz", "--report", "x.html"],
+        "has no labels, so there is nothing to show on a page",
+    ),
+    (["p.npz", "--counts", COUNTS, "--tune-on", "1.5"], "`tune_on` must lie in [0, 1); got 1.5"),
+    (["p.npz", "--counts", COUNTS, "--cross-fit", "1"], "`folds` must be a whole number, at lea"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: " ".join(v)[:40])
+def test_bad_input_is_one_line(cli, files, words, message):
+    write_bad_files(*files)
+    before = sorted(Path().iterdir())
+    result = cli("adjust", *words)
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err.startswith("longtail: error: ")
+    assert result.err.count("\n") == 1
+    assert message in result.err
+    assert sorted(Path().iterdir()) == before
+    assert Path("exists.npz").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tau", "1", "--cross-fit", "3"], "--tau and --cross-fit contradict each other"),
+        (["--tune-on", "0.5", "--cross-fit", "3"], "--tune-on and --cross-fit contradict each"),
+        (["--logits", "--probs"], "the scores are either --logits or --probs, not both"),
+        (["--missing", "maybe"], "'maybe' is not one of 'error', 'skip'"),
+    ],
+)
+def test_contradictions_are_wrong_usage(cli, files, words, message):
+    result = cli("adjust", "p.npz", "--counts", COUNTS, *words)
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1

@@ -1,0 +1,371 @@
+"""The choice of tau on some examples and its honest result on others, against slow loops."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from longtail import ClassPrior, InputError, adjust_logits, balanced_error, tune_tau
+from longtail.predictions import adjust_predictions, from_arrays
+from longtail.predictions.adjusting import _splits, shuffled_by_class
+from longtail.predictions.estimates import Tally, estimate
+
+PRIOR = ClassPrior.from_counts([900, 150, 60, 12])
+
+
+def problem(examples=400, seed=0, sharpness=1.5):
+    """Predictions of an overconfident model that has learnt the prior, classes evenly mixed."""
+    rng = np.random.default_rng(seed)
+    target = rng.integers(4, size=examples)
+    evidence = 1.2 * np.eye(4)[target] + rng.normal(size=(examples, 4))
+    return sharpness * (1.2 * evidence + PRIOR.log_probs), target
+
+
+def saved(examples=400, seed=0, **settings):
+    logits, target = problem(examples, seed)
+    return from_arrays(logits, target, kind="logits", **settings), logits, target
+
+
+def slow_result(logits, target, splits, prior=PRIOR, tau=None, target_prior=None):
+    """Error counts by class before and after, split by split, example by example."""
+    before, after, judged = (np.zeros(4, int) for _ in range(3))
+    taus = []
+    for tune, judge in splits:
+        chosen = tau
+        if chosen is None:
+            chosen = tune_tau(
+                logits[tune], target[tune], prior, n_bootstrap=0, target_prior=target_prior
+            ).tau
+        taus.append(chosen)
+        q = np.full(4, 0.25) if target_prior is None else target_prior.probs
+        for i in np.flatnonzero(judge):
+            scores = [logits[i, y] - chosen * (np.log(prior.probs[y] / q[y])) for y in range(4)]
+            judged[target[i]] += 1
+            before[target[i]] += int(np.argmax(logits[i]) != target[i])
+            after[target[i]] += int(np.argmax(scores) != target[i])
+    return before, after, judged, taus
+
+
+def masks(target, protocol, amount, seed=0, kept=None):
+    return _splits(target, np.arange(4) if kept is None else kept, protocol, amount, seed)
+
+
+def check(result, before, after, judged):
+    tally = result.tally
+    np.testing.assert_array_equal(tally.counts, judged)
+    np.testing.assert_array_equal(tally.wrong, before)
+    np.testing.assert_array_equal(tally.wrong - tally.fixed + tally.broken, after)
+    assert result.balanced.before.value == pytest.approx(np.mean(before / judged))
+    assert result.balanced.after.value == pytest.approx(np.mean(after / judged))
+    assert result.overall.after.value == pytest.approx(after.sum() / judged.sum())
+    groups = {"many": [0, 1], "medium": [2], "few": [3]}
+    assert list(result.groups) == list(groups)
+    for name, members in groups.items():
+        change = result.groups[name]
+        assert change.after.value == pytest.approx(np.mean((after / judged)[members]))
+        assert change.difference.value == pytest.approx(
+            np.mean(((after - before) / judged)[members])
+        )
+        assert change.num_classes == len(members)
+        assert change.num_examples == judged[members].sum()
+    for k in range(4):
+        assert result.of_class(k).before.value == pytest.approx(before[k] / judged[k])
+
+
+@pytest.mark.parametrize("folds", [None, 2, 7])
+def test_cross_fitting_judges_each_fold_with_the_tau_of_the_others(folds):
+    source, logits, target = saved()
+    result = adjust_predictions(source, PRIOR, folds=folds, n_bootstrap=50, random_state=3)
+    splits = masks(target, "cross-fit", folds or 5, 3)
+    before, after, judged, taus = slow_result(logits, target, splits)
+    check(result, before, after, judged)
+    assert result.protocol == "cross-fit"
+    np.testing.assert_array_equal(result.fold_taus, taus)
+    whole = tune_tau(logits, target, PRIOR, n_bootstrap=50, random_state=3)
+    assert (result.tau, result.tuning.confidence) == (whole.tau, whole.confidence)
+    assert (result.num_tuned, result.num_judged) == (400, 400)
+
+
+def test_a_split_judges_on_what_did_not_choose():
+    source, logits, target = saved()
+    result = adjust_predictions(source, PRIOR, tune_on=0.3, n_bootstrap=50, random_state=3)
+    ((tune, judge),) = splits = masks(target, "split", 0.3, 3)
+    before, after, judged, taus = slow_result(logits, target, splits)
+    check(result, before, after, judged)
+    assert result.protocol == "split"
+    assert [result.tau] == taus
+    assert (result.num_tuned, result.num_judged) == (tune.sum(), judge.sum())
+    assert result.judged_curve(result.tau) == pytest.approx(result.balanced.after.value)
+
+
+def test_a_given_tau_is_judged_on_everything():
+    source, logits, target = saved()
+    result = adjust_predictions(source, PRIOR, tau=1.0)
+    everything = np.ones(400, bool)
+    check(result, *slow_result(logits, target, [(everything, everything)], tau=1.0)[:3])
+    assert (result.protocol, result.tau, result.tuning) == ("given", 1.0, None)
+    expected = balanced_error(target, adjust_logits(logits, PRIOR))
+    assert result.balanced.after.value == pytest.approx(expected)
+
+
+def test_a_target_prior_is_aimed_at_and_judged_by():
+    source, logits, target = saved()
+    aim = ClassPrior.from_probs([0.4, 0.3, 0.2, 0.1])
+    result = adjust_predictions(source, PRIOR, target_prior=aim, n_bootstrap=0)
+    splits = masks(target, "cross-fit", 5)
+    before, after, judged, taus = slow_result(logits, target, splits, target_prior=aim)
+    check(result, before, after, judged)
+    np.testing.assert_array_equal(result.fold_taus, taus)
+    assert result.expected.after.value == pytest.approx(aim.probs @ (after / judged))
+    assert adjust_predictions(source, PRIOR, n_bootstrap=0).expected is None
+
+
+@pytest.mark.parametrize("how", [{"tune_on": 0.5}, {"folds": 3}, {"tau": 0.8}])
+def test_the_learnt_prior_is_learnt_where_tau_is_chosen(how):
+    source, logits, target = saved()
+    result = adjust_predictions(source, PRIOR, effective=True, n_bootstrap=0, **how)
+    probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    splits = masks(target, "split" if "tune_on" in how else "cross-fit", *[
+        how.get("tune_on") or how.get("folds") or 5
+    ])  # fmt: skip
+    totals = np.zeros((3, 4), int)
+    for tune, judge in splits:
+        learnt = np.zeros(4)
+        for y in range(4):
+            learnt += PRIOR.probs[y] * probs[tune & (target == y)].mean(axis=0)
+        part = slow_result(
+            logits, target, [(tune, judge)], ClassPrior.from_probs(learnt), how.get("tau")
+        )
+        totals += np.stack(part[:3])
+    check(result, *totals)
+    assert result.protocol == ("split" if "tune_on" in how else "cross-fit")
+    every = splits[0][0] if "tune_on" in how else np.ones(400, bool)
+    learnt = sum(PRIOR.probs[y] * probs[every & (target == y)].mean(axis=0) for y in range(4))
+    np.testing.assert_allclose(result.prior.probs, learnt)
+    assert result.prior.counts is PRIOR.counts
+
+
+def test_the_learnt_prior_needs_no_counts():
+    source, logits, _ = saved()
+    result = adjust_predictions(source, None, effective=True, n_bootstrap=0)
+    probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(result.prior.probs, probs.mean(axis=0))
+    assert result.groups == {}
+    assert "groups" in result.to_dict()
+    plain = adjust_predictions(from_arrays(logits, kind="logits"), None, effective=True)
+    assert plain.protocol == "unlabelled"
+    np.testing.assert_allclose(plain.prior.probs, probs.mean(axis=0))
+
+
+def test_without_labels_nothing_is_measured():
+    logits, _ = problem()
+    source = from_arrays(logits, kind="logits")
+    result = adjust_predictions(source, PRIOR)
+    assert (result.tau, result.protocol, result.tally) == (1.0, "unlabelled", None)
+    assert adjust_predictions(source, PRIOR, tau=0.3).tau == 0.3
+    assert "balanced_error" not in result.to_dict()
+    with pytest.raises(InputError, match="has no labels, so there is no error to ask for"):
+        _ = result.balanced
+    for how in ({"tune_on": 0.5}, {"folds": 4}):
+        with pytest.raises(InputError, match="has no labels, so tau can't be chosen on it"):
+            adjust_predictions(source, PRIOR, **how)
+
+
+def few_of_the_last(number):
+    """Predictions with that many examples of the rarest class."""
+    logits, target = problem()
+    kept = np.flatnonzero((target < 3) | (np.cumsum(target == 3) <= number))
+    return logits[kept], target[kept]
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "message"),
+    [
+        (1, {}, "each class needs at least 2 labelled examples (one must choose tau and another"),
+        (1, {"tune_on": 0.5}, "1 of 4 classes have fewer: 3 (1); label more, give --tau 1, which"),
+        (0, {"tau": 1.0}, "at least 1 labelled examples (a class without examples has no error)"),
+        (0, {"tau": 1.0}, "label more, or leave these classes out with --missing skip"),
+    ],
+)
+def test_too_few_examples_are_said_in_the_open(number, how, message):
+    logits, target = few_of_the_last(number)
+    source = from_arrays(logits, target, kind="logits")
+    with pytest.raises(InputError) as caught:
+        adjust_predictions(source, PRIOR, **how)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("how", [{}, {"tune_on": 0.5}, {"tau": 1.0}])
+def test_classes_can_be_left_out(how):
+    logits, target = few_of_the_last(0 if how == {"tau": 1.0} else 1)
+    source = from_arrays(logits, target, kind="logits")
+    result = adjust_predictions(source, PRIOR, missing="skip", n_bootstrap=0, **how)
+    assert result.left_out.tolist() == [3]
+    assert result.tally.counts[3] == 0
+    assert list(result.groups) == ["many", "medium"]
+    assert result.balanced.num_classes == 3
+    protocol = {"tune_on": "split", "tau": "given"}.get(next(iter(how), ""), "cross-fit")
+    # The competition is still among all four classes; only the mean is over three.
+    errors = []
+    for tune, judge in masks(target, protocol, how.get("tune_on", 5), kept=np.arange(3)):
+        assert not np.any(target[tune | judge] == 3)
+        tau = how.get("tau")
+        if tau is None:
+            grid = np.unique(np.concatenate([np.linspace(0, 4, 401), result.fold_taus]))
+            values = [slow_three(logits[tune], target[tune], t) for t in grid]
+            tau = result.tau if protocol == "split" else result.fold_taus[len(errors)]
+            assert slow_three(logits[tune], target[tune], tau) <= min(values) + 1e-12
+        right = (logits[judge] - tau * PRIOR.log_probs).argmax(axis=1) == target[judge]
+        errors.append(np.bincount(target[judge], ~right, minlength=4))
+    expected = np.mean(np.sum(errors, axis=0)[:3] / result.tally.counts[:3])
+    assert result.balanced.after.value == pytest.approx(expected)
+
+
+def slow_three(logits, target, tau):
+    wrong = (logits - tau * PRIOR.log_probs).argmax(axis=1) != target
+    return np.mean([wrong[target == y].mean() for y in range(3)])
+
+
+def test_a_single_class_is_no_problem_to_balance():
+    logits, _ = problem()
+    source = from_arrays(logits, np.zeros(400, int), kind="logits")
+    with pytest.raises(InputError, match="only 1 of 4 classes has labelled examples enough"):
+        adjust_predictions(source, PRIOR, missing="skip")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"prior": [9, 1, 1, 1]}, "`prior` must be a ClassPrior; got list"),
+        ({"prior": None}, "`prior` must be the ClassPrior of the training data, unless effective"),
+        ({"prior": ClassPrior.uniform(3)}, "`prior` has 3 classes but the logits have 4 columns"),
+        ({"target_prior": ClassPrior.uniform(3)}, "`target_prior` has 3 classes"),
+        ({"tune_on": 0.5, "folds": 3}, "give `tune_on` or `folds`, not both"),
+        ({"tau": 1.0, "folds": 3}, "with a given `tau` there is nothing to choose"),
+        ({"tune_on": 0.0}, "`tune_on` must be above zero"),
+        ({"tune_on": 1.0}, "`tune_on` must lie in [0, 1); got 1"),
+        ({"folds": 1}, "`folds` must be a whole number, at least 2; got 1"),
+        ({"tau": np.nan}, "`tau` must be finite"),
+        ({"missing": "x"}, "`missing` must be one of 'error', 'skip'"),
+        ({"confidence": 1.0}, "`confidence` must lie in [0, 1)"),
+        ({"workers": -1}, "`workers` must be a whole number"),
+    ],
+)
+def test_bad_settings(how, message):
+    source, *_ = saved(40)
+    with pytest.raises(InputError) as caught:
+        adjust_predictions(source, **{"prior": PRIOR, **how})
+    assert message in str(caught.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(2, 30), min_size=2, max_size=6),
+    seed=st.integers(0, 1000),
+    folds=st.integers(2, 9),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_every_class_chooses_and_judges(counts, seed, folds, fraction):
+    target = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    kept = np.arange(len(counts))
+    pieces = _splits(target, kept, "cross-fit", folds, seed)
+    assert np.array_equal(np.sum([judge for _, judge in pieces], axis=0), np.ones(len(target)))
+    for tune, judge in pieces:
+        assert np.array_equal(tune, ~judge)
+        assert np.bincount(target[tune], minlength=len(counts)).min() >= 1
+        by_class = np.bincount(target[judge], minlength=len(counts))
+        assert np.all(by_class <= np.ceil(np.array(counts) / folds))
+    ((tune, judge),) = _splits(target, kept, "split", fraction, seed)
+    assert np.array_equal(tune, ~judge)
+    took = np.bincount(target[tune], minlength=len(counts))
+    assert np.all((took >= 1) & (took < counts))
+    assert np.all(np.abs(took - fraction * np.array(counts)) <= 1)
+    order, rank = shuffled_by_class(target, seed)
+    assert sorted(order) == list(range(len(target)))
+    assert np.all(np.diff(target[order]) >= 0)
+    assert rank.max() == max(counts) - 1
+
+
+def test_the_split_depends_on_the_seed_alone():
+    source, *_ = saved()
+    one, same, other = (
+        adjust_predictions(source, PRIOR, tune_on=0.5, n_bootstrap=0, random_state=s)
+        for s in (1, 1, 2)
+    )
+    assert one.to_dict() == same.to_dict()
+    assert one.to_dict() != other.to_dict()
+
+
+def test_the_most_changed_classes_come_first():
+    tally = Tally(
+        counts=np.array([10, 20, 10, 10, 0]),
+        wrong=np.array([0, 4, 5, 5, 0]),
+        fixed=np.array([0, 4, 2, 0, 0]),
+        broken=np.array([3, 0, 0, 0, 0]),
+    )
+    source = from_arrays(np.eye(5), kind="logits")
+    result = adjust_predictions(source, ClassPrior.uniform(5), tau=1.0)
+    result = type(result)(**{**vars(result), "tally": tally})
+    assert result.most_changed() == ([1, 2], [0])
+    assert result.most_changed(1) == ([1], [0])
+
+
+def test_the_result_is_ready_for_json():
+    source, *_ = saved(class_names=list("abcd"))
+    document = json.loads(
+        json.dumps(adjust_predictions(source, PRIOR, n_bootstrap=20).to_dict(), allow_nan=False)
+    )
+    assert document["class_names"] == list("abcd")
+    assert document["balanced_error"]["difference"]["interval"][1] < 0
+    assert sum(document["per_class"]["judged"]) == 400
+
+
+# --- intervals ---------------------------------------------------------------------------------
+
+
+def test_an_estimate_is_as_counted():
+    plus, minus = np.array([3, 0, 2]), np.array([1, 0, 4])
+    counts, share = np.array([5, 1, 9]), np.array([0.5, 0.3, 0.2])
+    found = estimate(plus, minus, counts, share, level=0.9)
+    assert found.value == pytest.approx(0.5 * 2 / 5 + 0.2 * -2 / 9)
+    assert found.low < found.value < found.high
+    assert found.high - found.low == pytest.approx(2 * 1.6449 * found.standard_error, rel=1e-4)
+
+
+def test_few_examples_widen_the_interval_instead_of_closing_it():
+    nothing = np.zeros(1, int)
+    for count in (1, 3, 10):
+        found = estimate(nothing, nothing, np.array([count]), np.ones(1), level=0.95)
+        assert found.value == 0
+        assert found.high > 1 / (count + 2)
+    one = estimate(np.ones(1, int), None, np.ones(1, int), np.ones(1), level=0.95)
+    assert (one.value, one.high) == (1.0, 1.0)
+    assert one.low < 0.2
+
+
+def test_many_examples_give_the_usual_standard_error():
+    plus, minus, counts = np.array([4000, 2000]), np.array([1000, 3000]), np.array([20000, 30000])
+    found = estimate(plus, minus, counts, np.array([0.5, 0.5]), level=0.95)
+    up, down = plus / counts, minus / counts
+    variance = (up + down - (up - down) ** 2) / counts
+    assert found.standard_error == pytest.approx(np.sqrt(0.25 * variance.sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "most"), [(1, 100), (3, 100), (10, 6), (100, 1), (100, 5), (300, 3)]
+)
+def test_intervals_cover_as_often_as_they_say(classes, most):
+    rng = np.random.default_rng(classes)
+    broken, fixed = rng.beta(1, 12, classes), rng.beta(2, 10, classes)
+    counts = rng.integers(max(1, most // 3), most + 1, classes)
+    share = np.full(classes, 1 / classes)
+    truth = np.sum(share * (broken - fixed))
+    outcomes = np.stack([broken, fixed, 1 - broken - fixed], axis=1)
+    hits = 0
+    for _ in range(600):
+        drawn = rng.multinomial(counts, outcomes)
+        found = estimate(drawn[:, 0], drawn[:, 1], counts, share, level=0.9)
+        hits += found.low <= truth <= found.high
+    assert 0.86 <= hits / 600 <= 0.96
