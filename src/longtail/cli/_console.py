@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from longtail.report.tables import Table as ReportTable
+
 Progress = Callable[[int, int, str], None]
 
 JsonOption = Annotated[
@@ -32,6 +35,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is ther
 # Longer than this and a person wonders whether it still works.
 _PATIENCE = 2.0
 _WIDE = 160
+_PROSE = 80
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -53,6 +57,27 @@ def show(*renderables: RenderableType) -> None:
     out = console()
     for renderable in renderables:
         out.print(renderable)
+
+
+def show_table(table: ReportTable) -> None:
+    """A table of results with its title and note, and an empty line after it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for position, title in enumerate(table.header):
+        drawn.add_column(title, justify="right" if position else "left", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    show(Text(table.title, style="bold"), drawn)
+    if table.note:
+        line(wrapped(table.note))
+    line()
+
+
+def wrapped(text: str) -> str:
+    """Prose in lines that fit a terminal."""
+    return textwrap.fill(text, _PROSE, break_long_words=False, break_on_hyphens=False)
 
 
 def print_json(document: Any) -> None:
@@ -221,7 +246,7 @@ def _lines(title: str, every: float) -> Iterator[Progress]:
         latest = now
         share = f" of {total} ({done / total:.0%})" if total else ""
         left = ""
-        if total and 0 < done < total:
+        if total and total / 50 <= done < total:  # the very first steps say little
             left = f", {_duration((now - started) * (total - done) / done)} left"
         note(f"{title}: {done}{share}{left}{'  ' + text if text else ''}")
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import textwrap
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,8 +20,6 @@ EXPERIMENTS = {
     "synthetic": "Every loss and post-hoc method on two Gaussian classes (figure 2).",
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
 }
-
-_WIDTH = 80
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -80,8 +77,10 @@ def reproduce(
         _console.print_json(results.to_dict())
         return
     for table in report.tables(results):
-        _show(table)
-    _console.line(_wrapped(f"Written to {folder}: {', '.join(path.name for path in written)}"))
+        _console.show_table(table)
+    _console.line(
+        _console.wrapped(f"Written to {folder}: {', '.join(path.name for path in written)}")
+    )
 
 
 def _list(json: bool) -> None:
@@ -102,22 +101,3 @@ def _refuse_early(report: ModuleType, folder: Path, force: bool) -> None:
         raise _checks.InputError(f"--out must be a folder, but {folder} is a file.")
     for file in report.FILES:
         _console.refuse_overwrite(folder / file, force)
-
-
-def _show(table: Any) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for position, title in enumerate(table.header):
-        drawn.add_column(title, justify="right" if position else "left", no_wrap=True)
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    _console.show(Text(table.title, style="bold"), drawn)
-    if table.note:
-        _console.line(_wrapped(table.note))
-    _console.line()
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
