@@ -44,7 +44,7 @@
     });
   }
 
-  const startSlider = ({ taus, groups, methods }) => {
+  const startSlider = ({ taus, methods }) => {
     const knob = document.getElementById("tau-knob");
     const presets = document.getElementById("presets");
     const bars = { "chart-slider-groups": "groups", "chart-slider-classes": "classes" };
@@ -63,13 +63,10 @@
         const highest = Math.max(...moving.y, ...without.y);
         layout.yaxis.range = [0, STEPS.find((step) => step >= highest) * 1.02];
       }
-      const [all, ...parts] = method.groups[place];
       const curve = page.charts["chart-tau"];
       if (curve) curve.layout.shapes[0].x0 = curve.layout.shapes[0].x1 = taus[place];
-      const said = groups.map((name, i) => `${name} ${parts[i].toFixed(1)}%`);
-      const text = `Balanced error ${all.toFixed(1)}%: ${said.join(", ")}.`;
       document.getElementById("tau-value").textContent = tau;
-      document.getElementById("tau-says").textContent = text;
+      document.getElementById("tau-says").textContent = method.says[place];
       knob.setAttribute("aria-valuetext", `τ = ${tau}`);
       for (const button of presets.children) {
         button.setAttribute("aria-pressed", String(Number(button.value) === place));

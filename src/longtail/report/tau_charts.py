@@ -216,18 +216,23 @@ def _bars(
     return [moving, without]
 
 
+def _says(groups: tuple[str, ...], values: FloatArray) -> str:
+    parts = [f"{name} {value:.1f}%" for name, value in zip(groups, values[1:], strict=True)]
+    return f"Balanced error {values[0]:.1f}%: {', '.join(parts)}."
+
+
 def slider_values(section: TauSlider) -> dict[str, Any]:
     """What the script needs to move the bars: every number that it will show, rounded here."""
     return {
         "taus": rounded(section.taus),
         "start": int(np.argmin(np.abs(section.taus - section.start))),
-        "groups": list(section.groups),
         "methods": [
             {
                 "label": method.series.label,
                 "color": method.series.color,
                 "classes": rounded(method.per_class),
                 "groups": rounded(_with_all(method)),
+                "says": [_says(section.groups, values) for values in _with_all(method)],
                 "presets": [
                     [name, int(np.argmin(np.abs(section.taus - tau)))]
                     for name, tau in method.presets.items()

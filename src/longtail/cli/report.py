@@ -1,0 +1,126 @@
+"""`longtail report`: one HTML page, and figures for papers, from run folders."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longtail.cli import _console
+from longtail.cli._console import ForceOption, JsonOption
+
+if TYPE_CHECKING:
+    from longtail.runs import Run
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.html", help="The page.")] = Path(
+        "report.html"
+    ),
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            metavar="DIR",
+            help="Also write the charts there, as SVG and PNG.",
+            show_default=False,
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which split's logits judge.")] = "test",
+    title: Annotated[
+        str | None, typer.Option(help="Of the page; made from the data's name if absent.")
+    ] = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare runs of one data set on one page that opens anywhere, without a network.
+
+    The page shows errors with intervals, a slider for tau that moves them, calibration, weight
+    norms and how to run it again. Post-hoc methods are computed from the saved logits of the
+    softmax runs; runs with a held-out part serve to choose tau.
+
+    \b
+    Examples:
+      longtail report runs/digits-lt
+      longtail report runs/cifar10-lt --out cifar10.html --figures paper/
+      longtail report runs/digits-lt/softmax-s0-* runs/digits-lt/balanced-s0-*
+    """
+    from longtail.experiments.comparison import compare
+    from longtail.report import comparison as texts
+    from longtail.report import page, run_figures
+
+    _refuse_early(out, figures, force)
+    compared = compare(_open(runs), split=split)
+    with _console.working("writing the page"):
+        typed = _command(runs, out, figures, split, title)
+        page.write(compared, out, title=title, command=typed, force=True)
+        drawn = [] if figures is None else run_figures.write(compared, figures)
+    if json:
+        _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})
+        return
+    for table in texts.tables(compared):
+        _console.show_table(table)
+    _console.line(_console.wrapped(" ".join(texts.summary(compared))))
+    _console.line()
+    slider = ": it has a slider for tau" if compared.curves else ""
+    _console.line(f"Open {out} in a browser{slider}.")
+    if drawn:
+        names = ", ".join(path.name for path in drawn)
+        _console.line(_console.wrapped(f"Figures in {figures}: {names}"))
+
+
+def _refuse_early(out: Path, figures: Path | None, force: bool) -> None:
+    """What would fail after the work is refused before it."""
+    from longtail import _checks
+    from longtail.report import run_figures
+
+    for module in ("plotly", "jinja2", *(["matplotlib"] if figures is not None else [])):
+        _checks.require(module, extra="report", caller="longtail report")
+    if out.is_dir():
+        raise _checks.InputError(f"--out must be a file, but {out} is a folder.")
+    _console.refuse_overwrite(out, force)
+    if figures is not None:
+        if figures.exists() and not figures.is_dir():
+            raise _checks.InputError(f"--figures must be a folder, but {figures} is a file.")
+        for name in run_figures.FILES:
+            _console.refuse_overwrite(figures / name, force)
+
+
+def _open(given: list[Path]) -> list[Run]:
+    """Every run that was named, itself or by a folder above it; each once, none edited."""
+    from longtail._checks import InputError
+    from longtail.runs import Run, run_folders
+
+    found: dict[Path, Run] = {}
+    for path in given:
+        inside = [] if (path / "run.json").exists() or not path.is_dir() else run_folders(path)
+        for folder in inside or [path]:
+            # Named itself, a half-written run is an error; in a folder it is left out.
+            run = Run.open(folder, unfinished=bool(inside))
+            if run.finished:
+                found.setdefault(folder.resolve(), run)
+            else:
+                _console.warning_line(f"left out {folder}, which is half written")
+    if not found:
+        raise InputError("none of the runs there is finished.")
+    return list(found.values())
+
+
+def _command(
+    runs: list[Path], out: Path, figures: Path | None, split: str, title: str | None
+) -> str:
+    """What was typed, in one line."""
+    words = ["longtail", "report", *map(str, runs), "--out", str(out)]
+    words += [] if figures is None else ["--figures", str(figures)]
+    words += [] if split == "test" else ["--split", split]
+    words += [] if title is None else ["--title", title]
+    return shlex.join(words)

@@ -1,0 +1,213 @@
+"""`longtail report`: what it writes and prints, and each kind of bad input in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from page_factory import digits_root, digits_runs
+from run_factory import make_run, make_spec, make_writer
+
+pytest.importorskip("plotly")
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture
+def folders():
+    """Two of the digits runs: softmax and logit-adjusted, seed 0."""
+    wanted = {"softmax", "logit-adjusted"}
+    return [
+        run.folder
+        for run in digits_runs()
+        if run.spec.seed == 0 and run.spec.method.name in wanted and not run.spec.dataset.held_out
+    ]
+
+
+@pytest.fixture
+def copies(folders, tmp_path):
+    """The same runs where a test may damage them."""
+    there = tmp_path / "copies"
+    return [shutil.copytree(folder, there / folder.name) for folder in folders]
+
+
+def refused(result):
+    """The one line of an error, without a traceback, and no page beside it."""
+    assert result.code == 1
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    (line,) = result.err.splitlines()
+    assert line.startswith("longtail: error: ")
+    assert not Path("report.html").exists()
+    return line.removeprefix("longtail: error: ")
+
+
+def test_a_folder_of_runs_becomes_a_page_and_a_table(cli):
+    result = cli("report", digits_root())
+    assert result.code == 0
+    assert result.err == ""
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "post-hoc logit adj. (τ held-out)" in result.out
+    assert "Trained on digits-lt with plain softmax" in result.out.replace("\n", " ")
+    assert "Open report.html in a browser: it has a slider" in result.out
+    page = Path("report.html").read_text()
+    assert f"longtail report {digits_root()} --out report.html" in page
+
+
+def test_figures_and_a_title(cli, folders):
+    result = cli("report", *folders, "--out", "p.html", "--figures", "figs", "--title", "My runs")
+    assert result.code == 0
+    assert "<title>My runs</title>" in Path("p.html").read_text()
+    assert Path("figs/tau.svg").read_text().startswith("<?xml")
+    assert len(list(Path("figs").iterdir())) == 12
+    assert "Figures in figs: errors.svg" in result.out
+
+
+def test_the_numbers_as_json(cli, folders):
+    document = json.loads(cli("report", *folders, "--json").out)
+    assert document["page"] == "report.html"
+    rows = {(row["method"], row["tau_source"]): row for row in document["rows"]}
+    assert rows["softmax", None]["balanced_error"]["low"] is None  # one seed has no interval
+    assert 0 < rows["posthoc-logit-adjusted", "fixed"]["balanced_error"]["mean"] < 1
+
+
+def test_a_run_named_twice_counts_once(cli, folders):
+    document = json.loads(cli("report", *folders, folders[0], "--json").out)
+    assert document["rows"][0]["seeds"] == [0]
+
+
+def test_an_existing_page_asks_for_force(cli, folders):
+    Path("old.html").write_text("mine")
+    message = refused(cli("report", *folders, "--out", "old.html"))
+    assert message == "old.html exists; pass --force to replace it."
+    assert Path("old.html").read_text() == "mine"
+    assert cli("report", *folders, "--out", "old.html", "--force").code == 0
+    assert "<html" in Path("old.html").read_text()
+
+
+def test_an_existing_figure_asks_for_force(cli, folders):
+    Path("figs").mkdir()
+    Path("figs/groups.png").write_text("mine")
+    message = refused(cli("report", *folders, "--figures", "figs"))
+    assert message == "figs/groups.png exists; pass --force to replace it."
+
+
+def test_a_folder_where_a_file_is_meant_and_the_reverse(cli, folders):
+    Path("here").mkdir()
+    assert refused(cli("report", *folders, "--out", "here", "--force")) == (
+        "--out must be a file, but here is a folder."
+    )
+    Path("note.txt").write_text("")
+    assert refused(cli("report", *folders, "--figures", "note.txt")) == (
+        "--figures must be a folder, but note.txt is a file."
+    )
+
+
+def test_a_run_that_is_not_there(cli):
+    assert "there is no run folder runs/digits-lt/gone" in refused(
+        cli("report", "runs/digits-lt/gone")
+    )
+
+
+def test_a_folder_without_runs(cli):
+    Path("empty").mkdir()
+    assert refused(cli("report", "empty")) == ("empty is not a run folder: it has no run.json.")
+
+
+def test_a_half_written_run_that_was_named(cli, folders):
+    writer = make_writer(Path("runs"), command="longtail train --resume")
+    message = refused(cli("report", *folders, writer.folder))
+    assert "is half written: its training did not finish; resume it with:" in message
+
+
+def test_a_half_written_run_among_others_is_left_out(cli, copies):
+    record = copies[1] / "run.json"
+    unfinished = make_writer(copies[0].parent).folder
+    result = cli("report", copies[0].parent)
+    assert result.code == 0
+    assert result.err == f"longtail: warning: left out {unfinished}, which is half written\n"
+    assert record.exists()
+
+
+def test_only_half_written_runs(cli):
+    make_writer(Path("runs"))
+    result = cli("report", "runs")
+    assert result.code == 1
+    assert result.err.splitlines()[-1] == ("longtail: error: none of the runs there is finished.")
+
+
+def test_a_newer_format(cli, copies):
+    record = copies[0] / "run.json"
+    record.write_text(record.read_text().replace('"format": 1', '"format": 2'))
+    message = refused(cli("report", *copies))
+    assert "has format 2, which is newer than this longtail reads (1)" in message
+    assert "pip install --upgrade longtail" in message
+
+
+def test_an_edited_record(cli, copies):
+    record = copies[0] / "run.json"
+    record.write_text(record.read_text().replace('"seed": 0', '"seed": 1'))
+    assert "was edited after it was written (its checksum does not match)" in refused(
+        cli("report", *copies)
+    )
+
+
+def test_edited_logits(cli, copies):
+    file = copies[1] / "logits-test.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    message = refused(cli("report", *copies))
+    assert "logits-test.safetensors was edited or damaged after it was written" in message
+
+
+def test_runs_on_different_data(cli, folders):
+    other = make_run(Path("runs"), make_spec(dataset="digits-lt", method="softmax"))
+    message = refused(cli("report", *folders, other.folder))
+    assert "have different numbers of classes" in message
+    assert message.endswith("compare runs of one data set.")
+
+
+def test_runs_on_the_same_classes_but_different_data(cli):
+    one = make_run(Path("runs"), make_spec(dataset="digits-lt", seed=0))
+    two = make_run(Path("runs"), make_spec(dataset="digits-lt", seed=1), data="e" * 64)
+    message = refused(cli("report", one.folder, two.folder))
+    assert "were trained on different data" in message
+
+
+def test_a_split_that_was_not_evaluated(cli, folders):
+    message = refused(cli("report", *folders, "--split", "validation"))
+    assert "has no logits of the split 'validation' (there: test)" in message
+    assert "longtail evaluate" in message
+
+
+def test_a_missing_extra_is_named_before_anything_is_read(cli, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert refused(cli("report", "nowhere")) == (
+        "longtail report needs plotly, which is not installed; run: pip install 'longtail[report]'"
+    )
+
+
+def test_matplotlib_is_needed_only_for_figures(cli, folders, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "longtail report needs matplotlib" in refused(
+        cli("report", *folders, "--figures", "figs")
+    )
+    assert cli("report", *folders).code == 0
+
+
+def test_nothing_to_report_on_is_wrong_usage(cli):
+    result = cli("report")
+    assert result.code == 2
+    assert "missing argument" in result.err.lower()
+
+
+def test_help_teaches(cli):
+    result = cli("report", "--help")
+    assert result.code == 0
+    assert "Examples:" in result.out
+    assert "--figures" in result.out
