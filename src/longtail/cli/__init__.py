@@ -18,7 +18,10 @@ from longtail.cli._groups import CommandGroup, from_modules
 
 # In the order in which `longtail --help` lists them.
 COMMANDS = (
+    "demo",
+    "adjust",
     "tune",
+    "report",
     "reproduce",
     "runs",
     "explain",
@@ -59,10 +62,11 @@ def options(
 
     \b
     Examples:
+      longtail demo                       see what it does, on real images
       longtail explain                    which methods there are
       longtail explain logit-adjusted     what one does, and when to use it
-      longtail tune held-out.npz --counts 900,90,10
-                                          choose tau for a trained classifier
+      longtail adjust predictions.npz --counts 900,90,10
+                                          correct and measure saved predictions
       longtail runs list                  what was trained here
 
     Every command explains itself: longtail COMMAND --help.
