@@ -43,8 +43,8 @@ from sklearn.tree import DecisionTreeClassifier
 
 import longtail
 from longtail import ClassPrior, balanced_error
-from longtail._sklearn_scores import ScoreReader
 from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
+from longtail.sklearn._scores import ScoreReader
 from longtail.tuning import TauCurve, TauIntervals
 
 # Name: loader, size of the largest class, ratio of largest to smallest (as far as sizes allow).

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from longtail import ClassPrior, InputError, Margin, margins
-from longtail.binary import BinaryLoss, CostSensitiveSVM, examples, tent
+from longtail.consistency.binary import BinaryLoss, CostSensitiveSVM, examples, tent
 
 GRID = np.array([0.001, 0.05, 0.2, 0.35, 0.5, 0.8, 0.95, 0.999])
 

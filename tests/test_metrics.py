@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from longtail import ClassPrior, InputError, _metric_sums, metrics
+from longtail import ClassPrior, InputError, metrics
+from longtail.metrics import _sums
 
 NEED_PROBABILITIES = [
     metrics.evaluate,
@@ -330,7 +331,7 @@ def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
     np.save(tmp_path / "logits.npy", logits.astype(np.float32))
     mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
     whole = metrics.evaluate(target, logits.astype(np.float32), confusion=True)
-    monkeypatch.setattr(_metric_sums, "_CHUNK_ELEMENTS", 7 * 10)
+    monkeypatch.setattr(_sums, "_CHUNK_ELEMENTS", 7 * 10)
     chunked = metrics.evaluate(target, mapped, confusion=True)
     assert chunked.balanced_error == whole.balanced_error
     assert metrics.balanced_error(target, mapped) == whole.balanced_error

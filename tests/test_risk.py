@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from longtail import ClassPrior, InputError, Margin, margins, risk
+from longtail import ClassPrior, InputError, Margin, margins
+from longtail.consistency import risk
 
 
 def oracle_risk(alpha, delta, scale, eta, f):

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from longtail import ClassPrior, InputError, _metric_sums, _shift_methods, shift
+from longtail import ClassPrior, InputError, shift
+from longtail.metrics import _sums
 from longtail.posthoc import adjust_logits
+from longtail.shift import _methods
 
 ABSTENTION = pytest.mark.filterwarnings("ignore:scipy.misc is deprecated")
 
@@ -180,7 +182,7 @@ def test_chunks_of_a_memory_map_change_nothing(shifted, tmp_path, monkeypatch):
         shift.estimate_prior(probs, mixture.prior, tolerance=1e-9),
         shift.estimate_prior(probs, mixture.prior, **options),
     ]
-    monkeypatch.setattr(_metric_sums, "_CHUNK_ELEMENTS", 6 * 700)
+    monkeypatch.setattr(_sums, "_CHUNK_ELEMENTS", 6 * 700)
     chunked = [
         shift.estimate_prior(mapped, mixture.prior, tolerance=1e-9),
         shift.estimate_prior(torch.as_tensor(probs), mixture.prior, **options),
@@ -363,7 +365,7 @@ def test_the_simplex_solution_is_the_least_squares_one(seed, classes):
     matrix = rng.dirichlet(np.full(classes, 0.7), classes).T + 0.5 * np.eye(classes)
     matrix /= matrix.sum(axis=0)
     mean = rng.dirichlet(np.full(classes, 0.5))
-    q = _shift_methods._simplex_solve(matrix, mean)
+    q = _methods._simplex_solve(matrix, mean)
     assert q.min() >= 0
     assert q.sum() == pytest.approx(1.0)
     # First-order condition on the simplex: no vertex lies downhill.
@@ -396,13 +398,13 @@ def test_bbse_statistic_is_pearsons_when_the_prior_is_the_held_out_one():
     labels = np.repeat([0, 1, 2], [1500, 1000, 700])
     rng.shuffle(labels)
     prior = ClassPrior.from_counts(confusion.sum(axis=1))
-    statistic, df = _shift_methods._no_shift_statistic(confusion, labels, prior)
+    statistic, df = _methods._no_shift_statistic(confusion, labels, prior)
     pearson = chi2_contingency([source, np.bincount(labels)], correction=False)
     assert df == pearson.dof == 2
     assert statistic == pytest.approx(pearson.statistic, rel=0.05)
     # A prior known exactly leaves less to chance.
     exact = ClassPrior.from_probs(prior.probs)
-    assert _shift_methods._no_shift_statistic(confusion, labels, exact)[0] > statistic
+    assert _methods._no_shift_statistic(confusion, labels, exact)[0] > statistic
 
 
 def test_bbse_statistic_pools_labels_that_are_too_rare_to_count():
@@ -411,8 +413,8 @@ def test_bbse_statistic_pools_labels_that_are_too_rare_to_count():
     prior = ClassPrior.from_probs([0.56, 0.43, 0.006, 0.004])
     pooled = np.diag([400.0, 300.0, 5.0])
     same = ClassPrior.from_probs([0.56, 0.43, 0.01])
-    ours = _shift_methods._no_shift_statistic(confusion, labels, prior)
-    expected = _shift_methods._no_shift_statistic(pooled, np.minimum(labels, 2), same)
+    ours = _methods._no_shift_statistic(confusion, labels, prior)
+    expected = _methods._no_shift_statistic(pooled, np.minimum(labels, 2), same)
     assert ours[1] == expected[1] == 2
     assert ours[0] == pytest.approx(expected[0], rel=0.1)
 

@@ -24,8 +24,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
-from longtail._sklearn_leakage import evidence
 from longtail.sklearn import LogitAdjustedClassifierCV, TunedOnTrainingDataWarning
+from longtail.sklearn._leakage import evidence
 
 TELLING = {
     "neighbours": KNeighborsClassifier(),

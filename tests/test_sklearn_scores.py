@@ -14,8 +14,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from longtail import ClassPrior
-from longtail._sklearn_scores import ScoreReader, probe_rows
 from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
+from longtail.sklearn._scores import ScoreReader, probe_rows
 
 VOTERS = [
     RandomForestClassifier(20, random_state=0),

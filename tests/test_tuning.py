@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
-from longtail import _tau_bootstrap as bootstrap
-from longtail import _tau_scan as scan
 from longtail.posthoc import adjust_logits, normalize_weights
 from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
+from longtail.tuning import _bootstrap as bootstrap
+from longtail.tuning import _scan as scan
 
 BOUNDS = (-0.5, 4.0)
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import optimize
 
 from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau
-from longtail import _tau_calibration as calibration
 from longtail.posthoc import adjust_logits, scale_temperature
+from longtail.tuning import _calibration as calibration
 
 METRICS = {
     "log_loss": metrics.log_loss,

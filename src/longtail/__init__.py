@@ -9,8 +9,6 @@ The reading order is the order in which data walks through the package:
     shift        unlabelled target data -> target prior
     sklearn      estimators that adjust any classifier
     margins      ClassPrior -> Margin, one function per named loss
-    risk         Margin and class probabilities -> the best scores, and back
-    binary       two classes: links, Bayes risks, the limit to hinge losses
     consistency  Margin or rule -> does it minimise the balanced error?
     losses       Margin -> torch losses
     runs         what was trained, on what, with which result: run folders
@@ -27,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from longtail import binary as binary
     from longtail import consistency as consistency
     from longtail import losses as losses
     from longtail import margins as margins
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from longtail import posthoc as posthoc
     from longtail import predictions as predictions
     from longtail import priors as priors
-    from longtail import risk as risk
     from longtail import runs as runs
     from longtail import shift as shift
     from longtail import sklearn as sklearn
@@ -118,8 +114,6 @@ _SUBMODULES = (
     "shift",
     "sklearn",
     "margins",
-    "risk",
-    "binary",
     "consistency",
     "losses",
     "runs",

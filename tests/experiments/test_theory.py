@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from longtail import InputError
-from longtail.binary import BinaryLoss, examples
+from longtail.consistency.binary import BinaryLoss, examples
 from longtail.experiments import separable, theory
 
 QUICK = separable.Settings(trials=2, common=40, rare=5, penalties=(1e-2, 1e-4))

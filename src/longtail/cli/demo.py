@@ -25,9 +25,10 @@ def demo(
 ) -> None:
     """See on real images, in a minute, what logit adjustment does.
 
-    Needs no network and no GPU. Trains a small network on scikit-learn's digits, made long-tailed (classes of 114 down to 2
-    images), with five losses and several seeds; adjusts the plain one after the fact; and tests
-    all of them on 60 images of each class. Prints a table and writes a page, report.html.
+    Needs no network and no GPU. Trains a small network on scikit-learn's digits, made
+    long-tailed (classes of 114 down to 2 images), with five losses and several seeds; adjusts
+    the plain one after the fact; and tests all of them on 60 images of each class. Prints a
+    table and writes a page, report.html.
 
     \b
     Examples:

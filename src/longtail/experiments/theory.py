@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longtail import _checks, binary, margins
+from longtail import _checks, margins
 from longtail._checks import FloatArray, InputError
-from longtail.binary import BinaryLoss, CostSensitiveSVM
 from longtail.consistency import (
     PosthocLogitAdjustment,
     PosthocWeightNormalization,
     Verdict,
+    binary,
     check_consistency,
 )
+from longtail.consistency.binary import BinaryLoss, CostSensitiveSVM
 from longtail.experiments import Progress, separable
 from longtail.margins import Margin
 from longtail.priors import ClassPrior

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._metric_sums import row_slices
-from longtail._tau_intervals import TauIntervals, intervals
+from longtail.metrics._sums import row_slices
 from longtail.predictions.base import DECLARE, Block, Predictions
 from longtail.priors import ClassPrior
+from longtail.tuning._intervals import TauIntervals, intervals
 
 Progress = Callable[[int, int, str], None]
 _In = TypeVar("_In")
@@ -32,6 +32,7 @@ _Out = TypeVar("_Out")
 # is parsed, unpacked or turned into logarithms takes memory.
 _MAPPED = 1 << 26
 _COPIED = 1 << 23
+_WRITTEN = 1 << 20
 _MOST_ROWS = 1 << 16
 # Rows that tell how small a probability the model gives before it gives none.
 _PROBE = 10_000
@@ -78,7 +79,7 @@ class ScoreLogits:
 
     Logits are taken as they are. Of probabilities the logarithm is taken; a probability of
     exactly zero becomes what `LogitAdjustedClassifier` makes of it (see
-    `longtail._sklearn_scores.ScoreReader`): finite, and below every positive one.
+    `longtail.sklearn._scores.ScoreReader`): finite, and below every positive one.
 
     Args:
         predictions: where the blocks come from.
@@ -109,7 +110,7 @@ class ScoreLogits:
         probs = np.array(scores, dtype=np.float64)
         if self.smallest is None and probs.min() > 0:
             return np.log(probs, out=probs)
-        from longtail._sklearn_scores import ScoreReader
+        from longtail.sklearn._scores import ScoreReader
 
         return ScoreReader("predict_proba", self.smallest).logits(probs, self.prior)
 
@@ -166,7 +167,8 @@ class _Variety:
 def _blocks(predictions: Predictions, *, rest: bool = False) -> Iterator[Block]:
     """Checked blocks of a size that suits the source."""
     wide = predictions.mapped is not None and predictions.kind == "logits"
-    elements = min(_MAPPED if wide else _COPIED, _MOST_ROWS * predictions.num_classes)
+    elements = _MAPPED if wide else _WRITTEN if rest else _COPIED
+    elements = min(elements, _MOST_ROWS * predictions.num_classes)
     return _Variety(predictions.name).watch(predictions.blocks(elements, rest=rest))
 
 

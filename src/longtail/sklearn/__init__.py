@@ -2,8 +2,8 @@
 
 `LogitAdjustedClassifier` and `LogitAdjustedClassifierCV` are to every number of classes what
 scikit-learn's `FixedThresholdClassifier` and `TunedThresholdClassifierCV` are to two. What they
-share is in `_sklearn_base`, reading scores in `_sklearn_scores`, choosing tau in
-`_sklearn_tuning`, the plot in `_sklearn_display`.
+share is in `_base`, reading scores in `_scores`, choosing tau in
+`_tuning`, the plot in `_display`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 
 from longtail import _checks
-from longtail import _sklearn_targets as targets
-from longtail import _sklearn_tuning as tuning
 from longtail._checks import InputError
-from longtail._sklearn_base import (
+from longtail.priors import ClassPrior
+from longtail.sklearn import _targets as targets
+from longtail.sklearn import _tuning as tuning
+from longtail.sklearn._base import (
     AdjustedBase,
     Rows,
     learnt_prior,
     mean_ready,
     prior_of_predictions,
 )
-from longtail._sklearn_display import TauCurveDisplay as TauCurveDisplay
-from longtail._sklearn_leakage import evidence
-from longtail._sklearn_scores import ScoreReader, choose_method, probe_rows
-from longtail._sklearn_tuning import TauScores as TauScores
-from longtail.priors import ClassPrior
+from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
+from longtail.sklearn._leakage import evidence
+from longtail.sklearn._scores import ScoreReader, choose_method, probe_rows
+from longtail.sklearn._tuning import TauScores as TauScores
 
 __all__ = [
     "LogitAdjustedClassifier",
@@ -84,7 +84,7 @@ class LogitAdjustedClassifier(AdjustedBase):
             where C[y, j] = c_y off a zero diagonal. Probabilities have no part in costs.
         response_method: "predict_proba", "decision_function", or "auto" for the first of the two
             that the estimator has. Probabilities of exactly zero, as forests give, are read as
-            `longtail._sklearn_scores.ScoreReader` says: finite, and below every positive one.
+            `longtail.sklearn._scores.ScoreReader` says: finite, and below every positive one.
 
     Attributes:
         estimator_: the fitted classifier.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._metric_sums import confusion_counts, decide_in_chunks, row_slices, score_columns
+from longtail.metrics._sums import confusion_counts, decide_in_chunks, row_slices, score_columns
 from longtail.priors import ClassPrior
 
 _logger = logging.getLogger("longtail")

@@ -1,8 +1,8 @@
 """Held-out logits in, tau out, with the whole curve behind the choice and its uncertainty.
 
-`tune_tau` is the front door. The pass over the logits is in `_tau_intervals`, the curve in
-`_tau_curve`, resampling in `_tau_bootstrap`, and the criteria that see tau as a temperature in
-`_tau_calibration`. Applying a tau is in `posthoc`.
+`tune_tau` is the front door. The pass over the logits is in `_intervals`, the curve in
+`_curve`, resampling in `_bootstrap`, and the criteria that see tau as a temperature in
+`_calibration`. Applying a tau is in `posthoc`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._tau_bootstrap import bootstrap_taus
-from longtail._tau_calibration import CALIBRATION_CRITERIA, tune_by_calibration
-from longtail._tau_calibration import SampledCurve as SampledCurve
-from longtail._tau_curve import TauCurve as TauCurve
-from longtail._tau_intervals import METHODS as METHODS
-from longtail._tau_intervals import Method as Method
-from longtail._tau_intervals import TauIntervals as TauIntervals
-from longtail._tau_intervals import checked_examples, intervals
-from longtail._temperature import fit_temperature as fit_temperature
-from longtail._temperature import held_out
 from longtail.priors import ClassPrior
+from longtail.tuning._bootstrap import bootstrap_taus
+from longtail.tuning._calibration import CALIBRATION_CRITERIA, tune_by_calibration
+from longtail.tuning._calibration import SampledCurve as SampledCurve
+from longtail.tuning._curve import TauCurve as TauCurve
+from longtail.tuning._intervals import METHODS as METHODS
+from longtail.tuning._intervals import Method as Method
+from longtail.tuning._intervals import TauIntervals as TauIntervals
+from longtail.tuning._intervals import checked_examples, intervals
+from longtail.tuning._temperature import fit_temperature as fit_temperature
+from longtail.tuning._temperature import held_out
 
 Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharpness"]
 CRITERIA = ("balanced_error", *CALIBRATION_CRITERIA)

@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from longtail import _checks, margins, posthoc, risk
+from longtail import _checks, margins, posthoc
 from longtail._checks import FloatArray, InputError
-from longtail._exact_condition import Verdict, judge_margin, log_ratio_at_tie, refuted
-from longtail._witness import Rule, Witness, certify, present, raise_lowest
+from longtail.consistency import risk
+from longtail.consistency._exact_condition import Verdict, judge_margin, log_ratio_at_tie, refuted
+from longtail.consistency._witness import Rule, Witness, certify, present, raise_lowest
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 

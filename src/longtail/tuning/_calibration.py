@@ -2,7 +2,7 @@
 
 Nothing here needs balanced data, or every class: the criteria are averages over held-out
 examples of the same long-tailed kind as the training data. The balanced error as a function
-of tau is in `_tau_curve`; import the public names from `tuning`.
+of tau is in `_curve`; import the public names from `tuning`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from scipy import optimize, sparse
 
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._metric_sums import bin_of
-from longtail._tau_bootstrap import normal_noise
-from longtail._temperature import HeldOut
+from longtail.metrics._sums import bin_of
+from longtail.tuning._bootstrap import normal_noise
+from longtail.tuning._temperature import HeldOut
 
 # Taus of the first look, evenly spaced in log tau, and of the closer one.
 _GRID, _CLOSER = 41, 17

@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 from longtail import _checks
 from longtail._checks import FloatArray, IntArray
-from longtail._metric_sums import (
+from longtail.metrics._sums import (
     confusion_counts,
     decide,
     evaluate_in_chunks,
     optional_weights,
     per_class,
 )
-from longtail._metric_types import Evaluation as Evaluation
-from longtail._metric_types import GroupError as GroupError
-from longtail._metric_types import PerClassError as PerClassError
-from longtail._metric_types import Reliability as Reliability
+from longtail.metrics._types import Evaluation as Evaluation
+from longtail.metrics._types import GroupError as GroupError
+from longtail.metrics._types import PerClassError as PerClassError
+from longtail.metrics._types import Reliability as Reliability
 from longtail.priors import ClassPrior
 
 Missing = Literal["error", "skip"]

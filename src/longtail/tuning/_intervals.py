@@ -1,7 +1,7 @@
 """For each held-out example, the interval of tau in which it is right; checked, and mergeable.
 
-The pass over the logits that finds the intervals is in `_tau_scan`; what is done with them is
-in `_tau_curve` (the error as a function of tau) and `tuning` (the choice). Import `TauIntervals`
+The pass over the logits that finds the intervals is in `_scan`; what is done with them is
+in `_curve` (the error as a function of tau) and `tuning` (the choice). Import `TauIntervals`
 from `tuning`.
 """
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._tau_scan import TauScan
 from longtail.priors import ClassPrior
+from longtail.tuning._scan import TauScan
 
 Method = Literal["logit_adjustment", "weight_normalization"]
 METHODS = ("logit_adjustment", "weight_normalization")

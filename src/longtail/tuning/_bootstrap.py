@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail._tau_curve import RESOLUTION, TIE, TauCurve, cells, distance_to_one
-from longtail._tau_intervals import TauIntervals
+from longtail.tuning._curve import RESOLUTION, TIE, TauCurve, cells, distance_to_one
+from longtail.tuning._intervals import TauIntervals
 
 # Examples times replicates up to which each replicate is drawn: well under a second.
 _EXACT_DRAWS = 3_000_000

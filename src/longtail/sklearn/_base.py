@@ -1,7 +1,7 @@
 """What both scikit-learn estimators share: checked rows in, adjusted predictions out.
 
 The estimators themselves, with their documentation, are in `sklearn`; choosing tau over folds is
-in `_sklearn_tuning`.
+in `_tuning`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sklearn.utils.validation import (
 )
 
 from longtail import _checks, posthoc
-from longtail import _sklearn_targets as targets
 from longtail._checks import FloatArray, InputError
-from longtail._sklearn_scores import METHODS, ScoreReader, choose_method, final_estimator
 from longtail.posthoc import AdjustedTwiceWarning
 from longtail.priors import ClassPrior
+from longtail.sklearn import _targets as targets
+from longtail.sklearn._scores import METHODS, ScoreReader, choose_method, final_estimator
 
 
 @dataclass(frozen=True)

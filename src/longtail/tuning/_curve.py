@@ -1,6 +1,6 @@
 """Intervals in, the error as a function of tau out: exact, piecewise constant, with minimisers.
 
-The pass over the logits is in `_tau_intervals`, resampling in `_tau_bootstrap`. Import
+The pass over the logits is in `_intervals`, resampling in `_bootstrap`. Import
 `TauCurve` from `tuning`.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail._tau_intervals import TauIntervals, refuse_missing_classes
+from longtail.tuning._intervals import TauIntervals, refuse_missing_classes
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
 RESOLUTION = 1e-12

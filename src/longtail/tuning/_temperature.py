@@ -1,6 +1,6 @@
 """Held-out logits in, the temperature of least log-loss out; and the chunks it reads them in.
 
-The calibration criteria of `tune_tau` read the same chunks, in `_tau_calibration`. Import
+The calibration criteria of `tune_tau` read the same chunks, in `_calibration`. Import
 `fit_temperature` from `tuning`.
 """
 

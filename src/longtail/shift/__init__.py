@@ -21,14 +21,14 @@ from typing import Any, Literal
 import numpy as np
 
 from longtail import _checks
-from longtail._bias_temperature import BiasCorrectedTemperature as BiasCorrectedTemperature
-from longtail._bias_temperature import (
+from longtail._checks import FloatArray, InputError
+from longtail.metrics._sums import score_columns
+from longtail.priors import ClassPrior
+from longtail.shift._bias_temperature import BiasCorrectedTemperature as BiasCorrectedTemperature
+from longtail.shift._bias_temperature import (
     fit_bias_corrected_temperature as fit_bias_corrected_temperature,
 )
-from longtail._checks import FloatArray, InputError
-from longtail._metric_sums import score_columns
-from longtail._shift_methods import Found, by_bbse, by_em, mean_prediction
-from longtail.priors import ClassPrior
+from longtail.shift._methods import Found, by_bbse, by_em, mean_prediction
 
 METHODS = ("em", "bbse")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._metric_sums import row_slices, score_columns
+from longtail.metrics._sums import row_slices, score_columns
 from longtail.priors import ClassPrior
 
 # A mean log-loss below this means that every example is right and none is in doubt.

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from sklearn.metrics import get_scorer, get_scorer_names
 
 from longtail import _checks
-from longtail import _sklearn_targets as targets
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._sklearn_base import (
+from longtail.priors import ClassPrior
+from longtail.sklearn import _targets as targets
+from longtail.sklearn._base import (
     AdjustedBase,
     Rows,
     learnt_prior,
     mean_ready,
     prior_of_predictions,
 )
-from longtail._sklearn_scores import ScoreReader
-from longtail.priors import ClassPrior
+from longtail.sklearn._scores import ScoreReader
 from longtail.tuning import TauCurve, TauIntervals
 
 BOUNDS = (0.0, 4.0)

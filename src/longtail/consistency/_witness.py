@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from longtail import risk
 from longtail._checks import FloatArray, InputError
+from longtail.consistency import risk
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 

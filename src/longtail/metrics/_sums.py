@@ -1,7 +1,7 @@
 """The computation behind `metrics`: checked inputs in, sums over examples out.
 
 One pass over the logits in chunks gives everything that needs probabilities. The public
-functions with their documentation are in `metrics`, the results in `_metric_types`.
+functions with their documentation are in `metrics`, the results in `_types`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail._metric_types import Evaluation, PerClassError, Reliability
+from longtail.metrics._types import Evaluation, PerClassError, Reliability
 from longtail.priors import ClassPrior
 
 # 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.

@@ -27,10 +27,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from longtail import risk
 from longtail._checks import FloatArray
-from longtail._witness import Witness, break_tie, raise_lowest
-from longtail.binary import BinaryLoss
+from longtail.consistency import risk
+from longtail.consistency._witness import Witness, break_tie, raise_lowest
+from longtail.consistency.binary import BinaryLoss
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 

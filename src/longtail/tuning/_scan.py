@@ -1,7 +1,7 @@
 """One pass over held-out logits, in NumPy: the ends of the interval of tau of every example.
 
 This is the hot loop of `tune_tau`, written for memory bandwidth; the equations are with
-`TauIntervals` in `_tau_intervals`, which also checks everything but the logits' values.
+`TauIntervals` in `_intervals`, which also checks everything but the logits' values.
 """
 
 from __future__ import annotations
