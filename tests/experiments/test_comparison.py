@@ -5,7 +5,9 @@ import pytest
 
 from longtail import InputError
 from longtail.experiments.comparison import compare, mean_interval
+from longtail.runs import RecipeSpec
 from page_factory import digits_runs
+from run_factory import make_run, make_spec
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +94,20 @@ def test_only_runs_with_a_held_out_part_are_refused():
 def test_an_unknown_row_lists_the_known_ones(compared):
     with pytest.raises(InputError, match=r"no 'ldam' \(None\); rows: logit-adjusted, posthoc"):
         compared.row("ldam")
+
+
+def test_two_kinds_of_softmax_are_refused(tmp_path):
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", method="softmax", recipe=recipe))
+        for recipe in (RecipeSpec("one", {"lr": 0.1}), RecipeSpec("two", {"lr": 0.2}))
+    ]
+    with pytest.raises(InputError, match=r"'softmax' was run in 2 ways \(one; two\)"):
+        compare(runs)
+
+
+def test_two_runs_of_one_seed_are_refused(tmp_path):
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", model=model)) for model in ("mlp", "cnn")
+    ]
+    with pytest.raises(InputError, match=r"two runs of one seed that differ in model.name: mlp"):
+        compare(runs)

@@ -300,6 +300,13 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
                 f"{'; '.join(group[0].spec.difference(group[1].spec)) or 'nothing'}; "
                 f"compare them one at a time."
             )
+    plain = [detail for name, detail in groups if name == BASELINE]
+    if len(plain) > 1:
+        raise InputError(
+            f"compare: {BASELINE!r} was run in {len(plain)} ways ({'; '.join(plain)}), but the "
+            f"others are compared to one and the post-hoc methods start from one; compare the "
+            f"runs of each by themselves."
+        )
     return groups
 
 

@@ -30,7 +30,7 @@ DARK = {
     figures.GRAY: "#A3A9B1",
     figures.BLACK: "#FFFFFF",
     figures.DARK_GRAY: "#C4C9CF",
-    figures.BLUE: "#2F93D6",
+    figures.BLUE: "#1A7FC4",
     figures.INDIGO: "#8F84E8",
     figures.WINE: "#D0679B",
 }
@@ -185,7 +185,12 @@ def looks(series: Sequence[Series]) -> list[dict[str, Any]]:
     return [
         {
             "line": {"color": one.color, "width": 2.2, "dash": _DASHES[one.variant % 4]},
-            "marker": {"color": one.color, "size": 8, "symbol": _SYMBOLS[i % len(_SYMBOLS)]},
+            "marker": {
+                "color": one.color,
+                "size": 8,
+                "symbol": _SYMBOLS[i % len(_SYMBOLS)],
+                "line": {"width": 0},
+            },
             "visible": one.shown,
             "name": one.label,
         }
