@@ -707,7 +707,7 @@ def test_bad_settings_are_refused(kind, settings, message):
         ({"scoring": lambda estimator, X, y: np.nan}, "the scorer gave nan on split 0"),
         ({"estimator": DummyClassifier()}, "makes constant predictions"),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, dict) else value[:30],
 )
 def test_bad_settings_of_the_choice_are_refused(settings, message):
     X, y = long_tailed()
