@@ -13,6 +13,7 @@ The reading order is the order in which data walks through the package:
     losses       Margin -> torch losses
     runs         what was trained, on what, with which result: run folders
     predictions  saved predictions of any framework -> tau, honest result, adjusted file
+    data         names, files and folders -> long-tailed images with their test set
 
 Names load on first use: importing this package imports neither torch nor scikit-learn.
 """
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from longtail import consistency as consistency
+    from longtail import data as data
     from longtail import losses as losses
     from longtail import margins as margins
     from longtail import metrics as metrics
@@ -118,6 +120,7 @@ _SUBMODULES = (
     "losses",
     "runs",
     "predictions",
+    "data",
 )
 
 __all__ = ["__version__", *_HOMES, *_SUBMODULES]

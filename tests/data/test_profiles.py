@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from longtail import InputError
-from longtail.data.profiles import exponential_counts, profile_counts, step_counts
+from longtail.data.profiles import (
+    exponential_counts,
+    fit_counts,
+    natural_counts,
+    profile_counts,
+    read_counts,
+    step_counts,
+)
 
 
 def test_the_literatures_cifar_profiles():
@@ -40,3 +49,61 @@ def test_no_imbalance_keeps_every_class_whole():
 def test_bad_input_gets_one_clear_error(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+# Natural profiles.
+
+
+def test_counts_are_read_from_a_file(tmp_path):
+    path = tmp_path / "counts.txt"
+    path.write_text("# examples of each class\n1280\n5\n\n7, 9 1e3  # three in a line\n")
+    assert read_counts(path).tolist() == [1280, 5, 7, 9, 1000]
+    assert read_counts(str(path)).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"12\nmany\n", "must hold one number of examples a line: .*'many'"),
+        (b"", "is empty"),
+        (b"# nothing\n", "is empty"),
+        (b"3\n0\n", r"leaves class\(es\) 1 without examples"),
+        (b"3\n-1\n", "must not be negative, but class 1 has -1"),
+        (b"0.75\n0.25\n", "must be whole numbers of examples, but class 0 has 0.75"),
+        (b"\xff\xfe1", "must hold one number of examples a line"),
+        (b"nan\n", "must be finite"),
+    ],
+)
+def test_a_file_of_anything_else_is_refused(tmp_path, content, message):
+    path = tmp_path / "counts.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_counts(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"there is no file .*counts\.txt"):
+        read_counts(tmp_path / "counts.txt")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
+    num_classes=st.integers(1, 60),
+    largest=st.integers(1, 6000),
+)
+def test_a_fitted_profile_keeps_shape_and_ratio(counts, num_classes, largest):
+    fitted = fit_counts(counts, num_classes=num_classes, largest=largest)
+    assert len(fitted) == num_classes
+    assert fitted[0] == largest
+    assert (np.diff(fitted) <= 0).all()
+    if num_classes > 1:
+        wanted = largest * min(counts) / max(counts)
+        assert abs(fitted[-1] - max(wanted, 1)) <= 0.5 + 1e-6 * largest
+
+
+def test_a_profile_fitted_to_its_own_size_is_itself():
+    counts = [50, 7, 1280, 9, 5, 5]
+    fitted = fit_counts(counts, num_classes=6, largest=1280)
+    assert fitted.tolist() == sorted(counts, reverse=True)
+    assert natural_counts(counts).tolist() == counts

@@ -23,6 +23,7 @@ COMMANDS = (
     "tune",
     "report",
     "reproduce",
+    "data",
     "runs",
     "explain",
 )

@@ -1,7 +1,31 @@
 """Images and labels for training: class profiles, data sets, subsets and splits.
 
-profiles   how many examples each class gets (exponential, step)
-images     ImageSet and LongTailedData: arrays with their fingerprint
-subsets    which examples: the long-tailed subset, the held-out split
-digits     scikit-learn's handwritten digits, made long-tailed
+registry     `load`: long-tailed data by name
+profiles     how many examples each class gets (exponential, step, natural)
+images       ImageSet and LongTailedData: arrays with their fingerprint
+subsets      which examples: the long-tailed subset, the held-out split
+decoding     many encoded images into one array
+cifar        CIFAR-10 and CIFAR-100 from the official archives
+hub_parquet  images from parquet files of the Hugging Face hub
+folder       images from a folder with one sub-folder per class
+digits       scikit-learn's handwritten digits
+frozen       a training set and its test set in one small file
+official     the fingerprints of the official CIFARs and their subsets
 """
+
+from longtail.data.frozen import freeze, read_frozen
+from longtail.data.images import ImageSet, LongTailedData
+from longtail.data.registry import DATASETS, load
+from longtail.data.subsets import held_out_split, long_tailed_indices, make_long_tailed
+
+__all__ = [
+    "DATASETS",
+    "ImageSet",
+    "LongTailedData",
+    "freeze",
+    "held_out_split",
+    "load",
+    "long_tailed_indices",
+    "make_long_tailed",
+    "read_frozen",
+]

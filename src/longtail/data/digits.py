@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from longtail.data.images import ImageSet, LongTailedData
-from longtail.data.profiles import profile_counts
-from longtail.data.subsets import long_tailed_indices
+from longtail.data.profiles import check_ratio
+from longtail.data.subsets import long_tailed_indices, make_long_tailed
 from longtail.runs import DataSpec
 
 TEST_PER_CLASS = 60
@@ -32,6 +32,19 @@ def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> Lo
         >>> len(data.test)
         600
     """
+    ratio = check_ratio(imbalance_ratio, "load_digits_lt")
+    spec = DataSpec("digits-lt", profile=profile, imbalance_ratio=ratio)
+    return make_long_tailed(*read_digits(), spec)
+
+
+def read_digits() -> tuple[ImageSet, ImageSet]:
+    """All digits that may be trained on, and the balanced test set.
+
+    Example:
+        >>> pool, test = read_digits()
+        >>> len(pool), test.counts[0]
+        (1197, np.int64(60))
+    """
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -39,12 +52,6 @@ def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> Lo
     everything = ImageSet(
         digits.images.astype(np.uint8)[:, None], digits.target.astype(np.int64), names, 16
     )
-    test_counts = np.full(10, TEST_PER_CLASS)
-    test = long_tailed_indices(everything.labels, test_counts)
+    test = long_tailed_indices(everything.labels, np.full(10, TEST_PER_CLASS))
     pool = everything.take(np.setdiff1d(np.arange(len(everything)), test))
-    counts = profile_counts(
-        profile, int(pool.counts.min()), num_classes=10, imbalance_ratio=imbalance_ratio
-    )
-    train = pool.take(long_tailed_indices(pool.labels, counts))
-    spec = DataSpec("digits-lt", profile=profile, imbalance_ratio=imbalance_ratio)
-    return LongTailedData(train, everything.take(test), spec)
+    return pool, everything.take(test)

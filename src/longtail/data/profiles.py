@@ -1,5 +1,6 @@
 """How many training examples each class of a long-tailed data set gets.
 
+EXP and STEP are made from a formula, natural profiles are read from a file of counts.
 `imbalance_ratio` is always the largest class over the smallest, at least 1 (the literature
 writes the same setting as 100, 0.01 or 1/100). Which examples are taken is in `subsets`.
 """
@@ -7,6 +8,8 @@ writes the same setting as 100, 0.01 or 1/100). Which examples are taken is in `
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -73,13 +76,101 @@ def profile_counts(
     return PROFILES[profile](largest, num_classes=num_classes, imbalance_ratio=imbalance_ratio)
 
 
-def _check(largest: int, num_classes: int, imbalance_ratio: float, caller: str) -> None:
-    ratio = _checks.tau(imbalance_ratio, caller, name="imbalance_ratio")
+def read_counts(path: Path | str) -> IntArray:
+    """Class sizes from a text file: whole numbers in label order, one a line.
+
+    Spaces and commas separate numbers as well as line ends do; what follows a # is a comment.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Shape (num_classes,).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"read_counts: there is no file {path}.")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        words = [word for line in lines for word in line.split("#")[0].replace(",", " ").split()]
+        numbers = [float(word) for word in words]
+    except ValueError as error:  # also bytes that are no text
+        raise InputError(
+            f"read_counts: {path} must hold one number of examples a line: {error}."
+        ) from error
+    return natural_counts(numbers, name=str(path), caller="read_counts")
+
+
+def natural_counts(
+    counts: Any, *, name: str = "counts", caller: str = "natural_counts"
+) -> IntArray:
+    """Class sizes as they are given, checked: whole numbers, none of them zero.
+
+    Args:
+        counts: shape (num_classes,), in label order.
+        name: what to call them in a message.
+        caller: for messages.
+
+    Example:
+        >>> natural_counts([12, 40, 3])
+        array([12, 40,  3])
+    """
+    found = _checks.counts(counts, caller=caller, name=name)
+    empty = np.flatnonzero(found == 0)
+    if len(empty):
+        raise InputError(
+            f"{caller}: `{name}` leaves class(es) {_checks.listing(empty)} without examples; "
+            f"every class needs one at least."
+        )
+    return found
+
+
+def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
+    """The shape of a natural profile at another number of classes and another size.
+
+    Sorted from the most frequent class to the rarest, log n as a function of i/(L−1) is
+    interpolated linearly and moved so that class 0 gets `largest`; sizes are rounded, to one at
+    least. So the imbalance ratio stays, as far as whole numbers let it.
+
+    Args:
+        counts: class sizes of any number of classes, such as those of ImageNet-LT.
+        num_classes: L.
+        largest: n_max, examples of class 0.
+
+    Returns:
+        Shape (num_classes,), from the most frequent class to the rarest.
+
+    Example:
+        >>> fit_counts([1000, 10, 100], num_classes=5, largest=500)
+        array([500, 158,  50,  16,   5])
+    """
+    caller = "fit_counts"
+    given = np.sort(natural_counts(counts, caller=caller))[::-1]
+    _check(largest, num_classes, 1, caller)
+    places = np.linspace(0.0, len(given) - 1.0, num_classes)
+    logs = np.interp(places, np.arange(len(given)), np.log(given / given[0]))
+    sizes = np.rint(largest * np.exp(logs)).astype(np.int64)
+    return np.asarray(np.maximum(sizes, 1))
+
+
+def check_ratio(value: Any, caller: str) -> float:
+    """An imbalance ratio: a finite number, at least 1.
+
+    Example:
+        >>> check_ratio(100, "here")
+        100.0
+    """
+    ratio = _checks.tau(value, caller, name="imbalance_ratio")
     if ratio < 1:
         raise InputError(
             f"{caller}: `imbalance_ratio` is the largest class over the smallest, at least 1; "
             f"got {ratio:g}" + (f"; did you mean {1 / ratio:g}?" if ratio > 0 else ".")
         )
+    return ratio
+
+
+def _check(largest: int, num_classes: int, imbalance_ratio: float, caller: str) -> None:
+    check_ratio(imbalance_ratio, caller)
     if num_classes < 1 or largest < 1:
         raise InputError(
             f"{caller}: `largest` and `num_classes` must be at least 1; "

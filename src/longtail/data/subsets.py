@@ -6,6 +6,9 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
+from longtail.data.images import ImageSet, LongTailedData
+from longtail.data.profiles import natural_counts, profile_counts
+from longtail.runs import DataSpec
 
 
 def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) -> IntArray:
@@ -40,6 +43,45 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
         random.shuffle(indices)
         chosen.append(indices[:count])
     return np.concatenate(chosen)
+
+
+def make_long_tailed(pool: ImageSet, test: ImageSet, spec: DataSpec) -> LongTailedData:
+    """The long-tailed training set that a spec describes, out of a larger one.
+
+    Args:
+        pool: all training examples, in their official order.
+        test: goes along untouched.
+        spec: its `profile` is ``exp`` or ``step``, whose n_max is the size of the pool's
+            smallest class; or ``natural``, with the class sizes as ``settings["counts"]``; or
+            None for the whole pool as it is.
+
+    Returns:
+        The data, with this spec.
+
+    Example:
+        >>> pool = ImageSet(np.zeros((8, 1, 2, 2), np.uint8), np.arange(8) % 2, ("a", "b"))
+        >>> spec = DataSpec("toy", profile="step", imbalance_ratio=4)
+        >>> make_long_tailed(pool, pool, spec).train.counts
+        array([4, 1])
+    """
+    if spec.profile is None:
+        return LongTailedData(pool, test, spec)
+    if spec.profile == "natural":
+        counts = natural_counts(spec.settings["counts"], caller="make_long_tailed")
+        if len(counts) != pool.num_classes:
+            raise InputError(
+                f"make_long_tailed: the profile has {len(counts)} classes but {spec.name} has "
+                f"{pool.num_classes}; `fit_counts` (--fit) gives a profile of the same shape."
+            )
+    else:
+        counts = profile_counts(
+            spec.profile,
+            int(pool.counts.min()),
+            num_classes=pool.num_classes,
+            imbalance_ratio=spec.imbalance_ratio or 1,
+        )
+    chosen = long_tailed_indices(pool.labels, counts, seed=spec.seed)
+    return LongTailedData(pool.take(chosen), test, spec)
 
 
 def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[IntArray, IntArray]:

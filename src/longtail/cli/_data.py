@@ -1,0 +1,113 @@
+"""What commands that take a data set share: its options, and how it is loaded."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longtail.cli import _console
+
+if TYPE_CHECKING:
+    from longtail.data import LongTailedData
+    from longtail.runs import DataSpec
+
+
+class Profile(StrEnum):
+    """How class sizes fall off."""
+
+    exp = "exp"
+    step = "step"
+    natural = "natural"
+
+
+def _complete(incomplete: str) -> list[str]:
+    from longtail.data import DATASETS
+
+    return [name for name in DATASETS if name.startswith(incomplete)]
+
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images.",
+        autocompletion=_complete,
+    ),
+]
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Where the original files are; LONGTAIL_DATA if absent.",
+        show_default=False,
+    ),
+]
+ProfileOption = Annotated[
+    Profile | None,
+    typer.Option("--profile", help="How class sizes fall off; exp if absent.", show_default=False),
+]
+RatioOption = Annotated[
+    float | None,
+    typer.Option(
+        "--ratio",
+        metavar="X",
+        help="Largest class over smallest; the literature's if absent.",
+        show_default=False,
+    ),
+]
+CountsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--counts",
+        metavar="FILE",
+        help="Class sizes of a natural profile, one a line.",
+        show_default=False,
+    ),
+]
+FitOption = Annotated[
+    bool, typer.Option("--fit", help="Fit those sizes to this data set, keeping their shape.")
+]
+SubsetSeedOption = Annotated[
+    int,
+    typer.Option("--subset-seed", min=0, metavar="N", help="Which subset; 0 is the literature's."),
+]
+
+
+def load(
+    name: str,
+    *,
+    data_dir: Path | None,
+    profile: Profile | None,
+    ratio: float | None,
+    counts: Path | None,
+    fit: bool,
+    subset_seed: int,
+) -> LongTailedData:
+    """The data that the options name, with progress shown while it is read."""
+    from longtail.data import load as load_data
+
+    with _console.progress(f"reading {Path(name).name}") as progress:
+        return load_data(
+            name,
+            data_dir=data_dir,
+            profile=None if profile is None else profile.value,
+            imbalance_ratio=ratio,
+            counts=counts,
+            fit=fit,
+            seed=subset_seed,
+            progress=progress,
+        )
+
+
+def subset_words(spec: DataSpec) -> str:
+    """A subset in a few words: ``exp, imbalance ratio 100``."""
+    words = [spec.profile or "its own class sizes"]
+    if spec.imbalance_ratio is not None:
+        words.append(f"imbalance ratio {spec.imbalance_ratio:g}")
+    if spec.seed:
+        words.append(f"subset {spec.seed}")
+    return ", ".join(words)

@@ -1,0 +1,229 @@
+"""`longtail data`: what a data set looks like, and one file of it that travels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from longtail.cli import _console, _data
+from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._groups import CommandGroup
+
+app = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Describe long-tailed data sets, and freeze them into one file.",
+)
+
+# A table of this many classes still fits a screen.
+_FEW_CLASSES = 20
+_WIDTH = 80
+_CHART_HEIGHT = 6
+
+
+@app.command()
+def describe(
+    name: _data.NameArgument,
+    data_dir: _data.DataDirOption = None,
+    profile: _data.ProfileOption = None,
+    ratio: _data.RatioOption = None,
+    counts: _data.CountsOption = None,
+    fit: _data.FitOption = False,
+    subset_seed: _data.SubsetSeedOption = 0,
+    classes: Annotated[bool, typer.Option("--classes", help="List every class.")] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            "--figure",
+            metavar="STEM",
+            help="Draw profile and images; writes STEM.svg and STEM.png.",
+            show_default=False,
+        ),
+    ] = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Show class sizes, groups, profile and images of a data set.
+
+    NAME may also be a text file of class sizes, one a line.
+
+    \b
+    Examples:
+      longtail data describe digits-lt
+      longtail data describe cifar100-lt --data-dir data --figure cifar100
+      longtail data describe cifar10-lt --profile step --ratio 50 --json
+      longtail data describe cifar100-lt --counts imagenet_lt.txt --fit
+      longtail data describe imagenet_lt.txt
+    """
+    stem = _figure_stem(figure, force)
+    if Path(name).suffix == ".txt" and Path(name).is_file():
+        _describe_counts(Path(name), figure is not None, json)
+        return
+    from longtail.report.describe import summarize, write
+
+    data = _data.load(
+        name,
+        data_dir=data_dir,
+        profile=profile,
+        ratio=ratio,
+        counts=counts,
+        fit=fit,
+        subset_seed=subset_seed,
+    )
+    summary = summarize(data)
+    written = write(data, stem) if stem is not None else ()
+    if json:
+        _console.print_json({**summary, "figures": list(written)})
+        return
+    _console.line(f"{data.spec.name} ({_data.subset_words(data.spec)})")
+    _show_sizes(summary["train"], summary["image_shape"])
+    _row("test", _test_words(summary["test"]))
+    _row("fingerprint", f"{summary['train']['fingerprint'][:16]} (training)")
+    _row("", f"{summary['test']['fingerprint'][:16]} (test)")
+    _show_chart(summary["train"])
+    if classes or len(summary["class_names"]) <= _FEW_CLASSES:
+        _show_classes(summary)
+    if written:
+        _console.line()
+        _console.line(f"Written: {', '.join(map(str, written))}")
+
+
+def _figure_stem(figure: Path | None, force: bool) -> Path | None:
+    """The path without its ending; what would fail after the work is refused before it."""
+    from longtail import _checks
+
+    if figure is None:
+        return None
+    _checks.require("matplotlib", extra="report", caller="longtail data describe --figure")
+    stem = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
+    for ending in ("svg", "png"):
+        _console.refuse_overwrite(stem.with_name(f"{stem.name}.{ending}"), force)
+    return stem
+
+
+def _describe_counts(path: Path, figure: bool, json: bool) -> None:
+    from longtail._checks import InputError
+    from longtail.data.profiles import read_counts
+    from longtail.report.describe import summarize_counts
+
+    if figure:
+        raise InputError(f"{path} holds class sizes and no images; --figure needs a data set.")
+    summary = summarize_counts(read_counts(path))
+    if json:
+        _console.print_json({"name": path, "train": summary})
+        return
+    _console.line(f"{path.name} (class sizes)")
+    _show_sizes(summary, None)
+    _show_chart(summary)
+
+
+def _row(label: str, text: str) -> None:
+    _console.line(f"{label:<13}{text}".rstrip())
+
+
+def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
+    from longtail.report.describe import GROUP_RULES, plural
+
+    pixels = f", {' x '.join(map(str, shape))}" if shape is not None else ""
+    _row("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")
+    _row(
+        "",
+        f"{train['largest']:,} to {train['smallest']:,} a class, imbalance ratio "
+        f"{train['imbalance_ratio']:.4g}",
+    )
+    for name, group in train["groups"].items():
+        sizes = plural(group["classes"], "class  ", "classes")
+        words = f"{name:<7} {GROUP_RULES[name]:<10}{sizes:>14}{group['examples']:>9,} images"
+        _row("groups" if name == "many" else "", words)
+
+
+def _test_words(test: dict[str, Any]) -> str:
+    low, high = min(test["counts"]), max(test["counts"])
+    each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return f"{test['examples']:,} images, {each} a class"
+
+
+def _show_chart(train: dict[str, Any]) -> None:
+    from longtail.report.describe import bars
+
+    margin = len(f"{train['largest']:,}") + 1
+    ordered = sorted(train["counts"], reverse=True)
+    lines = bars(ordered, width=_WIDTH - margin - 1, height=_CHART_HEIGHT)
+    _console.line()
+    for row, text in enumerate(lines):
+        label = f"{train['largest']:,}" if row == 0 else "0" if row == len(lines) - 1 else ""
+        _console.line(f"{label:>{margin - 1}} {text}".rstrip())
+    _console.line(f"{'':>{margin}}classes, most frequent first")
+
+
+def _show_classes(summary: dict[str, Any]) -> None:
+    counts, names = summary["train"]["counts"], summary["class_names"]
+    test, total = summary["test"]["counts"], summary["train"]["examples"]
+    width = min(max(map(len, [*names, "name"])), 40)
+    _console.line()
+    _console.line(f"class  {'name':<{width}}  training   share      test")
+    for label, (name, count) in enumerate(zip(names, counts, strict=True)):
+        shown = name if len(name) <= width else name[: width - 1] + "…"
+        share = f"{count / total:.2%}"
+        _console.line(f"{label:>5}  {shown:<{width}}  {count:>8,}{share:>8}{test[label]:>10,}")
+
+
+@app.command()
+def freeze(
+    name: _data.NameArgument,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file, NAME.frozen.")
+    ],
+    data_dir: _data.DataDirOption = None,
+    profile: _data.ProfileOption = None,
+    ratio: _data.RatioOption = None,
+    counts: _data.CountsOption = None,
+    fit: _data.FitOption = False,
+    subset_seed: _data.SubsetSeedOption = 0,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Write a data set into one small file, without loss.
+
+    It holds the long-tailed training set and the test set that belongs to it. Wherever a data
+    set is named, the file can be named instead; in the folder that LONGTAIL_DATA names, it is
+    found by the data set's own name, if it ends in .frozen.
+
+    \b
+    Examples:
+      longtail data freeze cifar100-lt --out cifar100-lt.frozen
+      longtail data freeze cifar10-lt --profile step --out step.frozen
+    """
+    from longtail.data import freeze as freeze_data
+
+    _console.refuse_overwrite(out, force)
+    data = _data.load(
+        name,
+        data_dir=data_dir,
+        profile=profile,
+        ratio=ratio,
+        counts=counts,
+        fit=fit,
+        subset_seed=subset_seed,
+    )
+    with _console.progress("freezing") as progress:
+        path = freeze_data(data, out, force=force, progress=progress)
+    size = path.stat().st_size
+    if json:
+        document = {
+            "file": path,
+            "bytes": size,
+            "spec": data.spec.to_json(),
+            "train": {"examples": len(data.train), "fingerprint": data.train.fingerprint},
+            "test": {"examples": len(data.test), "fingerprint": data.test.fingerprint},
+        }
+        _console.print_json(document)
+        return
+    _console.line(
+        f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {len(data.train):,} training "
+        f"and {len(data.test):,} test images, {_console.size(size)}"
+    )

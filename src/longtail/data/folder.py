@@ -1,0 +1,115 @@
+"""Labelled images from a folder that has one sub-folder per class.
+
+Classes, and the images in each, are in the order that people count in: '2' before '10'.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.data.decoding import Progress, decode_images
+from longtail.data.images import ImageSet
+
+# What systems leave in folders without being asked.
+_CLUTTER = ("thumbs.db", "desktop.ini")
+
+
+def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """A sort key under which numbers inside names count as numbers.
+
+    Example:
+        >>> sorted(["10", "9", "b2", "b10", "1"], key=counting_order)
+        ['1', '9', '10', 'b2', 'b10']
+    """
+    pieces = re.split(r"([0-9]+)", name)
+    # Even pieces are text, odd ones digits; the name itself decides between '1' and '01'.
+    return [(int(p), "") if i % 2 else (-1, p) for i, p in enumerate(pieces)], name
+
+
+def read_image_folder(
+    path: Path | str,
+    *,
+    size: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """The images of one split: ``PATH/<class>/<image>``.
+
+    Args:
+        path: the folder.
+        size: (height, width) that every image must have; that of the first image if None.
+        progress: called with (images done, images in all, text).
+
+    Returns:
+        The set, class after class; grey images have one channel, and colour ones three.
+    """
+    caller = "read_image_folder"
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"{caller}: there is no folder {path}.")
+    classes = sorted(_visible(path, caller), key=lambda folder: counting_order(folder.name))
+    if not classes:
+        raise InputError(
+            f"{caller}: {path} has no sub-folders; put the images of each class into a folder of "
+            f"its own, {path}/<class>/<image>."
+        )
+    images: list[Path] = []
+    counts = []
+    for folder in classes:
+        inside = sorted(_images(folder, caller), key=lambda file: counting_order(file.name))
+        counts.append(len(inside))
+        images += inside
+    empty = [folder.name for folder, count in zip(classes, counts, strict=True) if not count]
+    if empty:
+        raise InputError(
+            f"{caller}: the class folder(s) {_checks.listing(empty)} in {path} hold no images; "
+            f"fill or remove them."
+        )
+    pixels = decode_images(
+        images,
+        name_of=lambda index: str(images[index]),
+        caller=caller,
+        size=size,
+        progress=progress,
+    )
+    labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
+    return ImageSet(pixels, labels, tuple(folder.name for folder in classes))
+
+
+def _visible(path: Path, caller: str) -> list[Path]:
+    """The class folders; an image beside them belongs to no class and is refused."""
+    entries = [entry for entry in path.iterdir() if not _clutter(entry)]
+    endings = _image_endings(caller)
+    stray = sorted(e.name for e in entries if e.is_file() and e.suffix.lower() in endings)
+    if stray:
+        raise InputError(
+            f"{caller}: {path} has images that are in no class folder: "
+            f"{_checks.listing(stray, most=3)}."
+        )
+    return [entry for entry in entries if entry.is_dir()]
+
+
+def _images(folder: Path, caller: str) -> list[Path]:
+    """The images of a class; anything else there is refused rather than passed over."""
+    entries = [entry for entry in folder.iterdir() if not _clutter(entry)]
+    endings = _image_endings(caller)
+    others = sorted(e.name for e in entries if e.is_dir() or e.suffix.lower() not in endings)
+    if others:
+        raise InputError(
+            f"{caller}: {folder} holds what is no image: {_checks.listing(others, most=3)}; a "
+            f"class folder has only images in it, such as .png, .jpg or .webp."
+        )
+    return entries
+
+
+def _clutter(entry: Path) -> bool:
+    return entry.name.startswith(".") or entry.name.lower() in _CLUTTER
+
+
+def _image_endings(caller: str) -> set[str]:
+    image = _checks.require("PIL.Image", extra="torch", caller=caller)
+    return set(image.registered_extensions())

@@ -1,0 +1,191 @@
+"""What a long-tailed data set looks like: its numbers, its profile, some of its images."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail._checks import IntArray
+from longtail.data.images import ImageSet, LongTailedData
+from longtail.priors import GROUPS, ClassPrior
+from longtail.report import figures
+
+GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
+GROUP_RULES = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def summarize_counts(counts: IntArray) -> dict[str, Any]:
+    """Totals, imbalance and groups of class sizes.
+
+    Example:
+        >>> summary = summarize_counts(np.array([300, 60, 5]))
+        >>> summary["examples"], summary["imbalance_ratio"], summary["groups"]["few"]
+        (365, 60.0, {'classes': 1, 'examples': 5})
+    """
+    prior = ClassPrior.from_counts(counts)
+    groups = {
+        name: {"classes": len(classes), "examples": int(counts[classes].sum())}
+        for name, classes in prior.groups().items()
+    }
+    return {
+        "classes": len(counts),
+        "examples": int(counts.sum()),
+        "largest": int(counts.max()),
+        "smallest": int(counts.min()),
+        "imbalance_ratio": float(counts.max() / counts.min()),
+        "groups": groups,
+        "counts": counts.tolist(),
+    }
+
+
+def summarize(data: LongTailedData) -> dict[str, Any]:
+    """A data set's numbers, as plain values for JSON.
+
+    Example:
+        >>> from longtail.data.digits import load_digits_lt
+        >>> summarize(load_digits_lt())["train"]["examples"]
+        314
+    """
+    train, test = data.train, data.test
+    return {
+        "name": data.spec.name,
+        "spec": data.spec.to_json(),
+        "image_shape": list(train.image_shape),
+        "class_names": list(train.class_names),
+        "train": {**summarize_counts(train.counts), "fingerprint": train.fingerprint},
+        "test": {
+            "examples": len(test),
+            "counts": test.counts.tolist(),
+            "fingerprint": test.fingerprint,
+        },
+    }
+
+
+def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> list[str]:
+    """A bar chart in lines of text: a column for each value, or for the largest of several.
+
+    A value above zero is always seen.
+
+    Args:
+        values: at least one, none negative.
+        width: characters a line has at most.
+        height: lines.
+
+    Example:
+        >>> print("\\n".join(bars([8, 4, 1, 0], width=8, height=2)))
+        ██
+        ████▂▂
+    """
+    array = np.asarray(values, dtype=np.float64)
+    each = max(1, width // len(array))
+    if len(array) > width:
+        edges = np.linspace(0, len(array), width + 1).astype(int)
+        array = np.array([array[a:b].max() for a, b in itertools.pairwise(edges)])
+    eighths = np.rint(array / (array.max() or 1.0) * 8 * height).astype(int)
+    eighths = np.maximum(eighths, array > 0)
+    lines = []
+    for row in reversed(range(height)):
+        level = np.clip(eighths - 8 * row, 0, 8)
+        lines.append("".join(_EIGHTHS[part] * each for part in level).rstrip())
+    return lines
+
+
+def sample_classes(counts: IntArray, *, most: int = 10) -> IntArray:
+    """Classes spread evenly from the most frequent to the rarest.
+
+    Example:
+        >>> sample_classes(np.array([5, 50, 500, 1]), most=3)
+        array([2, 0, 3])
+    """
+    order = np.argsort(-counts, kind="stable")
+    places = np.linspace(0, len(order) - 1, min(most, len(order)))
+    return np.asarray(order[np.unique(np.rint(places).astype(int))])
+
+
+def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray[Any]:
+    """Images of some classes as one picture, a row for each class; white where it has no more.
+
+    Returns:
+        Shape (height, width, 3), uint8.
+    """
+    channels, height, width = images.image_shape
+    gap = max(1, height // 16)
+    grid = np.full((len(classes), columns, height + gap, width + gap, 3), 255, np.uint8)
+    for row, label in enumerate(classes):
+        shown = images.images[np.flatnonzero(images.labels == label)[:columns]]
+        scaled = (shown.astype(np.uint16) * 255 // images.pixel_range).astype(np.uint8)
+        colours = scaled[:, :3] if channels >= 3 else np.repeat(scaled[:, :1], 3, axis=1)
+        grid[row, : len(shown), :height, :width] = colours.transpose(0, 2, 3, 1)
+    tiled = grid.transpose(0, 2, 1, 3, 4).reshape(len(classes) * (height + gap), -1, 3)
+    return tiled[:-gap, :-gap]
+
+
+def draw(data: LongTailedData) -> Any:
+    """The profile of the training set, and images from its head to its tail.
+
+    Returns:
+        A matplotlib Figure.
+    """
+    train = data.train
+    with figures.style():
+        figure, axes = figures.panels(columns=2, height=3.0, width_ratios=(1.0, 1.0))
+        _draw_profile(axes[0, 0], train.counts)
+        classes = sample_classes(train.counts)
+        picture = mosaic(train, classes)
+        samples = axes[0, 1]
+        samples.imshow(picture, interpolation="nearest")
+        step = picture.shape[0] / len(classes)
+        samples.set_yticks(
+            [(row + 0.5) * step for row in range(len(classes))],
+            [f"{_short(train.class_names[c])}  {train.counts[c]:,}" for c in classes],
+        )
+        samples.set_xticks([])
+        samples.tick_params(length=0)
+        samples.grid(False)
+        samples.spines[:].set_visible(False)
+        samples.set_title("training images, and how many there are")
+    return figure
+
+
+def _draw_profile(axes: Any, counts: IntArray) -> None:
+    counts = np.sort(counts)[::-1]
+    groups = ClassPrior.from_counts(counts).groups()
+    for name, classes in groups.items():
+        if len(classes):
+            label = f"{name} ({GROUP_RULES[name]}): {plural(len(classes), 'class', 'classes')}"
+            axes.bar(classes, counts[classes], width=1.0, color=GROUP_COLORS[name], label=label)
+    if counts.max() >= 10 * counts.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylim(bottom=max(0.5, counts.min() / 2))
+    axes.margins(x=0.01)
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("classes, most frequent first")
+    axes.set_title(f"training images per class, {int(counts.sum()):,} in all")
+    axes.legend(loc="upper right")
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
+        ('1 class', '1,200 classes')
+    """
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def _short(name: str, most: int = 16) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def write(data: LongTailedData, stem: Path | str) -> tuple[Path, Path]:
+    """Draw a data set and save the figure as SVG and PNG; their paths."""
+    title = f"{data.spec.name}: {len(data.train)} training images per class, and some of them"
+    return figures.save(draw(data), stem, title=title)

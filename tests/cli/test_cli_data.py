@@ -1,0 +1,199 @@
+"""`longtail data`: describe and freeze."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_factory import cifar_files, write_archive, write_folder
+from longtail.data import load, official
+from longtail.data.digits import load_digits_lt
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch):
+    """A folder with a small CIFAR-10 that passes for the official one."""
+    from longtail.data.cifar import read_cifar
+
+    folder = tmp_path / "originals"
+    train, test = read_cifar(write_archive(folder), name="cifar10")
+    known = {"train": train.fingerprint, "test": test.fingerprint, "subsets": {}}
+    monkeypatch.setattr(official, "official_fingerprints", lambda: {"cifar10": known})
+    return folder
+
+
+def words_of(text):
+    return re.sub(r" +", " ", text)
+
+
+def test_describe_shows_counts_groups_profile_and_fingerprints(cli):
+    result = cli("data", "describe", "digits-lt")
+    assert result.code == 0
+    assert result.err == ""
+    data = load_digits_lt()
+    for line in (
+        "digits-lt (exp, imbalance ratio 50)",
+        "training 314 images of 10 classes, 1 x 8 x 8",
+        " 114 to 2 a class, imbalance ratio 57",
+        "groups many over 100 1 class 114 images",
+        " medium 20 to 100 4 classes 170 images",
+        " few under 20 5 classes 30 images",
+        "test 600 images, 60 a class",
+        f"fingerprint {data.train.fingerprint[:16]} (training)",
+        f" {data.test.fingerprint[:16]} (test)",
+        " 3 3 30 9.55% 60",
+    ):
+        assert line in words_of(result.out).splitlines()
+    assert max(map(len, result.out.splitlines())) <= 80
+    (chart,) = (line for line in result.out.splitlines() if line.startswith("114 "))
+    assert chart == "114 " + "█" * 7
+
+
+def test_describe_as_json(cli, cifar):
+    result = cli("data", "describe", "cifar10-lt", "--data-dir", cifar, "--ratio", 4, "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
+    assert document["name"] == "cifar10-lt"
+    assert document["spec"]["imbalance_ratio"] == 4
+    assert document["train"]["counts"] == [4, 3, 2, 2, 2, 1, 1, 1, 1, 1]
+    assert document["train"]["groups"]["few"] == {"classes": 10, "examples": 18}
+    assert document["class_names"][0] == "airplane"
+    assert document["figures"] == []
+    data = load("cifar10-lt", data_dir=cifar, imbalance_ratio=4, verify=False)
+    assert document["train"]["fingerprint"] == data.train.fingerprint
+    assert document["test"]["fingerprint"] == data.test.fingerprint
+
+
+def test_describe_takes_profiles(cli, cifar, monkeypatch):
+    monkeypatch.setenv("LONGTAIL_DATA", str(cifar))
+    Path("sizes.txt").write_text("40\n10\n")
+
+    def counts(*options):
+        result = cli("data", "describe", "cifar10-lt", "--json", *options)
+        assert result.code == 0, result.err
+        return json.loads(result.out)["train"]["counts"]
+
+    assert counts("--profile", "step", "--ratio", 2) == [4] * 5 + [2] * 5
+    fitted = counts("--counts", "sizes.txt", "--fit")
+    assert fitted == [4, 3, 3, 3, 2, 2, 2, 1, 1, 1]
+    text = cli("data", "describe", "cifar10-lt", "--ratio", 2, "--subset-seed", 3).out
+    assert text.startswith("cifar10-lt (exp, imbalance ratio 2, subset 3)\n")
+
+
+def test_describe_a_file_of_class_sizes(cli):
+    Path("counts.txt").write_text("\n".join(map(str, [1280, *range(5, 1004)])))
+    result = cli("data", "describe", "counts.txt")
+    assert result.code == 0
+    text = words_of(result.out)
+    assert "training 504,776 images of 1,000 classes" in text
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "fingerprint" not in text
+    document = json.loads(cli("data", "describe", "counts.txt", "--json").out)
+    assert document["train"]["largest"] == 1280
+    result = cli("data", "describe", "counts.txt", "--figure", "a")
+    assert result.code == 1
+    assert "holds class sizes and no images" in result.err
+
+
+def test_all_classes_are_listed_on_demand(cli):
+    write_folder(Path("set/train"), {f"n{i}": 1 + (i == 3) for i in range(25)}, shape=(1, 2, 2))
+    write_folder(Path("set/test"), {f"n{i}": 1 for i in range(25)}, shape=(1, 2, 2))
+    short = cli("data", "describe", "set").out
+    assert short.startswith("set (its own class sizes)\n")
+    assert "n24" not in short
+    every = words_of(cli("data", "describe", "set", "--classes").out)
+    assert " 24 n24 1 3.85% 1" in every.splitlines()
+    assert " 3 n3 2 7.69% 1" in every.splitlines()
+
+
+@pytest.mark.parametrize("given", ["figure", "figure.png", "figure.svg"])
+def test_the_figure_is_written(cli, given):
+    pytest.importorskip("matplotlib")
+    result = cli("data", "describe", "digits-lt", "--figure", given)
+    assert result.code == 0
+    assert result.out.endswith("Written: figure.svg, figure.png\n")
+    assert Path("figure.png").read_bytes().startswith(b"\x89PNG")
+    again = cli("data", "describe", "digits-lt", "--figure", given)
+    assert again.code == 1
+    assert "figure.svg exists; pass --force" in again.err
+    assert cli("data", "describe", "digits-lt", "--figure", given, "--force").code == 0
+
+
+def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar):
+    options = ("--data-dir", cifar, "--ratio", 4)
+    Path("travel").mkdir()
+    result = cli("data", "freeze", "cifar10-lt", *options, "--out", "travel/a.frozen")
+    assert result.code == 0
+    assert re.fullmatch(
+        r"travel/a\.frozen: cifar10-lt \(exp, imbalance ratio 4\), 18 training and 20 test "
+        r"images, [\d.]+ kB\n",
+        result.out,
+    )
+    original = cli("data", "describe", "cifar10-lt", *options).out
+    assert cli("data", "describe", "travel/a.frozen").out == original
+    by_name = cli("data", "describe", "cifar10-lt", "--data-dir", "travel", "--ratio", 4)
+    assert by_name.out == original
+    _, labels, images = cifar_files()
+    frozen = load("travel/a.frozen").train
+    assert frozen.images[0].tobytes() in {image.tobytes() for image in images[labels == 0]}
+    assert np.array_equal(np.sort(frozen.labels), frozen.labels)
+
+
+def test_freeze_as_json(cli):
+    document = json.loads(cli("data", "freeze", "digits-lt", "-o", "d.frozen", "--json").out)
+    assert document["file"] == "d.frozen"
+    assert document["bytes"] == Path("d.frozen").stat().st_size
+    assert document["spec"]["name"] == "digits-lt"
+    assert document["train"] == {
+        "examples": 314,
+        "fingerprint": load_digits_lt().train.fingerprint,
+    }
+
+
+def test_freeze_replaces_nothing_unasked(cli):
+    Path("d.frozen").write_text("precious")
+    result = cli("data", "freeze", "digits-lt", "--out", "d.frozen")
+    assert result.code == 1
+    assert "d.frozen exists; pass --force" in result.err
+    assert Path("d.frozen").read_text() == "precious"
+    assert cli("data", "freeze", "digits-lt", "--out", "d.frozen", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["describe", "cifar10-lt"], 1, "--data-dir) or LONGTAIL_DATA. To get them, put https"),
+        (["describe", "cifar10-lt", "--data-dir", "."], 1, "looked for cifar-10-python.tar.gz"),
+        (["describe", "mnist"], 1, "the data sets are cifar10-lt, cifar100-lt, digits-lt"),
+        (["describe", "digits-lt", "--ratio", "0.02"], 1, "did you mean 50?"),
+        (
+            ["describe", "digits-lt", "--profile", "linear"],
+            2,
+            "'linear' is not one of 'exp', 'step'",
+        ),
+        (["describe", "digits-lt", "--profile", "natural"], 1, "natural profile needs `counts`"),
+        (["describe", "digits-lt", "--counts", "x.txt"], 1, "there is no file x.txt"),
+        (["freeze", "digits-lt"], 2, "missing option '--out'"),
+        (["freeze", "digits-lt", "--out", "no/d.frozen"], 1, "there is no folder no"),
+        (["check"], 2, "longtail data has no command 'check'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(cli, arguments, code, message):
+    result = cli("data", *arguments)
+    assert result.code == code
+    assert result.out == ""
+    assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err)
+    assert message in result.err
+
+
+def test_the_shell_completes_names(fresh):
+    words = {"COMP_WORDS": "longtail data describe cif", "COMP_CWORD": "3"}
+    result = fresh(_LONGTAIL_COMPLETE="complete_bash", **words)
+    assert result.out.split() == ["cifar10-lt", "cifar100-lt"]

@@ -1,0 +1,90 @@
+"""Folders of images, one sub-folder per class."""
+
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_factory import encoded, pixels, write_folder
+from longtail import InputError
+from longtail.data.folder import counting_order, read_image_folder
+
+
+def test_classes_and_images_come_in_the_order_people_count_in(tmp_path):
+    made = write_folder(tmp_path, {"10": 12, "9": 1, "1": 2, "b10": 1, "b9": 1})
+    found = read_image_folder(tmp_path)
+    assert found.class_names == ("1", "9", "10", "b9", "b10")
+    assert found.counts.tolist() == [2, 1, 12, 1, 1]
+    expected = np.concatenate([made[name] for name in found.class_names])
+    np.testing.assert_array_equal(found.images, expected)  # so 2.png comes before 10.png
+    assert found.labels.tolist() == [0, 0, 1, *[2] * 12, 3, 4]
+
+
+def test_the_order_is_one_order():
+    names = ["a", "a1", "a01", "a1b", "A", "1", "01", "1a", "2", "10", "", "é", "a-2", "a-10"]
+    expected = sorted(names, key=counting_order)
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(names, len(names))
+        assert sorted(shuffled, key=counting_order) == expected
+    assert expected.index("2") < expected.index("10")
+    assert expected.index("a-2") < expected.index("a-10")
+
+
+def test_palettes_and_grey_images_lose_nothing(tmp_path):
+    colour = pixels(1, shape=(3, 6, 5))[0]
+    palette = Image.fromarray(colour.transpose(1, 2, 0)).quantize(64)
+    (tmp_path / "a").mkdir()
+    palette.save(tmp_path / "a" / "1.png")
+    (tmp_path / "a" / "2.png").write_bytes(encoded(pixels(1, shape=(1, 6, 5))[0]))
+    found = read_image_folder(tmp_path)
+    assert found.image_shape == (3, 6, 5)
+    shown = np.asarray(palette.convert("RGB")).transpose(2, 0, 1)
+    np.testing.assert_array_equal(found.images[0], shown)
+
+
+def test_clutter_is_passed_over(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "a" / ".DS_Store").write_text("x")
+    (tmp_path / "a" / "Thumbs.db").write_text("x")
+    (tmp_path / "README.txt").write_text("about these images")
+    assert read_image_folder(tmp_path).class_names == ("a", "b")
+
+
+def test_an_empty_class_folder_is_named(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "c").mkdir()
+    with pytest.raises(InputError, match=r"class folder\(s\) c in .* hold no images"):
+        read_image_folder(tmp_path)
+
+
+def test_an_image_of_another_size_is_named(tmp_path):
+    write_folder(tmp_path, {"a": 2})
+    (tmp_path / "a" / "7.png").write_bytes(encoded(pixels(1, shape=(3, 5, 6))[0]))
+    with pytest.raises(InputError, match=r"a/7\.png is 5 x 6 pixels .* must be 6 x 5"):
+        read_image_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("a/notes.txt", "holds what is no image: notes.txt"),
+        ("a/more/1.png", "holds what is no image: more"),
+        ("stray.png", "images that are in no class folder: stray.png"),
+        ("a/broken.jpg", r"a/broken\.jpg can't be read as an image"),
+    ],
+)
+def test_what_would_be_passed_over_silently_is_refused(tmp_path, place, message):
+    write_folder(tmp_path, {"a": 1})
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_bytes(b"x")
+    with pytest.raises(InputError, match=message):
+        read_image_folder(tmp_path)
+
+
+def test_a_folder_without_classes_is_refused(tmp_path):
+    with pytest.raises(InputError, match="has no sub-folders; put the images of each class"):
+        read_image_folder(tmp_path)
+    with pytest.raises(InputError, match="there is no folder"):
+        read_image_folder(tmp_path / "nowhere")

@@ -1,0 +1,160 @@
+"""Parquet files as the hub lays them out."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from data_factory import encoded, pixels, write_parquet
+from longtail import InputError
+from longtail.data.hub_parquet import read_hub_parquet
+
+NAMES = ("ant", "bee", "cow")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+@pytest.mark.parametrize("label", ["label", "fine_label"])
+def test_images_labels_and_names_come_back(tmp_path, kind, label):
+    images, labels = pixels(600), np.arange(600) % 3
+    path = write_parquet(
+        tmp_path / "train.parquet", images, labels, names=NAMES, label=label, kind=kind
+    )
+    steps = []
+    found = read_hub_parquet(path, progress=lambda *step: steps.append(step))
+    np.testing.assert_array_equal(found.images, images)
+    np.testing.assert_array_equal(found.labels, labels)
+    assert found.class_names == NAMES
+    assert steps == [(256, 600, "images"), (512, 600, "images"), (600, 600, "images")]
+
+
+def test_formats_may_be_mixed_and_parts_follow_one_another(tmp_path):
+    images = pixels(4)
+    blobs = [encoded(images[0]), encoded(images[1], "WEBP"), encoded(images[2], "BMP")]
+    one = write_parquet(tmp_path / "a.parquet", blobs, [0, 1, 2], names=NAMES)
+    two = write_parquet(tmp_path / "b.parquet", images[3:], [1], names=NAMES)
+    found = read_hub_parquet([one, two])
+    np.testing.assert_array_equal(found.images, images)
+    assert found.labels.tolist() == [0, 1, 2, 1]
+
+
+def test_grey_images_have_one_channel_unless_some_have_colour(tmp_path):
+    grey = pixels(3, shape=(1, 5, 4))
+    path = write_parquet(tmp_path / "a.parquet", grey, [0, 1, 0], column="image")
+    found = read_hub_parquet(path)
+    np.testing.assert_array_equal(found.images, grey)
+    assert found.class_names == ("0", "1")
+    colour = pixels(1, shape=(3, 5, 4))
+    path = write_parquet(tmp_path / "b.parquet", [grey[0], colour[0]], [0, 1])
+    found = read_hub_parquet(path)
+    np.testing.assert_array_equal(found.images[0], np.repeat(grey[0], 3, axis=0))
+    np.testing.assert_array_equal(found.images[1], colour[0])
+
+
+def test_cifar_100s_fine_labels_are_taken_not_the_coarse_ones(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", pixels(2), [7, 3], label="fine_label")
+    table = pq.read_table(path)
+    table = table.add_column(0, "coarse_label", pa.array([1, 0]))
+    pq.write_table(table, path)
+    assert read_hub_parquet(path).labels.tolist() == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"column": "picture"}, r"must have an image column, img or image; its columns are pict"),
+        ({"label": "y"}, r"must have a label column, fine_label or label; its columns are img, y"),
+    ],
+)
+def test_a_file_without_the_columns_is_refused(tmp_path, change, message):
+    path = write_parquet(tmp_path / "a.parquet", pixels(2), [0, 1], **change)
+    with pytest.raises(InputError, match=message):
+        read_hub_parquet(path)
+
+
+def test_columns_of_another_kind_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"img": ["a.png"], "label": [0]}), path)
+    with pytest.raises(InputError, match=r"`img` of .* must hold structs .* it holds string"):
+        read_hub_parquet(path)
+    struct = pa.array([{"bytes": "text"}], pa.struct([("bytes", pa.string())]))
+    pq.write_table(pa.table({"img": struct, "label": [0]}), path)
+    with pytest.raises(InputError, match="must hold structs with the encoded image"):
+        read_hub_parquet(path)
+    write_parquet(path, [encoded(pixels(1)[0]), None], [0, 1])
+    with pytest.raises(InputError, match=r"row 1 of .* has no bytes in `img`"):
+        read_hub_parquet(path)
+
+
+def test_labels_outside_the_classes_are_refused(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", pixels(2), [0, 3], names=NAMES)
+    with pytest.raises(InputError, match=r"`label` must lie in 0 .. 2, but 3 occurs"):
+        read_hub_parquet(path)
+    table = pa.table({"img": pq.read_table(path)["img"], "label": pa.array([0, None])})
+    pq.write_table(table, path)
+    with pytest.raises(InputError, match="rows without a label"):
+        read_hub_parquet(path)
+
+
+def test_an_image_of_another_size_is_named(tmp_path):
+    blobs = [encoded(image) for image in pixels(300)]
+    blobs[290] = encoded(pixels(1, shape=(3, 32, 31))[0])
+    one = write_parquet(tmp_path / "a.parquet", pixels(5), [0] * 5)
+    two = write_parquet(tmp_path / "b.parquet", blobs, [0] * 300)
+    with pytest.raises(InputError, match=r"row 290 of .*b\.parquet is 32 x 31 pixels .* 32 x 32"):
+        read_hub_parquet([one, two])
+    with pytest.raises(InputError, match=r"row 0 of .*a\.parquet is 32 x 32 pixels .* 8 x 8"):
+        read_hub_parquet(one, size=(8, 8))
+
+
+def test_what_is_no_image_is_named(tmp_path):
+    whole = encoded(pixels(1)[0])
+    for blob in (b"", b"text", whole[: len(whole) // 2]):
+        path = write_parquet(tmp_path / "a.parquet", [whole, blob], [0, 1])
+        with pytest.raises(InputError, match=r"row 1 of .* can't be read as an image"):
+            read_hub_parquet(path)
+
+
+def test_pixels_that_would_lose_something_are_refused(tmp_path):
+    def saved(image):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return file.getvalue()
+
+    for image, mode in (
+        (Image.new("RGBA", (4, 4), (1, 2, 3, 4)), "RGBA"),
+        (Image.fromarray(np.full((4, 4), 1000, np.uint16)), "I;16"),
+    ):
+        path = write_parquet(tmp_path / "a.parquet", [saved(image)], [0])
+        with pytest.raises(InputError, match=f"pixels of the kind '{mode}'"):
+            read_hub_parquet(path)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", pixels(40), np.arange(40) % 3, names=NAMES)
+    content = path.read_bytes()
+    for share in (0.0, 0.3, 0.9):
+        path.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(InputError, match="is truncated, or no parquet file"):
+            read_hub_parquet(path)
+    damaged = bytearray(content)
+    damaged[100:400] = bytes(300)
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"truncated|can't be read as an image"):
+        read_hub_parquet(path)
+
+
+def test_missing_and_foreign_parts_are_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no file"):
+        read_hub_parquet(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="`paths` is empty"):
+        read_hub_parquet([])
+    one = write_parquet(tmp_path / "a.parquet", pixels(1), [0], names=NAMES)
+    two = write_parquet(tmp_path / "b.parquet", pixels(1), [0], names=NAMES[::-1])
+    with pytest.raises(InputError, match="name their classes differently"):
+        read_hub_parquet([one, two])
+    empty = write_parquet(tmp_path / "c.parquet", [], [])
+    with pytest.raises(InputError, match="hold no images"):
+        read_hub_parquet(empty)

@@ -1,0 +1,350 @@
+"""`load`: every form of every data set by its name, and what it says when it can't."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from data_factory import (
+    CIFAR10_NAMES,
+    cifar_files,
+    pixels,
+    write_archive,
+    write_folder,
+    write_parquet,
+    write_unpacked,
+)
+from longtail import InputError
+from longtail.data import DATASETS, freeze, load, official
+from longtail.data.digits import load_digits_lt
+from longtail.runs import RunSpec
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+@pytest.fixture
+def small_is_official(monkeypatch):
+    """Take the small CIFAR-10 of these tests for the official one."""
+    from longtail.data.cifar import read_cifar
+
+    def declare(path):
+        train, test = read_cifar(path, name="cifar10")
+        known = {"train": train.fingerprint, "test": test.fingerprint, "subsets": {}}
+        monkeypatch.setattr(official, "official_fingerprints", lambda: {"cifar10": known})
+        return known
+
+    return declare
+
+
+def write_hub(folder, name="cifar10", *, inside="", parts=1):
+    """The small CIFAR as the hub has it, in one file or several for the training set."""
+    _, labels, images = cifar_files(name)
+    ten = name == "cifar10"
+    key = "label" if ten else "fine_label"
+    names = CIFAR10_NAMES if ten else [f"class_{i}" for i in range(100)]
+    place = folder / name / inside
+    for number, rows in enumerate(np.array_split(np.arange(len(labels)), parts)):
+        file = f"train-{number:05}-of-{parts:05}.parquet" if inside else "train.parquet"
+        write_parquet(place / file, images[rows], labels[rows], names=names, label=key)
+    test = np.repeat(np.arange(len(names)), 2)
+    file = "test-00000-of-00001.parquet" if inside else "test.parquet"
+    write_parquet(place / file, pixels(len(test), seed=3), test, names=names, label=key)
+
+
+WRITERS = {
+    "archive": lambda folder, name: write_archive(folder, name),
+    "archive inside": lambda folder, name: write_archive(folder / name, name),
+    "unpacked": lambda folder, name: write_unpacked(folder, name),
+    "unpacked inside": lambda folder, name: write_unpacked(folder / name, name),
+    "parquet": lambda folder, name: write_hub(folder, name),
+    "parquet parts": lambda folder, name: write_hub(
+        folder, name, inside="plain_text" if name == "cifar10" else "cifar100", parts=3
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("form", WRITERS)
+def test_every_form_gives_the_same_data(tmp_path, form, name):
+    WRITERS[form](tmp_path, name)
+    data = load(f"{name}-lt", data_dir=tmp_path, imbalance_ratio=4, verify=False)
+    _, labels, images = cifar_files(name)
+    # The literature's rule, spelled out.
+    classes = 10 if name == "cifar10" else 100
+    random, expected = np.random.RandomState(0), []
+    for label in range(classes):
+        mine = np.array([i for i in range(len(labels)) if labels[i] == label])
+        random.shuffle(mine)
+        expected += mine[: int(4 * 4 ** (-label / (classes - 1)))].tolist()
+    np.testing.assert_array_equal(data.train.labels, labels[expected])
+    np.testing.assert_array_equal(data.train.images, images[expected])
+    assert data.test.counts.tolist() == [2] * classes
+    assert data.spec.to_json() == {
+        "name": f"{name}-lt",
+        "profile": "exp",
+        "imbalance_ratio": 4.0,
+        "seed": 0,
+        "held_out": 0.0,
+        "settings": {},
+    }
+
+
+def test_the_folder_may_come_from_the_environment(tmp_path, monkeypatch):
+    write_archive(tmp_path)
+    monkeypatch.setenv("LONGTAIL_DATA", str(tmp_path))
+    assert load("cifar10-lt", imbalance_ratio=2, verify=False).train.counts.max() == 4
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(InputError, match=f"no CIFAR-10 in {other}"):  # the argument goes first
+        load("cifar10-lt", data_dir=other)
+
+
+def test_profiles_and_seeds(tmp_path):
+    write_archive(tmp_path)
+
+    def get(**options):
+        return load("cifar10-lt", data_dir=tmp_path, verify=False, **options)
+
+    assert get(profile="step", imbalance_ratio=4).train.counts.tolist() == [4] * 5 + [1] * 5
+    one, two = get(imbalance_ratio=4), get(imbalance_ratio=4, seed=1)
+    assert one.train.counts.tolist() == two.train.counts.tolist()
+    assert one.train.fingerprint != two.train.fingerprint
+    assert two.spec.seed == 1
+    sizes = [1, 2, 3, 4, 4, 3, 2, 1, 1, 1]
+    file = tmp_path / "sizes.txt"
+    file.write_text("\n".join(map(str, sizes)))
+    for counts in (sizes, file, str(file)):
+        data = get(counts=counts)
+        assert data.train.counts.tolist() == sizes
+        assert (data.spec.profile, data.spec.imbalance_ratio) == ("natural", 4)
+        assert data.spec.settings["counts"] == tuple(sizes)
+    assert get(counts=[400, 100], fit=True).train.counts.tolist() == [4, 3, 3, 3, 2, 2, 2, 1, 1, 1]
+
+
+def test_a_spec_is_enough_to_draw_the_subset_again(tmp_path):
+    from longtail.data import make_long_tailed
+    from longtail.data.cifar import read_cifar
+
+    path = write_archive(tmp_path)
+    data = load("cifar10-lt", data_dir=tmp_path, verify=False, counts=[300, 7, 1], fit=True, seed=3)
+    spec = RunSpec.from_json(RunSpec(data.spec, "m", "softmax", "r").to_json()).dataset
+    again = make_long_tailed(*read_cifar(path, name="cifar10"), spec)
+    assert again.train.fingerprint == data.train.fingerprint
+
+
+def test_the_digits_need_no_folder():
+    data = load("digits-lt")
+    assert data.train.fingerprint == load_digits_lt().train.fingerprint
+    assert data.spec == load_digits_lt().spec
+    assert load("digits-lt", profile="step", imbalance_ratio=114).train.counts.min() == 1
+
+
+# A folder of images.
+
+
+def test_a_folder_keeps_its_own_class_sizes(tmp_path):
+    root = tmp_path / "my flowers"
+    write_folder(root / "train", {"2": 5, "10": 3, "1": 4})
+    write_folder(root / "test", {"2": 2, "10": 2, "1": 2}, seed=9)
+    data = load(root)
+    assert data.train.class_names == ("1", "2", "10")
+    assert data.train.counts.tolist() == [4, 5, 3]
+    assert data.spec.name == "my-flowers"
+    assert data.spec.profile is None
+    assert load(str(root)).spec == data.spec
+
+
+def test_a_profile_over_a_folder(tmp_path):
+    write_folder(tmp_path / "train", {"a": 5, "b": 4, "c": 6})
+    write_folder(tmp_path / "test", {"a": 1, "b": 1, "c": 1}, seed=9)
+    data = load(tmp_path, profile="exp", imbalance_ratio=4)
+    assert data.train.counts.tolist() == [4, 2, 1]
+    assert load(tmp_path, imbalance_ratio=4).spec == data.spec
+    assert load(tmp_path, counts=[1, 4, 6]).train.counts.tolist() == [1, 4, 6]
+    with pytest.raises(InputError, match="needs `imbalance_ratio`"):
+        load(tmp_path, profile="step")
+
+
+def test_folders_of_one_name_have_different_specs(tmp_path):
+    for number in (1, 2):
+        write_folder(tmp_path / f"{number}/set/train", {"a": 2, "b": 1}, seed=10 * number)
+        write_folder(tmp_path / f"{number}/set/test", {"a": 1, "b": 1})
+    one, two = load(tmp_path / "1/set").spec, load(tmp_path / "2/set").spec
+    assert one.name == two.name == "set"
+    assert one != two
+
+
+def test_what_is_wrong_with_a_folder(tmp_path):
+    with pytest.raises(InputError, match="there is no train and no test folder"):
+        load(tmp_path)
+    write_folder(tmp_path / "train", {"a": 1, "b": 1})
+    with pytest.raises(InputError, match="there is no test folder"):
+        load(tmp_path)
+    write_folder(tmp_path / "test", {"a": 1, "c": 1})
+    with pytest.raises(InputError, match="the same class folders; only one of them has b, c"):
+        load(tmp_path)
+    (tmp_path / "test" / "c").rename(tmp_path / "test" / "b")
+    load(tmp_path)
+    write_folder(tmp_path / "grey" / "train", {"a": 1})
+    write_folder(tmp_path / "grey" / "test", {"a": 1}, shape=(1, 6, 5))
+    with pytest.raises(InputError, match="all grey or all colour; they have 3 and 1 channels"):
+        load(tmp_path / "grey")
+    write_folder(tmp_path / "big" / "train", {"a": 1})
+    write_folder(tmp_path / "big" / "test", {"a": 1}, shape=(3, 7, 5))
+    with pytest.raises(InputError, match=r"test/a/0\.png is 7 x 5 pixels .* must be 6 x 5"):
+        load(tmp_path / "big")
+
+
+# Frozen files.
+
+
+def test_a_frozen_file_by_its_path_and_by_the_name_of_what_it_holds(tmp_path):
+    write_archive(tmp_path / "originals")
+    options = {"verify": False, "data_dir": tmp_path / "originals"}
+    exp = load("cifar10-lt", imbalance_ratio=4, **options)
+    step = load("cifar10-lt", profile="step", imbalance_ratio=4, **options)
+    travel = tmp_path / "travel"
+    travel.mkdir()
+    freeze(exp, travel / "a.frozen")
+    freeze(step, travel / "b.frozen")
+    for found in (
+        load(travel / "a.frozen"),
+        load(str(travel / "a.frozen"), profile="exp", imbalance_ratio=4),
+        load("cifar10-lt", data_dir=travel, imbalance_ratio=4),
+    ):
+        assert found.train.fingerprint == exp.train.fingerprint
+        assert found.spec == exp.spec
+    found = load("cifar10-lt", data_dir=travel, profile="step", imbalance_ratio=4)
+    assert found.train.fingerprint == step.train.fingerprint
+    with pytest.raises(InputError) as caught:
+        load("cifar10-lt", data_dir=travel)
+    assert "*.frozen (a.frozen is exp, ratio 4; b.frozen is step, ratio 4)" in str(caught.value)
+    with pytest.raises(InputError, match=r"and \*\.frozen\. To get them"):
+        load("cifar100-lt", data_dir=travel)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"imbalance_ratio": 10}, "frozen with imbalance_ratio 50.0, not 10.0"),
+        ({"profile": "step"}, "frozen with profile exp, not step"),
+        ({"seed": 2}, "frozen with seed 0, not 2"),
+        ({"counts": [1] * 10}, "profile exp, not natural, other class sizes"),
+    ],
+)
+def test_a_frozen_subset_can_not_be_changed(tmp_path, options, message):
+    path = freeze(load("digits-lt"), tmp_path / "a.frozen")
+    with pytest.raises(InputError, match=message):
+        load(path, **options)
+
+
+# Official or not.
+
+
+def test_official_data_pass(tmp_path, small_is_official):
+    known = small_is_official(write_archive(tmp_path))
+    data = load("cifar10-lt", data_dir=tmp_path, imbalance_ratio=4)
+    known["subsets"]["exp-4"] = {"train": data.train.fingerprint}
+    load("cifar10-lt", data_dir=tmp_path, imbalance_ratio=4)
+    known["subsets"]["exp-4"] = {"train": "0" * 64}
+    with pytest.raises(InputError, match=r"subset exp-4 of CIFAR-10 .* this NumPy shuffles"):
+        load("cifar10-lt", data_dir=tmp_path, imbalance_ratio=4)
+    load("cifar10-lt", data_dir=tmp_path, imbalance_ratio=4, seed=1)  # not the literature's
+
+
+def test_other_data_are_refused(tmp_path, small_is_official):
+    small_is_official(write_archive(tmp_path / "right"))
+    files, _, _ = cifar_files()
+    files["data_batch_1"], files["data_batch_2"] = files["data_batch_2"], files["data_batch_1"]
+    write_archive(tmp_path / "wrong", files=files)
+    with pytest.raises(InputError, match=r"train set in .* is not the official CIFAR-10") as caught:
+        load("cifar10-lt", data_dir=tmp_path / "wrong", imbalance_ratio=4)
+    assert "or in another order" in str(caught.value)
+    assert "verify=False" in str(caught.value)
+    files, _, _ = cifar_files(test_per_class=3)
+    write_archive(tmp_path / "other", files=files)
+    with pytest.raises(InputError, match=r"the test set in .* is not the official CIFAR-10"):
+        load("cifar10-lt", data_dir=tmp_path / "other", imbalance_ratio=4)
+
+
+# Missing data and bad options.
+
+
+def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"say where they are by data_dir .* or LONGTAIL_DATA"):
+        load("cifar100-lt")
+    with pytest.raises(InputError, match=r"data_dir names .*nowhere, which is no folder"):
+        load("cifar100-lt", data_dir=tmp_path / "nowhere")
+    monkeypatch.setenv("LONGTAIL_DATA", str(tmp_path / "gone"))
+    with pytest.raises(InputError, match=r"LONGTAIL_DATA names .*gone, which is no folder"):
+        load("cifar100-lt")
+    with pytest.raises(InputError) as caught:
+        load("cifar100-lt", data_dir=tmp_path)
+    for words in (
+        f"there is no CIFAR-100 in {tmp_path}; looked for cifar-100-python.tar.gz, ",
+        "cifar-100-python, cifar100/cifar-100-python.tar.gz, ",
+        "cifar100/train*.parquet, ",
+        "and *.frozen. To get them",
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "huggingface.co/datasets/uoft-cs/cifar100",
+        "longtail data freeze cifar100-lt --out FILE.frozen",
+    ):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"imbalance_ratio": 0.01}, r"at least 1; got 0.01; did you mean 100\?"),
+        ({"imbalance_ratio": float("nan")}, "`imbalance_ratio` must be finite"),
+        ({"imbalance_ratio": 1000}, "leaves class 7 without examples"),
+        ({"profile": "linear"}, "must be one of 'exp', 'step', 'natural'; got 'linear'"),
+        ({"profile": "natural"}, "a natural profile needs `counts`"),
+        ({"fit": True}, "`fit` needs `counts`"),
+        ({"profile": "exp", "counts": [1] * 10}, "give one or the other"),
+        ({"counts": [1] * 10, "imbalance_ratio": 3}, "no meaning beside `counts`"),
+        ({"counts": [1] * 9}, "the profile has 9 classes but digits-lt has 10"),
+        ({"counts": [1] * 9 + [900]}, "class 9 has 120 examples but the profile asks for 900"),
+        ({"counts": [0.5] * 10}, "must be whole numbers"),
+        ({"counts": [1] * 9 + [0]}, r"leaves class\(es\) 9 without examples"),
+        ({"counts": "nowhere.txt"}, "there is no file nowhere.txt"),
+        ({"seed": -1}, "`seed` must be a whole number, at least 0"),
+    ],
+)
+def test_bad_options_get_one_clear_error(options, message):
+    with pytest.raises(InputError, match=message):
+        load("digits-lt", **options)
+
+
+def test_options_are_checked_before_anything_is_read(tmp_path):
+    # The folder isn't there; the ratio is what the message is about.
+    with pytest.raises(InputError, match="did you mean 100"):
+        load("cifar10-lt", data_dir=tmp_path / "nowhere", imbalance_ratio=0.01)
+
+
+def test_an_unknown_name_gets_the_list():
+    with pytest.raises(InputError, match="no data set, file or folder 'cifar-10'") as caught:
+        load("cifar-10")
+    assert "cifar10-lt, cifar100-lt, digits-lt" in str(caught.value)
+    assert set(DATASETS) == {"cifar10-lt", "cifar100-lt", "digits-lt"}
+
+
+def test_training_takes_the_data_as_they_are(tmp_path):
+    torch = pytest.importorskip("torch")
+    from longtail.train.engine import train
+    from longtail.train.recipe import make_spec
+
+    data = load(freeze(load("digits-lt"), tmp_path / "a.frozen"))
+    spec = make_spec(
+        dataclasses.replace(data.spec, held_out=0.2),
+        method="softmax",
+        recipe="digits",
+        seed=0,
+        overrides={"epochs": 1},
+    )
+    run = train(spec, data.train, root=tmp_path / "runs")
+    assert run.data == load_digits_lt().train.fingerprint
+    assert torch.from_numpy(data.train.images).dtype == torch.uint8

@@ -1,0 +1,127 @@
+"""A data set described: its numbers, and the chart and figure made of them."""
+
+import numpy as np
+import pytest
+
+from longtail.data.digits import load_digits_lt
+from longtail.data.images import ImageSet, LongTailedData
+from longtail.report.describe import (
+    bars,
+    draw,
+    mosaic,
+    sample_classes,
+    summarize,
+    summarize_counts,
+    write,
+)
+from longtail.runs import DataSpec
+
+
+def test_the_groups_of_the_literature():
+    from longtail.data.profiles import exponential_counts
+
+    counts = exponential_counts(500, num_classes=100, imbalance_ratio=100)
+    groups = summarize_counts(counts)["groups"]
+    assert {name: group["classes"] for name, group in groups.items()} == {
+        "many": 35,
+        "medium": 35,
+        "few": 30,
+    }
+    assert sum(group["examples"] for group in groups.values()) == 10_847
+
+
+def test_the_summary_has_both_splits_and_their_fingerprints():
+    data = load_digits_lt()
+    summary = summarize(data)
+    assert summary["train"]["counts"] == data.train.counts.tolist()
+    assert summary["train"]["imbalance_ratio"] == 57
+    assert summary["train"]["fingerprint"] == data.train.fingerprint
+    assert summary["test"] == {
+        "examples": 600,
+        "counts": [60] * 10,
+        "fingerprint": data.test.fingerprint,
+    }
+    assert summary["spec"]["imbalance_ratio"] == 50
+
+
+def heights(lines):
+    """Eighths of a line in each column of a chart."""
+    width = max(map(len, lines))
+    rows = [line.ljust(width) for line in lines]
+    return [sum(" ▁▂▃▄▅▆▇█".index(row[i]) for row in rows) for i in range(width)]
+
+
+def test_bars_are_as_high_as_their_values():
+    values = [80, 40, 39, 1, 0, 10]
+    lines = bars(values, width=6, height=4)
+    assert heights(lines) == [32, 16, 16, 1, 0, 4]  # 1 of 80 is too little for an eighth, but seen
+    assert heights(bars(values, width=13, height=4)) == [
+        v for v in [32, 16, 16, 1, 0, 4] for _ in "ab"
+    ]
+
+
+def test_many_values_share_columns_and_the_largest_shows():
+    values = [1] * 1000
+    values[517] = 100
+    found = heights(bars(values, width=50, height=2))
+    assert len(found) == 50
+    assert found[25] == 16
+    assert set(found[:25] + found[26:]) == {1}
+
+
+def test_sampled_classes_reach_from_head_to_tail():
+    counts = np.random.default_rng(0).permutation(np.arange(1, 101))
+    chosen = sample_classes(counts)
+    assert len(chosen) == 10
+    assert counts[chosen].tolist() == sorted(counts[chosen], reverse=True)
+    assert (counts[chosen[0]], counts[chosen[-1]]) == (100, 1)
+    assert sample_classes(np.array([3, 9])).tolist() == [1, 0]
+
+
+def test_the_mosaic_shows_the_images_themselves():
+    images = np.arange(5 * 3 * 32 * 32, dtype=np.uint32).reshape(5, 3, 32, 32).astype(np.uint8)
+    data = ImageSet(images, np.array([0, 1, 0, 0, 1]), ("a", "b"))
+    picture = mosaic(data, np.array([1, 0]), columns=3)
+    assert picture.shape == (2 * 32 + 2, 3 * 32 + 2 * 2, 3)
+    np.testing.assert_array_equal(picture[:32, :32], images[1].transpose(1, 2, 0))
+    np.testing.assert_array_equal(picture[34:, 34:66], images[2].transpose(1, 2, 0))
+    assert (picture[:32, 68:] == 255).all()  # class b has no third image
+
+
+def test_digits_are_shown_in_their_whole_range():
+    data = load_digits_lt().train
+    picture = mosaic(data, np.array([0]))
+    assert (picture.min(), picture.max()) == (0, 255)
+    np.testing.assert_array_equal(picture[:8, :8, 0], data.images[0, 0].astype(int) * 255 // 16)
+
+
+def test_the_figure_is_written_in_both_forms(tmp_path):
+    pytest.importorskip("matplotlib")
+    svg, png = write(load_digits_lt(), tmp_path / "digits")
+    assert svg.read_text().startswith("<?xml")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    again, _ = write(load_digits_lt(), tmp_path / "again")
+    assert again.read_bytes() == svg.read_bytes()
+
+
+def test_the_figure_names_what_it_shows():
+    pytest.importorskip("matplotlib")
+    profile, samples = draw(load_digits_lt()).axes
+    assert profile.get_title(loc="left") == "training images per class, 314 in all"
+    legend = [text.get_text() for text in profile.get_legend().get_texts()]
+    assert legend == [
+        "many (over 100): 1 class",
+        "medium (20 to 100): 4 classes",
+        "few (under 20): 5 classes",
+    ]
+    assert [t.get_text() for t in samples.get_yticklabels()][:2] == ["0  114", "1  73"]
+    assert profile.get_yscale() == "log"
+    widths = [patch.get_height() for patch in profile.patches]
+    assert widths == load_digits_lt().train.counts.tolist()
+
+
+def test_one_class_and_long_names_can_be_drawn():
+    pytest.importorskip("matplotlib")
+    one = ImageSet(np.zeros((2, 3, 4, 4), np.uint8), np.zeros(2, np.int64), ("a" * 40,))
+    _, samples = draw(LongTailedData(one, one, DataSpec("one"))).axes
+    assert samples.get_yticklabels()[0].get_text() == "a" * 15 + "…  2"
