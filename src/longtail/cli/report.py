@@ -42,7 +42,9 @@ def report(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare runs of one data set on one page that opens anywhere, without a network.
+    """Compare runs of one data set on one page.
+
+    The page is a single file that opens anywhere, without a network.
 
     The page shows errors with intervals, a slider for tau that moves them, calibration, weight
     norms and how to run it again. Post-hoc methods are computed from the saved logits of the
