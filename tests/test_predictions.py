@@ -1,5 +1,6 @@
 """Readers and writers of saved predictions: every format gives the same blocks."""
 
+import csv
 import io
 import json
 import sys
@@ -42,8 +43,6 @@ def softmax(logits):
 
 
 def write_csv(path, logits, labels, *, names=NAMES, prefix="logit_", delimiter=",", ids=True):
-    import csv
-
     with open(path, "w", newline="") as file:
         rows = csv.writer(file, delimiter=delimiter)
         rows.writerow([*(["id"] if ids else []), *(f"{prefix}{n}" for n in names), "label"])
@@ -155,7 +154,14 @@ def test_written_predictions_come_back_adjusted(folder, scores, name):
         (block,) = again.blocks(10_000, rest=True)
         np.testing.assert_allclose(block.scores, expected, rtol=1e-11)
         np.testing.assert_array_equal(block.target, target)
-        answers = np.array([row[-1] for row in block.rest])
+        delimiter = {"tabs.tsv": "\t", "semicolons.csv": ";"}.get(name, ",")
+        lines = [next(csv.reader([line], delimiter=delimiter)) for line in block.rest]
+        answers = np.array([cells[-1] for cells in lines])
+        given = Path(name).read_text().splitlines()
+        if name == "comma.csv":
+            assert [int(cells[0]) for cells in lines] == list(range(120))
+            assert given[0] == 'id,logit_cat,logit_dog,"logit_emu, blue",label'
+            assert Path("out.csv").read_text().splitlines()[0] == given[0] + ",predicted"
     in_names = found_names = result.predictions.class_names
     chosen = expected.argmax(axis=1)
     if found_names is not None:
@@ -217,7 +223,7 @@ def test_probabilities_stay_probabilities(folder, scores):
 
 
 def test_zeros_are_read_as_the_estimators_read_them():
-    from longtail._sklearn_scores import ScoreReader
+    from longtail.sklearn._scores import ScoreReader
 
     votes = np.random.default_rng(0).multinomial(10, [0.7, 0.25, 0.05], size=200) / 10
     assert (votes == 0).any()

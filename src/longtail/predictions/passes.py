@@ -32,7 +32,7 @@ _Out = TypeVar("_Out")
 # is parsed, unpacked or turned into logarithms takes memory.
 _MAPPED = 1 << 26
 _COPIED = 1 << 23
-_WRITTEN = 1 << 20
+_WRITTEN = 1 << 22
 _MOST_ROWS = 1 << 16
 # Rows that tell how small a probability the model gives before it gives none.
 _PROBE = 10_000

@@ -10,22 +10,10 @@ import numpy as np
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.adjusting import Written
-from longtail.report.comparison import percent
-from longtail.report.tables import Table
+from longtail.report.tables import Table, percent, signed
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
 _FEW = 5
-
-
-def signed(value: float) -> str:
-    """Percentage points with their sign.
-
-    Example:
-        >>> signed(-0.0512), signed(0.02), signed(0.0)
-        ('−5.1', '+2.0', '0.0')
-    """
-    text = percent(value)
-    return text if value <= 0 or text.strip("0.") == "" else f"+{text}"
 
 
 def ends(change: Change) -> str:

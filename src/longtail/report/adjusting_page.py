@@ -28,7 +28,6 @@ from longtail.report.blocks import (
     Tile,
     render,
 )
-from longtail.report.comparison import percent
 from longtail.report.sections import (
     CURVE_TAUS,
     SLIDER_TAUS,
@@ -44,7 +43,7 @@ from longtail.report.sections import (
     TauSlider,
     mean_per_class,
 )
-from longtail.report.tables import Table
+from longtail.report.tables import Table, percent, signed
 from longtail.runs import files
 
 _METHOD = "posthoc-logit-adjusted"
@@ -110,7 +109,7 @@ def _tiles(result: AdjustResult) -> list[Tile]:
         Tile("after", f"{percent(change.after.value)}%", name),
         Tile(
             "difference",
-            texts.signed(change.difference.value),
+            signed(change.difference.value),
             f"percentage points, {result.level:.0%} interval {low} to {high}",
         ),
     ]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
 from longtail.report import figures
 from longtail.report.tables import Table
+from longtail.report.tables import percent as percent
 
 GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
@@ -38,16 +39,6 @@ def best(comparison: Comparison) -> Row:
     """The honest row with the lowest mean balanced error; the earlier of two equals."""
     rows = [row for row in comparison.rows if honest(row)]
     return min(rows, key=lambda row: float(row.errors.mean()))
-
-
-def percent(value: float, *, digits: int = 1) -> str:
-    """A fraction as a percentage without its sign; a dash where there is none.
-
-    Example:
-        >>> percent(0.1234), percent(float("nan"))
-        ('12.3', '–')
-    """
-    return "–" if math.isnan(value) else _minus(f"{100 * value:.{digits}f}")
 
 
 def mean_half_width(interval: Interval) -> str:
@@ -202,10 +193,3 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
     if found.excludes_zero:
         return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
     return f"{text}, but as the interval includes zero, these seeds show no difference."
-
-
-def _minus(text: str) -> str:
-    """A true minus sign, and none before a zero."""
-    if text.lstrip("-").strip("0.") == "":
-        return text.lstrip("-")
-    return text.replace("-", "−")

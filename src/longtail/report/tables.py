@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,34 @@ class Table:
         ]
         parts = [f"**{self.title}**", "\n".join(lines), *([self.note] if self.note else [])]
         return "\n\n".join(parts)
+
+
+def percent(value: float, *, digits: int = 1) -> str:
+    """A fraction as a percentage without its sign; a dash where there is none.
+
+    Example:
+        >>> percent(0.1234), percent(float("nan"))
+        ('12.3', '–')
+    """
+    return "–" if math.isnan(value) else _minus(f"{100 * value:.{digits}f}")
+
+
+def signed(value: float, *, digits: int = 1) -> str:
+    """A difference in percentage points, with its sign.
+
+    Example:
+        >>> signed(-0.0512), signed(0.02), signed(0.0)
+        ('−5.1', '+2.0', '0.0')
+    """
+    text = percent(value, digits=digits)
+    return text if value <= 0 or text.strip("0.") == "" else f"+{text}"
+
+
+def _minus(text: str) -> str:
+    """A true minus sign, and none before a zero."""
+    if text.lstrip("-").strip("0.") == "":
+        return text.lstrip("-")
+    return text.replace("-", "−")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import optimize, sparse
+from scipy import sparse
 
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics._sums import bin_of
@@ -238,6 +238,8 @@ def _moments(
 
 
 def _smooth_minimum(data: HeldOut, judge: _Criterion, near: tuple[float, float]) -> FloatArray:
+    from scipy import optimize  # heavy, and most uses of this package never come here
+
     found = optimize.minimize_scalar(
         lambda t: float(judge.value(_moments(data, judge, np.array([np.exp(t)])).mean)[0]),
         bounds=(float(np.log(near[0])), float(np.log(near[1]))),
