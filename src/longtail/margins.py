@@ -35,7 +35,7 @@ class Margin:
         scale: s, multiplies logits and margins alike.
         name: what to call it in tables.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([90, 10])
         >>> (logit_adjusted(prior) + adaptive(prior)).matrix().round(3)
         array([[ 0.   , -1.171],
@@ -86,7 +86,7 @@ class Margin:
             alpha: shape (num_classes,), ones if absent.
             name: what to call it in tables.
 
-        Example:
+        Examples:
             >>> Margin.from_matrix([[0.0, 1.0], [2.0, 0.0]]).num_classes
             2
         """
@@ -119,7 +119,7 @@ class Margin:
     def matrix(self) -> FloatArray:
         """Δ, shape (num_classes, num_classes), zeros on the diagonal.
 
-        Example:
+        Examples:
             >>> equalized(ClassPrior.from_probs([0.5, 0.5])).matrix().round(3)
             array([[ 0.   , -0.693],
                    [-0.693,  0.   ]])
@@ -143,7 +143,7 @@ class Margin:
         Returns:
             Shape (num_classes,), with mean zero.
 
-        Example:
+        Examples:
             >>> prior = ClassPrior.from_probs([0.9, 0.1])
             >>> logit_adjusted(prior).residual_adjustment(prior)
             array([0., 0.])
@@ -230,7 +230,7 @@ def _additive(
 def softmax(prior: ClassPrior) -> Margin:
     """No weights and no margins: plain cross-entropy, Δ = 0 (empirical risk minimisation).
 
-    Example:
+    Examples:
         >>> softmax(ClassPrior.uniform(2)).matrix()
         array([[0., 0.],
                [0., 0.]])
@@ -247,7 +247,7 @@ def balanced(prior: ClassPrior) -> Margin:
     Returns:
         α_y = 1 / (L π_y), so that Σ π α = 1; Δ = 0.
 
-    Example:
+    Examples:
         >>> balanced(ClassPrior.from_probs([0.8, 0.2])).alpha
         array([0.625, 2.5  ])
     """
@@ -265,7 +265,7 @@ def class_balanced(prior: ClassPrior, *, beta: float = 0.9999) -> Margin:
     Returns:
         α_y ∝ (1 − β) / (1 − β^{n_y}), with Σ π α = 1; Δ = 0.
 
-    Example:
+    Examples:
         >>> class_balanced(ClassPrior.from_counts([8000, 2000]), beta=0.999).alpha.round(3)
         array([0.97 , 1.121])
     """
@@ -283,7 +283,7 @@ def adaptive(prior: ClassPrior, *, constant: float = 1.0) -> Margin:
     Returns:
         a_y = C · π_y^{−1/4}.
 
-    Example:
+    Examples:
         >>> adaptive(ClassPrior.from_probs([0.9375, 0.0625])).positive.round(3)
         array([1.016, 2.   ])
     """
@@ -305,7 +305,7 @@ def ldam(prior: ClassPrior, *, max_margin: float = 0.5, scale: float = 30.0) -> 
     Returns:
         a_y ∝ n_y^{−1/4}, with max a = `max_margin`.
 
-    Example:
+    Examples:
         >>> ldam(ClassPrior.from_counts([1600, 100])).positive
         array([0.25, 0.5 ])
     """
@@ -329,7 +329,7 @@ def equalized(prior: ClassPrior, *, tau: float = 1.0) -> Margin:
     Returns:
         b_{y'} = τ log π_{y'}.
 
-    Example:
+    Examples:
         >>> equalized(ClassPrior.from_probs([0.5, 0.5]), tau=2.0).negative.round(3)
         array([-1.386, -1.386])
     """
@@ -348,7 +348,7 @@ def logit_adjusted(prior: ClassPrior, *, tau: float = 1.0) -> Margin:
     Returns:
         a_y = −τ log π_y and b_{y'} = τ log π_{y'}.
 
-    Example:
+    Examples:
         >>> logit_adjusted(ClassPrior.from_probs([0.9, 0.1])).matrix().round(3)
         array([[ 0.   , -2.197],
                [ 2.197,  0.   ]])
@@ -371,7 +371,7 @@ def logit_adjusted_adaptive(
     Returns:
         a_y = −τ log π_y + C · π_y^{−1/4} and b_{y'} = τ log π_{y'}.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.9375, 0.0625])
         >>> logit_adjusted_adaptive(prior).positive.round(3)
         array([1.081, 4.773])
@@ -396,7 +396,7 @@ def two_parameter(prior: ClassPrior, *, tau1: float = 1.0, tau2: float = 1.0) ->
     Returns:
         a_y = −τ₁ log π_y and b_{y'} = τ₂ log π_{y'}.
 
-    Example:
+    Examples:
         >>> two_parameter(ClassPrior.from_probs([0.9, 0.1]), tau1=0.0).positive
         array([0., 0.])
     """
@@ -422,7 +422,7 @@ def consistent(prior: ClassPrior, *, delta: Any) -> Margin:
     Returns:
         The Margin, with Σ π α = 1.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.8, 0.2])
         >>> consistent(prior, delta=[1.0, 1.0]).alpha
         array([0.625, 2.5  ])
@@ -453,7 +453,7 @@ def weighted_logit_adjusted(prior: ClassPrior, *, tau: float = 0.5) -> Margin:
     Returns:
         The Margin, with Σ π α = 1.
 
-    Example:
+    Examples:
         >>> weighted_logit_adjusted(ClassPrior.from_probs([0.8, 0.2])).alpha.round(3)
         array([0.833, 1.667])
     """
@@ -493,7 +493,7 @@ def by_name(name: str, prior: ClassPrior, **settings: Any) -> Margin:
         prior: of the training data.
         **settings: what that margin's function takes besides the prior.
 
-    Example:
+    Examples:
         >>> by_name("logit-adjusted", ClassPrior.uniform(3), tau=2.0)
         Margin('logit-adjusted', num_classes=3, additive)
     """

@@ -66,7 +66,7 @@ def adjust_logits(
         Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
         adjusted in float32 and rounded once.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
         >>> adjust_logits(np.array([[2.0, 1.0]]), prior).round(3)
         array([[2.105, 3.303]])
@@ -100,7 +100,7 @@ def adjustment(
     Returns:
         Shape (num_classes,), float64.
 
-    Example:
+    Examples:
         >>> adjustment(ClassPrior.from_probs([0.9, 0.1]), tau=2.0).round(3)
         array([0.211, 4.605])
     """
@@ -133,7 +133,7 @@ def normalize_weights(
     Returns:
         Normalized logits: same shape, dtype, device and array library.
 
-    Example:
+    Examples:
         >>> logits, norms, bias = np.array([[4.0, 3.0]]), [2.0, 1.0], [2.0, -1.0]
         >>> normalize_weights(logits, norms=norms)
         array([[2., 3.]])
@@ -166,7 +166,7 @@ def scale_temperature(logits: Any, *, temperature: float) -> Any:
     Returns:
         Scaled logits: same shape, dtype, device and array library.
 
-    Example:
+    Examples:
         >>> scale_temperature(np.array([[2.0, 1.0]]), temperature=2.0)
         array([[1. , 0.5]])
     """

@@ -29,7 +29,7 @@ class ClassPrior:
         counts: examples per class before smoothing (fractional after
             `from_weights`), or None if only probabilities were given.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([900, 90, 10])
         >>> prior
         ClassPrior(num_classes=3, imbalance_ratio=90, counts=[900, 90, 10])
@@ -62,7 +62,7 @@ class ClassPrior:
         Returns:
             The ClassPrior.
 
-        Example:
+        Examples:
             >>> ClassPrior.from_labels([0, 0, 0, 1]).probs
             array([0.75, 0.25])
         """
@@ -82,7 +82,7 @@ class ClassPrior:
         Returns:
             The ClassPrior; its `counts` are those given, unsmoothed.
 
-        Example:
+        Examples:
             >>> ClassPrior.from_counts([9, 0], smoothing=1.0).probs
             array([0.90909091, 0.09090909])
         """
@@ -102,7 +102,7 @@ class ClassPrior:
         Returns:
             The ClassPrior; its `counts` are the weights.
 
-        Example:
+        Examples:
             >>> ClassPrior.from_weights([1.5, 0.5]).probs
             array([0.75, 0.25])
         """
@@ -115,7 +115,7 @@ class ClassPrior:
     def from_probs(cls, probs: Any) -> ClassPrior:
         """Prior given as probabilities, one per class, all positive, summing to 1.
 
-        Example:
+        Examples:
             >>> ClassPrior.from_probs([0.8, 0.2]).imbalance_ratio
             4.0
         """
@@ -126,7 +126,7 @@ class ClassPrior:
     def uniform(cls, num_classes: int) -> ClassPrior:
         """Every class equally likely: the target that the balanced error means.
 
-        Example:
+        Examples:
             >>> ClassPrior.uniform(4).probs
             array([0.25, 0.25, 0.25, 0.25])
         """
@@ -180,7 +180,7 @@ class ClassPrior:
         Returns:
             Class indices by group name, in the order many, medium, few; a group may be empty.
 
-        Example:
+        Examples:
             >>> groups = ClassPrior.from_counts([101, 100, 20, 19]).groups()
             >>> {name: classes.tolist() for name, classes in groups.items()}
             {'many': [0], 'medium': [1, 2], 'few': [3]}
@@ -206,7 +206,7 @@ class ClassPrior:
         Returns:
             Shape (num_classes,).
 
-        Example:
+        Examples:
             >>> ClassPrior.from_counts([1, 1000]).effective_numbers(beta=0.99).round(3)
             array([ 1.   , 99.996])
         """

@@ -289,7 +289,7 @@ def unpack(
     """Take the runs out of an archive and put them among the others.
 
     \b
-    Example:
+    Examples:
       longtail runs unpack runs.tar.gz --root runs
     """
     from longtail.runs import unpack as unpack_runs

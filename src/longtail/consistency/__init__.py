@@ -52,7 +52,7 @@ class PosthocLogitAdjustment:
         tau: τ.
         trained_with: the loss that the scores minimise; softmax cross-entropy if None.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.7, 0.25, 0.05])
         >>> check_consistency(PosthocLogitAdjustment(), prior).consistent
         True
@@ -83,7 +83,7 @@ class PosthocWeightNormalization:
             norms, and then a "no" holds for all of them.
         trained_with: the loss that the scores minimise; softmax cross-entropy if None.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.95, 0.05])
         >>> verdict = check_consistency(PosthocWeightNormalization(), prior)
         >>> verdict.consistent, verdict.witness.wins, verdict.witness.should_win
@@ -124,7 +124,7 @@ def check_consistency(
         The Verdict: proved, refuted by a certified witness, or undecided. A Margin is undecided
         only if it fails the condition by too little for a witness in double precision.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.95, 0.05])
         >>> print(check_consistency(margins.logit_adjusted(prior), prior))
         logit-adjusted: consistent. Lemma 2 holds: α_1·σ(Δ_10) / (α_0·σ(Δ_01)) = 19 = π_0/π_1, so

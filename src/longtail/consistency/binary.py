@@ -69,7 +69,7 @@ class BinaryLoss:
         gamma: γ, inverse temperature, positive; γ → ∞ is `limit`.
         name: what to call it in figures.
 
-    Example:
+    Examples:
         >>> loss = BinaryLoss(omega_pos=5.0, omega_neg=1.25)  # weights 1/π, π = 0.2
         >>> loss.threshold
         0.2
@@ -100,7 +100,7 @@ class BinaryLoss:
             margin: for two classes.
             positive: which of them is class +1.
 
-        Example:
+        Examples:
             >>> from longtail import ClassPrior, margins
             >>> prior = ClassPrior.from_probs([0.8, 0.2])
             >>> round(BinaryLoss.from_margin(margins.logit_adjusted(prior)).threshold, 6)
@@ -130,7 +130,7 @@ class BinaryLoss:
         Args:
             f: scores, any shape.
 
-        Example:
+        Examples:
             >>> [round(float(value), 4) for value in BinaryLoss().loss(0.0)]
             [0.6931, 0.6931]
         """
@@ -143,7 +143,7 @@ class BinaryLoss:
     def conditional_risk(self, p: Any, f: Any) -> FloatArray:
         """Expected loss p · ℓ(+1, f) + (1 − p) · ℓ(−1, f) of the score f where P(+1) = p.
 
-        Example:
+        Examples:
             >>> round(float(BinaryLoss().conditional_risk(0.5, 0.0)), 4)
             0.6931
         """
@@ -162,7 +162,7 @@ class BinaryLoss:
         Returns:
             Of the same shape; −∞ at p = 0 and +∞ at p = 1.
 
-        Example:
+        Examples:
             >>> BinaryLoss().link([0.0, 0.5, 0.9]).round(4)  # the log-odds
             array([  -inf, 0.    , 2.1972])
         """
@@ -182,7 +182,7 @@ class BinaryLoss:
     def inverse_link(self, f: Any) -> FloatArray:
         """Ψ⁻¹(f) = 1 / (1 − ℓ'(+1, f)/ℓ'(−1, f)), the P(+1) at which f is the best score.
 
-        Example:
+        Examples:
             >>> BinaryLoss(delta_pos=1.0, delta_neg=-1.0).inverse_link(1.0)
             array(0.5)
         """
@@ -214,7 +214,7 @@ class BinaryLoss:
         Returns:
             The left and the right side.
 
-        Example:
+        Examples:
             >>> [round(side, 6) for side in BinaryLoss(omega_pos=4.0).lemma(0.2)]
             [4.0, 4.0]
         """
@@ -228,7 +228,7 @@ class BinaryLoss:
             pi: π = P(+1), in (0, 1).
             tolerance: relative difference of the lemma's two sides that counts as none.
 
-        Example:
+        Examples:
             >>> BinaryLoss().is_consistent(0.5), BinaryLoss().is_consistent(0.2)
             (True, False)
         """
@@ -244,7 +244,7 @@ class BinaryLoss:
         Returns:
             Of the same shape; concave in p, 0 at both ends.
 
-        Example:
+        Examples:
             >>> BinaryLoss().bayes_risk([0.0, 0.5, 1.0]).round(4)  # the entropy
             array([0.    , 0.6931, 0.    ])
         """
@@ -256,7 +256,7 @@ class BinaryLoss:
 
         L'(p) = ℓ(+1, Ψ(p)) − ℓ(−1, Ψ(p)), so it is where both losses are the same.
 
-        Example:
+        Examples:
             >>> p, risk = BinaryLoss(omega_pos=5.0, omega_neg=1.25).peak()
             >>> round(p, 3), round(risk, 3)
             (0.397, 1.611)
@@ -278,7 +278,7 @@ class BinaryLoss:
 
         0 ≤ L_γ(p) − L_∞(p) ≤ (p ω₊ + (1 − p) ω₋) · log(2)/γ for every p.
 
-        Example:
+        Examples:
             >>> BinaryLoss(delta_pos=1.0, delta_neg=1.0).limit().threshold
             0.5
         """
@@ -302,7 +302,7 @@ class CostSensitiveSVM:
         delta_neg: δ₋ ≥ 0; not both margins are 0.
         name: what to call it in figures.
 
-    Example:
+    Examples:
         >>> svm = CostSensitiveSVM.for_prior(0.2, omega_pos=4.0)
         >>> svm.threshold, svm.delta_neg, svm.peak()
         (0.2, 0.25, (0.2, 1.0))
@@ -339,7 +339,7 @@ class CostSensitiveSVM:
             omega_pos: ω₊, at most 1/(π δ₊).
             delta_pos: δ₊.
 
-        Example:
+        Examples:
             >>> CostSensitiveSVM.for_prior(0.2, omega_pos=2.5).delta_neg
             1.0
         """
@@ -362,7 +362,7 @@ class CostSensitiveSVM:
         Consistency forces their C₋₁ = 1, so ω₋ = 2C₋₁ − 1 = 1 and δ₋ = 1/ω₋ = 1: the
         balanced loss with a constant margin, not the unequal one that the paper derives.
 
-        Example:
+        Examples:
             >>> svm = CostSensitiveSVM.masnadi_shirazi(0.2)
             >>> svm.omega_pos, svm.omega_neg, svm.delta_pos, svm.delta_neg
             (4.0, 1.0, 1.0, 1.0)
@@ -378,7 +378,7 @@ class CostSensitiveSVM:
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
         """ℓ(+1, f) and ℓ(−1, f).
 
-        Example:
+        Examples:
             >>> [float(value) for value in CostSensitiveSVM(2.0, 1.0).loss(0.5)]
             [1.0, 1.5]
         """
@@ -391,7 +391,7 @@ class CostSensitiveSVM:
     def conditional_risk(self, p: Any, f: Any) -> FloatArray:
         """Expected loss of the score f where P(+1) = p.
 
-        Example:
+        Examples:
             >>> CostSensitiveSVM(2.0, 1.0).conditional_risk(0.5, 0.0)
             array(1.5)
         """
@@ -402,7 +402,7 @@ class CostSensitiveSVM:
 
         The margins play no part, as long as both are positive.
 
-        Example:
+        Examples:
             >>> CostSensitiveSVM(4.0, 1.0, delta_neg=0.1).is_consistent(0.2)
             True
         """
@@ -417,7 +417,7 @@ class CostSensitiveSVM:
 
         At the threshold every score between the two is as good; −δ₋ is returned.
 
-        Example:
+        Examples:
             >>> CostSensitiveSVM(4.0, 1.0).link([0.1, 0.3])
             array([-1.,  1.])
         """
@@ -427,7 +427,7 @@ class CostSensitiveSVM:
     def bayes_risk(self, p: Any) -> FloatArray:
         """(δ₋ + δ₊) · min(p ω₊, (1 − p) ω₋), the least conditional risk.
 
-        Example:
+        Examples:
             >>> CostSensitiveSVM(4.0, 1.0).bayes_risk([0.1, 0.2, 0.6])
             array([0.8, 1.6, 0.8])
         """
@@ -438,7 +438,7 @@ class CostSensitiveSVM:
     def peak(self) -> tuple[float, float]:
         """The p at which the Bayes risk is largest, the threshold, and that risk.
 
-        Example:
+        Examples:
             >>> CostSensitiveSVM(4.0, 1.0).peak()
             (0.2, 1.6)
         """
@@ -454,7 +454,7 @@ def tent(p: Any, pi: float) -> FloatArray:
         p: P(+1), any shape.
         pi: π, in (0, 1).
 
-    Example:
+    Examples:
         >>> tent([0.0, 0.1, 0.2, 0.6, 1.0], 0.2)
         array([0. , 0.5, 1. , 0.5, 0. ])
     """
@@ -474,7 +474,7 @@ def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
         "balanced-margin" and "balanced-margin-pi" only as γ → ∞, "logistic", "both" and
         "small-margin" not at all (unless π = 1/2).
 
-    Example:
+    Examples:
         >>> losses = examples(0.2, gamma=8.0)
         >>> [name for name, loss in losses.items() if loss.is_consistent(0.2)]
         ['balanced', 'unequal-margin']

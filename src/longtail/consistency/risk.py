@@ -40,7 +40,7 @@ def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
     Returns:
         Shape (...), R(η, f).
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior, margins
         >>> softmax = margins.softmax(ClassPrior.uniform(2))
         >>> round(float(conditional_risk(softmax, [0.5, 0.5], [0.0, 0.0])), 4)  # log 2
@@ -68,7 +68,7 @@ def inverse_link(margin: Margin, scores: Any) -> FloatArray:
     Returns:
         η, of the same shape, rows sum to 1.
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior, margins
         >>> prior = ClassPrior.from_probs([0.8, 0.2])
         >>> inverse_link(margins.logit_adjusted(prior), [0.0, 0.0])  # a tie at η = π
@@ -81,7 +81,7 @@ def inverse_link(margin: Margin, scores: Any) -> FloatArray:
 def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
     """log η of `inverse_link`, accurate where η itself is tiny.
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior, margins
         >>> softmax = margins.softmax(ClassPrior.uniform(2))
         >>> log_inverse_link(softmax, np.array([1000.0, 0.0]))
@@ -107,7 +107,7 @@ def link(margin: Margin, eta: Any) -> FloatArray:
     Returns:
         f, of the same shape.
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior, margins
         >>> prior = ClassPrior.from_probs([0.8, 0.2])
         >>> link(margins.softmax(prior), [0.8, 0.2]).round(3)  # log η, centred
@@ -137,7 +137,7 @@ def link(margin: Margin, eta: Any) -> FloatArray:
 def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
     """s·a and s·b where Δ_{yy'} = a_y + b_{y'}, else None; two classes are always of this form.
 
-    Example:
+    Examples:
         >>> additive_parts(Margin.from_matrix([[0.0, 1.0], [2.0, 0.0]]))
         (array([1., 2.]), array([0., 0.]))
     """
@@ -160,7 +160,7 @@ def gradient(margin: Margin, eta: Any, scores: Any) -> FloatArray:
     Returns:
         Shape (num_classes,); a positive entry says that the class's score is too high.
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior, margins
         >>> softmax = margins.softmax(ClassPrior.uniform(2))
         >>> gradient(softmax, [0.9, 0.1], [0.0, 0.0]).round(9)

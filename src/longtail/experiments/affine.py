@@ -46,7 +46,7 @@ def fit(
         InputError: a trial's classes are separable, so that its loss has no minimiser without
             a penalty; or not one two-class Margin per trial.
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior, margins
         >>> features = np.array([[[0.0], [1.0], [2.0], [3.0]]])
         >>> target = np.array([[0, 1, 0, 1]])

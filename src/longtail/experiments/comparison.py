@@ -101,7 +101,7 @@ class Row:
 class Interval:
     """A mean over seeds with its 95% t-interval; the ends are NaN for a single seed.
 
-    Example:
+    Examples:
         >>> mean_interval([1.0, 2.0, 3.0])
         Interval(mean=2.0, low=-0.484..., high=4.484..., seeds=3)
     """

@@ -141,7 +141,7 @@ class Study:
 def quartiles(rows: FloatArray) -> dict[str, list[float]]:
     """Median and quartiles over the trials, the first axis.
 
-    Example:
+    Examples:
         >>> quartiles(np.array([[1.0], [2.0], [3.0]]))
         {'median': [2.0], 'lower': [1.5], 'upper': [2.5]}
     """
@@ -161,7 +161,7 @@ def sample(settings: Settings) -> tuple[FloatArray, IntArray]:
     Returns:
         Features (trials, samples, 2) and classes (trials, samples), 1 being the rare one.
 
-    Example:
+    Examples:
         >>> features, target = sample(Settings(trials=2, common=9, rare=3))
         >>> side = features.sum(axis=-1) > 0
         >>> features.shape, bool(np.all(side == (target == 1)))
@@ -192,7 +192,7 @@ def balanced_error(separators: FloatArray) -> FloatArray:
     Returns:
         Shape (...).
 
-    Example:
+    Examples:
         >>> balanced_error(np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])).round(3) + 0.0
         array([0.   , 0.087])
     """
@@ -231,7 +231,7 @@ def hard_margin(
     Raises:
         InputError: no line separates the classes.
 
-    Example:
+    Examples:
         >>> features = np.array([[0.0, 0.0], [2.0, 0.0], [3.0, 1.0]])
         >>> found = hard_margin(features, np.array([0, 1, 1]))
         >>> found.separator.round(6) + 0.0, found.middle.round(6)
@@ -266,7 +266,7 @@ def uneven(hard: HardMargin, delta_pos: float, delta_neg: float) -> FloatArray:
         delta_pos: δ₊, of class 1.
         delta_neg: δ₋, of class 0.
 
-    Example:
+    Examples:
         >>> hard = hard_margin(np.array([[0.0, 0.0], [2.0, 0.0]]), np.array([0, 1]))
         >>> hard.position(uneven(hard, 3.0, 1.0)).round(6)
         np.float64(0.5)
@@ -292,7 +292,7 @@ def run(*, settings: Settings | None = None, progress: Progress | None = None) -
     Returns:
         The Study.
 
-    Example:
+    Examples:
         >>> study = run(settings=Settings(trials=3, penalties=(1e-2, 1e-9)))
         >>> abs(study.weighted_difference) < 1e-6
         True

@@ -152,7 +152,7 @@ def bayes_error(*, sigma: float = 1.0) -> float:
     Args:
         sigma: σ of both classes.
 
-    Example:
+    Examples:
         >>> round(100 * bayes_error(), 3)
         7.865
     """
@@ -172,7 +172,7 @@ def separator_error(separators: FloatArray, *, sigma: float = 1.0) -> FloatArray
     Returns:
         Shape (...), the mean of the two classes' errors.
 
-    Example:
+    Examples:
         >>> round(float(separator_error(np.array([2.0, 2.0, 0.0]))), 5)  # Bayes
         0.07865
     """
@@ -190,7 +190,7 @@ def sample(settings: Settings, *, split: str) -> Sample:
         settings: sizes, rate, spread and seed.
         split: "train" or "test".
 
-    Example:
+    Examples:
         >>> drawn = sample(Settings(trials=2, num_train=5), split="train")
         >>> drawn.features.shape, drawn.target.shape
         ((2, 5, 2), (2, 5))
@@ -239,7 +239,7 @@ def corrected(separators: FloatArray, rule: Callable[[int, FloatArray], FloatArr
 def adjust(separators: FloatArray, priors: Sequence[ClassPrior], *, tau: float) -> FloatArray:
     """Post-hoc logit adjustment (equation 9) of separators, shape (trials, 3).
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.95, 0.05])
         >>> adjust(np.array([[2.0, 2.0, -2.94]]), [prior], tau=1.0).round(3)
         array([[2.   , 2.   , 0.004]])
@@ -253,7 +253,7 @@ def adjust(separators: FloatArray, priors: Sequence[ClassPrior], *, tau: float) 
 def normalize(separators: FloatArray, *, tau: float, bias_mode: BiasMode) -> FloatArray:
     """Post-hoc weight normalisation (equation 3) of separators, ν_y = ‖w_y‖ = ‖w‖/2.
 
-    Example:
+    Examples:
         >>> normalize(np.array([[3.0, 4.0, -1.0]]), tau=1.0, bias_mode="drop")
         array([[1.2, 1.6, 0. ]])
     """
@@ -302,7 +302,7 @@ def run(
     Returns:
         The Study; `Study.to_dict` is what ``longtail reproduce synthetic --json`` prints.
 
-    Example:
+    Examples:
         >>> study = run(settings=Settings(trials=3, num_train=2000, num_test=500), tau=[1.0])
         >>> study.to_dict()["methods"]["logit-adjusted"]["mean"] < 8.5
         True

@@ -228,7 +228,7 @@ def minimize_directly(loss: BinaryLoss, p: FloatArray) -> FloatArray:
     Returns:
         Shape (points,).
 
-    Example:
+    Examples:
         >>> minimize_directly(BinaryLoss(), np.array([0.5, 0.9])).round(6) + 0.0
         array([0.      , 2.197225])
     """
@@ -257,7 +257,7 @@ def _direct_risk(loss: BinaryLoss, p: FloatArray, f: NDArray[Any]) -> NDArray[An
 def table() -> list[Row]:
     """Table 1 of the paper, derived, and more rows of its kind.
 
-    Example:
+    Examples:
         >>> [(row.name, row.consistent) for row in table()][:2]
         [('weight normalisation', False), ('adaptive margin', False)]
     """
@@ -347,7 +347,7 @@ def run(
     Returns:
         The Theory; its `to_dict` is what ``longtail reproduce theory --json`` prints.
 
-    Example:
+    Examples:
         >>> quick = separable.Settings(trials=2, penalties=(1e-3,))
         >>> theory = run(points=99, settings=quick)
         >>> theory.agrees_with_paper, theory.largest_deviation < 1e-9

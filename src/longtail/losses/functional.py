@@ -57,7 +57,7 @@ def pairwise_margin_loss(
         A scalar, or the losses in the shape of the class indices if `reduction` is "none"; in the
         type of the logits (float32 under autocast). The mean over no examples is NaN, as in torch.
 
-    Example:
+    Examples:
         >>> from longtail import margins
         >>> prior = ClassPrior.from_counts([90, 10])
         >>> logits, target = torch.tensor([[2.0, 1.0], [0.0, 0.5]]), torch.tensor([0, 1])
@@ -103,7 +103,7 @@ def softmax_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> softmax_loss(torch.zeros(1, 4), torch.tensor([0]))  # log 4
         tensor(1.3863)
     """
@@ -132,7 +132,7 @@ def balanced_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.8, 0.2])
         >>> balanced_loss(torch.zeros(2, 2), torch.tensor([0, 1]), prior, reduction="none")
         tensor([0.4332, 1.7329])
@@ -162,7 +162,7 @@ def class_balanced_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([8000, 2000])
         >>> class_balanced_loss(torch.zeros(1, 2), torch.tensor([1]), prior, beta=0.999)
         tensor(0.7770)
@@ -192,7 +192,7 @@ def adaptive_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.9375, 0.0625])  # the rare class's margin is 2
         >>> adaptive_loss(torch.tensor([[0.0, 2.0]]), torch.tensor([1]), prior)  # log 2
         tensor(0.6931)
@@ -224,7 +224,7 @@ def ldam_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([1600, 100])  # margins 0.25 and 0.5
         >>> ldam_loss(torch.tensor([[0.25, 0.0]]), torch.tensor([0]), prior)  # log 2
         tensor(0.6931)
@@ -255,7 +255,7 @@ def equalized_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> equalized_loss(torch.zeros(1, 2), torch.tensor([0]), prior)  # log 1.25
         tensor(0.2231)
@@ -292,7 +292,7 @@ def equalized_threshold_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.5, 0.45, 0.05])
         >>> logits, target = torch.zeros(2, 3), torch.tensor([0, 2])
         >>> equalized_threshold_loss(
@@ -333,7 +333,7 @@ def logit_adjusted_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> logit_adjusted_loss(torch.zeros(1, 2), torch.tensor([1]), prior)  # log 4
         tensor(1.3863)
@@ -365,7 +365,7 @@ def logit_adjusted_adaptive_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> args = torch.zeros(1, 2), torch.tensor([1]), prior
         >>> logit_adjusted_adaptive_loss(*args, constant=0.0) == logit_adjusted_loss(*args)
@@ -399,7 +399,7 @@ def two_parameter_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> two_parameter_loss(torch.zeros(1, 2), torch.tensor([0]), prior, tau1=0.0)  # log 1.25
         tensor(0.2231)
@@ -430,7 +430,7 @@ def consistent_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> consistent_loss(torch.zeros(1, 2), torch.tensor([1]), prior, delta=prior.probs)  # log 4
         tensor(1.3863)
@@ -460,7 +460,7 @@ def weighted_logit_adjusted_loss(
     Returns:
         As in `pairwise_margin_loss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.8, 0.2])  # α is 5/6 and 5/3
         >>> weighted_logit_adjusted_loss(torch.zeros(1, 2), torch.tensor([1]), prior)  # 5/3 log 3
         tensor(1.8310)

@@ -40,7 +40,7 @@ class PairwiseMarginLoss(nn.Module):
         dense: Δ as a buffer of shape (num_classes, num_classes), or None.
         weight: torch's class weights as a buffer, or None.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([90, 10])
         >>> loss = PairwiseMarginLoss(margins.adaptive(prior) + margins.balanced(prior))
         >>> loss
@@ -150,7 +150,7 @@ class SoftmaxLoss(_NamedLoss):
         prior: says how many classes there are, so that this loss can stand in for any other.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> SoftmaxLoss(ClassPrior.uniform(4))(torch.zeros(1, 4), torch.tensor([0]))  # log 4
         tensor(1.3863)
     """
@@ -166,7 +166,7 @@ class BalancedLoss(_NamedLoss):
         prior: of the training data.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> BalancedLoss(ClassPrior.from_probs([0.8, 0.2]))
         BalancedLoss('balanced', num_classes=2, reduction='mean')
     """
@@ -183,7 +183,7 @@ class ClassBalancedLoss(_NamedLoss):
         beta: β in [0, 1).
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> ClassBalancedLoss(ClassPrior.from_counts([8000, 2000]), beta=0.999)
         ClassBalancedLoss('class-balanced', num_classes=2, beta=0.999, reduction='mean')
     """
@@ -202,7 +202,7 @@ class AdaptiveLoss(_NamedLoss):
         constant: C.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> loss = AdaptiveLoss(ClassPrior.from_probs([0.9375, 0.0625]))
         >>> loss(torch.tensor([[0.0, 2.0]]), torch.tensor([1]))  # log 2
         tensor(0.6931)
@@ -223,7 +223,7 @@ class LDAMLoss(_NamedLoss):
         scale: s, multiplies logits and margins.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> loss = LDAMLoss(ClassPrior.from_counts([1600, 100]))
         >>> loss(torch.tensor([[0.25, 0.0]]), torch.tensor([0]))  # log 2
         tensor(0.6931)
@@ -248,7 +248,7 @@ class EqualizedLoss(_NamedLoss):
         tau: τ.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> loss = EqualizedLoss(ClassPrior.from_probs([0.75, 0.25]))
         >>> loss(torch.zeros(1, 2), torch.tensor([0]))  # log 1.25
         tensor(0.2231)
@@ -275,7 +275,7 @@ class EqualizedThresholdLoss(_NamedLoss):
     Attributes:
         rare: which classes may drop out, a buffer of shape (num_classes,).
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.5, 0.45, 0.05])
         >>> loss = EqualizedThresholdLoss(prior, threshold=0.1, gamma=1.0)
         >>> loss(torch.zeros(1, 3), torch.tensor([0]))  # log 2: class 2 does not compete
@@ -320,7 +320,7 @@ class LogitAdjustedLoss(_NamedLoss):
         tau: τ; 1 is consistent for the balanced error.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> loss = LogitAdjustedLoss(ClassPrior.from_probs([0.75, 0.25]), label_smoothing=0.1)
         >>> loss
         LogitAdjustedLoss('logit-adjusted', num_classes=2, tau=1.0, reduction='mean',
@@ -344,7 +344,7 @@ class LogitAdjustedAdaptiveLoss(_NamedLoss):
         constant: C of the adaptive margin.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> loss = LogitAdjustedAdaptiveLoss(prior, constant=0.0)
         >>> loss(torch.zeros(1, 2), torch.tensor([1]))  # log 4
@@ -371,7 +371,7 @@ class TwoParameterLoss(_NamedLoss):
         tau2: τ₂, for the competitor.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> TwoParameterLoss(ClassPrior.uniform(3), tau1=0.5)
         TwoParameterLoss('two-parameter', num_classes=3, tau1=0.5, tau2=1.0, reduction='mean')
     """
@@ -395,7 +395,7 @@ class ConsistentLoss(_NamedLoss):
         delta: δ, shape (num_classes,), positive.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.75, 0.25])
         >>> loss = ConsistentLoss(prior, delta=prior.probs)
         >>> loss(torch.zeros(1, 2), torch.tensor([1]))  # log 4
@@ -415,7 +415,7 @@ class WeightedLogitAdjustedLoss(_NamedLoss):
         tau: τ; 1 is the logit-adjusted loss, 0 the balanced one.
         **options: as in `PairwiseMarginLoss`.
 
-    Example:
+    Examples:
         >>> loss = WeightedLogitAdjustedLoss(ClassPrior.from_probs([0.8, 0.2]))
         >>> loss(torch.zeros(1, 2), torch.tensor([1]))  # 5/3 log 3
         tensor(1.8310)

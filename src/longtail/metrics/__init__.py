@@ -58,7 +58,7 @@ def balanced_error(
     Returns:
         The balanced error, in [0, 1].
 
-    Example:
+    Examples:
         >>> balanced_error([0, 0, 0, 1], [0, 0, 0, 0])
         0.5
     """
@@ -94,7 +94,7 @@ def per_class_error(
     Returns:
         `.values`, `.counts`, `.missing_classes`, `.balanced_error`, `.error`, `.by_group(prior)`.
 
-    Example:
+    Examples:
         >>> per_class_error([0, 0, 1, 1], [0, 1, 1, 1]).values
         array([0.5, 0. ])
     """
@@ -126,7 +126,7 @@ def group_error(
         `.values`, `.counts` (evaluated examples), `.num_classes` and `.num_present` by group; a
         group without classes or without examples is NaN with count 0.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([500, 50, 5])
         >>> group_error([0, 1, 1, 2], [0, 1, 0, 1], prior).values
         {'many': 0.0, 'medium': 0.5, 'few': 1.0}
@@ -156,7 +156,7 @@ def confusion_matrix(
     Returns:
         Shape (num_classes, num_classes), integers, or floats if weighted; parts add up.
 
-    Example:
+    Examples:
         >>> confusion_matrix([0, 0, 1], [0, 1, 1])
         array([[1, 1],
                [0, 1]])
@@ -190,7 +190,7 @@ def reliability(
     Returns:
         The bins; `.ece` is the expected calibration error.
 
-    Example:
+    Examples:
         >>> result = reliability([0, 1], [[0.9, 0.1], [0.6, 0.4]], bins=2, inputs="probs")
         >>> result.counts, result.mean_confidence, result.accuracy
         (array([0, 2]), array([ nan, 0.75]), array([nan, 0.5]))
@@ -222,7 +222,7 @@ def top_label_ece(
     Returns:
         The ECE, in [0, 1].
 
-    Example:
+    Examples:
         >>> round(top_label_ece([0, 1], [[0.9, 0.1], [0.6, 0.4]], inputs="probs"), 3)
         0.35
     """
@@ -252,7 +252,7 @@ def classwise_ece(
         (1/L) Σ_k Σ_b (n_kb / n) |share of class k_b − mean p_kb|; per class it is
         `reliability(..., classwise=True).ece_per_class`.
 
-    Example:
+    Examples:
         >>> round(classwise_ece([0, 1], [[0.9, 0.1], [0.6, 0.4]], inputs="probs"), 3)
         0.35
     """
@@ -276,7 +276,7 @@ def log_loss(
     Returns:
         The log-loss, at least 0.
 
-    Example:
+    Examples:
         >>> round(log_loss([0, 1], [[0.5, 0.5], [0.75, 0.25]], inputs="probs"), 3)
         1.04
     """
@@ -299,7 +299,7 @@ def brier_score(
     Returns:
         The score, in [0, 2]; for two classes twice the one-column form.
 
-    Example:
+    Examples:
         >>> round(brier_score([0], [[0.9, 0.1]], inputs="probs"), 3)
         0.02
     """
@@ -322,7 +322,7 @@ def sharpness(
     Returns:
         The sharpness, in [1/L, 1].
 
-    Example:
+    Examples:
         >>> sharpness([0, 1], [[0.5, 0.5], [0.0, 1.0]], inputs="probs")
         0.75
     """
@@ -362,7 +362,7 @@ def evaluate(
     Returns:
         An Evaluation; `.to_dict()` is ready for JSON, and shards add up with `+`.
 
-    Example:
+    Examples:
         >>> logits = [[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
         >>> result = evaluate([0, 1, 2], logits, prior=ClassPrior.from_counts([300, 60, 6]))
         >>> result.groups.values

@@ -24,7 +24,7 @@ _CHUNK_ELEMENTS = 1 << 18
 def row_slices(array: NDArray[Any]) -> Iterator[slice]:
     """Consecutive row ranges of an (examples, classes) array, each a megabyte or two.
 
-    Example:
+    Examples:
         >>> [(rows.start, rows.stop) for rows in row_slices(np.empty((5, 1 << 17)))]
         [(0, 2), (2, 4), (4, 5)]
     """
@@ -224,7 +224,7 @@ def _probabilities(
 def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
     """The bin (edges[b], edges[b + 1]] of each confidence; 0 is in the first.
 
-    Example:
+    Examples:
         >>> bin_of(np.array([0.0, 0.5, 0.6, 1.0]), np.array([0.0, 0.5, 1.0]))
         array([0, 0, 1, 1])
     """

@@ -50,7 +50,7 @@ class PerClassError(_Mergeable):
         weight: total weight of the examples of each class; equal to `counts` without weights.
         counts: number of examples of each class (of positive weight).
 
-    Example:
+    Examples:
         >>> from longtail.metrics import per_class_error
         >>> result = per_class_error([0, 0, 1], [0, 1, 1], num_classes=3, missing="skip")
         >>> result.values, result.counts, result.missing_classes
@@ -222,7 +222,7 @@ class Evaluation(_Mergeable):
         many: bound of the group "many".
         few: bound of the group "few".
 
-    Example:
+    Examples:
         >>> from longtail.metrics import evaluate
         >>> result = evaluate([0, 0, 1], [[2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
         >>> result.balanced_error, result.per_class.counts

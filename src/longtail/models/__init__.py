@@ -22,7 +22,7 @@ def build(name: str, *, num_classes: int, image_shape: tuple[int, int, int]) -> 
         num_classes: width of the last layer.
         image_shape: (channels, height, width) of the input.
 
-    Example:
+    Examples:
         >>> model = build("small-conv", num_classes=10, image_shape=(1, 8, 8))
         >>> sum(p.numel() for p in model.parameters())
         38282

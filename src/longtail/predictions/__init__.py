@@ -83,7 +83,7 @@ def open_predictions(
     Returns:
         The Predictions.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = Path(folder.name) / "predictions.csv"

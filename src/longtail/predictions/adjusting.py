@@ -306,7 +306,7 @@ def adjust_predictions(
     Returns:
         An AdjustResult: `.tau`, `.balanced`, `.groups`, `.write(path)` and more.
 
-    Example:
+    Examples:
         >>> from longtail.predictions import from_arrays
         >>> prior = ClassPrior.from_counts([900, 90, 10])
         >>> target = np.repeat([0, 1, 2], 200)
@@ -540,7 +540,7 @@ def _splits(
 def shuffled_by_class(target: IntArray, seed: int) -> tuple[IntArray, IntArray]:
     """Examples class by class, shuffled within each, and the rank of each in its class.
 
-    Example:
+    Examples:
         >>> order, rank = shuffled_by_class(np.array([1, 0, 1, 0, 1]), 0)
         >>> sorted(order[:2].tolist()), sorted(order[2:].tolist()), rank.tolist()
         ([1, 3], [0, 2, 4], [0, 1, 0, 1, 2])

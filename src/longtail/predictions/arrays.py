@@ -169,7 +169,7 @@ def from_arrays(
     Returns:
         The Predictions.
 
-    Example:
+    Examples:
         >>> found = from_arrays([[2.0, 1.0], [0.5, 1.5]], ["a", "b"], kind="logits",
         ...                     class_names=["a", "b"])
         >>> found.num_rows, found.labelled, found.label(1)

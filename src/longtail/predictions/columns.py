@@ -60,7 +60,7 @@ def understand(
     Returns:
         The columns.
 
-    Example:
+    Examples:
         >>> found = understand(["id", "prob_a", "prob_b", "label"], name="x.csv", kind=None,
         ...                    label=None, columns=None, class_names=None)
         >>> found.scores, found.label, found.kind, found.class_names

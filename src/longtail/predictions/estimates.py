@@ -94,7 +94,7 @@ class Tally:
     def of(cls, target: IntArray, before: Any, after: Any, num_classes: int) -> Tally:
         """Count examples by what they were before and after (True where right).
 
-        Example:
+        Examples:
             >>> tally = Tally.of(np.array([0, 0, 1]), np.array([True, False, False]),
             ...                  np.array([False, True, True]), 2)
             >>> tally.fixed, tally.broken
@@ -156,7 +156,7 @@ def estimate(
     Returns:
         The Estimate, its interval cut to what is possible.
 
-    Example:
+    Examples:
         >>> one = np.array([1])
         >>> found = estimate(one * 20, None, one * 100, np.ones(1), level=0.95)
         >>> round(found.value, 2), round(found.low, 3), round(found.high, 3)

@@ -31,7 +31,7 @@ _KINDS = {"logit": "logits", "prob": "probs"}
 def prefixed(column: str) -> tuple[str | None, str]:
     """What a score column says it is, and its class.
 
-    Example:
+    Examples:
         >>> prefixed("logit_cat"), prefixed("Prob3"), prefixed("score: a"), prefixed("problem")
         (('logits', 'cat'), ('probs', '3'), ('', 'a'), (None, 'problem'))
     """
@@ -45,7 +45,7 @@ def prefixed(column: str) -> tuple[str | None, str]:
 def whole(text: str) -> int | None:
     """The whole number that a text is, also as ``3.0``, or None.
 
-    Example:
+    Examples:
         >>> whole("3"), whole("3.0"), whole("-1"), whole("three"), whole("2.5")
         (3, 3, -1, None, None)
     """
@@ -64,7 +64,7 @@ class LabelEncoder:
         class_names: one per class, or None: then labels are positions.
         name: of what holds the labels, for messages.
 
-    Example:
+    Examples:
         >>> LabelEncoder(2, ("cat", "dog"), name="x.csv")(np.array(["dog", "cat", "0"]))
         array([1, 0, 0])
     """

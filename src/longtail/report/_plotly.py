@@ -39,7 +39,7 @@ DARK = {
 def faded(color: str) -> str:
     """A colour for areas, which lie over the grid and under lines.
 
-    Example:
+    Examples:
         >>> faded("#56B4E9")
         'rgba(86, 180, 233, 0.2)'
     """

@@ -23,7 +23,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 def summarize_counts(counts: IntArray) -> dict[str, Any]:
     """Totals, imbalance and groups of class sizes.
 
-    Example:
+    Examples:
         >>> summary = summarize_counts(np.array([300, 60, 5]))
         >>> summary["examples"], summary["imbalance_ratio"], summary["groups"]["few"]
         (365, 60.0, {'classes': 1, 'examples': 5})
@@ -47,7 +47,7 @@ def summarize_counts(counts: IntArray) -> dict[str, Any]:
 def summarize(data: LongTailedData) -> dict[str, Any]:
     """A data set's numbers, as plain values for JSON.
 
-    Example:
+    Examples:
         >>> from longtail.data.digits import load_digits_lt
         >>> summarize(load_digits_lt())["train"]["examples"]
         314
@@ -77,7 +77,7 @@ def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> 
         width: characters a line has at most.
         height: lines.
 
-    Example:
+    Examples:
         >>> print("\\n".join(bars([8, 4, 1, 0], width=8, height=2)))
         ██
         ████▂▂
@@ -99,7 +99,7 @@ def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> 
 def sample_classes(counts: IntArray, *, most: int = 10) -> IntArray:
     """Classes spread evenly from the most frequent to the rarest.
 
-    Example:
+    Examples:
         >>> sample_classes(np.array([5, 50, 500, 1]), most=3)
         array([2, 0, 3])
     """
@@ -174,7 +174,7 @@ def _draw_profile(axes: Any, counts: IntArray) -> None:
 def plural(count: int, one: str, many: str) -> str:
     """A number with its noun.
 
-    Example:
+    Examples:
         >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
         ('1 class', '1,200 classes')
     """

@@ -116,7 +116,7 @@ def color(method: str) -> str:
     Args:
         method: a name such as "logit-adjusted", or with a variant after a slash.
 
-    Example:
+    Examples:
         >>> color("posthoc-weight-normalized/keep") == VERMILION
         True
     """
@@ -126,7 +126,7 @@ def color(method: str) -> str:
 def label(method: str) -> str:
     """A method's name as people read it.
 
-    Example:
+    Examples:
         >>> label("softmax"), label("class-balanced")
         ('softmax (ERM)', 'class-balanced')
     """
@@ -160,7 +160,7 @@ def panels(
     Returns:
         The figure, and its axes as an array of shape (rows, columns).
 
-    Example:
+    Examples:
         >>> with style():
         ...     figure, axes = panels(columns=3)
         >>> axes.shape

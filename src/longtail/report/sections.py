@@ -62,7 +62,7 @@ class ClassAxis:
     def of(cls, prior: ClassPrior, class_names: Sequence[str] | None = None) -> ClassAxis:
         """The axis of these class frequencies; equally frequent classes stay in label order.
 
-        Example:
+        Examples:
             >>> axis = ClassAxis.of(ClassPrior.from_counts([5, 90, 20]), ["a", "b", "c"])
             >>> axis.names, axis.counts
             (('b', 'c', 'a'), ('90', '20', '5'))
@@ -298,7 +298,7 @@ def mean_per_class(curves: Sequence[TauCurve], taus: FloatArray) -> FloatArray:
 def rounded(values: Any, digits: int = 3) -> Any:
     """Nested lists of rounded numbers for JSON; None where there is none.
 
-    Example:
+    Examples:
         >>> rounded(np.array([[1.23456, np.nan]]))
         [[1.235, None]]
     """

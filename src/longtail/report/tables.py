@@ -17,7 +17,7 @@ class Table:
         rows: one sequence of texts per row, as long as the header.
         note: what a reader must know to read it, below.
 
-    Example:
+    Examples:
         >>> table = Table("Errors", ("method", "mean"), [("softmax", "18.0")])
         >>> print(table.markdown())
         **Errors**
@@ -46,7 +46,7 @@ class Table:
 def percent(value: float, *, digits: int = 1) -> str:
     """A fraction as a percentage without its sign; a dash where there is none.
 
-    Example:
+    Examples:
         >>> percent(0.1234), percent(float("nan"))
         ('12.3', '–')
     """
@@ -56,7 +56,7 @@ def percent(value: float, *, digits: int = 1) -> str:
 def signed(value: float, *, digits: int = 1) -> str:
     """A difference in percentage points, with its sign.
 
-    Example:
+    Examples:
         >>> signed(-0.0512), signed(0.02), signed(0.0)
         ('−5.1', '+2.0', '0.0')
     """

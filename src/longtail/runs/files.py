@@ -53,7 +53,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     Args:
         path: the file's final name; its folder must exist.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with atomic_path(Path(folder) / "a.txt") as temporary:
@@ -124,7 +124,7 @@ def append(path: Path | str, content: bytes) -> None:
 def canonical_json(document: Any) -> str:
     """The one text of a JSON document: sorted keys, no spaces, no NaN.
 
-    Example:
+    Examples:
         >>> canonical_json({"b": 1, "a": [0.1, None]})
         '{"a":[0.1,null],"b":1}'
     """
@@ -136,7 +136,7 @@ def canonical_json(document: Any) -> str:
 def sha256(content: Path | str | bytes) -> str:
     """Hex digest of a file's content, or of the bytes themselves.
 
-    Example:
+    Examples:
         >>> sha256(b"")[:8]
         'e3b0c442'
     """
@@ -158,7 +158,7 @@ def fingerprint(*arrays: Any) -> str:
     Returns:
         64 hexadecimal digits.
 
-    Example:
+    Examples:
         >>> fingerprint(np.arange(3))[:8]
         '56d0673d'
         >>> fingerprint(np.arange(3)) == fingerprint(np.arange(3).reshape(1, 3))
@@ -184,7 +184,7 @@ def fingerprint(*arrays: Any) -> str:
 def versions() -> dict[str, str]:
     """Installed versions of what a result may depend on, without importing any of it.
 
-    Example:
+    Examples:
         >>> "numpy" in versions()
         True
     """

@@ -44,7 +44,7 @@ def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any]
         distances (≤ 0), row maxima in the logits' own type (float32 at least), and the largest
         absolute change of a logit.
 
-    Example:
+    Examples:
         >>> half, peak, change = half_logits(np.array([[3.0, 3.0 - 1e-9, -1.0]]))
         >>> (peak[:, None] + half).argmax(), change < 1e-7
         (np.int64(0), True)

@@ -25,7 +25,7 @@ class Settings(dict[str, Any]):
     Lists become tuples and nested mappings Settings, so that a spec reads the same before and
     after a trip through a file.
 
-    Example:
+    Examples:
         >>> Settings({"milestones": [160, 180]})["milestones"]
         (160, 180)
     """
@@ -165,7 +165,7 @@ class DataSpec(_Document):
 class Part(_Document):
     """A model or a method: its name and its settings.
 
-    Example:
+    Examples:
         >>> Part("logit-adjusted", {"tau": 1.0}).to_json()
         {'name': 'logit-adjusted', 'settings': {'tau': 1.0}}
     """
@@ -217,7 +217,7 @@ class RunSpec(_Document):
         seed: of the run's own randomness.
         settings: anything else that changes the result, such as the precision.
 
-    Example:
+    Examples:
         >>> spec = RunSpec(dataset="digits-lt", model="mlp", method="softmax", recipe="digits")
         >>> RunSpec.from_json(spec.to_json()) == spec
         True
@@ -287,7 +287,7 @@ class RunSpec(_Document):
     def difference(self, other: RunSpec) -> list[str]:
         """One line for each value in which another spec's result-deciding part differs.
 
-        Example:
+        Examples:
             >>> one = RunSpec("digits-lt", "mlp", "softmax", "digits")
             >>> one.difference(RunSpec("digits-lt", "mlp", "balanced", "digits", seed=1))
             ['method.name: softmax against balanced', 'seed: 0 against 1']

@@ -43,7 +43,7 @@ class RunWriter:
     Every method leaves the folder whole: what it wrote is on the disk under its final name,
     and listed with its hash, before it returns; if it fails, the folder is as before.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> spec = RunSpec("digits-lt", "mlp", "softmax", "digits")
         >>> root = tempfile.TemporaryDirectory()

@@ -52,7 +52,7 @@ class ShiftEstimate:
         converged: whether the estimate meets its tolerance.
         condition: condition number of the confusion matrix (BBSE), else None.
 
-    Example:
+    Examples:
         >>> probs = [[0.98, 0.02], [0.2, 0.8]] * 500  # of a model trained on 90 : 10
         >>> estimate_prior(probs, ClassPrior.from_probs([0.9, 0.1]))
         ShiftEstimate(method='em', shifted=True, p_value=..., strength=..., total_variation=...)
@@ -154,7 +154,7 @@ def estimate_prior(
     Returns:
         A ShiftEstimate; pass its `.prior` as `target_prior` to `adjust_logits`.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
         >>> def predictions(share):  # of a model that knows the classes' densities
@@ -200,7 +200,7 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     Returns:
         A ClassPrior without counts.
 
-    Example:
+    Examples:
         >>> effective_prior([[0.9, 0.1], [0.5, 0.5]])
         ClassPrior(num_classes=2, imbalance_ratio=2.33333, probs=[0.7, 0.3])
     """

@@ -112,7 +112,7 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
         The calibrator, with `.temperature`, `.bias`, `.prior`, `.adjust(logits)` and
         `.probs(logits)`.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> target = np.tile([0, 0, 0, 1], 1000)
         >>> logit = rng.normal(target) - 0.5 - np.log(3)  # of the density ratio, plus log-odds

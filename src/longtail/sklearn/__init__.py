@@ -94,7 +94,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         n_features_in_: as the estimator has it.
         feature_names_in_: as the estimator has it.
 
-    Example:
+    Examples:
         >>> from sklearn.datasets import make_classification
         >>> from sklearn.linear_model import LogisticRegression
         >>> from sklearn.metrics import balanced_accuracy_score
@@ -223,7 +223,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         n_features_in_: as the estimator has it.
         feature_names_in_: as the estimator has it.
 
-    Example:
+    Examples:
         >>> from sklearn.datasets import make_classification
         >>> from sklearn.ensemble import RandomForestClassifier
         >>> X, y = make_classification(

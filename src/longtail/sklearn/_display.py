@@ -66,7 +66,7 @@ class TauCurveDisplay:
         Returns:
             The display, drawn.
 
-        Example:
+        Examples:
             >>> import matplotlib; matplotlib.use("agg")
             >>> from sklearn.datasets import load_wine
             >>> from sklearn.naive_bayes import GaussianNB

@@ -34,7 +34,7 @@ Progress = Callable[[int, int, str], None]
 def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
     """A seed for one purpose of one run, unrelated to those of other purposes and indices.
 
-    Example:
+    Examples:
         >>> stream_seed(0, "order", 1) != stream_seed(0, "order", 2)
         True
     """

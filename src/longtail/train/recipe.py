@@ -80,7 +80,7 @@ RECIPES: dict[str, Recipe] = {
 def get_recipe(name: str, **overrides: Any) -> Recipe:
     """A named recipe with some values changed.
 
-    Example:
+    Examples:
         >>> get_recipe("digits", epochs=3).epochs
         3
     """
@@ -113,7 +113,7 @@ def make_spec(
         settings: of the method, such as ``{"tau": 1.0}``.
         overrides: recipe values to change.
 
-    Example:
+    Examples:
         >>> spec = make_spec(DataSpec("digits-lt"), method="softmax", recipe="digits", seed=3)
         >>> Recipe.of(spec) == get_recipe("digits")
         True
@@ -138,7 +138,7 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
 
     Warm-up grows linearly from lr / warm-up steps to lr; `cosine` then falls to 0 at the end.
 
-    Example:
+    Examples:
         >>> recipe = get_recipe("digits", lr=1.0, epochs=4, warmup_epochs=1)
         >>> [round(learning_rate(recipe, step, 2), 3) for step in range(8)]
         [0.5, 1.0, 1.0, 0.933, 0.75, 0.5, 0.25, 0.067]

@@ -192,7 +192,7 @@ def tune_tau(
         A TauResult: `.tau`, `.interval`, `.error`, `.curve`, `.confidence`, `.counts` and more;
         print it.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_counts([900, 90, 10])
         >>> target = np.repeat([0, 1, 2], 50)
         >>> noise = np.random.default_rng(0).normal(size=(150, 3))
@@ -261,7 +261,7 @@ def tune_from_intervals(
     Returns:
         What `tune_tau` returns.
 
-    Example:
+    Examples:
         >>> logits = np.array([[2.0, 0.0], [2.0, 0.5], [1.0, 0.0], [0.0, 2.0]])
         >>> folds = [
         ...     TauIntervals.from_logits(logits[:2], [0, 1], ClassPrior.from_probs([0.9, 0.1])),

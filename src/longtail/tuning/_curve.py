@@ -34,7 +34,7 @@ class TauCurve:
         min_value: least error within the bounds.
         bounds: first and last breakpoint.
 
-    Example:
+    Examples:
         >>> from longtail import ClassPrior
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
         >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
@@ -136,7 +136,7 @@ class TauCurve:
 def cells(positions: FloatArray, bounds: tuple[float, float]) -> tuple[FloatArray, IntArray]:
     """Breakpoints within the bounds, and for each cell how many sorted positions lie below it.
 
-    Example:
+    Examples:
         >>> cells(np.array([-1.0, 0.5, 0.5, 2.0, 9.0]), (0.0, 4.0))
         (array([0. , 0.5, 2. , 4. ]), array([1, 3, 4]))
     """

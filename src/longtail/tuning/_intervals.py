@@ -48,7 +48,7 @@ class TauIntervals:
         method: which of the two post-hoc methods.
         bias_mode: of weight normalization, else None.
 
-    Example:
+    Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
         >>> logits = np.array([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
         >>> parts = TauIntervals.from_logits(logits, [0, 1, 1], prior)

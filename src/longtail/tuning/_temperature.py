@@ -85,7 +85,7 @@ def fit_temperature(
     Returns:
         T, above zero.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> logits = 2 * rng.normal(size=(20000, 3))
         >>> target = (logits + rng.gumbel(size=(20000, 3))).argmax(axis=1)  # drawn by softmax
