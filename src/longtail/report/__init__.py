@@ -10,4 +10,5 @@ charts       the page's charts (plotly); those over tau are in `tau_charts`
 run_figures  the same charts as SVG and PNG for papers (matplotlib)
 blocks       what a page is made of, and how it becomes one HTML file
 page         the page about runs
+adjusting    what is said about adjusted predictions; `adjusting_page` is the page about them
 """

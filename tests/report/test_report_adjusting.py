@@ -1,0 +1,124 @@
+"""What is said about adjusted predictions: sentences, tables, and the page."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior, InputError
+from longtail.predictions import adjust_predictions, from_arrays
+from longtail.report import adjusting as texts
+
+PRIOR = ClassPrior.from_counts([900, 90, 10])
+
+
+def result(*, strength=2.0, examples=600, prior=PRIOR, names=("cat", "dog", "emu"), **settings):
+    target = np.arange(examples) % 3
+    noise = np.random.default_rng(0).normal(size=(examples, 3))
+    logits = noise + strength * np.eye(3)[target] + PRIOR.log_probs
+    source = from_arrays(logits, target, kind="logits", class_names=names, name="p.npz")
+    return adjust_predictions(source, prior, n_bootstrap=50, **settings)
+
+
+def test_the_conclusion_says_what_the_interval_says():
+    found = result()
+    change = found.balanced
+    assert change.difference.high < 0
+    assert texts.conclusion(found) == (
+        f"The balanced error falls from {100 * change.before.value:.1f}% to "
+        f"{100 * change.after.value:.1f}%, by {-100 * change.difference.value:.1f} points "
+        f"(95% interval {-100 * change.difference.high:.1f} to "
+        f"{-100 * change.difference.low:.1f}): more than chance."
+    )
+    assert "rises from" in texts.conclusion(result(tau=-1.0))
+    assert "leave these predictions as they are" in texts.conclusion(result(tau=-1.0))
+    assert "a difference within chance" in texts.conclusion(result(tau=0.0))
+    aimed = result(target_prior=ClassPrior.from_probs([0.2, 0.3, 0.5]))
+    assert texts.conclusion(aimed).startswith("The error under the target frequencies falls from")
+
+
+def test_every_way_of_judging_is_named():
+    assert (
+        "judged by cross-fitting, each of 4 folds with the tau" in texts.summary(result(folds=4))[1]
+    )
+    assert (
+        "chosen on 300 examples and judged on the 300 others"
+        in texts.summary(result(tune_on=0.5))[1]
+    )
+    assert texts.summary(result(tau=0.5))[1] == "tau = 0.5, as given."
+    effective = texts.summary(result(tau=0.5, effective=True))[1]
+    assert effective == "tau = 0.5, as given; the learnt prior is judged by cross-fitting."
+
+
+def test_weak_evidence_is_said():
+    few = texts.summary(result(examples=12))
+    assert "3 classes were judged on fewer than 5 examples" in " ".join(few)
+    bound = texts.summary(result(bounds=(0.0, 0.3)))
+    assert any("touches the bounds 0 and 0.3: consider wider ones" in text for text in bound)
+
+
+def test_tables_hold_the_numbers_of_the_result():
+    found = result()
+    errors, changed = texts.tables(found)
+    assert [row[0].strip() for row in errors.rows] == [
+        "balanced", "many (over 100)", "medium (20 to 100)", "few (under 20)", "as they come",
+    ]  # fmt: skip
+    assert errors.rows[0][3] == f"{100 * found.balanced.before.value:.1f}"
+    assert errors.rows[3][4] == f"{100 * found.groups['few'].after.value:.1f}"
+    assert changed.rows[0][:3] == ("emu", "10", "200")
+    assert changed.rows[-1][0] == "cat"
+    long = result(names=("cat", "dog", "a very long name of a class"))
+    assert texts.most_changed(long).rows[0][0] == "a very long name of…"
+
+
+def page_data(html):
+    return json.loads(re.search(r'id="page-data">(.*?)</script>', html, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"tune_on": 0.5}, {"tau": 1.0}, {"folds": 3}])
+def test_the_page_shows_the_same_numbers(tmp_path, settings):
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+
+    found = result(**settings)
+    path = adjusting_page.write(found, tmp_path / "page.html", command="longtail adjust p.npz")
+    html = path.read_text()
+    assert f"{100 * found.balanced.after.value:.1f}%" in html
+    assert texts.conclusion(found) in html
+    assert "longtail adjust p.npz" in html
+    data = page_data(html)
+    slider = data["slider"]
+    place = int(np.argmin(np.abs(np.array(slider["taus"]) - found.tau)))
+    assert slider["start"] == place
+    judged = 100 * found.judged_curve(slider["taus"][place])
+    assert slider["methods"][0]["groups"][place][0] == pytest.approx(judged, abs=0.01)
+    with pytest.raises(InputError, match="exists; pass --force"):
+        adjusting_page.write(found, path)
+    again = adjusting_page.write(found, path, command="longtail adjust p.npz", force=True)
+    assert again.read_text() == html
+
+
+def test_a_page_without_counts_or_with_other_aims(tmp_path):
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+
+    for k, found in enumerate(
+        (
+            result(prior=None, effective=True),
+            result(target_prior=ClassPrior.from_probs([0.2, 0.3, 0.5])),
+            result(names=None),
+        )
+    ):
+        html = adjusting_page.write(found, tmp_path / f"{k}.html").read_text()
+        assert "What τ does" in html
+
+
+def test_class_names_cannot_break_the_page(tmp_path):
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+
+    found = result(names=("<b>cat</b>", "</script><script>alert(1)</script>", "emu"))
+    html = adjusting_page.write(found, tmp_path / "page.html").read_text()
+    assert "<script>alert(1)" not in html
+    assert "<b>cat</b>" not in html
