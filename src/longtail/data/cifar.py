@@ -293,7 +293,7 @@ def safe_unpickle(content: bytes, *, source: str) -> Any:
     Returns:
         Dicts, lists, numbers, bytes, and stand-ins for arrays of bytes.
 
-    Example:
+    Examples:
         >>> safe_unpickle(pickle.dumps({"a": [1, None]}, protocol=2), source="here")
         {'a': [1, None]}
     """

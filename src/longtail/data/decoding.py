@@ -51,7 +51,7 @@ def decode_images(
     Returns:
         Shape (images, channels, height, width): one channel if all images are grey, else three.
 
-    Example:
+    Examples:
         >>> from PIL import Image
         >>> file = io.BytesIO()
         >>> Image.new("RGB", (3, 2), (1, 2, 3)).save(file, "PNG")
@@ -89,7 +89,7 @@ def decode_images(
 def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
     """Results in the items' order, computed on all cores; the first error stops the rest.
 
-    Example:
+    Examples:
         >>> list(in_threads(abs, [-1, 2, -3]))
         [1, 2, 3]
     """

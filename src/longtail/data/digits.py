@@ -25,7 +25,7 @@ def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> Lo
     Returns:
         The data; images are 1 x 8 x 8 with values 0 to 16.
 
-    Example:
+    Examples:
         >>> data = load_digits_lt()
         >>> data.train.counts
         array([114,  73,  47,  30,  20,  12,   8,   5,   3,   2])
@@ -40,7 +40,7 @@ def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> Lo
 def read_digits() -> tuple[ImageSet, ImageSet]:
     """All digits that may be trained on, and the balanced test set.
 
-    Example:
+    Examples:
         >>> pool, test = read_digits()
         >>> len(pool), test.counts[0]
         (1197, np.int64(60))

@@ -22,7 +22,7 @@ _CLUTTER = ("thumbs.db", "desktop.ini")
 def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """A sort key under which numbers inside names count as numbers.
 
-    Example:
+    Examples:
         >>> sorted(["10", "9", "b2", "b10", "1"], key=counting_order)
         ['1', '9', '10', 'b2', 'b10']
     """

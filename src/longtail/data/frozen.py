@@ -53,7 +53,7 @@ def freeze(
     Returns:
         The path.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from longtail.data.digits import load_digits_lt
         >>> data = load_digits_lt()
@@ -197,10 +197,10 @@ def _record(tensors: dict[str, NDArray[Any]], path: Path, caller: str) -> dict[s
 
 
 def _damaged(path: Path, how: str, error: Exception | None = None) -> InputError:
-    reason = f" [{error}]" if error is not None else ""
+    reason = f" ({str(error).rpartition(': ')[2].rstrip('.')})" if error is not None else ""
     return InputError(
-        f"read_frozen: {path} is not a whole frozen data set: {how}; copy or freeze it "
-        f"again.{reason}"
+        f"read_frozen: {path} is not a whole frozen data set: {how}{reason}; copy or freeze it "
+        f"again."
     )
 
 

@@ -29,7 +29,7 @@ def official_fingerprints() -> dict[str, Any]:
         ``<profile>-<ratio>``, each with its number of `examples` and the fingerprints of its
         `indices` and of itself (`train`).
 
-    Example:
+    Examples:
         >>> official_fingerprints()["cifar10"]["subsets"]["exp-100"]["examples"]
         12406
     """

@@ -28,7 +28,7 @@ def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float
     Returns:
         Shape (num_classes,), from the most frequent class to the rarest.
 
-    Example:
+    Examples:
         >>> exponential_counts(5000, num_classes=10, imbalance_ratio=100)
         array([5000, 2997, 1796, 1077,  645,  387,  232,  139,   83,   50])
     """
@@ -50,7 +50,7 @@ def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> In
     Returns:
         Shape (num_classes,).
 
-    Example:
+    Examples:
         >>> step_counts(500, num_classes=4, imbalance_ratio=100)
         array([500, 500,   5,   5])
     """
@@ -68,7 +68,7 @@ def profile_counts(
 ) -> IntArray:
     """Class sizes of a named profile, `exp` or `step`.
 
-    Example:
+    Examples:
         >>> profile_counts("exp", 100, num_classes=3, imbalance_ratio=4)
         array([100,  50,  25])
     """
@@ -111,7 +111,7 @@ def natural_counts(
         name: what to call them in a message.
         caller: for messages.
 
-    Example:
+    Examples:
         >>> natural_counts([12, 40, 3])
         array([12, 40,  3])
     """
@@ -140,7 +140,7 @@ def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
     Returns:
         Shape (num_classes,), from the most frequent class to the rarest.
 
-    Example:
+    Examples:
         >>> fit_counts([1000, 10, 100], num_classes=5, largest=500)
         array([500, 158,  50,  16,   5])
     """
@@ -156,7 +156,7 @@ def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
 def check_ratio(value: Any, caller: str) -> float:
     """An imbalance ratio: a finite number, at least 1.
 
-    Example:
+    Examples:
         >>> check_ratio(100, "here")
         100.0
     """

@@ -72,7 +72,7 @@ def load(
     Returns:
         The data; a frozen file's have the spec of what was frozen.
 
-    Example:
+    Examples:
         >>> load("digits-lt", imbalance_ratio=10).train.counts
         array([114,  88,  68,  52,  40,  31,  24,  19,  14,  11])
     """
@@ -278,7 +278,11 @@ def _load_frozen(name: str, wanted: _Wanted, folder: Path, looked: list[str]) ->
     """The frozen file in a folder that is the subset asked for."""
     others = []
     for path in sorted(folder.glob(f"*{FROZEN}")):
-        spec = DataSpec(**read_record(path)["spec"])
+        try:
+            spec = DataSpec(**read_record(path)["spec"])
+        except InputError:
+            others.append(f"{path.name} is damaged")  # it may be another data set's
+            continue
         if spec.name != name:
             continue
         if wanted.is_spec(spec):

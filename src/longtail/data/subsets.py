@@ -26,7 +26,7 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
     Returns:
         Positions in `labels`, grouped by class.
 
-    Example:
+    Examples:
         >>> labels = np.array([0, 1, 0, 1, 0, 1])
         >>> long_tailed_indices(labels, np.array([3, 1])).tolist()
         [4, 2, 0, 5]
@@ -58,7 +58,7 @@ def make_long_tailed(pool: ImageSet, test: ImageSet, spec: DataSpec) -> LongTail
     Returns:
         The data, with this spec.
 
-    Example:
+    Examples:
         >>> pool = ImageSet(np.zeros((8, 1, 2, 2), np.uint8), np.arange(8) % 2, ("a", "b"))
         >>> spec = DataSpec("toy", profile="step", imbalance_ratio=4)
         >>> make_long_tailed(pool, pool, spec).train.counts
@@ -96,7 +96,7 @@ def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[Int
     Returns:
         (training positions, held-out positions), each in ascending order.
 
-    Example:
+    Examples:
         >>> kept, held = held_out_split(np.array([0, 0, 0, 0, 0, 1, 1]), fraction=0.2, seed=0)
         >>> len(kept), len(held)
         (5, 2)
