@@ -177,3 +177,10 @@ def test_without_safetensors_the_message_is_the_install_command(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'longtail\[torch\]'"):
         files.write_tensors(tmp_path / "t", {"a": np.zeros(1)}, caller="RunWriter.write_model")
+
+
+def test_tensors_are_as_readable_as_other_files(tmp_path):
+    files.write_tensors(tmp_path / "a.safetensors", {"a": np.ones(2)}, caller="test")
+    files.write_bytes(tmp_path / "b.txt", b"b")
+    mode = (tmp_path / "a.safetensors").stat().st_mode
+    assert mode == (tmp_path / "b.txt").stat().st_mode

@@ -218,8 +218,11 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Any], *, caller: str) 
             )
         arrays[name] = array
     with atomic_path(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what the umask gives; safetensors makes files private
         try:
             numpy_api.save_file(arrays, temporary)
+            temporary.chmod(mode)
         except safetensors.SafetensorError as error:
             # It reports a full disk as text; callers catch OSError.
             code = re.search(r"os error (\d+)", str(error))
