@@ -425,6 +425,22 @@ def test_bad_csv(folder, case):
     assert message in str(caught.value)
 
 
+def test_csv_files_of_other_systems(folder):
+    content = "\ufefflogit_a;logit_b;label\r\n1;2;b\r\n\r\n2,5;1;a\r\n"
+    (folder / "p.csv").write_text(content, newline="")
+    with pytest.raises(InputError, match=r"line 4, column 'logit_a' holds '2,5', not a number"):
+        list(open_predictions("p.csv").blocks(100))
+    (folder / "p.csv").write_text(content.replace("2,5", '"2.5"'), newline="")
+    (block,) = open_predictions("p.csv").blocks(100)
+    np.testing.assert_array_equal(block.scores, [[1, 2], [2.5, 1]])
+    np.testing.assert_array_equal(block.target, [1, 0])
+    adjust_predictions(open_predictions("p.csv"), ClassPrior.uniform(2), tau=1.0).write("o.csv")
+    text = (folder / "o.csv").read_text()
+    shift = np.log(2)
+    assert text.splitlines()[0] == "logit_a;logit_b;label;predicted"
+    assert text.splitlines()[1] == f"{1 + shift:.12g};{2 + shift:.12g};b;b"
+
+
 def test_a_csv_that_is_no_text(folder):
     (folder / "binary.csv").write_bytes(b"logit_a,logit_b\n\xff\xfe\x00,1\n")
     with pytest.raises(InputError, match=r"binary.csv is not a text file"):

@@ -48,7 +48,10 @@ def test_every_way_of_judging_is_named():
     )
     assert texts.summary(result(tau=0.5))[1] == "tau = 0.5, as given."
     effective = texts.summary(result(tau=0.5, effective=True))[1]
-    assert effective == "tau = 0.5, as given; the learnt prior is judged by cross-fitting."
+    assert effective == (
+        "tau = 0.5, as given; judged by cross-fitting the prior. The prior is what the model shows "
+        "to have learnt, its mean prediction."
+    )
 
 
 def test_weak_evidence_is_said():

@@ -61,6 +61,7 @@ class AdjustResult:
         predictions: what was read.
         prior: π that is divided out: of the training data, or as the model has learnt it.
         target_prior: q that is aimed at; None for all classes alike.
+        effective: whether `prior` is the one that the model has learnt.
         tau: what `write` applies.
         protocol: how the result is honest. "split": tau was chosen on one part and judged on the
             other. "cross-fit": each fold was judged with the tau of all others, and `tau` is of
@@ -81,6 +82,7 @@ class AdjustResult:
     target_prior: ClassPrior | None
     tau: float
     protocol: str
+    effective: bool = False
     tuning: TauResult | None = None
     fold_taus: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
     num_tuned: int = 0
@@ -197,6 +199,7 @@ class AdjustResult:
             "class_names": self.predictions.class_names,
             "tau": self.tau,
             "protocol": self.protocol,
+            "effective_prior": self.effective,
             "tuning": None if self.tuning is None else self.tuning.to_dict(),
             "fold_taus": self.fold_taus.tolist(),
             "num_tuned": self.num_tuned,
@@ -333,6 +336,7 @@ def adjust_predictions(
     }
     found: dict[str, Any] = {
         "target_prior": target_prior,
+        "effective": effective,
         "level": settings["confidence"],
         "many": many,
         "few": few,

@@ -52,7 +52,7 @@ def in_order(
 ) -> Iterator[_Out]:
     """function(item) of each item, in order, a few at a time; items are taken as needed.
 
-    Example:
+    Examples:
         >>> list(in_order(abs, [-1, 2, -3], workers=2))
         [1, 2, 3]
     """
@@ -192,7 +192,7 @@ def tau_intervals(
     Returns:
         The TauIntervals, in the order of the examples; a class without examples is no error yet.
 
-    Example:
+    Examples:
         >>> from longtail.predictions import from_arrays
         >>> saved = from_arrays([[2.0, 0.0], [2.0, 0.5]], [0, 1], kind="logits")
         >>> tau_intervals(saved, ClassPrior.from_probs([0.9, 0.1])).lower.round(3)
@@ -262,7 +262,7 @@ def learnt_prior(
     Returns:
         A ClassPrior.
 
-    Example:
+    Examples:
         >>> from longtail.predictions import from_arrays
         >>> saved = from_arrays([[0.9, 0.1], [0.5, 0.5]], kind="probs")
         >>> learnt_prior(saved, None, None).probs

@@ -24,6 +24,8 @@ def ends(change: Change) -> str:
 def summary(result: AdjustResult) -> list[str]:
     """What was read, which tau was taken and how it was judged, and what came out."""
     found = [_read(result), _tau(result)]
+    if result.effective:
+        found[1] += " The prior is what the model shows to have learnt, its mean prediction."
     if result.tally is None:
         found.append(
             "Nothing could be measured: the examples have no labels. That tau = 1 is right holds "
@@ -74,7 +76,7 @@ def _tau(result: AdjustResult) -> str:
         if result.tally is None:
             text = f"tau = {result.tau:.4g}"
         if result.protocol == "cross-fit":
-            return f"{text}; the learnt prior is judged by cross-fitting."
+            return f"{text}; judged by cross-fitting the prior."
         return text + "."
     text = f"tau = {result.tau:.4g}"
     if tuning.confidence is not None:
