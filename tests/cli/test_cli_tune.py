@@ -132,6 +132,7 @@ def write_bad_files():
     Path("text.npz").write_text("hello")
     Path("text.npy").write_text("hello")
     Path("words.txt").write_text("one two")
+    np.savez("probs.npz", probs=np.full((150, 3), 1 / 3), target=np.arange(150) % 3)
     Path("empty.txt").write_text("")
     np.savez("objects.npz", logits=np.array([object()]), target=np.zeros(1))
     np.save("objects.npy", np.array([object()]))
@@ -179,6 +180,10 @@ def write_bad_files():
         (
             ["held-out.npz", "--counts", "9,1,1", "--method", "weight-normalization"],
             "which held-out.npz lacks; save them with numpy.savez(file, ..., norms=...)",
+        ),
+        (
+            ["probs.npz", "--counts", "9,1,1", "--method", "weight-normalization"],
+            "weight normalization divides logits by norms, but probs.npz holds probabilities",
         ),
         (["held-out.npz", "--counts", "9,1,1", "--bounds", "3", "1"], "`bounds` must be a lower"),
     ],

@@ -72,7 +72,7 @@ def test_tables_hold_the_numbers_of_the_result():
     assert changed.rows[0][:3] == ("emu", "10", "200")
     assert changed.rows[-1][0] == "cat"
     long = result(names=("cat", "dog", "a very long name of a class"))
-    assert texts.most_changed(long).rows[0][0] == "a very long name of…"
+    assert texts.most_changed(long).rows[0][0] == "a very long name …"
 
 
 def page_data(html):

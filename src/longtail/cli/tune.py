@@ -157,6 +157,10 @@ def _tuned(
         raise InputError(
             f"{found.name} has no labels, so tau can't be chosen on it; name them with --labels."
         )
+    if by_norms and found.kind == "probs":
+        raise InputError(
+            f"weight normalization divides logits by norms, but {found.name} holds probabilities."
+        )
     if by_norms and found.norms is None:
         raise InputError(
             f"weight normalization needs the norms of the last layer's weights, one per class, "

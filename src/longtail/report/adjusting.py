@@ -205,7 +205,7 @@ def written(result: AdjustResult, files: Written) -> str:
     return text
 
 
-def _short(name: str, width: int = 20) -> str:
+def _short(name: str, width: int = 18) -> str:
     return name if len(name) <= width else f"{name[: width - 1]}…"
 
 
