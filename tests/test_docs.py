@@ -7,6 +7,7 @@ is run by the shell and the lines up to the next one are its output (``...`` ski
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import os
 import re
@@ -141,3 +142,11 @@ def test_the_pages_verdict_is_the_proved_one(page):
     assert verdict.startswith(
         {True: "**Yes**", False: "**No**"}[check_consistency(rule, prior).consistent]
     )
+
+
+def test_the_benchmark_page_is_what_the_records_say():
+    path = ROOT / "benchmarks" / "make_page.py"
+    spec = importlib.util.spec_from_file_location("make_page", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run: python benchmarks/make_page.py"

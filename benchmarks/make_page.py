@@ -1,0 +1,118 @@
+"""Write docs/benchmarks.md from the records in results/: no number in it is typed by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+INTRO = """# Benchmarks
+
+Every number on this page comes from a record in `results/`, by `python benchmarks/make_page.py`;
+ratios were measured side by side in one run. Run a benchmark again with
+`python benchmarks/NAME.py`.
+"""
+
+
+def record(name):
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def table(header, rows):
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def gain(plain, other):
+    """Mean gain in points with the half-width of its paired 95% t-interval."""
+    values = 100 * (np.array(plain, dtype=float) - np.array(other, dtype=float))
+    values = values[np.isfinite(values)]
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():+.1f} ± {half:.1f}".replace("-", "−")
+
+
+def estimators():
+    found = record("bench_sklearn")
+    parts = [
+        "## scikit-learn estimators",
+        f"Long-tailed samples of scikit-learn's own data, {found['samples']} resamplings: balanced "
+        "error in percent, the gain over plain in points with its paired 95% interval, and "
+        "processor seconds of one fit. `bench_sklearn.py`; the same record holds what the "
+        "treatment of exact zeros in forests was chosen on.",
+    ]
+    for data, by_base in found["methods"].items():
+        sizes = found["protocol"][data]["class sizes"]
+        rows = []
+        for base, methods in by_base.items():
+            plain = methods["plain"]["error"]
+            for method, figures in methods.items():
+                rows.append(
+                    [
+                        base if method == "plain" else "",
+                        method,
+                        f"{100 * np.nanmean(np.array(figures['error'], dtype=float)):.1f}",
+                        "" if method == "plain" else gain(plain, figures["error"]),
+                        f"{np.nanmean(np.array(figures['seconds'], dtype=float)):.3f}",
+                    ]
+                )
+        header = ["classifier", "method", "error", "gain", "seconds"]
+        parts += [f"### {data.capitalize()}, classes of {sizes[0]} down to {sizes[-1]}"]
+        parts += [table(header, rows)]
+    return parts
+
+
+def tuning():
+    found = record("bench_tuning")
+    rows = [
+        [
+            f"{cell['examples']:,} x {cell['classes']:,}",
+            cell["dtype"],
+            cell["class_order"],
+            f"{cell['wall_seconds']['grid']:.2f}",
+            f"{cell['wall_seconds']['curve']:.3f}",
+            f"{cell['times_faster_wall']:.0f}",
+        ]
+        for cell in found["against_the_grid"]
+    ]
+    header = ["logits", "dtype", "class order", "grid, s", "exact curve, s", "times faster"]
+    return [
+        "## Exact tuning of tau",
+        f"`tune_tau`'s whole curve against argmaxes on a grid of 101 taus in the logits' own dtype "
+        f"({found['machine']['device']}). `bench_tuning.py`.",
+        table(header, rows),
+    ]
+
+
+def adjusting():
+    found = record("bench_adjust")
+    rows = [
+        [
+            name,
+            f"{cell['wall_seconds']:.2f}",
+            f"{cell['argmax_wall_seconds']:.2f}",
+            f"{cell['times_one_argmax']:.1f}",
+            f"{cell['peak_rss_anon_mb']:.0f}",
+        ]
+        for name, cell in found["ways"].items()
+    ]
+    header = ["way", "adjust, s", "one argmax, s", "ratio", "memory, MB"]
+    examples, classes = found["shape"]
+    return [
+        "## Adjusting a large file",
+        f"`longtail adjust` on {examples:,} x {classes:,} float32 logits in a memory-mapped file, "
+        f"choice of tau and all results included, writing excluded ({found['machine']['device']}). "
+        "`bench_adjust.py`.",
+        table(header, rows),
+    ]
+
+
+def page():
+    return "\n\n".join([INTRO.rstrip(), *estimators(), *tuning(), *adjusting()]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.relative_to(ROOT)}")
