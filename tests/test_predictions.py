@@ -305,6 +305,8 @@ def test_labels_of_any_form_become_indices(labels, names):
     [
         ([0, 3], None, "x: row 1 has the label '3', which the model does not know; its classes"),
         ([0, -1], None, "row 1 has the label '-1'"),
+        (["0", "3"], None, "row 1 has the label '3', which the model does not know"),
+        (["cat", "3"], ("cat", "dog", "emu"), "row 1 has the label '3', which the model does"),
         (["0", "cat"], None, "labels that are names need the classes' names, with --classes"),
         (["cat", "yak"], ("cat", "dog", "emu"), "'yak', which the model does not know; its cl"),
         (["cat", ""], ("cat", "dog", "emu"), "row 1 has no label; drop the unlabelled"),
