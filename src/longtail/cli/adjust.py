@@ -166,7 +166,7 @@ def _refuse_contradictions(
 def _refuse_early(found: Predictions, out: Path | None, report: Path | None, force: bool) -> None:
     """What would fail after the work is refused before it."""
     from longtail import _checks
-    from longtail.predictions.adjusting import check_output
+    from longtail.predictions.result import check_output
 
     for note in found.notes:
         _console.note(f"longtail: note: {note}")

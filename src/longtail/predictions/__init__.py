@@ -7,7 +7,9 @@ arrays     .npy, .npz, run folders, arrays in memory
 text       .csv
 parquet    .parquet
 passes     what one pass over the blocks can find: intervals of tau, the learnt prior
+estimates  errors before and after, with confidence intervals
 adjusting  the choice of tau and the honest result
+result     what comes out, and writing it
 
     predictions = open_predictions("predictions.npz")
     result = adjust_predictions(predictions, ClassPrior.from_counts(counts))
@@ -25,7 +27,6 @@ from typing import Any
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.predictions import labels as _labels
-from longtail.predictions.adjusting import AdjustResult as AdjustResult
 from longtail.predictions.adjusting import adjust_predictions as adjust_predictions
 from longtail.predictions.arrays import array_names, from_npy, from_npz
 from longtail.predictions.arrays import from_arrays as from_arrays
@@ -35,6 +36,7 @@ from longtail.predictions.base import Predictions as Predictions
 from longtail.predictions.estimates import Change as Change
 from longtail.predictions.estimates import Estimate as Estimate
 from longtail.predictions.passes import tau_intervals as tau_intervals
+from longtail.predictions.result import AdjustResult as AdjustResult
 
 __all__ = [
     "AdjustResult",

@@ -9,7 +9,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
-from longtail.predictions.adjusting import Written
+from longtail.predictions.result import Written
 from longtail.report.tables import Table, percent, signed
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
