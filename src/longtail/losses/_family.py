@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.losses import _kernel
 from longtail.losses._tensors import MarginTensors
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -84,7 +85,17 @@ def family_loss(
     _check_margin(margin, logits, num_classes, caller=caller)
     soft = _check_target(target, logits, dim, ignore_index=ignore_index, caller=caller)
     check_weight(weight, num_classes, caller=caller)
-    _choose_impl(impl, caller=caller)
+    obstacle = _kernel.obstacle(logits, margin, soft=soft, dropped=dropped is not None)
+    if _choose_impl(impl, logits, obstacle, caller=caller) == "triton":
+        return _kernel.kernel_loss(
+            logits,
+            target,
+            margin,
+            weight=weight,
+            ignore_index=ignore_index,
+            label_smoothing=epsilon,
+            reduction=reduction,
+        )
     # Half-precision logits are computed with in float32, as torch's own kernels do inside.
     work = torch.promote_types(logits.dtype, torch.float32)
     margin = margin.cast(work)
@@ -333,14 +344,18 @@ def _along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
     return vector.reshape(-1, *([1] * (logits.ndim - dim - 1)))
 
 
-def _choose_impl(impl: str, *, caller: str) -> Literal["torch"]:
+def _choose_impl(
+    impl: str, logits: Tensor, obstacle: str | None, *, caller: str
+) -> Literal["torch", "triton"]:
     """Which implementation serves this call; an explicit choice is kept or refused."""
     _checks.choice(impl, IMPLS, caller, name="impl")
-    if impl == "triton":
+    if impl == "triton" and obstacle is not None:
         raise InputError(
-            f"{caller}: `impl` is 'triton', but no Triton kernel can serve this call; "
+            f"{caller}: `impl` is 'triton', but no Triton kernel can serve this call: {obstacle} "
             f"pass impl='auto' to take the kernel only where there is one, or impl='torch'."
         )
+    if impl == "triton" or (impl == "auto" and obstacle is None and _kernel.worthwhile(logits)):
+        return "triton"
     return "torch"
 
 

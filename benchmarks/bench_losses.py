@@ -1,0 +1,479 @@
+"""The logit-adjusted loss and its gradient on a GPU: our kernels against other ways.
+
+    python benchmarks/bench_losses.py --record results/bench_losses.json   # measure, ~3 min
+    python benchmarks/bench_losses.py --show results/bench_losses.json     # print the tables
+    ... --show results/bench_losses.json --draw results/bench_losses.svg   # and draw
+    ... --show results/bench_losses.json --into docs/kernels.md            # and put into the page
+
+Logits are bfloat16; a step is forward and backward. The floor is what no implementation can do
+without: logits read once and gradient written once, at the speed of a copy between buffers of that
+size in the same run. Device time is that of graph replays over as many sets of buffers as exceed
+the cache (a step that waits for the device can't be captured: events around it instead). Wall time
+is that of one eager step, synchronised. Errors are against float64 on the same logits.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import platform
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import longtail
+from longtail.kernels.cross_entropy import margin_cross_entropy
+from longtail.kernels.linear_cross_entropy import linear_cross_entropy
+from longtail.losses._family import family_loss
+from longtail.losses._tensors import MarginTensors
+
+# Benchmark: rows and classes.
+SHAPES = {
+    "ImageNet-LT, small batch": (256, 1000),
+    "ImageNet-LT": (4096, 1000),
+    "LVIS": (8192, 1204),
+    "iNaturalist 2018, small batch": (512, 8142),
+    "iNaturalist 2018": (4096, 8142),
+    "100,000 classes": (4096, 100_000),
+}
+LINEAR = {"131,072 classes": (1024, 131_072), "2,800,000 classes": (512, 2_800_000)}
+DIMENSION = 768
+OURS = "longtail"
+
+
+def eager(logits, target, b):
+    return F.cross_entropy(logits + b, target)
+
+
+def plain(logits, target, b):
+    return F.cross_entropy(logits, target)
+
+
+def ours(logits, target, b):
+    return margin_cross_entropy(logits, target, offset=b, positive=_negative(b))
+
+
+@functools.cache
+def _negative(b):
+    """−b, which a loss holds ready beside b."""
+    return -b
+
+
+@functools.cache
+def _ones(b):
+    return torch.ones_like(b)
+
+
+def reference(logits, target, b):
+    margin = MarginTensors(_ones(b), _negative(b), b)
+    return family_loss(logits, target, margin, caller="bench", impl="torch")
+
+
+def peers(n, classes, compile_from):
+    """Name: function of (logits, target, offset); a string says why a peer is absent."""
+    torch._dynamo.reset()
+    found = {
+        OURS: ours,
+        "torch.compile": torch.compile(eager, dynamic=False)
+        if n * classes >= compile_from
+        else "not measured",
+        "torch eager": eager,
+        "F.cross_entropy, no offset": plain,
+        "longtail, impl='torch'": reference,
+    }
+    try:
+        liger = importlib.import_module("liger_kernel.ops.cross_entropy")
+        call = liger.LigerCrossEntropyFunction.apply
+        found["Liger, no offset, in place"] = lambda f, y, b: call(f, y, None)[0]
+    except Exception as error:
+        found["Liger, no offset, in place"] = f"absent: {error}"
+    found["Quack"] = "absent: needs nvidia-cutlass-dsl, which is not on the machine"
+    return found
+
+
+def linear_peers():
+    found = {
+        OURS: lambda x, w, y, b: linear_cross_entropy(x, w, y, offset=b, positive=_negative(b)),
+        "logits, then longtail": lambda x, w, y, b: ours(x @ w.t(), y, b),
+        "logits, then torch eager": lambda x, w, y, b: eager(x @ w.t(), y, b),
+        "logits, then torch.compile": torch.compile(
+            lambda x, w, y, b: eager(x @ w.t(), y, b), dynamic=False
+        ),
+    }
+    own = getattr(F, "linear_cross_entropy", None)
+    found["F.linear_cross_entropy, no offset"] = (
+        f"absent: not in torch {torch.__version__}"
+        if own is None
+        else lambda x, w, y, b: own(x, w, y)
+    )
+    try:
+        liger = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
+        call = liger.LigerFusedLinearCrossEntropyFunction.apply
+        found["Liger, no offset"] = lambda x, w, y, b: call(x, w, y)[0]
+    except Exception as error:
+        found["Liger, no offset"] = f"absent: {error}"
+    return found
+
+
+def spread(values):
+    """Median, 20th and 80th percentile."""
+    ordered = sorted(values)
+    at = [ordered[min(int(q * len(ordered)), len(ordered) - 1)] for q in (0.5, 0.2, 0.8)]
+    return [round(v, 3) for v in at]
+
+
+def device_times(calls, *, capture=True, repeats=20):
+    """Microseconds per call, under graph replay if the calls can be captured."""
+    calls = list(calls) * max(1, 8 // len(calls))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:3]:
+            call()
+    torch.cuda.synchronize()
+    if capture:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        run = graph.replay
+    else:
+
+        def run():
+            for call in calls:
+                call()
+
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * begin.elapsed_time(end) / len(calls))
+    return times
+
+
+def wall_times(call, repeats=30):
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(1e6 * (time.perf_counter() - begin))
+    return times
+
+
+def waits(call):
+    """How often a step waits for the device."""
+    call()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        call()
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(w.message) for w in caught)
+
+
+def launches(calls):
+    """Kernels (and copies and fills) of one step of each call, from one profile.
+
+    A kernel of a kind that none of them launches marks where the next one begins.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for call in calls:
+            torch.cuda._sleep(1000)
+            call()
+            torch.cuda.synchronize()
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    counts = []
+    for event in sorted(events, key=lambda e: e.time_range.start):
+        if "spin_kernel" in event.name:
+            counts.append(0)
+        elif counts:
+            counts[-1] += 1
+    return counts
+
+
+def peak(call):
+    """Bytes that a step needs at most beyond what is there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    del result
+    return torch.cuda.max_memory_allocated() - before
+
+
+def relative(found, exact):
+    return float(f"{((found.double() - exact).norm() / exact.norm()).item():.3e}")
+
+
+def measure_logits(name, n, classes, *, quick, compile_from):
+    torch.manual_seed(0)
+    size = n * classes * 2
+    sets = max(1, min(64, int(4e8 // (2 * size))))
+    logits = [
+        (3 * torch.randn(n, classes, device="cuda")).bfloat16().requires_grad_()
+        for _ in range(sets)
+    ]
+    targets = [torch.randint(classes, (n,), device="cuda") for _ in range(sets)]
+    b = torch.randn(classes, device="cuda")
+    spare = [torch.empty_like(f) for f in logits]
+
+    pairs = zip(logits, spare, strict=True)
+    floor = device_times([lambda f=f, to=to: to.copy_(f.detach()) for f, to in pairs])
+    del spare
+    row = {"rows": n, "classes": classes, "sets": sets, "floor_us": spread(floor), "peers": {}}
+    row["copy_TB_per_s"] = round(2 * size / spread(floor)[0] / 1e6, 3)
+    exact, steps = {}, {}
+    for key, call in peers(n, classes, compile_from).items():
+        if isinstance(call, str) or (quick and key not in (OURS, "F.cross_entropy, no offset")):
+            row["peers"][key] = call if isinstance(call, str) else "not measured"
+            continue
+        row["peers"][key] = measure_peer(key, call, logits, targets, b, row, exact, quick=quick)
+        steps[key] = lambda call=call: torch.autograd.grad(
+            call(logits[0], targets[0], b), logits[0]
+        )
+        print(f"{name:32} {key:28} {json.dumps(row['peers'][key])}", flush=True)
+    for key, number in zip(steps, launches(steps.values()), strict=True):
+        row["peers"][key]["launches"] = number
+    return row
+
+
+def measure_peer(key, call, logits, targets, b, row, exact, *, quick):
+    def step(i=0):
+        return torch.autograd.grad(call(logits[i], targets[i], b), logits[i])[0]
+
+    # Some peers write the gradient over the logits, which are put back at the end.
+    kept = logits[0].detach().clone()
+    with_offset = "no offset" not in key
+    if with_offset not in exact:
+        f = kept.double().requires_grad_()
+        loss = F.cross_entropy(f + b.double() if with_offset else f, targets[0])
+        exact[with_offset] = loss.detach(), torch.autograd.grad(loss, f)[0]
+        del f, loss
+    loss = call(logits[0], targets[0], b)
+    (grad,) = torch.autograd.grad(loss, logits[0])
+    record = {
+        "loss_error": relative(loss.detach(), exact[with_offset][0]),
+        "gradient_error": relative(grad, exact[with_offset][1]),
+    }
+    del loss, grad  # a graph that lives on this stream can't be captured on another
+    record["synchronisations"] = waits(step)
+    record["graph"] = record["synchronisations"] == 0  # what waits can't be captured
+    steps = [lambda i=i: step(i) for i in range(len(logits))]
+    record["device_us"] = spread(device_times(steps, capture=record["graph"]))
+    record["share_of_floor"] = round(row["floor_us"][0] / record["device_us"][0], 3)
+    record["wall_us"] = spread(wall_times(step, 10 if quick else 20))
+    record["peak_MB"] = round(peak(step) / 1e6, 1)
+    with torch.no_grad():
+        logits[0].copy_(kept)
+    return record
+
+
+def measure_linear(name, n, classes, *, quick):
+    torch.manual_seed(0)
+    x = torch.randn(n, DIMENSION, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    w = (torch.randn(classes, DIMENSION, device="cuda") / DIMENSION**0.5).bfloat16()
+    w.requires_grad_()
+    y = torch.randint(classes, (n,), device="cuda")
+    b = torch.randn(classes, device="cuda")
+    row = {"rows": n, "classes": classes, "dimension": DIMENSION, "peers": {}}
+    rows = slice(0, 64)
+    with torch.no_grad():
+        exact = F.cross_entropy(x[rows].double() @ w.double().t() + b.double(), y[rows])
+    for key, call in linear_peers().items():
+        if isinstance(call, str) or (quick and not key.startswith((OURS, "logits, then long"))):
+            row["peers"][key] = call if isinstance(call, str) else "not measured"
+            continue
+
+        def step(call=call):
+            return torch.autograd.grad(call(x, w, y, b), (x, w))
+
+        try:
+            grads = 2 * (x.numel() + w.numel())
+            step()
+            record = {"peak_MB_beyond_gradients": round((peak(step) - grads) / 1e6, 1)}
+            record["device_us"] = spread(wall_events(step, 5 if quick else 15))
+            record["synchronisations"] = waits(step)
+            if "no offset" not in key:
+                with torch.no_grad():
+                    loss = call(x[rows], w, y[rows], b)
+                record["loss_error"] = relative(loss, exact)
+        except torch.OutOfMemoryError:
+            record = "out of memory"
+            torch.cuda.empty_cache()
+        row["peers"][key] = record
+        print(f"{name:32} {key:28} {json.dumps(record)}", flush=True)
+    return row
+
+
+def wall_events(call, repeats):
+    """Microseconds on the device between events around a step, which is long enough for that."""
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * begin.elapsed_time(end))
+    return times
+
+
+def measure(path, *, quick, compile_from):
+    import triton
+
+    record = {
+        "device": torch.cuda.get_device_name(),
+        "type": "bfloat16",
+        "times": "median, 20th and 80th percentile",
+        "quick": quick,
+        "versions": {
+            "longtail": longtail.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "cuda": torch.version.cuda,
+        },
+        "logits": {},
+        "linear": {},
+    }
+    for name, (n, classes) in SHAPES.items():
+        record["logits"][name] = measure_logits(
+            name, n, classes, quick=quick, compile_from=compile_from
+        )
+        path.write_text(json.dumps(record, indent=1) + "\n")
+    for name, (n, classes) in LINEAR.items():
+        record["linear"][name] = measure_linear(name, n, classes, quick=quick)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def tables(record):
+    """The record as two tables in Markdown."""
+    lines = [
+        f"{record['device']}, torch {record['versions']['torch']}, Triton "
+        f"{record['versions']['triton']}; forward and backward, bfloat16 logits.",
+        "",
+        "| rows × classes | floor | | device time | of floor | eager wall | memory | launches |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in record["logits"].values():
+        shape, floor = f"{row['rows']} × {row['classes']:,}", f"{row['floor_us'][0]:.1f} µs"
+        for key, peer in row["peers"].items():
+            if isinstance(peer, str):
+                continue
+            lines.append(
+                f"| {shape} | {floor} | {key} | {peer['device_us'][0]:.1f} µs"
+                f"{'' if peer['graph'] else ' (no graph)'} | {100 * peer['share_of_floor']:.0f}% | "
+                f"{peer['wall_us'][0]:.0f} µs | {peer['peak_MB']:.0f} MB | {peer['launches']} |"
+            )
+            shape = floor = ""
+    lines += [
+        "",
+        f"From features of dimension {DIMENSION}, with the gradients of features and weights:",
+        "",
+        "| rows × classes | | device time | memory beyond the gradients |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in record["linear"].values():
+        shape = f"{row['rows']} × {row['classes']:,}"
+        for key, peer in row["peers"].items():
+            if isinstance(peer, str):
+                continue
+            lines.append(
+                f"| {shape} | {key} | {peer['device_us'][0] / 1000:.2f} ms | "
+                f"{peer['peak_MB_beyond_gradients']:,.0f} MB |"
+            )
+            shape = ""
+    absent = {
+        f"{key}: {peer.removeprefix('absent: ')}"
+        for part in ("logits", "linear")
+        for row in record[part].values()
+        for key, peer in row["peers"].items()
+        if isinstance(peer, str) and peer.startswith("absent")
+    }
+    if absent:
+        lines += ["", "Absent: " + "; ".join(sorted(absent)) + "."]
+    return "\n".join(lines)
+
+
+def draw(record, path):
+    """Share of the floor by shape and implementation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "longtail"
+    import matplotlib.pyplot as plt
+
+    shapes = [f"{row['rows']} × {row['classes']:,}" for row in record["logits"].values()]
+    names = list(next(iter(record["logits"].values()))["peers"])
+    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    drawn = 0
+    for name in names:
+        peers = [row["peers"][name] for row in record["logits"].values()]
+        if all(isinstance(peer, str) for peer in peers):
+            continue
+        shares = [0 if isinstance(peer, str) else 100 * peer["share_of_floor"] for peer in peers]
+        places = [i + 0.16 * (drawn - 2) for i in range(len(shapes))]
+        axes.bar(places, shares, width=0.15, label=name)
+        drawn += 1
+    axes.set_xticks(range(len(shapes)), shapes)
+    axes.set_ylabel("% of the copy's speed")
+    axes.axhline(100, color="grey", linewidth=0.8)
+    axes.set_title(f"Loss and gradient on one {record['device']}, bfloat16", fontsize=10)
+    axes.legend(fontsize=8, ncols=3, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def put_into(page, text):
+    """Put the tables between the page's marks."""
+    start, end = "<!-- bench_losses -->\n", "<!-- end -->"
+    before, rest = page.read_text().split(start)
+    page.write_text(before + start + text + "\n" + end + rest.split(end, 1)[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", type=Path, help="measure, and write this file")
+    parser.add_argument("--show", type=Path, help="print the tables of a record")
+    parser.add_argument("--draw", type=Path, help="with --show: draw the record into this file")
+    parser.add_argument("--into", type=Path, help="with --show: put the tables into this page")
+    parser.add_argument("--quick", action="store_true", help="a trial run: few peers, few repeats")
+    parser.add_argument(
+        "--compile-from",
+        type=int,
+        default=0,
+        help="measure torch.compile from this many logits on; it takes seconds for each shape",
+    )
+    options = parser.parse_args()
+    if options.record is not None:
+        record = measure(options.record, quick=options.quick, compile_from=options.compile_from)
+        print(tables(record))
+    elif options.show is not None:
+        record = json.loads(options.show.read_text())
+        print(tables(record))
+        if options.draw is not None:
+            draw(record, options.draw)
+        if options.into is not None:
+            put_into(options.into, tables(record))
+    else:
+        parser.error("say --record FILE or --show FILE")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Optional Triton kernels for the additive losses; `longtail.losses` stays the reference.
+
+    cross_entropy         logits, target, margins -> loss, at the cost of the memory traffic
+    linear_cross_entropy  features, weights, target -> loss, without the whole logits
+
+Nothing here imports Triton before a kernel is launched, and nothing elsewhere needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+# Installed or not does not change while a program runs; looked up once, since every call asks.
+_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, on the CPU, as the tests have it."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("0", "")
+
+
+def available(device: torch.device | str = "cuda") -> bool:
+    """Whether the kernels can run on `device`: a CUDA GPU with Triton installed.
+
+    Examples:
+        >>> available("meta")
+        False
+    """
+    kind = torch.device(device).type
+    if not _INSTALLED:
+        return False
+    return kind == "cpu" if interpreted() else kind == "cuda" and torch.version.hip is None

@@ -1,0 +1,493 @@
+"""Features and classifier weights in, loss out, without the whole logits: chunks of rows.
+
+Each chunk's logits live in one buffer, are turned into their own gradient there by the kernel of
+`cross_entropy`, and are multiplied into the gradients of features and weights before the next
+chunk takes their place. Where the kernel can't run, torch does the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.kernels import _launch, cross_entropy
+from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
+
+CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
+
+
+def linear_cross_entropy(
+    features: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    offset: Tensor | None = None,
+    positive: Tensor | None = None,
+    alpha: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    scale: float = 1.0,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    chunk_bytes: int | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """`margin_cross_entropy` of features @ weight.T + bias, in chunks of rows.
+
+    Bias and offset are added in float32, inside the loss. Gradients of the weights that come from
+    several chunks are added in float32. With `reduction="none"` the logits are computed once more
+    in the backward pass.
+
+    Args:
+        features: shape (N, D).
+        weight: shape (C, D), in the type of the features.
+        target: shape (N,), integers.
+        bias: shape (C,).
+        offset, positive, alpha, scale, ignore_index, label_smoothing, reduction: as in
+            `margin_cross_entropy`.
+        class_weight: w there.
+        chunk_bytes: how much memory the logits of a chunk may take; by default 256 MiB, or as
+            much as the weights if these are larger.
+        impl: "triton" for the kernel, "torch" for torch operations, or "auto".
+
+    Returns:
+        The loss, a scalar or shape (N,), in the features' type; in float32 under autocast.
+
+    Examples:
+        >>> features, weight = torch.ones(2, 4), torch.zeros(3, 4)
+        >>> linear_cross_entropy(features, weight, torch.tensor([0, 2]))  # log 3
+        tensor(1.0986)
+    """
+    caller = "linear_cross_entropy"
+    _checks.choice(reduction, cross_entropy.REDUCTIONS, caller, name="reduction")
+    tables = _check(
+        features, weight, target, bias, Tables(offset, positive, alpha, class_weight), caller=caller
+    )
+    options = Options(
+        scale=_checks.positive(scale, caller, name="scale"),
+        ignore_index=ignore_index,
+        label_smoothing=_checks.fraction(label_smoothing, caller, name="label_smoothing"),
+        reduction=cross_entropy.REDUCTIONS.index(reduction),
+    )
+    kernel = _choose(impl, features, caller=caller)
+    if chunk_bytes is None:
+        chunk_bytes = max(CHUNK_BYTES, weight.numel() * weight.element_size())
+    rows = max(1, int(chunk_bytes) // max(weight.shape[0] * features.element_size(), 1))
+    out = cross_entropy.loss_dtype(features)
+    args = (features, weight, bias, target.contiguous().long(), *tables, *options, rows, kernel)
+    if features.dtype == torch.float16 and reduction != "none":
+        # The gradient of a float16 mean underflows unless the loss scale is in it from the start.
+        losses = _Recomputed.apply(*_Call(*args)._replace(reduction=NONE))  # type: ignore[no-untyped-call]
+        return (losses.sum() / _denominator(_Call(*args)).sum()).to(out)  # type: ignore[no-any-return]
+    if torch.compiler.is_compiling():
+        if reduction == "none" or not kernel:  # chunks of these are for eager mode
+            return _whole(_Call(*args)).to(out)
+        needs = [t is not None and t.requires_grad for t in (features, weight, bias)]
+        return torch.ops.longtail.linear_cross_entropy(*args, needs)[0].to(out)  # type: ignore[no-any-return]
+    function = _Recomputed if reduction == "none" else _Accumulated
+    return function.apply(*args).to(out)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _check(
+    features: Any, weight: Any, target: Any, bias: Any, tables: Tables, *, caller: str
+) -> Tables:
+    for name, tensor in (("features", features), ("weight", weight)):
+        if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
+            came = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InputError(
+                f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got {came}."
+            )
+    if features.shape[1] != weight.shape[1] or features.dtype != weight.dtype:
+        raise InputError(
+            f"{caller}: `features` and `weight` must agree in their last dimension and type; "
+            f"they have {tuple(features.shape)}, {features.dtype} and {tuple(weight.shape)}, "
+            f"{weight.dtype}."
+        )
+    if not isinstance(target, Tensor) or target.shape != features.shape[:1]:
+        came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+        raise InputError(
+            f"{caller}: `target` must be a tensor of shape ({features.shape[0]},), one label per "
+            f"row of the features; got {came}."
+        )
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise InputError(
+            f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
+        )
+    per_class = {
+        "bias": bias,
+        "offset": tables.offset,
+        "positive": tables.positive,
+        "alpha": tables.alpha,
+        "class_weight": tables.weight,
+    }
+    for name, tensor in {"weight": weight, "target": target, **per_class}.items():
+        if tensor is None:
+            continue
+        if tensor.device != features.device:
+            raise InputError(
+                f"{caller}: `{name}` is on {tensor.device} but the features are on "
+                f"{features.device}."
+            )
+        if name in per_class and tuple(tensor.shape) != (weight.shape[0],):
+            raise InputError(
+                f"{caller}: `{name}` must have one value per class, shape ({weight.shape[0]},); "
+                f"its shape is {tuple(tensor.shape)}."
+            )
+    return Tables(*(None if t is None else t.detach().float().contiguous() for t in tables))
+
+
+def _choose(impl: str, features: Tensor, *, caller: str) -> bool:
+    """Whether the kernel serves; an explicit choice is kept or refused."""
+    _checks.choice(impl, ("auto", "torch", "triton"), caller, name="impl")
+    reason = cross_entropy.unavailable(features)
+    if impl == "triton" and reason is not None:
+        raise InputError(f"{caller}: `impl` is 'triton', but {reason} pass impl='auto'.")
+    return impl == "triton" or (impl == "auto" and reason is None and features.is_cuda)
+
+
+class _Call(NamedTuple):
+    """The arguments of one call, unpacked from what autograd needs as a flat list."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    offset: Tensor | None
+    positive: Tensor | None
+    alpha: Tensor | None
+    class_weight: Tensor | None
+    scale: float
+    ignore_index: int
+    label_smoothing: float
+    reduction: int
+    rows: int
+    kernel: bool
+
+    @property
+    def options(self) -> Options:
+        return Options(self.scale, self.ignore_index, self.label_smoothing, self.reduction)
+
+    def tables(self) -> Tables:
+        """The loss's tables with the bias in them: u = s·(f + bias + b), t = s·(f + bias − a)."""
+        offset, positive = self.offset, self.positive
+        if self.bias is not None:
+            bias = self.bias.detach().float()
+            offset = bias if offset is None else offset + bias
+            positive = -bias if positive is None else positive - bias
+        tables = (offset, positive, self.alpha, self.class_weight)
+        return Tables(*(None if table is None else table.unsqueeze(0) for table in tables))
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of the features and their logits without bias, in one buffer that is used again."""
+        n, classes = self.features.shape[0], self.weight.shape[0]
+        # Rows on 16 bytes: no fringe to handle whatever the number of classes.
+        step = 16 // self.features.element_size() if self.kernel else 1
+        width = -(-classes // step) * step
+        buffer = self.features.new_empty((min(self.rows, n), width))
+        for start in range(0, n, self.rows):
+            rows = slice(start, min(start + self.rows, n))
+            logits = buffer[: rows.stop - start, :classes]
+            torch.mm(self.features[rows], self.weight.t(), out=logits)
+            yield rows, logits
+
+
+class _Sums:
+    """The gradients of features, weights and bias as chunk after chunk adds to them."""
+
+    def __init__(self, call: _Call, needs: tuple[bool, bool, bool]) -> None:
+        self.call = call
+        self.needs = needs
+        self.single = call.features.shape[0] <= call.rows
+        self.features = torch.empty_like(call.features) if needs[0] else None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def add(self, rows: slice, grad: Tensor) -> None:
+        """Add what the gradient of a chunk's logits contributes."""
+        if self.features is not None:
+            torch.mm(grad, self.call.weight, out=self.features[rows])
+        if self.needs[1]:
+            self.weight = self._add_weight(grad.t(), self.call.features[rows])
+        if self.needs[2]:
+            total = grad.sum(0, dtype=torch.float32)
+            self.bias = total if self.bias is None else self.bias.add_(total)
+
+    def _add_weight(self, grad: Tensor, features: Tensor) -> Tensor:
+        if self.single:
+            return grad @ features
+        if self.weight is None:
+            shape = self.call.weight.shape
+            self.weight = torch.zeros(shape, dtype=torch.float32, device=grad.device)
+        if grad.dtype == torch.float32:
+            return self.weight.addmm_(grad, features)
+        if grad.is_cuda:  # half-precision factors, float32 sum
+            return torch.addmm(
+                self.weight, grad, features, out_dtype=torch.float32, out=self.weight
+            )
+        return self.weight.add_(grad @ features)
+
+    def result(self) -> list[Tensor | None]:
+        """In the types of the parameters; None where not needed."""
+        call = self.call
+        weight = None if self.weight is None else self.weight.to(call.weight.dtype)
+        if self.bias is not None and call.bias is not None:
+            self.bias = self.bias.to(call.bias.dtype)
+        return [self.features, weight, self.bias]
+
+
+def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, list[Tensor | None]]:
+    """Reduced loss in float32 and gradients of (features, weight, bias), chunk by chunk."""
+    tables, options = call.tables(), call.options
+    sums = _Sums(call, needs)
+    total = torch.zeros((), dtype=torch.float32, device=call.features.device)
+    totals = _denominator(call)
+    for rows, logits in call.chunks():
+        target = call.target[rows]
+        if not call.kernel:
+            losses, grad = _torch_chunk(logits, target, tables, options, want=any(needs))
+            total += losses.sum() / totals.sum()
+            if grad is not None:
+                sums.add(rows, (grad / totals.sum()).to(logits.dtype))
+        elif any(needs):
+            work = logits.unsqueeze(0)
+            total += cross_entropy.loss_and_gradient(
+                work, target.unsqueeze(0), tables, options, work, totals=totals
+            ).squeeze(0)
+            sums.add(rows, logits)
+        else:
+            total += _loss_of(logits, target, tables, options, totals).squeeze(0)
+    if call.features.shape[0] == 0:
+        total = total / totals.sum()
+    return total, sums.result()
+
+
+def _denominator(call: _Call) -> Tensor:
+    """What the mean divides by, over all chunks, shape (1, 1); 1 for a sum."""
+    if call.reduction != MEAN:
+        return torch.ones((1, 1), dtype=torch.float32, device=call.target.device)
+    counted = call.target != call.ignore_index
+    if call.class_weight is None:
+        return counted.sum(dtype=torch.float32).reshape(1, 1)
+    index = call.target.clamp(0, call.weight.shape[0] - 1)
+    return (call.class_weight[index] * counted).sum().reshape(1, 1)
+
+
+def _whole(call: _Call) -> Tensor:
+    """The loss from all logits at once, in torch operations."""
+    logits = call.features @ call.weight.t()
+    if call.bias is not None:
+        logits = logits + call.bias
+    tables = Tables(*(None if t is None else t.unsqueeze(0) for t in call[4:8]))
+    f = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = torch_losses(f, call.target, tables, call.options)
+    return losses if call.reduction == NONE else losses.sum() / _denominator(call).sum()
+
+
+def _loss_of(
+    logits: Tensor, target: Tensor, tables: Tables, options: Options, totals: Tensor
+) -> Tensor:
+    """A chunk's part of the reduced loss, without a gradient."""
+    work, labels = logits.unsqueeze(0), target.unsqueeze(0)
+    if options.label_smoothing > 0:
+        losses = torch.empty(labels.shape, dtype=torch.float32, device=logits.device)
+        _launch.launch_smooth(FORWARD, work, labels, tables, options, losses=losses)
+        return losses.sum(1) / totals.sum()
+    loss = torch.empty(1, dtype=torch.float32, device=logits.device)
+    stats = torch.empty((1, 3, logits.shape[0]), dtype=torch.float32, device=logits.device)
+    _launch.launch(FORWARD, work, labels, tables, options, stats=stats, loss=loss, totals=totals)
+    return loss
+
+
+def _torch_chunk(
+    logits: Tensor, target: Tensor, tables: Tables, options: Options, *, want: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Losses of a chunk and the gradient of their sum, in torch operations."""
+    with torch.enable_grad():
+        f = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        f.requires_grad_(want)
+        losses = torch_losses(f, target, tables, options)
+        grad = torch.autograd.grad(losses.sum(), f)[0] if want else None
+    return losses.detach(), grad
+
+
+def torch_losses(f: Tensor, target: Tensor, tables: Tables, options: Options) -> Tensor:
+    """The losses of rows as the kernel defines them; slow, for machines without it.
+
+    Args:
+        f: logits in float32 or float64, shape (N, C).
+        target: shape (N,).
+        tables: (1, C) each.
+        options: the reduction plays no part.
+    """
+    classes = f.shape[1]
+    u, t = options.scale * f, options.scale * f
+    if tables.offset is not None:
+        u = options.scale * (f + tables.offset)
+    if tables.positive is not None:
+        t = options.scale * (f - tables.positive)
+    a = torch.ones(1, classes, dtype=f.dtype, device=f.device)
+    for table in (tables.alpha, tables.weight):
+        a = a if table is None else a * table
+    ignored = target == options.ignore_index
+    index = target.masked_fill(ignored, 0).unsqueeze(1)
+    never = torch.finfo(u.dtype).min / 4
+    if options.label_smoothing == 0:
+        rest = u.scatter(1, index, never).logsumexp(1, keepdim=True)
+        losses = a.expand_as(f).gather(1, index) * F.softplus(
+            rest - t.gather(1, index), threshold=40
+        )
+    else:
+        # log(e^R − e^{u_c}) is safe for all but the largest; that one has its own sum.
+        total, top = u.logsumexp(1, keepdim=True), u.argmax(1, keepdim=True)
+        share = (u - total).exp().scatter(1, top, 0.0).clamp_max(0.75)
+        others = u.scatter(1, top, never).logsumexp(1, keepdim=True)
+        rest = (total + torch.log1p(-share)).scatter(1, top, others)
+        every = a * F.softplus(rest - t, threshold=40)
+        epsilon = options.label_smoothing
+        losses = (1 - epsilon) * every.gather(1, index)
+        losses = losses + epsilon / classes * every.sum(1, keepdim=True)
+    return losses.squeeze(1).masked_fill(ignored, 0.0)
+
+
+class _Accumulated(torch.autograd.Function):
+    """Reduced loss; the gradients are there after the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        call = _Call(*args)
+        loss, grads = _accumulate(call, tuple(ctx.needs_input_grad[:3]))
+        ctx.save_for_backward(*(grad for grad in grads if grad is not None))
+        ctx.there = [grad is not None for grad in grads]
+        ctx.kernel = call.kernel
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            _no_second()
+        once = ctx.kernel and not cross_entropy.keeps_graph()
+        saved = iter(ctx.saved_tensors)
+        found = [
+            cross_entropy.times(next(saved), grads[0], once=once) if there else None
+            for there in ctx.there
+        ]
+        return (*found, *(None,) * (len(_Call._fields) - 3))
+
+
+class _Recomputed(torch.autograd.Function):
+    """A loss per row; the backward pass computes the logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        call = _Call(*args)
+        tables, options = call.tables(), call.options
+        n = call.features.shape[0]
+        losses = torch.empty(n, dtype=torch.float32, device=call.features.device)
+        stats = torch.empty((1, 3, n), dtype=torch.float32, device=call.features.device)
+        for rows, logits in call.chunks():
+            target = call.target[rows]
+            if not call.kernel:
+                losses[rows] = _torch_chunk(logits, target, tables, options, want=False)[0]
+                continue
+            work, labels, out = logits.unsqueeze(0), target.unsqueeze(0), losses[rows].unsqueeze(0)
+            if options.label_smoothing > 0:
+                _launch.launch_smooth(FORWARD, work, labels, tables, options, losses=out)
+            else:
+                part = torch.empty((1, 3, len(target)), dtype=torch.float32, device=losses.device)
+                _launch.launch(FORWARD, work, labels, tables, options, stats=part, loss=out)
+                stats[:, :, rows] = part
+        ctx.save_for_backward(stats, *(arg for arg in args if isinstance(arg, Tensor)))
+        ctx.args = [None if isinstance(arg, Tensor) else (arg,) for arg in args]
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            _no_second()
+        stats, *tensors = ctx.saved_tensors
+        left: Any = iter(tensors)
+        call = _Call(*(next(left) if arg is None else arg[0] for arg in ctx.args))
+        tables, options = call.tables(), call.options
+        sums = _Sums(call, tuple(ctx.needs_input_grad[:3]))
+        upstream = grads[0].float().contiguous()
+        for rows, logits in call.chunks():
+            target, up = call.target[rows], upstream[rows]
+            if not call.kernel:
+                _, grad = _torch_chunk(logits, target, tables, options, want=True)
+                assert grad is not None
+                sums.add(rows, (grad * up.unsqueeze(1)).to(logits.dtype))
+                continue
+            work = logits.unsqueeze(0)
+            given: dict[str, Any] = {"grad": work, "upstream": up.unsqueeze(0)}
+            if options.label_smoothing > 0:
+                _launch.launch_smooth(BACKWARD, work, target.unsqueeze(0), tables, options, **given)
+            else:
+                part = stats[:, :, rows].contiguous()
+                _launch.launch(
+                    BACKWARD, work, target.unsqueeze(0), tables, options, stats=part, **given
+                )
+            sums.add(rows, logits)
+        return (*sums.result(), *(None,) * (len(_Call._fields) - 3))
+
+
+def _no_second() -> None:
+    raise RuntimeError(
+        "linear_cross_entropy has no second derivative; compute the logits, and their loss with "
+        "impl='torch', where the gradient is to be differentiated (create_graph=True)."
+    )
+
+
+@torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=())
+def _operator(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    offset: Tensor | None,
+    positive: Tensor | None,
+    alpha: Tensor | None,
+    class_weight: Tensor | None,
+    scale: float,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: int,
+    rows: int,
+    kernel: bool,
+    needs: list[bool],
+) -> list[Tensor]:
+    """Reduced loss and the gradients that are needed, for `torch.compile`."""
+    call = _Call(
+        features, weight, bias, target, offset, positive, alpha, class_weight,
+        scale, ignore_index, label_smoothing, reduction, rows, kernel,
+    )  # fmt: skip
+    loss, grads = _accumulate(call, (needs[0], needs[1], needs[2]))
+    return [loss, *(grad for grad in grads if grad is not None)]
+
+
+@_operator.register_fake
+def _(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> list[Tensor]:
+    of = itertools.compress((features, weight, bias), rest[-1])
+    loss = features.new_empty((), dtype=torch.float32)
+    return [loss, *(torch.empty_like(t, memory_format=torch.contiguous_format) for t in of)]  # type: ignore[arg-type]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.needs = inputs[-1]
+    ctx.save_for_backward(*output[1:])
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    saved = iter(ctx.saved_tensors)
+    found = [(next(saved) * grads[0]) if need else None for need in ctx.needs]
+    return (*found, *(None,) * (len(_Call._fields) - 3 + 1))
+
+
+_operator.register_autograd(_differentiate, setup_context=_remember)

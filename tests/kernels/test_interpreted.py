@@ -1,0 +1,65 @@
+"""The kernels' battery in Triton's interpreter, in processes of their own.
+
+The interpreter is chosen when Triton is imported, so the rest of the suite must not share it.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("triton") is None, reason="Triton is not installed: pip install triton"
+    ),
+]
+BATTERY = Path(__file__).with_name("kernel_battery.py")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "float64 and not linear",
+        "linear or training",
+        "tiles or vmap or compiles or operators",
+        "not (float64 or linear or training or tiles or vmap or compiles or operators)",
+    ],
+)
+def test_battery(part):
+    command = [sys.executable, "-m", "pytest", str(BATTERY), "-q", "-x", "-k", part]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_losses_choose_the_kernel_only_where_asked():
+    code = """
+import torch
+from longtail import ClassPrior, losses, margins
+prior = ClassPrior.from_counts([90, 9, 1])
+f, y = torch.randn(4, 3, 5), torch.randint(3, (4, 5))
+for reduction in ("mean", "none"):
+    for name in ("logit_adjusted", "ldam", "balanced"):
+        margin = getattr(margins, name)(prior)
+        found = losses.pairwise_margin_loss(f, y, margin, impl="triton", reduction=reduction)
+        expected = losses.pairwise_margin_loss(f, y, margin, impl="torch", reduction=reduction)
+        torch.testing.assert_close(found, expected)
+one = losses.logit_adjusted_loss(f[0, :, 0], y[0, 0], prior, impl="triton")
+torch.testing.assert_close(one, losses.logit_adjusted_loss(f[0, :, 0], y[0, 0], prior))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
