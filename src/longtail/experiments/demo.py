@@ -1,7 +1,8 @@
 """The first run: five losses on long-tailed digits, five seeds, and what adjusting does.
 
 The recipe was settled by hand, in a few trials that also looked at test errors, and is the same
-for every method: compare the methods, but don't take the level for a benchmark. Taus come from a second softmax run per seed with a fifth of each class held out.
+for every method: compare the methods, but don't take the level for a benchmark. Taus come from
+a second softmax run per seed with a fifth of each class held out.
 """
 
 from __future__ import annotations
