@@ -24,7 +24,6 @@ from longtail.report.blocks import (
     Pair,
     Plot,
     Section,
-    Slider,
     Tile,
     render,
 )
@@ -185,15 +184,7 @@ def _tau(result: AdjustResult) -> Section:
                 tau_charts.tau_curves(_curve(result), start=slider.start),
                 "Of the judged examples; upright: where the slider stands.",
             ),
-            Slider(
-                tau_charts.slider_values(slider),
-                Plot(tau_charts.slider_groups(slider), "By group. Outline: τ = 0, no adjustment."),
-                Plot(
-                    tau_charts.slider_classes(slider),
-                    f"By {'groups of classes' if slider.axis.binned else 'class'}, most frequent "
-                    "first. Outline: τ = 0, no adjustment.",
-                ),
-            ),
+            tau_charts.slider_block(slider),
         ],
     )
 

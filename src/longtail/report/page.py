@@ -27,7 +27,6 @@ from longtail.report.blocks import (
     Pair,
     Plot,
     Section,
-    Slider,
     Tile,
     render,
 )
@@ -324,15 +323,7 @@ def _tau(comparison: Comparison) -> Section | None:
                 "Lines: mean over seeds; shaded: range over seeds; dashed: trained losses, which "
                 "have no slider; upright: where the slider stands.",
             ),
-            Slider(
-                tau_charts.slider_values(slider),
-                Plot(tau_charts.slider_groups(slider), "By group. Outline: τ = 0, no adjustment."),
-                Plot(
-                    tau_charts.slider_classes(slider),
-                    f"By {'groups of classes' if slider.axis.binned else 'class'}, most frequent "
-                    "first. Outline: τ = 0, no adjustment.",
-                ),
-            ),
+            tau_charts.slider_block(slider),
         ],
     )
 

@@ -19,6 +19,7 @@ from longtail.report._plotly import (
     upright,
     y_percent,
 )
+from longtail.report.blocks import Plot, Slider
 from longtail.report.sections import (
     ClassAxis,
     SliderMethod,
@@ -219,6 +220,19 @@ def _bars(
 def _says(groups: tuple[str, ...], values: FloatArray) -> str:
     parts = [f"{name} {value:.1f}%" for name, value in zip(groups, values[1:], strict=True)]
     return f"Balanced error {values[0]:.1f}%: {', '.join(parts)}."
+
+
+def slider_block(section: TauSlider) -> Slider:
+    """The slider with its two charts, as every page shows it."""
+    bars = "groups of classes" if section.axis.binned else "class"
+    return Slider(
+        slider_values(section),
+        Plot(slider_groups(section), "By group. Outline: τ = 0, no adjustment."),
+        Plot(
+            slider_classes(section),
+            f"By {bars}, most frequent first. Outline: τ = 0, no adjustment.",
+        ),
+    )
 
 
 def slider_values(section: TauSlider) -> dict[str, Any]:
