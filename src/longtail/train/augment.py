@@ -1,0 +1,219 @@
+"""Random crops, flips and normalisation of whole batches, on any device.
+
+What is drawn (`plan_crop_flip`) and how it is applied (`crop_flip`, `gather_crop_flip`) are kept
+apart: the draw happens on the CPU, so that a run sees the same crops on every device, and the
+rest is one gather that needs no random numbers, waits for nothing and can be captured in a CUDA
+graph. An epoch may be made at once or batch by batch. When to augment is the recipe's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from longtail import _checks
+from longtail._checks import InputError
+
+
+def plan_crop_flip(
+    count: int, *, padding: int, flip: bool, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw where each image is cropped and whether it is mirrored.
+
+        dy, dx ~ uniform on 0 .. 2 padding,   flip ~ uniform on {0, 1}
+
+    Flips don't depend on the padding: two plans from equal generators mirror the same images.
+
+    Args:
+        count: of images.
+        padding: pixels added on each side before the crop; 0 leaves images in place.
+        flip: whether half of the images are mirrored.
+        generator: on the CPU.
+
+    Returns:
+        dy, dx and flip, int64 on the CPU, each of shape (count,).
+
+    Examples:
+        >>> dy, dx, flip = plan_crop_flip(
+        ...     1000, padding=4, flip=True, generator=torch.Generator().manual_seed(0)
+        ... )
+        >>> int(dy.min()), int(dx.max()), int(flip.max())
+        (0, 8, 1)
+    """
+    caller = "plan_crop_flip"
+    count = _checks.whole(count, caller, name="count", at_least=0)
+    padding = _checks.whole(padding, caller, name="padding", at_least=0)
+    shape = (count,)
+    mirrored = torch.randint(0, 2, shape, generator=generator)
+    dy = torch.randint(0, 2 * padding + 1, shape, generator=generator)
+    dx = torch.randint(0, 2 * padding + 1, shape, generator=generator)
+    return dy, dx, mirrored if flip else torch.zeros_like(mirrored)
+
+
+def crop_flip(
+    pixels: Tensor,
+    dy: Tensor,
+    dx: Tensor,
+    flip: Tensor,
+    *,
+    padding: int,
+    fill: float | Tensor = 0.0,
+) -> Tensor:
+    """Pad each image, crop it at (dy, dx) to its own size again, and mirror it where told.
+
+    Args:
+        pixels: shape (batch, channels, height, width), any dtype and memory format.
+        dy: first row of the crop in the padded image, shape (batch,), 0 .. 2 padding.
+        dx: first column, likewise.
+        flip: other than 0: mirror left and right, after the crop; shape (batch,).
+        padding: pixels added on each side.
+        fill: what the padding holds: one number, or a tensor of shape (channels,) on the
+            device of `pixels`. 0 on raw pixels is black; see `Recipe.border` for normalised ones.
+
+    Returns:
+        New pixels, of the same shape and dtype, in channels-last memory format.
+
+    Examples:
+        >>> image = torch.tensor([[1, 2], [3, 4]]).view(1, 1, 2, 2)
+        >>> at = torch.tensor([1])
+        >>> crop_flip(image, at, 2 * at, 0 * at, padding=1).view(2, 2)
+        tensor([[2, 0],
+                [4, 0]])
+        >>> crop_flip(image, at, 2 * at, at, padding=1).view(2, 2)
+        tensor([[0, 2],
+                [0, 4]])
+    """
+    _check_images(pixels, caller="crop_flip", name="pixels")
+    index = torch.arange(len(pixels), device=pixels.device)
+    return gather_crop_flip(pixels, index, dy, dx, flip, padding=padding, fill=fill)
+
+
+def gather_crop_flip(
+    images: Tensor,
+    index: Tensor,
+    dy: Tensor,
+    dx: Tensor,
+    flip: Tensor,
+    *,
+    padding: int,
+    fill: float | Tensor = 0.0,
+) -> Tensor:
+    """Take a batch from a resident set of images and crop and flip it, in the same gather.
+
+        out[n, c, i, j] = padded[index[n], c, dy[n] + i, dx[n] + (width - 1 - j if flip[n] else j)]
+
+    Nothing here depends on the data's values, so no host waits for a device.
+
+    Args:
+        images: the whole set, shape (examples, channels, height, width).
+        index: which examples, shape (batch,), on the device of `images` like the three below.
+        dy: as in `crop_flip`, shape (batch,).
+        dx: as in `crop_flip`, shape (batch,).
+        flip: as in `crop_flip`, shape (batch,).
+        padding: as in `crop_flip`.
+        fill: as in `crop_flip`.
+
+    Returns:
+        Shape (batch, channels, height, width), dtype of `images`, channels-last.
+
+    Examples:
+        >>> images = torch.arange(8).view(2, 1, 2, 2)
+        >>> zero = torch.zeros(1, dtype=torch.int64)
+        >>> gather_crop_flip(images, zero + 1, zero, zero + 1, zero, padding=1).view(2, 2)
+        tensor([[0, 0],
+                [4, 5]])
+    """
+    caller = "gather_crop_flip"
+    _check_images(images, caller=caller, name="images")
+    padding = _checks.whole(padding, caller, name="padding", at_least=0)
+    for name, part in (("dy", dy), ("dx", dx), ("flip", flip)):
+        if part.shape != index.shape or index.ndim != 1:
+            raise InputError(
+                f"{caller}: `{name}` must have one value per image of the batch; its shape is "
+                f"{tuple(part.shape)} and that of `index` is {tuple(index.shape)}."
+            )
+    height, width = images.shape[2:]
+    column = torch.arange(width, device=images.device)
+    y = (dy - padding)[:, None] + torch.arange(height, device=images.device)
+    x = (dx - padding)[:, None] + torch.where(flip[:, None] != 0, width - 1 - column, column)
+    out = images[
+        index[:, None, None],
+        :,
+        y.clamp(0, height - 1)[:, :, None],
+        x.clamp(0, width - 1)[:, None, :],
+    ]
+    # Indexing puts the channels last, which is the memory format that convolutions like best.
+    out = out.movedim(3, 1)
+    if padding == 0:
+        return out
+    outside = (((y < 0) | (y >= height))[:, :, None] | ((x < 0) | (x >= width))[:, None, :])[
+        :, None
+    ]
+    return _filled(out, outside, fill, caller=caller)
+
+
+def _filled(out: Tensor, outside: Tensor, fill: float | Tensor, *, caller: str) -> Tensor:
+    if not isinstance(fill, Tensor):
+        number = _checks.tau(fill, caller, name="fill")
+        if not out.is_floating_point() and not number.is_integer():
+            raise InputError(
+                f"{caller}: `fill` must be a whole number, since the pixels are {out.dtype}; "
+                f"got {number:g}. Normalise the images first to pad with any colour."
+            )
+        return out.masked_fill_(outside, number if out.is_floating_point() else int(number))
+    if fill.shape != (out.shape[1],):
+        raise InputError(
+            f"{caller}: `fill` must be a number or one per channel, {out.shape[1]}; "
+            f"its shape is {tuple(fill.shape)}."
+        )
+    return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
+
+
+def normalize(
+    pixels: Tensor,
+    *,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    pixel_range: float,
+) -> Tensor:
+    """Pixels as float32: (pixels / pixel_range − mean) / std, channel by channel.
+
+    Args:
+        pixels: shape (batch, channels, height, width), as they came.
+        mean: one number per channel, or one for all. A tensor on the device of `pixels` needs
+            no copy from the host, which the capture of a CUDA graph would refuse.
+        std: likewise.
+        pixel_range: the largest value that a pixel can have, such as 255.
+
+    Returns:
+        Shape and memory format of `pixels`.
+
+    Examples:
+        >>> white = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
+        >>> normalize(white, mean=[0.5], std=[0.25], pixel_range=255).item()
+        2.0
+    """
+    caller = "normalize"
+    _check_images(pixels, caller=caller, name="pixels")
+    scaled = pixels.float() / _checks.positive(pixel_range, caller, name="pixel_range")
+    channels = pixels.shape[1]
+    parts = []
+    for name, values in (("mean", mean), ("std", std)):
+        part = torch.as_tensor(values, dtype=torch.float32, device=pixels.device)
+        if part.shape not in ((1,), (channels,)):
+            raise InputError(
+                f"{caller}: `{name}` must have one value, or one per channel; the pixels have "
+                f"{channels} channel(s), and its shape is {tuple(part.shape)}."
+            )
+        parts.append(part.view(1, -1, 1, 1))
+    return (scaled - parts[0]) / parts[1]
+
+
+def _check_images(pixels: Tensor, *, caller: str, name: str) -> None:
+    if pixels.ndim != 4:
+        raise InputError(
+            f"{caller}: `{name}` must have shape (images, channels, height, width); "
+            f"its shape is {tuple(pixels.shape)}."
+        )
