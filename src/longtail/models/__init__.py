@@ -1,45 +1,135 @@
-"""Networks, by name; each ends in a layer called `fc`, whose norms and bias runs record."""
+"""Networks, by name; each ends in a layer called `fc`, whose norms and bias runs record.
+
+For every one of them ``model(images) == model.fc(model.features(images))``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from longtail import _checks
-from longtail._checks import FloatArray
+from longtail._checks import FloatArray, InputError
+from longtail.models.heads import HEADS, HeadFactory, effective_weight_and_bias, head_factory
+from longtail.models.resnet import CIFAR_DESIGNS, IMAGENET_DESIGNS, Design, ResNet
 from longtail.models.small import SmallConvNet
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"small-conv": SmallConvNet}
+__all__ = ["HEADS", "MODELS", "Entry", "build", "head_norms_and_bias"]
+
+ImageShape = tuple[int, int, int]
 
 
-def build(name: str, *, num_classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+@dataclass(frozen=True)
+class Entry:
+    """A network of `MODELS` and the images it takes.
+
+    Attributes:
+        make: builds it from an image shape and a head's factory.
+        smallest: the least height and width; below it the last maps would be mere padding.
+        channels: how many the images must have, or None for any number.
+    """
+
+    make: Callable[[ImageShape, HeadFactory], nn.Module]
+    smallest: int
+    channels: int | None = None
+
+
+def _small_conv(image_shape: ImageShape, head: HeadFactory) -> nn.Module:
+    return SmallConvNet(image_shape=image_shape, head=head)
+
+
+def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
+    return lambda image_shape, head: ResNet(design, channels=image_shape[0], head=head)
+
+
+MODELS: dict[str, Entry] = {
+    "small-conv": Entry(_small_conv, smallest=2),
+    **{name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()},
+    **{
+        name: Entry(_resnet(design), smallest=32, channels=3)
+        for name, design in IMAGENET_DESIGNS.items()
+    },
+}
+
+
+def build(
+    name: str,
+    *,
+    num_classes: int,
+    image_shape: tuple[int, int, int],
+    head: str = "linear",
+    head_scale: float = 1.0,
+) -> nn.Module:
     """A freshly initialised network; the caller seeds torch's generator.
 
     Args:
         name: a key of `MODELS`.
         num_classes: width of the last layer.
         image_shape: (channels, height, width) of the input.
+        head: `linear`; `cosine`, head_scale · w·x / (‖w‖ ‖x‖); or `unit-norm`, w·x / ‖w‖.
+        head_scale: of the cosine head; the others have none.
 
     Examples:
         >>> model = build("small-conv", num_classes=10, image_shape=(1, 8, 8))
         >>> sum(p.numel() for p in model.parameters())
         38282
+        >>> build("resnet20", num_classes=7, image_shape=(3, 32, 32), head="unit-norm").fc
+        UnitNormHead(in_features=64, num_classes=7)
     """
-    _checks.choice(name, list(MODELS), "models.build", name="name")
-    return MODELS[name](num_classes=num_classes, image_shape=image_shape)
+    caller = "models.build"
+    entry = MODELS[_checks.choice(name, list(MODELS), caller, name="name")]
+    factory = head_factory(head, num_classes=num_classes, scale=head_scale, caller=caller)
+    return entry.make(_image_shape(image_shape, name, entry, caller), factory)
+
+
+def _image_shape(value: tuple[int, int, int], name: str, entry: Entry, caller: str) -> ImageShape:
+    """The shape, if the named network takes such images."""
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise InputError(
+            f"{caller}: `image_shape` must be (channels, height, width); got {value!r}."
+        )
+    channels, height, width = (_checks.whole(v, caller, name="image_shape") for v in value)
+    if entry.channels is not None and channels != entry.channels:
+        hint = "; is the shape in the order (height, width, channels)?" if width == 3 else ""
+        raise InputError(
+            f"{caller}: {name!r} takes images with {entry.channels} channels, but `image_shape` "
+            f"is {(channels, height, width)}{hint or '; repeat a grey image three times'}."
+        )
+    if min(height, width) < entry.smallest:
+        fitting = [other for other, e in MODELS.items() if e.smallest <= min(height, width)]
+        hint = f"choose {_checks.listing(fitting)}, or enlarge" if fitting else "enlarge"
+        raise InputError(
+            f"{caller}: {name!r} takes images of at least {entry.smallest} x {entry.smallest} "
+            f"pixels, but `image_shape` is {(channels, height, width)}; {hint} the images."
+        )
+    return channels, height, width
 
 
 def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
     """‖w_y‖₂ and the bias of the last layer, which weight normalization needs.
 
+    w_y is what multiplies the features: of length 1 in a unit-norm head, and of length `scale`
+    in a cosine head, which multiplies their direction.
+
     Returns:
         Two arrays of shape (num_classes,), float64; the bias is zero where there is none.
+
+    Examples:
+        >>> model = build("small-conv", num_classes=2, image_shape=(1, 8, 8), head="unit-norm")
+        >>> [values.round(6).tolist() for values in head_norms_and_bias(model)]
+        [[1.0, 1.0], [0.0, 0.0]]
     """
-    head = model.fc
-    if not isinstance(head, nn.Linear):
-        raise TypeError(f"the last layer is {type(head).__name__}, not a linear one")
-    weight: Tensor = head.weight.detach().double().cpu()
-    bias = np.zeros(len(weight)) if head.bias is None else head.bias.detach().double().cpu().numpy()
-    return weight.norm(dim=1).numpy(), bias
+    head = getattr(model, "fc", None)
+    if not isinstance(head, nn.Module):
+        raise InputError(
+            f"head_norms_and_bias: `model` must call its last layer `fc`; "
+            f"{type(model).__name__} has no such layer."
+        )
+    weight, bias = effective_weight_and_bias(head)
+    norms = weight.detach().double().norm(dim=1).cpu().numpy()
+    if bias is None:
+        return norms, np.zeros(len(norms))
+    return norms, bias.detach().double().cpu().numpy()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from longtail.models.heads import HeadFactory
+
 
 class SmallConvNet(nn.Module):
-    """Two 3 x 3 convolutions, one pooling, one hidden layer, one linear head.
+    """Two 3 x 3 convolutions, one pooling, one hidden layer, one head.
 
     Args:
-        num_classes: width of the head.
-        image_shape: (channels, height, width); height and width must be even.
+        image_shape: (channels, height, width); the pooling leaves out an odd last row or column.
+        head: makes the last layer, given the width of the features.
     """
 
-    def __init__(self, *, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, *, image_shape: tuple[int, int, int], head: HeadFactory) -> None:
         super().__init__()
         channels, height, width = image_shape
         self.features = nn.Sequential(
@@ -26,7 +28,7 @@ class SmallConvNet(nn.Module):
             nn.Linear(32 * (height // 2) * (width // 2), 64),
             nn.ReLU(),
         )
-        self.fc = nn.Linear(64, num_classes)
+        self.fc = head(64)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, num_classes)."""

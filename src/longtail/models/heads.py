@@ -1,0 +1,143 @@
+"""The last layer, by name: what turns features into logits. Every network calls it `fc`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail import _checks
+from longtail._checks import InputError
+
+# A network knows how wide its features are; everything else about its head is decided outside.
+HeadFactory = Callable[[int], nn.Module]
+
+HEADS = ("linear", "cosine", "unit-norm")
+
+
+class _UnitRowsHead(nn.Module):
+    """A weight whose rows count by their direction only, and no bias.
+
+    The length of a row leaves the logits as they are, yet not their gradient, so all rows start
+    at length 1, in directions that are uniform on the sphere.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, in_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_classes, in_features))
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight.copy_(F.normalize(self.weight, dim=1))
+
+    def effective_weight(self) -> Tensor:
+        """The rows that multiply the features, shape (num_classes, in_features)."""
+        return F.normalize(self.weight, dim=1)
+
+    def extra_repr(self) -> str:
+        """The widths, for printing."""
+        num_classes, in_features = self.weight.shape
+        return f"in_features={in_features}, num_classes={num_classes}"
+
+
+class UnitNormHead(_UnitRowsHead):
+    """Classification weights kept at unit length: ``f_y = w_y·x / ‖w_y‖``.
+
+    The paper (section 3) names this as enforcing ‖w_y‖₂ = 1 during training. Its scorer
+    w_y·Φ(x) has no bias of its own, so neither has this.
+
+    Args:
+        in_features: width of the features.
+        num_classes: number of logits.
+
+    Examples:
+        >>> head = UnitNormHead(2, 1)
+        >>> head.load_state_dict({"weight": torch.tensor([[3.0, 4.0]])})
+        <All keys matched successfully>
+        >>> round(head(torch.tensor([[10.0, 0.0]])).item(), 4)
+        6.0
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return F.linear(features, self.effective_weight())
+
+
+class CosineHead(_UnitRowsHead):
+    """Scaled cosines of features and weights: ``f_y = scale · w_y·x / (‖w_y‖ ‖x‖)``.
+
+    The `ldam` loss multiplies logits and margins by its own scale, so with it this one stays 1.
+
+    Args:
+        in_features: width of the features.
+        num_classes: number of logits.
+        scale: the largest logit there can be.
+
+    Examples:
+        >>> head = CosineHead(2, 1, scale=30.0)
+        >>> head.load_state_dict({"weight": torch.tensor([[3.0, 4.0]])})
+        <All keys matched successfully>
+        >>> round(head(torch.tensor([[10.0, 0.0]])).item(), 4)
+        18.0
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, scale: float = 1.0) -> None:
+        super().__init__(in_features, num_classes)
+        self.scale = scale
+
+    def effective_weight(self) -> Tensor:
+        """The rows that multiply the features' direction, shape (num_classes, in_features)."""
+        return self.scale * super().effective_weight()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return F.linear(F.normalize(features, dim=1), self.effective_weight())
+
+    def extra_repr(self) -> str:
+        """The widths and the scale, for printing."""
+        return f"{super().extra_repr()}, scale={self.scale:g}"
+
+
+def head_factory(
+    head: str, *, num_classes: int, scale: float = 1.0, caller: str = "head_factory"
+) -> HeadFactory:
+    """What makes a head of the named kind once the width of the features is known.
+
+    Args:
+        head: one of `HEADS`.
+        num_classes: number of logits.
+        scale: of the cosines; the other heads have none, so there it stays 1.
+        caller: whom errors name.
+
+    Examples:
+        >>> head_factory("cosine", num_classes=10, scale=30.0)(64)
+        CosineHead(in_features=64, num_classes=10, scale=30)
+    """
+    _checks.choice(head, HEADS, caller, name="head")
+    num_classes = _checks.whole(num_classes, caller, name="num_classes", at_least=2)
+    scale = _checks.positive(scale, caller, name="head_scale")
+    if head == "cosine":
+        return lambda in_features: CosineHead(in_features, num_classes, scale=scale)
+    if scale != 1.0:
+        raise InputError(
+            f"{caller}: `head_scale` belongs to the cosine head; the {head} head has none, but "
+            f"{scale:g} came; leave it out, or pass head='cosine'."
+        )
+    if head == "unit-norm":
+        return lambda in_features: UnitNormHead(in_features, num_classes)
+    return lambda in_features: nn.Linear(in_features, num_classes)
+
+
+def effective_weight_and_bias(head: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """What a head multiplies the features by, shape (num_classes, in_features), and its bias."""
+    if isinstance(head, _UnitRowsHead):
+        return head.effective_weight(), None
+    if isinstance(head, nn.Linear):
+        return head.weight, head.bias
+    raise InputError(
+        f"head_norms_and_bias: the last layer, `fc`, must be an nn.Linear, a CosineHead or a "
+        f"UnitNormHead, whose rows have norms; it is a {type(head).__name__}."
+    )

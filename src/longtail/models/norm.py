@@ -1,0 +1,72 @@
+"""Batch norm, residual and ReLU in one call: the only road to them for every network here.
+
+The layers stay ordinary `nn.BatchNorm2d`, so state dicts do too; how the three steps are
+computed is `longtail.kernels.norm_act`'s business.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from longtail._checks import InputError
+from longtail.kernels import norm_act as kernel
+
+
+def norm_act(
+    bn: nn.BatchNorm2d, x: Tensor, *, residual: Tensor | None = None, relu: bool = True
+) -> Tensor:
+    """Normalise, add, rectify: ``relu(gamma * (x - mean) / sqrt(var + eps) + beta + residual)``.
+
+    In training the mean and the variance are the batch's, and the running ones move towards
+    them; otherwise they are the running ones. Counting the batches is `count_batches`'s part.
+
+    Args:
+        bn: the layer with gamma, beta and the running statistics.
+        x: shape (batch, channels, height, width).
+        residual: what to add, of the same shape, or nothing.
+        relu: whether to rectify.
+
+    Returns:
+        A tensor like `x`.
+
+    Examples:
+        >>> x = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1)
+        >>> y = norm_act(nn.BatchNorm2d(1), x, residual=2 * x)
+        >>> [round(value, 3) for value in y.flatten().tolist()]
+        [0.0, 3.0]
+    """
+    if bn.momentum is None:
+        raise InputError(
+            "norm_act: `bn` must have a momentum; with momentum=None the running statistics "
+            "depend on the number of batches, which the device would have to be asked for."
+        )
+    return kernel.norm_act(
+        x,
+        bn.weight,
+        bn.bias,
+        bn.running_mean,
+        bn.running_var,
+        residual=residual,
+        relu=relu,
+        training=bn.training,
+        momentum=bn.momentum,
+        eps=bn.eps,
+    )
+
+
+def count_batches(model: nn.Module) -> None:
+    """Add one to `num_batches_tracked` of every batch norm in training mode.
+
+    `nn.BatchNorm2d` does this itself, one kernel for each layer; here one launch serves them
+    all, which a small network's step notices.
+    """
+    counters = [
+        layer.num_batches_tracked
+        for layer in model.modules()
+        if isinstance(layer, nn.BatchNorm2d)
+        and layer.training
+        and layer.num_batches_tracked is not None
+    ]
+    if counters:
+        torch._foreach_add_(counters, 1)

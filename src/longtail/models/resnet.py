@@ -1,0 +1,342 @@
+"""The residual networks, all of them: one class, and a table of designs at the end of the file.
+
+    stem -> stages of blocks -> (final norm) -> mean over positions -> fc
+
+A block computes ``relu(branch(x) + shortcut(x))``. Parameter names are torchvision's
+throughout (`conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0`, `fc`), so its weights
+load into `resnet18`, `resnet50` and `resnet152`. Heads and batch norm live next door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longtail.models.heads import HeadFactory
+from longtail.models.norm import count_batches, norm_act
+
+
+def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """A 1 x 1 convolution without bias: the batch norm that follows has one."""
+    return nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """A 3 x 3 convolution without bias, padded by 1 on each side."""
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+class EndPaddedConv(nn.Conv2d):
+    """A 3 x 3 convolution with stride 2 that pads an even side only at its end.
+
+    This is TensorFlow's padding "same": the output has ceil(size / 2) positions, centred on
+    pixels 1, 3, 5, ... where padding by 1 on each side would centre them on 0, 2, 4, ...
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, stride=2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, outputs, ceil(height / 2), ceil(width / 2))."""
+        height, width = x.shape[-2:]
+        return super().forward(F.pad(x, (width % 2, 1, height % 2, 1)))
+
+
+def conv3x3_same(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """A 3 x 3 convolution without bias, padded as TensorFlow does it."""
+    return EndPaddedConv(inputs, outputs) if stride == 2 else conv3x3(inputs, outputs)
+
+
+class PadShortcut(nn.Module):
+    """Option A: every second pixel, and zeros for the new channels; no parameters.
+
+    The zeros go half before the old channels and half after them. In channels_last memory the
+    subsampling is a view and the padding one copy, with no change of layout.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.before = (outputs - inputs) // 2
+        self.after = outputs - inputs - self.before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+        subsampled = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(subsampled, (0, 0, 0, 0, self.before, self.after))
+
+
+class ProjectionShortcut(nn.Sequential):
+    """A 1 x 1 convolution with its batch norm, under torchvision's names `0` and `1`."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+        return norm_act(cast(nn.BatchNorm2d, self[1]), self[0](x), relu=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions: ``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``.
+
+    Args:
+        inputs: channels that come in.
+        width: channels of both convolutions.
+        outputs: channels that go out; equal to `width`.
+        stride: of the first convolution.
+        shortcut: the shortcut's module, identity or not.
+        conv: makes the 3 x 3 convolution that may have a stride.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        outputs: int,
+        stride: int,
+        *,
+        shortcut: nn.Module,
+        conv: Callable[[int, int, int], nn.Conv2d],
+    ) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, width, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv3x3(width, outputs)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+        y = norm_act(self.bn1, self.conv1(x))
+        return norm_act(self.bn2, self.conv2(y), residual=self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, each with batch norm, plus the shortcut.
+
+    Args:
+        inputs: channels that come in.
+        width: channels of the first two convolutions.
+        outputs: channels of the third.
+        stride: of the 3 x 3 convolution ("v1.5").
+        shortcut: the shortcut's module, identity or not.
+        conv: makes the 3 x 3 convolution.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        outputs: int,
+        stride: int,
+        *,
+        shortcut: nn.Module,
+        conv: Callable[[int, int, int], nn.Conv2d],
+    ) -> None:
+        super().__init__()
+        self.conv1 = conv1x1(inputs, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = conv1x1(width, outputs)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+        y = norm_act(self.bn1, self.conv1(x))
+        y = norm_act(self.bn2, self.conv2(y))
+        return norm_act(self.bn3, self.conv3(y), residual=self.downsample(x))
+
+
+def init_he(model: nn.Module) -> None:
+    """N(0, 2 / fan_in) for convolutions and a linear head's weight; its bias as torch has it."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight)
+
+
+def init_he_fan_out(model: nn.Module) -> None:
+    """N(0, 2 / fan_out) for convolutions; a linear head as torch has it."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+
+
+# Standard deviation of N(0, 1) cut off at -2 and 2: dividing by it keeps the variance asked for.
+TRUNCATED_STD = 0.8796256610342398
+
+
+def init_keras(model: nn.Module) -> None:
+    """Variance 2 / fan_in, cut off at two deviations; a linear head N(0, 0.01²) with bias 0."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            std = (2.0 / layer.weight[0].numel()) ** 0.5 / TRUNCATED_STD
+            nn.init.trunc_normal_(layer.weight, std=std, a=-2.0 * std, b=2.0 * std)
+        elif isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01)
+            nn.init.zeros_(layer.bias)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What tells one residual network from another.
+
+    Attributes:
+        block: `BasicBlock` or `Bottleneck`.
+        depths: blocks in each stage; every stage after the first halves the maps.
+        widths: of the blocks in each stage.
+        init: sets the initial weights.
+        expansion: channels that leave a block, as a multiple of its width.
+        stem: kernel, stride and padding of the first convolution.
+        stem_width: its channels.
+        stem_pool: whether a 3 x 3 max pool with stride 2 follows it.
+        shortcut: where a block changes the shape, `pad` is option A and `projection` a
+            convolution; `stage-projection` has that in the first block of every stage, even
+            where the shape stays.
+        conv: makes the 3 x 3 convolutions that may have a stride.
+        final_norm: whether a batch norm follows the last block.
+    """
+
+    block: type[BasicBlock] | type[Bottleneck]
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    init: Callable[[nn.Module], None]
+    expansion: int = 1
+    stem: tuple[int, int, int] = (3, 1, 1)
+    stem_width: int = 16
+    stem_pool: bool = False
+    shortcut: Literal["pad", "projection", "stage-projection"] = "pad"
+    conv: Callable[[int, int, int], nn.Conv2d] = conv3x3
+    final_norm: bool = False
+
+    def make_shortcut(self, inputs: int, outputs: int, stride: int, *, first: bool) -> nn.Module:
+        """The shortcut of one block; `first` says that it opens a stage."""
+        if self.shortcut == "stage-projection" and first:
+            return ProjectionShortcut(inputs, outputs, stride)
+        if stride == 1 and inputs == outputs:
+            return nn.Identity()
+        kind = PadShortcut if self.shortcut == "pad" else ProjectionShortcut
+        return kind(inputs, outputs, stride)
+
+
+class ResNet(nn.Module):
+    """A residual network after a design; ``model(x) = model.fc(model.features(x))``.
+
+    Args:
+        design: a value of `DESIGNS`, or one's own.
+        channels: of the images.
+        head: makes the last layer, given the width of the features.
+
+    Examples:
+        >>> from longtail.models.heads import head_factory
+        >>> head = head_factory("linear", num_classes=10)
+        >>> model = ResNet(DESIGNS["resnet32"], channels=3, head=head)
+        >>> sum(p.numel() for p in model.parameters())
+        464154
+    """
+
+    def __init__(self, design: Design, *, channels: int, head: HeadFactory) -> None:
+        super().__init__()
+        kernel, stride, padding = design.stem
+        outputs = design.stem_width
+        self.conv1 = nn.Conv2d(
+            channels, outputs, kernel, stride=stride, padding=padding, bias=False
+        )
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if design.stem_pool else nn.Identity()
+        self.stages: list[str] = []
+        for number, (depth, width) in enumerate(zip(design.depths, design.widths, strict=True)):
+            stage = nn.Sequential()
+            for block in range(depth):
+                inputs, outputs = outputs, width * design.expansion
+                stride = 2 if number > 0 and block == 0 else 1
+                shortcut = design.make_shortcut(inputs, outputs, stride, first=block == 0)
+                stage.append(
+                    design.block(
+                        inputs, width, outputs, stride, shortcut=shortcut, conv=design.conv
+                    )
+                )
+            self.stages.append(f"layer{number + 1}")
+            self.add_module(self.stages[-1], stage)
+        self.final_bn = nn.BatchNorm2d(outputs) if design.final_norm else None
+        self.fc = head(outputs)
+        design.init(self)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head sees, shape (batch, features); images as (batch, channels, h, w)."""
+        count_batches(self)
+        x: Tensor = self.maxpool(norm_act(self.bn1, self.conv1(images)))
+        for stage in self.stages:
+            x = self.get_submodule(stage)(x)
+        if self.final_bn is not None:
+            x = norm_act(self.final_bn, x, relu=False)
+        return x.mean(dim=(2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return self.fc(self.features(images))  # type: ignore[no-any-return]
+
+
+def cifar_design(blocks: int) -> Design:
+    """The CIFAR network with 6 · blocks + 2 layers: 464,154 parameters at 32 layers, 10 classes."""
+    return Design(BasicBlock, depths=(blocks,) * 3, widths=(16, 32, 64), init=init_he)
+
+
+# What the paper's authors trained with, as far as it is public. Given: the kinds of convolution,
+# 5 blocks a stage, the widths, projections, a final batch norm, maps of 36 x 36 after the stem,
+# the dense layer's N(0, 0.01²), and 300,762 parameters for 10 classes. The rest follows:
+#   - a 3 x 3 stem yields 36 x 36 from 32 x 32 only if it pads by 3;
+#   - the parameters come out exactly with no expansion, no convolution with a bias, a batch norm
+#     as wide as its convolution after each (so after, not before it), the projections' too, and
+#     a projection in the first stage as well, where the shape stays as it is.
+# Where a count can't tell, this does what the authors' code says: stride on the 3 x 3, padded
+# TensorFlow's way; no ReLU after the final norm; truncated normals.
+RELEASED = Design(
+    Bottleneck,
+    depths=(5, 5, 5),
+    widths=(16, 32, 64),
+    init=init_keras,
+    stem=(3, 1, 3),
+    shortcut="stage-projection",
+    conv=conv3x3_same,
+    final_norm=True,
+)
+
+
+def imagenet_design(
+    block: type[BasicBlock] | type[Bottleneck], *depths: int, expansion: int
+) -> Design:
+    """The ImageNet networks: 7 x 7 stem, max pool, four stages, projections."""
+    return Design(
+        block,
+        depths=depths,
+        widths=(64, 128, 256, 512),
+        init=init_he_fan_out,
+        expansion=expansion,
+        stem=(7, 2, 3),
+        stem_width=64,
+        stem_pool=True,
+        shortcut="projection",
+    )
+
+
+CIFAR_DESIGNS: dict[str, Design] = {
+    "resnet20": cifar_design(3),
+    "resnet32": cifar_design(5),
+    "resnet56": cifar_design(9),
+    "resnet32-released": RELEASED,
+}
+
+IMAGENET_DESIGNS: dict[str, Design] = {
+    "resnet18": imagenet_design(BasicBlock, 2, 2, 2, 2, expansion=1),
+    "resnet50": imagenet_design(Bottleneck, 3, 4, 6, 3, expansion=4),
+    "resnet152": imagenet_design(Bottleneck, 3, 8, 36, 3, expansion=4),
+}
+
+DESIGNS: dict[str, Design] = CIFAR_DESIGNS | IMAGENET_DESIGNS
