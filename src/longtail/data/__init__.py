@@ -4,6 +4,8 @@ registry     `load`: long-tailed data by name
 profiles     how many examples each class gets (exponential, step, natural)
 images       ImageSet and LongTailedData: arrays with their fingerprint
 subsets      which examples: the long-tailed subset, the held-out split
+samplers     which examples an epoch sees: balanced by class and the like
+torch_samplers  the same for torch's DataLoader, also in several processes
 decoding     many encoded images into one array
 cifar        CIFAR-10 and CIFAR-100 from the official archives
 hub_parquet  images from parquet files of the Hugging Face hub
@@ -16,10 +18,12 @@ official     the fingerprints of the official CIFARs and their subsets
 from longtail.data.frozen import freeze, read_frozen
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.registry import DATASETS, load
+from longtail.data.samplers import ClassSampler
 from longtail.data.subsets import held_out_split, long_tailed_indices, make_long_tailed
 
 __all__ = [
     "DATASETS",
+    "ClassSampler",
     "ImageSet",
     "LongTailedData",
     "freeze",

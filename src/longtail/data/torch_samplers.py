@@ -1,0 +1,149 @@
+"""`ClassSampler` for torch's DataLoader, in one process or many; the drawing itself is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import InputError, IntArray
+from longtail.data.samplers import ClassSampler
+
+_checks.require("torch", extra="torch", caller="longtail.data.torch_samplers")
+
+from torch import distributed  # noqa: E402
+from torch.utils.data import DistributedSampler  # noqa: E402
+
+
+class DistributedClassSampler(DistributedSampler[int]):
+    """This process's share of a `ClassSampler`'s epoch; in one process, all of it.
+
+    Every process draws the same epoch from seed and epoch alone, without a word to the others,
+    and takes every `num_replicas`-th index from its `rank` on. So together the processes see
+    exactly the epoch of one process; only what is left when its length is no multiple of
+    `num_replicas` is dropped, or with ``drop_last=False`` filled up from the epoch's start.
+
+    Call `set_epoch` before each epoch, as for torch's own sampler, whose subclass this is:
+    Lightning does so itself and leaves the sampler in place.
+
+    Args:
+        sampler: what to draw.
+        num_replicas: number of processes; by default torch.distributed's, or 1 without it.
+        rank: of this process, likewise.
+        drop_last: whether to drop the up to num_replicas − 1 last indices, or to repeat the
+            epoch's first ones instead.
+
+    Examples:
+        >>> sampler = ClassSampler([0, 0, 0, 1, 1, 1, 1])
+        >>> parts = [DistributedClassSampler(sampler, num_replicas=2, rank=r) for r in (0, 1)]
+        >>> [len(part) for part in parts]
+        [3, 3]
+        >>> [i for pair in zip(*parts) for i in pair] == sampler.indices(0)[:6].tolist()
+        True
+    """
+
+    def __init__(
+        self,
+        sampler: ClassSampler,
+        *,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        drop_last: bool = True,
+    ) -> None:
+        caller = type(self).__name__
+        if not isinstance(sampler, ClassSampler):
+            raise InputError(
+                f"{caller}: `sampler` must be a ClassSampler; got {type(sampler).__name__}. "
+                f"Make one from the labels: ClassSampler(labels, rule='class-balanced')."
+            )
+        running = distributed.is_available() and distributed.is_initialized()
+        if num_replicas is None:
+            num_replicas = distributed.get_world_size() if running else 1
+        if rank is None:
+            rank = distributed.get_rank() if running else 0
+        num_replicas = _checks.whole(num_replicas, caller, name="num_replicas")
+        rank = _checks.whole(rank, caller, name="rank", at_least=0)
+        if rank >= num_replicas:
+            raise InputError(
+                f"{caller}: `rank` must be below `num_replicas`, {num_replicas}; got {rank}."
+            )
+        if drop_last and len(sampler) < num_replicas:
+            raise InputError(
+                f"{caller}: the epoch has {len(sampler)} examples for {num_replicas} processes, "
+                f"so drop_last=True leaves nothing; pass drop_last=False."
+            )
+        # torch's sampler asks its data set only for its length.
+        super().__init__(
+            sampler,  # type: ignore[arg-type]
+            num_replicas=num_replicas,
+            rank=rank,
+            shuffle=False,
+            seed=sampler.seed,
+            drop_last=drop_last,
+        )
+        self.sampler = sampler
+        # Positions in the epoch of all processes together.
+        self._start = 0  # where the next iteration begins
+        self._begun = 0  # where the present one began
+        self._handed_out = 0  # up to where it got
+
+    def __iter__(self) -> Iterator[int]:
+        """This process's indices of the epoch, or what a loaded state has left of it."""
+        self._begun = self._handed_out = self._start
+        self._start = 0
+        mine = self._share(self.sampler.indices(self.epoch), self._begun)
+        for first in range(0, len(mine), 4096):  # so that no epoch stands as a list of ints
+            for index in mine[first : first + 4096].tolist():
+                self._handed_out += self.num_replicas
+                yield index
+
+    def _share(self, epoch: IntArray, start: int) -> IntArray:
+        """Every num_replicas-th index from `start` on, equally many for every process."""
+        rest = epoch[start:]
+        missing = 0 if self.drop_last else -len(rest) % self.num_replicas
+        even = np.concatenate([rest, np.resize(epoch, missing)])
+        return even[: len(even) // self.num_replicas * self.num_replicas][
+            self.rank :: self.num_replicas
+        ]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next; another one than the present begins at its start."""
+        epoch = _checks.whole(epoch, "DistributedClassSampler.set_epoch", name="epoch", at_least=0)
+        if epoch != self.epoch:
+            self._start = self._begun = self._handed_out = 0
+        super().set_epoch(epoch)
+
+    def state_dict(self, *, taken: int | None = None) -> dict[str, Any]:
+        """Where training stands in the epoch, the same on every process.
+
+        Args:
+            taken: how many indices this process has trained on since the iteration began, such
+                as batches × batch size. By default those that were handed out, which with
+                worker processes runs ahead of training by what they have fetched.
+
+        Returns:
+            ``epoch``, ``position`` (in the epoch of all processes together) and
+            ``drawn_from``, the sampler in words.
+        """
+        position = self._handed_out
+        if taken is not None:
+            caller = "DistributedClassSampler.state_dict"
+            taken = _checks.whole(taken, caller, name="taken", at_least=0)
+            position = self._begun + taken * self.num_replicas
+        return {"epoch": self.epoch, "position": position, "drawn_from": repr(self.sampler)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state was taken, with any number of processes.
+
+        The next iteration yields what was left of the epoch, and the ones after it whole epochs;
+        `len` is always that of a whole one.
+        """
+        if state["drawn_from"] != repr(self.sampler):
+            raise InputError(
+                f"DistributedClassSampler.load_state_dict: the state was drawn from "
+                f"{state['drawn_from']}, and this sampler is {self.sampler!r}."
+            )
+        self.epoch = int(state["epoch"])
+        self._start = self._begun = self._handed_out = int(state["position"])

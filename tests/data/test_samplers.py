@@ -1,0 +1,281 @@
+"""What each rule promises of an epoch, and that processes share it without overlap or drift."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import distributed, multiprocessing
+
+from longtail import InputError
+from longtail.data.samplers import RULES, ClassSampler
+from longtail.data.torch_samplers import DistributedClassSampler
+
+COUNTS = np.array([400, 0, 150, 60, 60, 7, 2, 1])
+LABELS = np.random.default_rng(5).permutation(np.repeat(np.arange(len(COUNTS)), COUNTS))
+PRESENT = COUNTS > 0
+
+
+def make(rule="class-balanced", labels=LABELS, **settings):
+    if rule == "progressive":
+        settings.setdefault("epochs", 5)
+    return ClassSampler(labels, rule=rule, **settings)
+
+
+def promised(rule, epoch, counts=COUNTS, epochs=5):
+    """p_y from the equations, one class at a time."""
+    total, present = sum(counts), sum(n > 0 for n in counts)
+    p = []
+    for n in counts:
+        instance, balanced = n / total, (n > 0) / present
+        t = min(epoch / (epochs - 1), 1)
+        p.append(
+            {
+                "instance": instance,
+                "class-balanced": balanced,
+                "under": balanced,
+                "square-root": n**0.5 / sum(m**0.5 for m in counts),
+                "progressive": (1 - t) * instance + t * balanced,
+            }[rule]
+        )
+    return np.array(p)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_each_class_is_drawn_as_often_as_promised_to_the_nearest_example(rule, epoch):
+    sampler = make(rule)
+    drawn = np.bincount(LABELS[sampler.indices(epoch)], minlength=len(COUNTS))
+    p = promised(rule, epoch)
+    np.testing.assert_allclose(sampler.class_weights(epoch), p, atol=1e-15)
+    assert drawn.sum() == len(sampler)
+    assert np.all(np.abs(drawn - p * len(sampler)) < 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_class_frequencies_over_epochs_pass_a_chi_square_test(rule):
+    """The class at one place of the epoch: independent from epoch to epoch, with law p."""
+    sampler = make(rule, epochs=2 if rule == "progressive" else None)
+    place, epochs = 17 % len(sampler), range(1, 1501)
+    found = [LABELS[sampler.indices(epoch)[place]] for epoch in epochs]
+    seen = np.bincount(found, minlength=len(COUNTS))
+    expected = promised(rule, 1, epochs=2) * len(epochs)
+    assert not seen[~PRESENT].any()
+    # Classes expected less than five times go together, as the test's theory wants.
+    order = np.argsort(expected)
+    groups = np.searchsorted(np.cumsum(expected[order]), [5.0])[0]
+    merged = [np.r_[v[order][: groups + 1].sum(), v[order][groups + 1 :]] for v in (seen, expected)]
+    assert stats.chisquare(merged[0], merged[1]).pvalue > 1e-3
+
+
+def test_fewer_draws_than_classes_choose_every_pair_of_classes_alike():
+    labels = np.repeat(np.arange(6), [9, 3, 3, 2, 1, 1])
+    sampler = make(labels=labels, num_samples=3)
+    together = np.zeros((6, 6))
+    for epoch in range(3000):
+        drawn = labels[sampler.indices(epoch)]
+        assert len(set(drawn)) == 3
+        together[np.ix_(drawn, drawn)] += 1
+    pairs = together[np.triu_indices(6, 1)]
+    assert stats.chisquare(pairs).pvalue > 1e-3  # each of the 15 pairs in a fifth of the epochs
+    assert stats.chisquare(np.diag(together)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_example_comes_again_before_all_of_its_class_came(rule):
+    sampler = make(rule, **({} if rule == "under" else {"num_samples": 1500}))
+    indices = sampler.indices(2)
+    for label in np.flatnonzero(PRESENT):
+        mine = indices[LABELS[indices] == label]
+        for start in range(0, len(mine), COUNTS[label]):
+            one_pass = mine[start : start + COUNTS[label]]
+            assert len(set(one_pass)) == len(one_pass)
+
+
+def test_every_example_of_a_class_is_as_likely():
+    sampler = make(num_samples=60)  # 8 or 9 of the 400 of class 0 in each epoch
+    seen = np.zeros(len(LABELS))
+    for epoch in range(2000):
+        seen[sampler.indices(epoch)] += 1
+    for label in (0, 2, 3):
+        assert stats.chisquare(seen[label == LABELS]).pvalue > 1e-3
+
+
+def test_instance_sampling_is_a_permutation_and_cycles_when_longer():
+    np.testing.assert_array_equal(np.sort(make("instance").indices(7)), np.arange(len(LABELS)))
+    longer = make("instance", num_samples=len(LABELS) + 100).indices(0)
+    np.testing.assert_array_equal(np.sort(longer[: len(LABELS)]), np.arange(len(LABELS)))
+    assert len(set(longer[len(LABELS) :])) == 100
+
+
+def test_under_takes_other_examples_each_epoch():
+    labels = np.repeat([0, 1], [500, 20])
+    sampler = make("under", labels)
+    assert len(sampler) == 40
+    first, second = (set(sampler.indices(e)[labels[sampler.indices(e)] == 0]) for e in (0, 1))
+    assert len(first) == len(second) == 20
+    assert first != second
+
+
+def test_progressive_stays_class_balanced_after_its_end():
+    sampler = make("progressive", epochs=3)
+    np.testing.assert_array_equal(sampler.class_weights(9), make().class_weights(0))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_epoch_depends_on_its_number_and_the_seed_alone(rule):
+    sampler = make(rule, seed=3)
+    third = sampler.indices(3)
+    assert third.dtype == np.int64
+    sampler.indices(0)
+    np.testing.assert_array_equal(sampler.indices(3), third)
+    np.testing.assert_array_equal(make(rule, seed=3).indices(3), third)
+    assert np.any(sampler.indices(4) != third)
+    assert np.any(make(rule, seed=4).indices(3) != third)
+
+
+def test_more_classes_than_sixteen_bits_hold():
+    labels = np.r_[np.arange(70_000), np.full(30_000, 69_999)]
+    drawn = np.bincount(labels[make(labels=labels, num_samples=140_000).indices(0)])
+    assert np.all(drawn == 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rule": "balanced"}, "`rule` must be one of 'instance', 'class-balanced'"),
+        ({"labels": [0.0, 1.0]}, "`labels` must be integer class labels"),
+        ({"num_classes": 3}, r"`labels` must lie in 0 \.\. 2, but 7 occurs"),
+        ({"num_samples": 0}, "`num_samples` must be a whole number, at least 1"),
+        ({"rule": "under", "num_samples": 5}, "leave it out, or take 'class-balanced'"),
+        ({"rule": "progressive", "epochs": None}, "'progressive' needs `epochs`"),
+        ({"rule": "progressive", "epochs": 1}, "`epochs` must be a whole number, at least 2"),
+        ({"rule": "square-root", "epochs": 4}, "'square-root' is the same in every epoch"),
+        ({"seed": -1}, "`seed` must be a whole number, at least 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=f"ClassSampler: .*{message}"):
+        make(**settings)
+
+
+def test_a_negative_epoch_is_refused():
+    with pytest.raises(InputError, match=r"ClassSampler.indices: `epoch` must be a whole number"):
+        make().indices(-1)
+
+
+# torch's side
+
+
+def interleaved(parts):
+    return [index for turn in zip(*parts, strict=True) for index in turn]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_ranks_together_are_the_epoch(replicas, drop_last):
+    sampler = make()
+    parts = [
+        DistributedClassSampler(sampler, num_replicas=replicas, rank=r, drop_last=drop_last)
+        for r in range(replicas)
+    ]
+    for epoch in (0, 4):
+        for part in parts:
+            part.set_epoch(epoch)
+        assert {len(part) for part in parts} == {len(list(part)) for part in parts}
+        whole, drawn = sampler.indices(epoch).tolist(), interleaved(parts)
+        if drop_last:
+            assert drawn == whole[: len(whole) // replicas * replicas]
+        else:
+            assert drawn == whole + whole[: -len(whole) % replicas]
+
+
+def _in_a_process(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    data = torch.utils.data.TensorDataset(torch.arange(len(LABELS)))
+    sampler = DistributedClassSampler(make(seed=9))  # processes and rank from torch.distributed
+    loader = torch.utils.data.DataLoader(data, batch_size=16, sampler=sampler)
+    seen = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        seen.append(torch.cat([batch for (batch,) in loader]))
+    np.save(f"{folder}/{rank}.npy", torch.stack(seen).numpy())
+    distributed.destroy_process_group()
+
+
+def test_two_real_processes_see_the_epoch_of_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(_in_a_process, (port, str(tmp_path)), nprocs=2)
+    parts = [np.load(tmp_path / f"{rank}.npy") for rank in range(2)]
+    for epoch in range(2):
+        whole = make(seed=9).indices(epoch)
+        assert interleaved(part[epoch].tolist() for part in parts) == whole.tolist()
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_state_goes_on_mid_epoch_with_any_number_of_processes(replicas):
+    sampler = make()
+    before = [DistributedClassSampler(sampler, num_replicas=2, rank=r) for r in range(2)]
+    seen = []
+    for part in before:
+        part.set_epoch(3)
+        walk = iter(part)
+        seen.append([next(walk) for _ in range(50)])
+    states = [part.state_dict() for part in before]
+    assert states[0] == states[1] == before[0].state_dict(taken=50)
+    after = [
+        DistributedClassSampler(sampler, num_replicas=replicas, rank=r) for r in range(replicas)
+    ]
+    for part in after:
+        part.load_state_dict(states[0])
+        part.set_epoch(3)  # as a training loop does; the place in the epoch stays
+    whole = sampler.indices(3).tolist()
+    rest = len(whole[100:]) // replicas * replicas
+    assert interleaved(seen) + interleaved(after) == whole[: 100 + rest]
+    assert interleaved(after) == whole[: len(whole) // replicas * replicas]  # once more, whole
+
+
+def test_a_state_after_a_second_interruption_counts_from_the_epochs_start():
+    part = DistributedClassSampler(make(), num_replicas=2, rank=1)
+    part.load_state_dict(part.state_dict(taken=30))
+    walk = iter(part)
+    for _ in range(5):
+        next(walk)
+    assert part.state_dict()["position"] == part.state_dict(taken=5)["position"] == 70
+
+
+def test_a_finished_epoch_leaves_nothing_and_the_next_one_is_whole():
+    part = DistributedClassSampler(make(), num_replicas=2, rank=0)
+    list(part)
+    state = part.state_dict()
+    other = DistributedClassSampler(make(), num_replicas=2, rank=0)
+    other.load_state_dict(state)
+    assert list(other) == []
+    other.load_state_dict(state)
+    other.set_epoch(1)
+    assert len(list(other)) == len(other)
+
+
+def test_a_state_of_another_sampler_is_refused():
+    state = DistributedClassSampler(make()).state_dict()
+    with pytest.raises(InputError, match=r"drawn from ClassSampler\(rule='class-balanced'"):
+        DistributedClassSampler(make("square-root")).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sampler": LABELS}, r"`sampler` must be a ClassSampler; got ndarray"),
+        ({"num_replicas": 2, "rank": 2}, "`rank` must be below `num_replicas`, 2; got 2"),
+        ({"num_replicas": 9999, "rank": 0}, "drop_last=True leaves nothing"),
+    ],
+)
+def test_bad_shares_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        DistributedClassSampler(**{"sampler": make(), **arguments})
