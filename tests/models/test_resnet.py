@@ -1,0 +1,462 @@
+"""The residual networks: counts, names, the forward pass against its equations, initial weights.
+
+The references use the state dict's names and plain functions; the option-A block has an oracle in
+NumPy loops.
+"""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from longtail import models
+from longtail.models import resnet
+from longtail.models.resnet import BasicBlock, EndPaddedConv, PadShortcut
+
+CIFAR = ["resnet20", "resnet32", "resnet56", "resnet32-released"]
+IMAGENET = ["resnet18", "resnet50", "resnet152"]
+SMALL = ["resnet20", "resnet32-released", "resnet18", "resnet50"]  # one of each kind, the quickest
+
+
+def build(name, num_classes=10, size=32, seed=0, **options):
+    torch.manual_seed(seed)
+    return models.build(name, num_classes=num_classes, image_shape=(3, size, size), **options)
+
+
+def skeleton(name, num_classes):
+    """Shapes without numbers: quick, however large the network."""
+    with torch.device("meta"):
+        return build(name, num_classes)
+
+
+def shaken(model, seed=1):
+    """The same network with batch norms that do something, in training and out of it."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            for tensor, low in (
+                (layer.weight, 0.5),
+                (layer.bias, -0.5),
+                (layer.running_mean, -0.5),
+                (layer.running_var, 0.5),
+            ):
+                tensor.data.uniform_(low, low + 1.0, generator=generator)
+    return model
+
+
+def images(*shape, seed=2, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+# --- counts and names
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "count"),
+    [
+        ("resnet20", 10, 269_722),
+        ("resnet32", 10, 464_154),
+        ("resnet56", 10, 853_018),
+        ("resnet32", 100, 464_154 + 90 * 65),
+        ("resnet32-released", 10, 300_762),
+        ("resnet32-released", 100, 300_762 + 90 * 65),
+        ("resnet18", 1000, 11_689_512),
+        ("resnet50", 1000, 25_557_032),
+        ("resnet152", 1000, 60_192_808),
+    ],
+)
+def test_number_of_parameters(name, num_classes, count):
+    assert sum(p.numel() for p in skeleton(name, num_classes).parameters()) == count
+
+
+def norm_rows(name, width):
+    for part in ("weight", "bias", "running_mean", "running_var"):
+        yield f"{name}.{part}", (width,)
+    yield f"{name}.num_batches_tracked", ()
+
+
+def imagenet_rows(depths, *, bottleneck, num_classes):
+    """torchvision's names and shapes, in its order, from the rules of the architecture."""
+    yield "conv1.weight", (64, 3, 7, 7)
+    yield from norm_rows("bn1", 64)
+    arriving = 64
+    for stage, depth in enumerate(depths):
+        width = 64 << stage
+        leaving = 4 * width if bottleneck else width
+        for number in range(depth):
+            block = f"layer{stage + 1}.{number}"
+            if bottleneck:
+                convs = [(width, arriving, 1), (width, width, 3), (leaving, width, 1)]
+            else:
+                convs = [(width, arriving, 3), (leaving, width, 3)]
+            for i, (out, came, kernel) in enumerate(convs, start=1):
+                yield f"{block}.conv{i}.weight", (out, came, kernel, kernel)
+                yield from norm_rows(f"{block}.bn{i}", out)
+            if number == 0 and (stage > 0 or bottleneck):
+                yield f"{block}.downsample.0.weight", (leaving, arriving, 1, 1)
+                yield from norm_rows(f"{block}.downsample.1", leaving)
+            arriving = leaving
+    yield "fc.weight", (num_classes, arriving)
+    yield "fc.bias", (num_classes,)
+
+
+@pytest.mark.parametrize(
+    ("name", "depths", "bottleneck"),
+    [
+        ("resnet18", (2, 2, 2, 2), False),
+        ("resnet50", (3, 4, 6, 3), True),
+        ("resnet152", (3, 8, 36, 3), True),
+    ],
+)
+def test_imagenet_names_and_shapes_are_torchvisions(name, depths, bottleneck):
+    found = [(k, tuple(v.shape)) for k, v in skeleton(name, 1000).state_dict().items()]
+    assert found == list(imagenet_rows(depths, bottleneck=bottleneck, num_classes=1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "shape"),
+    [
+        ("resnet18", "layer1.1.conv2.weight", (64, 64, 3, 3)),
+        ("resnet18", "layer2.0.downsample.0.weight", (128, 64, 1, 1)),
+        ("resnet18", "fc.weight", (1000, 512)),
+        ("resnet50", "conv1.weight", (64, 3, 7, 7)),
+        ("resnet50", "layer1.0.downsample.0.weight", (256, 64, 1, 1)),
+        ("resnet50", "layer1.0.downsample.1.running_var", (256,)),
+        ("resnet50", "layer3.5.conv3.weight", (1024, 256, 1, 1)),
+        ("resnet50", "layer4.2.bn3.bias", (2048,)),
+        ("resnet50", "fc.weight", (1000, 2048)),
+        ("resnet152", "layer3.35.conv2.weight", (256, 256, 3, 3)),
+        ("resnet152", "layer2.7.bn1.num_batches_tracked", ()),
+    ],
+)
+def test_some_names_written_out(name, key, shape):
+    assert tuple(skeleton(name, 1000).state_dict()[key].shape) == shape
+
+
+def test_option_a_has_no_parameters_and_released_projects_in_every_stage():
+    assert not [k for k in skeleton("resnet32", 10).state_dict() if "downsample" in k]
+    projected = {
+        k.split(".downsample")[0] for k in skeleton("resnet32-released", 10).state_dict()
+        if "downsample" in k
+    }  # fmt: skip
+    assert projected == {"layer1.0", "layer2.0", "layer3.0"}
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet152", "resnet32-released"])
+def test_the_stride_is_on_the_3x3(name):
+    first = skeleton(name, 10).layer2[0]
+    assert [first.conv1.stride, first.conv2.stride, first.conv3.stride] == [(1, 1), (2, 2), (1, 1)]
+
+
+def test_released_maps_are_36_18_and_9():
+    sizes = {}
+    model = build("resnet32-released").eval()
+    for part in ("conv1", "layer1.0.conv3", "layer2.0.conv3", "layer3.4.conv3"):
+        model.get_submodule(part).register_forward_hook(
+            lambda _, __, y, part=part: sizes.update({part: tuple(y.shape[1:])})
+        )
+    model(torch.zeros(1, 3, 32, 32))
+    assert list(sizes.values()) == [(16, 36, 36), (16, 36, 36), (32, 18, 18), (64, 9, 9)]
+
+
+# --- the forward pass
+
+
+def conv_oracle(x, weight, *, stride, padding):
+    """Σ over channels and window, position by position; `padding` is (before, after)."""
+    x = np.pad(x, ((0, 0), (0, 0), padding, padding))
+    k = weight.shape[-1]
+    rows = range(0, x.shape[2] - k + 1, stride)
+    columns = range(0, x.shape[3] - k + 1, stride)
+    y = np.zeros((len(x), len(weight), len(rows), len(columns)))
+    for a, i in enumerate(rows):
+        for b, j in enumerate(columns):
+            y[:, :, a, b] = np.einsum("nchw,ochw->no", x[:, :, i : i + k, j : j + k], weight)
+    return y
+
+
+def norm_oracle(x, weight, bias, eps=1e-5):
+    y = np.empty_like(x)
+    for c in range(x.shape[1]):
+        values = x[:, c]
+        mean = values.sum() / values.size
+        var = ((values - mean) ** 2).sum() / values.size
+        y[:, c] = weight[c] * (values - mean) / np.sqrt(var + eps) + bias[c]
+    return y
+
+
+@pytest.mark.parametrize("size", [(6, 8), (5, 7)])
+def test_an_option_a_block_is_its_equation(size):
+    torch.manual_seed(0)
+    block = BasicBlock(
+        4, 8, 8, 2, shortcut=PadShortcut(4, 8, 2), conv=resnet.conv3x3
+    ).double()  # fmt: skip
+    shaken(block)
+    x = images(3, 4, *size)
+    p = {k: v.detach().numpy() for k, v in block.state_dict().items()}
+
+    y = conv_oracle(x.numpy(), p["conv1.weight"], stride=2, padding=(1, 1))
+    y = np.maximum(norm_oracle(y, p["bn1.weight"], p["bn1.bias"]), 0.0)
+    y = conv_oracle(y, p["conv2.weight"], stride=1, padding=(1, 1))
+    y = norm_oracle(y, p["bn2.weight"], p["bn2.bias"])
+    shortcut = np.zeros_like(y)  # 8 channels: two of zeros, the four old ones, two of zeros
+    for c in range(4):
+        for i in range(y.shape[2]):
+            for j in range(y.shape[3]):
+                shortcut[:, c + 2, i, j] = x[:, c, 2 * i, 2 * j]
+    expected = np.maximum(y + shortcut, 0.0)
+
+    assert np.abs(block(x).detach().numpy() - expected).max() < 1e-12
+
+
+@pytest.mark.parametrize(("size", "padding"), [(6, (0, 1)), (7, (1, 1))])
+def test_end_padding_is_tensorflows_same(size, padding):
+    conv = EndPaddedConv(2, 3).double()
+    x = images(2, 2, size, size)
+    expected = conv_oracle(x.numpy(), conv.weight.detach().numpy(), stride=2, padding=padding)
+    assert conv(x).shape[-2:] == (-(-size // 2),) * 2
+    assert np.abs(conv(x).detach().numpy() - expected).max() < 1e-12
+
+
+def reference(state, x, name):
+    """Logits outside training from a state dict, in plain functions."""
+    released, imagenet = name == "resnet32-released", name in IMAGENET
+
+    def norm(x, key):
+        mean, var, weight, bias = (
+            state[f"{key}.{part}"].view(1, -1, 1, 1)
+            for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / (var + 1e-5).sqrt() * weight + bias
+
+    def conv(x, key, stride=1):
+        weight = state[f"{key}.weight"]
+        if released and stride == 2 and weight.shape[-1] == 3:
+            return F.conv2d(F.pad(x, (0, 1, 0, 1)), weight, stride=2)
+        return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+    if released:
+        x = F.conv2d(x, state["conv1.weight"], padding=3)
+    else:
+        x = conv(x, "conv1", 2 if imagenet else 1)
+    x = norm(x, "bn1").relu()
+    if imagenet:
+        x = F.max_pool2d(x, 3, 2, 1)
+    for block in dict.fromkeys(k.split(".conv1")[0] for k in state if ".conv1" in k):
+        stride = 2 if block.endswith(".0") and block != "layer1.0" else 1
+        if f"{block}.conv3.weight" in state:
+            y = norm(conv(x, f"{block}.conv1"), f"{block}.bn1").relu()
+            y = norm(conv(y, f"{block}.conv2", stride), f"{block}.bn2").relu()
+            y = norm(conv(y, f"{block}.conv3"), f"{block}.bn3")
+        else:
+            y = norm(conv(x, f"{block}.conv1", stride), f"{block}.bn1").relu()
+            y = norm(conv(y, f"{block}.conv2"), f"{block}.bn2")
+        if f"{block}.downsample.0.weight" in state:
+            x = norm(conv(x, f"{block}.downsample.0", stride), f"{block}.downsample.1")
+        elif stride == 2:
+            old, x = x, torch.zeros_like(y)
+            quarter = y.shape[1] // 4
+            x[:, quarter : 3 * quarter] = old[:, :, ::2, ::2]
+        x = (y + x).relu()
+    if released:
+        x = norm(x, "final_bn")
+    return x.flatten(2).mean(2) @ state["fc.weight"].T + state["fc.bias"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_follow_from_the_state_dict(name):
+    model = shaken(build(name)).double().eval()
+    x = images(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = reference(model.state_dict(), x, name)
+        assert torch.allclose(
+            model(x), expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max())
+        )
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training_is_what_torch_layers_do(name, monkeypatch):
+    """Logits, gradients and buffers after two batches, against the layers' own forward."""
+    ours = shaken(build(name)).double()
+    theirs = deepcopy(ours)
+
+    def run(model):
+        for seed in (3, 4):
+            logits = model(images(4, 3, 32, 32, seed=seed))
+        logits.pow(2).mean().backward()
+        return logits
+
+    logits = run(ours)
+
+    def layers(bn, x, *, residual=None, relu=True):
+        y = bn(x) if residual is None else bn(x) + residual
+        return y.relu() if relu else y
+
+    monkeypatch.setattr(resnet, "norm_act", layers)
+    monkeypatch.setattr(resnet, "count_batches", lambda model: None)
+    assert torch.allclose(logits, run(theirs), rtol=1e-9, atol=1e-9)
+    buffers = dict(theirs.named_buffers())
+    for key, value in ours.named_buffers():
+        assert torch.allclose(value, buffers[key]), key
+        if key.endswith("num_batches_tracked"):
+            assert value == 2
+    for (key, one), (_, two) in zip(
+        ours.named_parameters(), theirs.named_parameters(), strict=True
+    ):
+        assert torch.allclose(one.grad, two.grad, rtol=1e-6, atol=1e-9), key
+
+
+@pytest.mark.parametrize("name", [*SMALL, "resnet32"])
+def test_every_parameter_gets_a_gradient(name):
+    model = build(name)
+    target = torch.tensor([0, 1, 2, 3])
+    F.cross_entropy(model(images(4, 3, 32, 32, dtype=torch.float32)), target).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training_with_frozen_statistics_is_evaluation(name):
+    model = shaken(build(name))
+    x = images(2, 3, 32, 32, dtype=torch.float32)
+    expected = model.eval()(x)
+    before = {k: v.clone() for k, v in model.named_buffers()}
+    assert not torch.equal(deepcopy(model).train()(x), expected)
+    model.train()
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eval()
+    assert torch.equal(model(x), expected)
+    for key, value in model.named_buffers():
+        assert torch.equal(value, before[key]), key
+
+
+def test_the_final_norm_is_not_rectified():
+    model = build("resnet32-released").double()
+    bias = torch.linspace(-1.0, 1.0, 64, dtype=torch.float64)
+    model.final_bn.bias.data.copy_(bias)
+    # A batch norm in training has mean `bias`; a ReLU behind it would lift that.
+    features = model.features(images(4, 3, 32, 32))
+    assert torch.allclose(features.mean(dim=0), bias, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["small-conv", *SMALL])
+def test_logits_are_the_head_of_the_features(name):
+    model = build(name).eval()
+    x = images(2, 3, 32, 32, dtype=torch.float32)
+    assert torch.equal(model.fc(model.features(x)), model(x))
+
+
+# --- memory format, precision, capture
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_last_stays_channels_last(name):
+    plain = build(name)
+    model = deepcopy(plain).to(memory_format=torch.channels_last)
+    x = images(2, 3, 64, 64, dtype=torch.float32)
+    shuffled = []
+
+    def look(module, _, y):
+        if y.ndim == 4 and not y.is_contiguous(memory_format=torch.channels_last):
+            shuffled.append(type(module).__name__)
+
+    for layer in model.modules():
+        layer.register_forward_hook(look)
+    logits = model(x.contiguous(memory_format=torch.channels_last))
+    assert shuffled == []
+    assert torch.allclose(logits, plain(x), rtol=1e-3, atol=1e-3)
+
+
+def test_option_a_copies_once_in_channels_last():
+    x = images(2, 16, 8, 8).contiguous(memory_format=torch.channels_last)
+    with torch.profiler.profile() as profile:
+        y = PadShortcut(16, 32, 2)(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::copy_"] == 1
+    assert not {"aten::contiguous", "aten::clone"} & set(calls)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "whole"])
+def test_bfloat16(name, autocast):
+    model = build(name).to(memory_format=torch.channels_last)
+    x = images(4, 3, 64, 64, dtype=torch.float32)
+    exact = model.eval()(x).detach()
+    if not autocast:
+        model, x = model.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        close, logits = model(x), model.train()(x)
+    # Some tens of roundings by 2^-9. In training, batch statistics of so few images amplify
+    # them beyond comparison.
+    assert (close.float() - exact).norm() < 0.03 * exact.norm()
+    assert close.dtype == logits.dtype == torch.bfloat16
+    F.cross_entropy(logits.float(), torch.arange(4)).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+@pytest.mark.parametrize("name", ["small-conv", *CIFAR, *IMAGENET])
+def test_a_step_never_asks_the_device(name, head):
+    """On the meta device there are no values: a branch on one, or a read, raises."""
+    with torch.device("meta"):
+        model = build(name, 7, head=head).train()
+        logits = model(torch.empty(4, 3, 32, 32))
+        logits.sum().backward()
+    assert logits.shape == (4, 7)
+
+
+# --- initial weights
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+@pytest.mark.parametrize("name", ["small-conv", "resnet20", "resnet32-released", "resnet18"])
+def test_the_seed_decides_the_initial_weights(name, head):
+    one, two, other = (build(name, head=head, seed=s).state_dict() for s in (5, 5, 6))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+def deviation(tensor):
+    return float(tensor.detach().double().pow(2).mean().sqrt())
+
+
+def test_cifar_weights_start_he_normal():
+    model = build("resnet56", num_classes=100)
+    assert deviation(model.layer3[8].conv2.weight) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    assert deviation(model.layer2[0].conv1.weight) == pytest.approx((2 / (9 * 16)) ** 0.5, rel=0.05)
+    assert deviation(model.fc.weight) == pytest.approx((2 / 64) ** 0.5, rel=0.05)
+
+
+def test_released_weights_start_as_keras_has_them():
+    model = build("resnet32-released", num_classes=100)
+    for weight, fan_in in (
+        (model.layer3[4].conv2.weight, 9 * 64),
+        (model.layer3[4].conv3.weight, 64),
+    ):
+        assert deviation(weight) == pytest.approx((2 / fan_in) ** 0.5, rel=0.04)
+        # Cut off at two of the wider deviations, of which 0.8796 is left after the cut.
+        assert weight.abs().max() <= 2 * (2 / fan_in) ** 0.5 / 0.8796
+    assert deviation(model.fc.weight) == pytest.approx(0.01, rel=0.05)
+    assert not model.fc.bias.any()
+
+
+def test_imagenet_weights_start_he_normal_by_fan_out():
+    model = build("resnet18")
+    assert deviation(model.conv1.weight) == pytest.approx((2 / (49 * 64)) ** 0.5, rel=0.03)
+    projection = model.layer4[0].downsample[0]
+    assert deviation(projection.weight) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
+
+
+def test_batch_norms_start_as_the_identity():
+    for layer in build("resnet20").modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert (layer.weight == 1).all()
+            assert (layer.bias == 0).all()
+            assert (layer.eps, layer.momentum) == (1e-5, 0.1)
