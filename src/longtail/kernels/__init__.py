@@ -1,7 +1,8 @@
-"""Optional Triton kernels for the additive losses; `longtail.losses` stays the reference.
+"""Optional Triton kernels; beside each, torch operations stay the reference.
 
     cross_entropy         logits, target, margins -> loss, at the cost of the memory traffic
     linear_cross_entropy  features, weights, target -> loss, without the whole logits
+    norm_act              batch norm, residual and ReLU in one, forward and backward
 
 Nothing here imports Triton before a kernel is launched, and nothing elsewhere needs it.
 """

@@ -7,14 +7,16 @@ call, so that calls on several streams, or in several CUDA graphs, never meet.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from longtail._checks import InputError
 from longtail.kernels import available
+from longtail.kernels._launch import _given, _run, _there
 
 DTYPES = (torch.bfloat16, torch.float32)
 TILE = 8192  # numbers that a program holds in registers
@@ -68,6 +70,8 @@ def norm_act(
     _check(x, residual)
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
+    if training and serves(x, weight, residual):
+        return _NormAct.apply(*tensors, options, False)[0]  # type: ignore[no-any-return, no-untyped-call]
     return norm_act_torch(*tensors, options, training=training)
 
 
@@ -106,6 +110,8 @@ def norm_act_fork(
     _check(x, residual)
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
+    if training and serves(x, weight, residual):
+        return _NormAct.apply(*tensors, options, True)  # type: ignore[no-any-return, no-untyped-call]
     y = norm_act_torch(*tensors, options, training=training)
     return y, y
 
@@ -165,3 +171,170 @@ def _check(x: Tensor, residual: Tensor | None) -> None:
             f"norm_act: `residual` must have the shape of x, {tuple(x.shape)}, but has "
             f"{tuple(residual.shape)}; bring the shortcut to that shape first."
         )
+
+
+class Cut(NamedTuple):
+    """How n rows of C channels are cut into tiles, and which rows one partial sum covers."""
+
+    rows: int
+    block: int
+    blocks: int
+    tiles: int
+    per_program: int
+    parts: int
+
+
+def cut(x: Tensor) -> Cut:
+    """Tiles of about TILE numbers; few enough partial sums that every program can add them up."""
+    channels = x.shape[1]
+    n_rows = x.numel() // channels
+    block = min(max(1 << (channels - 1).bit_length(), 8), 64)
+    rows = min(TILE // block, max(1 << (n_rows - 1).bit_length(), 8))
+    tiles = -(-n_rows // rows)
+    per_program = rows * -(-tiles // (PARTIALS // block))
+    return Cut(rows, block, -(-channels // block), tiles, per_program, -(-n_rows // per_program))
+
+
+@_there
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """y, and the statistics μ and 1/√(σ² + ε), shape (2, C)."""
+    from longtail.kernels import _triton_norm
+
+    shape = cut(x)
+    channels = x.shape[1]
+    n_rows = x.numel() // channels
+    partials = weight.new_empty((shape.parts, 2, channels))
+    stats = weight.new_empty((2, channels))
+    y = torch.empty_like(x)
+    tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
+    _run(
+        _triton_norm.moments_kernel,
+        (shape.parts, shape.blocks),
+        (x, partials, n_rows, shape.per_program),
+        tile,
+        num_warps=8,
+    )
+    pointers = (
+        _given(residual, x), weight, bias, partials,
+        _given(running_mean, stats), _given(running_var, stats), stats, y,
+    )  # fmt: skip
+    _run(
+        _triton_norm.forward_kernel,
+        (shape.tiles, shape.blocks),
+        (x, *pointers, n_rows, shape.per_program, shape.parts, options.momentum, options.eps),
+        {
+            "HAS_RESIDUAL": residual is not None,
+            "HAS_RUNNING": running_mean is not None,
+            "RELU": options.relu,
+            **tile,
+            "PARTS": PARTIALS // shape.block,
+        },
+        num_warps=8,
+    )
+    return y, stats
+
+
+@_there
+def backward(
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    stats: Tensor,
+    grads: tuple[Tensor, ...],
+    *,
+    relu: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of x, weight, bias, and g, the sum of `grads` behind the ReLU, if `keep`.
+
+    Args:
+        x, weight, bias: as they went in.
+        y: what came out, where only that says what the ReLU cut; None where x does.
+        stats: from `forward`.
+        grads: the gradients of y, one for each of its one or two readers.
+        relu: whether there was a ReLU.
+        keep: whether g is wanted.
+    """
+    from longtail.kernels import _triton_norm
+
+    shape = cut(x)
+    channels = x.shape[1]
+    n_rows = x.numel() // channels
+    partials = weight.new_empty((shape.parts, 2, channels))
+    g = torch.empty_like(x) if keep or len(grads) > 1 else None
+    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+    tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
+    mask = 0 if not relu else 1 if y is not None else 2
+    _run(
+        _triton_norm.sums_kernel,
+        (shape.parts, shape.blocks),
+        (
+            x, _given(y, x), grads[0], grads[-1], weight, bias, stats, partials, _given(g, x),
+            n_rows, shape.per_program,
+        ),
+        {"HAS_OTHER": len(grads) > 1, "MASK": mask, "KEEP": g is not None, **tile},
+        num_warps=8,
+    )  # fmt: skip
+    _run(
+        _triton_norm.backward_kernel,
+        (shape.tiles, shape.blocks),
+        (
+            x, _given(g, grads[0]), weight, bias, stats, partials, dx, dweight, dbias,
+            n_rows, shape.parts,
+        ),
+        {"MASK": mask if g is None else 0, **tile, "PARTS": PARTIALS // shape.block},
+        num_warps=8,
+    )  # fmt: skip
+    return dx, dweight, dbias, g if keep else None
+
+
+class _NormAct(torch.autograd.Function):
+    """The kernels as autograd sees them; always two outputs, the second of use only if forked."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        residual: Tensor | None,
+        options: Options,
+        fork: bool,
+    ) -> tuple[Tensor, ...]:
+        y, stats = forward(x, weight, bias, running_mean, running_var, residual, options)
+        # Without a residual, x and the statistics say what the ReLU cut; y need not be kept.
+        kept = y if options.relu and residual is not None else None
+        ctx.save_for_backward(x, kept, weight, bias, stats)
+        ctx.set_materialize_grads(False)
+        ctx.relu = options.relu
+        return (y, y.detach()) if fork else (y,)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, y, weight, bias, stats = ctx.saved_tensors
+        came = tuple(_as_rows(grad, x) for grad in grads if grad is not None)
+        if not came:
+            return (None,) * 8
+        dx, dweight, dbias, g = backward(
+            x, y, weight, bias, stats, came, relu=ctx.relu, keep=ctx.needs_input_grad[5]
+        )
+        return dx, dweight, dbias, None, None, g, None, None
+
+
+def _as_rows(grad: Tensor, x: Tensor) -> Tensor:
+    """A gradient in the type and the layout of x, copied only where needed."""
+    if x.ndim == 4:
+        return grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
+    return grad.to(x.dtype).contiguous()

@@ -1,0 +1,157 @@
+"""`norm_act`: its torch form here, its kernels in Triton's interpreter or on the GPU."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from longtail._checks import InputError
+from longtail.kernels import available
+from longtail.kernels.norm_act import norm_act, norm_act_fork, serves
+
+ON_GPU = find_spec("triton") is not None and torch.cuda.is_available()
+if ON_GPU:
+    from norm_battery import *  # noqa: F403
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device and Triton"),
+]
+BATTERY = Path(__file__).with_name("norm_battery.py")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_battery_of_norm_act():
+    command = [sys.executable, "-m", "pytest", str(BATTERY), "-q", "-x", "-n", "0"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "-W", "ignore"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def tensors(device="cpu", dtype=torch.float32, shape=(4, 6, 5, 3)):
+    rng = torch.Generator().manual_seed(1)
+    x, r = (torch.randn(shape, generator=rng).to(device, dtype) for _ in range(2))
+    w, b = (torch.randn(shape[1], generator=rng).to(device) for _ in range(2))
+    return x, w, b, r
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+def test_torch_form_is_torchs_own_sequence(residual, relu, training):
+    x, w, b, r = tensors()
+    tracked = [torch.rand(2, 6), None]
+    tracked[1] = tracked[0].clone()
+    found = norm_act(
+        x, w, b, *tracked[0], residual=r if residual else None, relu=relu, training=training,
+        momentum=0.2, eps=1e-3,
+    )  # fmt: skip
+    expected = F.batch_norm(x, *tracked[1], w, b, training, 0.2, 1e-3)
+    expected = expected + r if residual else expected
+    assert torch.equal(found, expected.relu() if relu else expected)
+    assert torch.equal(*tracked)
+
+
+def test_the_cpu_is_served_by_torch():
+    x, w, b, r = tensors()
+    assert available("cpu") == serves(x.contiguous(memory_format=torch.channels_last), w, r)
+    one, two = norm_act_fork(x, w, b, None, None, training=True)
+    assert torch.equal(one, two)
+
+
+def test_a_residual_of_another_shape_is_refused():
+    x, w, b, r = tensors()
+    with pytest.raises(InputError, match=r"`residual` must have the shape of x, \(4, 6, 5, 3\)"):
+        norm_act(x, w, b, None, None, residual=r[:, :3], training=True)
+
+
+def channels_last(shape, dtype=torch.bfloat16):
+    x, w, b, r = tensors("cuda", dtype, shape)
+    return (
+        x.contiguous(memory_format=torch.channels_last).requires_grad_(), w.requires_grad_(),
+        b.requires_grad_(), r.contiguous(memory_format=torch.channels_last).requires_grad_(),
+    )  # fmt: skip
+
+
+class TestOnGPU:
+    pytestmark = gpu
+
+    def test_no_further_from_float64_than_torch(self):
+        for channels, side in ((16, 32), (32, 16), (64, 8)):
+            x, w, b, r = channels_last((128, channels, side, side))
+            up = torch.randn_like(x)
+
+            def run(call, *leaves, up=up):
+                y = call(*leaves)
+                return y, *torch.autograd.grad(y, leaves, up.to(y.dtype))
+
+            def plain(x, w, b, r):
+                return (F.batch_norm(x, None, None, w, b, True) + r).relu()
+
+            def ours(x, w, b, r):
+                return norm_act(x, w, b, None, None, residual=r, training=True)
+
+            exact = run(plain, *(t.detach().double().requires_grad_() for t in (x, w, b, r)))
+            found, other = run(ours, x, w, b, r), run(plain, x, w, b, r)
+            for f, o, e in zip(found, other, exact, strict=True):
+                size = e.norm()
+                assert (f.double() - e).norm() / size <= 1.05 * (
+                    o.double() - e
+                ).norm() / size + 1e-6
+
+    def test_graphs_on_several_streams_replay_alike(self):
+        jobs = []
+        for seed in range(4):
+            x, w, b, r = channels_last((128, 16, 32, 32))
+            x = (x.detach() + seed).requires_grad_()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+
+            def step(x=x, w=w, b=b, r=r):
+                y, z = norm_act_fork(x, w, b, None, None, residual=r, training=True)
+                return y, *torch.autograd.grad((y, z), (x, w, b, r), (r.detach(), x.detach()))
+
+            with torch.cuda.stream(stream):
+                step()
+                expected = step()
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    out = step()
+            jobs.append((stream, graph, out, expected))
+        torch.cuda.synchronize()
+        for _ in range(20):
+            for stream, graph, *_ in jobs:
+                with torch.cuda.stream(stream):
+                    graph.replay()
+        torch.cuda.synchronize()
+        for _, _, out, expected in jobs:
+            assert all(torch.equal(a, b) for a, b in zip(out, expected, strict=True))
+
+    def test_never_waits_for_the_device(self):
+        x, w, b, r = channels_last((16, 16, 8, 8))
+        norm_act(x, w, b, None, None, residual=r, training=True).sum().backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            norm_act(x, w, b, None, None, residual=r, training=True).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_under_compile(self):
+        x, w, b, r = channels_last((16, 16, 8, 8), torch.float32)
+        compiled = torch.compile(norm_act, fullgraph=True)
+        found = compiled(x, w, b, None, None, residual=r, training=True)
+        torch.testing.assert_close(
+            found, norm_act(x, w, b, None, None, residual=r, training=True), rtol=1e-4, atol=1e-4
+        )
