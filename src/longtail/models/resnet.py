@@ -54,8 +54,9 @@ def conv3x3_same(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 class PadShortcut(nn.Module):
     """Option A: every second pixel, and zeros for the new channels; no parameters.
 
-    The zeros go half before the old channels and half after them. In channels_last memory the
-    subsampling is a view and the padding one copy, with no change of layout.
+    The zeros go half before the old channels and half after them. A pooling over single pixels
+    subsamples as x[:, :, ::2, ::2] does, but keeps channels_last memory on the way back too,
+    and in fewer kernels.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -66,7 +67,7 @@ class PadShortcut(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
-        subsampled = x[:, :, :: self.stride, :: self.stride]
+        subsampled = F.avg_pool2d(x, 1, stride=self.stride)
         return F.pad(subsampled, (0, 0, 0, 0, self.before, self.after))
 
 
