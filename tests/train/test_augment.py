@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from longtail import InputError
-from longtail.train.augment import crop_flip, gather_crop_flip, normalize, plan_crop_flip
+from longtail.train.augment import (
+    crop_flip,
+    gather_crop_flip,
+    gather_normalized,
+    normalize,
+    plan_crop_flip,
+)
 
 
 def plan(count, seed=0, **settings):
@@ -84,6 +90,28 @@ def test_black_before_normalising_is_the_border_after_it(images):
     grey = crop_flip(pixels, *drawn, padding=4, fill=128)
     expected = oracle(images, *(d.numpy() for d in drawn), 4, fill=128)
     np.testing.assert_array_equal(grey.numpy(), expected)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_padding_may_come_after_normalising(images, padding):
+    mean, std, fill = [0.3, 0.5, 0.7], [0.2, 0.25, 0.3], [-1.0, 0.0, 2.5]
+    index = torch.tensor([3, 1, 1, 30])
+    drawn = plan(4, padding=padding)
+    found = gather_normalized(
+        torch.from_numpy(images),
+        index,
+        *drawn,
+        padding=padding,
+        fill=torch.tensor(fill),
+        mean=mean,
+        std=std,
+        pixel_range=255,
+    )
+    scaled = images[index.numpy()] / 255
+    scaled = (scaled - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    expected = oracle(scaled, *(d.numpy() for d in drawn), padding, fill=fill)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_plan_is_uniform_and_its_own():

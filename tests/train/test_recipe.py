@@ -1,10 +1,26 @@
+import json
 import math
 
 import pytest
 
 from longtail import InputError
-from longtail.runs import DataSpec
-from longtail.train.recipe import Recipe, get_recipe, learning_rate, make_spec
+from longtail.runs import DataSpec, RunSpec
+from longtail.runs.spec import Part
+from longtail.train.recipe import (
+    RECIPES,
+    Recipe,
+    get_recipe,
+    learning_rate,
+    make_spec,
+    parse_overrides,
+)
+
+DIGITS = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
+CIFAR10 = DataSpec("cifar10-lt", profile="exp", imbalance_ratio=100.0)
+
+
+def spec(method="softmax", recipe="digits", data=DIGITS, seed=0, **overrides):
+    return make_spec(data, method=method, recipe=recipe, seed=seed, overrides=overrides)
 
 
 def test_cosine_after_a_linear_warm_up():
@@ -27,27 +43,256 @@ def test_steps_hold_until_their_milestones():
     assert rates == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
 
 
+@pytest.mark.parametrize("name", ["paper", "tuned"])
+def test_the_papers_rates(name):
+    """0.1 after five epochs of per-step warm-up, a tenth at 160, a hundredth at 180."""
+    recipe = get_recipe(name)
+    steps = 97  # 12,406 examples in batches of 128
+    for step in (0, 1, 100, 484):
+        assert learning_rate(recipe, step, steps) == pytest.approx(0.1 * (step + 1) / (5 * steps))
+    for step, rate in (
+        (485, 0.1),
+        (160 * steps - 1, 0.1),
+        (160 * steps, 0.01),
+        (180 * steps - 1, 0.01),
+        (180 * steps, 0.001),
+        (200 * steps - 1, 0.001),
+    ):
+        assert learning_rate(recipe, step, steps) == pytest.approx(rate)
+
+
+def test_caos_rates():
+    """With e counted from 1: lr e/5 up to 5, then lr; lr/100 above 160, lr/10,000 above 180."""
+    recipe = get_recipe("ldam")
+    for e in range(1, 201):
+        factor = e / 5 if e <= 5 else 1e-4 if e > 180 else 1e-2 if e > 160 else 1.0
+        for step in ((e - 1) * 10, e * 10 - 1):  # first and last step of the epoch
+            assert learning_rate(recipe, step, 10) == pytest.approx(0.1 * factor)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "examples", "epochs", "total", "bounds"),
+    [
+        ("cifar10-lt", 12_406, 1241, 119_136, (20, 604, 926, 1128)),
+        ("cifar100-lt", 10_847, 1419, 119_196, (22, 691, 1059, 1290)),
+    ],
+)
+def test_the_released_schedule_has_the_published_number_of_steps(
+    dataset, examples, epochs, total, bounds
+):
+    recipe = get_recipe("released", dataset=dataset)
+    assert recipe.drop_last
+    steps = examples // recipe.batch_size
+    assert (recipe.epochs, recipe.epochs * steps) == (epochs, total)
+    warm, *down = (bound * steps for bound in bounds)
+    assert learning_rate(recipe, warm // 2 - 1, steps) == pytest.approx(0.05)
+    assert learning_rate(recipe, warm, steps) == pytest.approx(0.1)
+    for power, start in enumerate(down, 1):
+        assert learning_rate(recipe, start - 1, steps) == pytest.approx(0.1 * 0.1 ** (power - 1))
+        assert learning_rate(recipe, start, steps) == pytest.approx(0.1 * 0.1**power)
+
+
+# The notes' table, column by column; the rates are tested above.
+TABLE = {
+    "paper": {
+        "epochs": 200,
+        "optimizer": "sgd",
+        "weight_decay": 1e-4,
+        "decay": "all",
+        "crop_padding": 4,
+        "mean": (0.4914, 0.4822, 0.4465),
+        "std": (0.2023, 0.1994, 0.2010),
+        "model": "resnet32",
+        "drop_last": False,
+        "crop_fill": "black",
+    },
+    "released": {
+        "optimizer": "nesterov",
+        "weight_decay": 2e-4,
+        "decay": "not-norm",
+        "crop_padding": 2,
+        "mean": (0.5,),
+        "std": (1.0,),
+        "model": "resnet32-released",
+        "drop_last": True,
+        "crop_fill": "mean",
+    },
+}
+TABLE["tuned"] = TABLE["paper"] | {"weight_decay": 5e-4}
+TABLE["ldam"] = TABLE["paper"] | {"weight_decay": 2e-4}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_recipes_are_as_tabulated(name):
+    recipe = get_recipe(name, dataset="cifar10-lt")
+    expected = {"lr": 0.1, "momentum": 0.9, "batch_size": 128, "flip": True, **TABLE[name]}
+    assert {key: getattr(recipe, key) for key in expected} == expected
+    assert (recipe.head, recipe.head_scale) == ("linear", 1.0)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_the_record(name):
+    made = spec(recipe=name, data=CIFAR10)
+    read = RunSpec.from_json(json.loads(json.dumps(made.to_json())))
+    assert Recipe.of(read) == get_recipe(name, dataset="cifar10-lt")
+    assert read.hash8 == made.hash8
+    assert read.recipe.overrides == {}
+
+
+def test_the_padding_after_normalisation():
+    assert get_recipe("paper").border == pytest.approx((-2.42906, -2.41825, -2.22139), abs=1e-5)
+    assert get_recipe("released", dataset="cifar10-lt").border == (0.0,)
+    assert get_recipe("paper", std=[0.5]).border == pytest.approx((-0.9828, -0.9644, -0.893))
+    assert get_recipe("paper", mean=[0.5], std=[0.5, 1.0]).border == pytest.approx((-1.0, -0.5))
+
+
+def test_hashes_of_earlier_runs_stay():
+    """As recorded before recipes had crops, heads and the rest, and methods had parts."""
+    assert spec().hash8 == "b60e98f5"
+    assert spec("logit-adjusted").hash8 == "cf98f9c5"
+    assert spec("adaptive", epochs=2).hash8 == "a602740e"
+    tuned = spec("logit-adjusted:tau=1.5", data=DataSpec("digits-lt"), seed=3)
+    assert tuned.hash8 == "def476f5"
+
+
 def test_overrides_show_in_the_spec_and_in_its_hash():
-    data = DataSpec("digits-lt")
-    plain = make_spec(data, method="softmax", recipe="digits", seed=0)
-    longer = make_spec(data, method="softmax", recipe="digits", seed=0, overrides={"epochs": 99})
+    plain = spec()
+    longer = spec(epochs=99)
     assert plain.recipe.overrides == {}
     assert dict(longer.recipe.overrides) == {"epochs": 99}
     assert Recipe.of(longer).epochs == 99
     assert plain.hash8 != longer.hash8
 
 
+def test_an_override_that_changes_nothing_is_none():
+    same = spec(recipe="paper", data=CIFAR10, epochs=200, milestones=[[160, 0.1], [180, 0.01]])
+    assert same.recipe.overrides == {}
+    assert same == spec(recipe="paper", data=CIFAR10)
+
+
+def test_an_override_back_to_a_default_shows():
+    bare = spec(recipe="paper", data=CIFAR10, crop_padding=0, flip=False)
+    assert dict(bare.recipe.overrides) == {"crop_padding": 0, "flip": False}
+    assert (Recipe.of(bare).crop_padding, Recipe.of(bare).flip) == (0, False)
+    assert bare.hash8 != spec(recipe="paper", data=CIFAR10).hash8
+
+
+def test_network_and_head_are_recorded_with_the_model():
+    made = spec(recipe="paper", data=CIFAR10, model="resnet56", head="cosine", head_scale=16)
+    assert made.model == Part("resnet56", {"head": "cosine", "head_scale": 16.0})
+    assert made.recipe.overrides == {}
+    recipe = Recipe.of(made)
+    assert (recipe.model, recipe.head, recipe.head_scale) == ("resnet56", "cosine", 16.0)
+    assert spec(recipe="paper", data=CIFAR10).model == Part("resnet32")
+
+
+def test_ldam_brings_its_cosine_head():
+    for method in ("ldam", "ldam:scale=20+drw"):
+        made = spec(method, recipe="ldam", data=CIFAR10)
+        assert made.model == Part("resnet32", {"head": "cosine"})
+    assert spec("adaptive", recipe="ldam", data=CIFAR10).model == Part("resnet32")
+    with pytest.raises(InputError, match=r"needs a cosine head of scale 1.*got head 'linear'"):
+        spec("ldam", recipe="ldam", data=CIFAR10, head="linear")
+    with pytest.raises(InputError, match=r"head_scale 16.*'adaptive'"):
+        spec("ldam", recipe="ldam", data=CIFAR10, head_scale=16.0)
+
+
+def test_the_published_threshold_is_filled_in_where_it_is_known():
+    assert dict(spec("equalized-threshold", "paper", CIFAR10).method.settings) == {
+        "threshold": 0.05
+    }
+    large = spec("equalized-threshold:gamma=0.5", "paper", DataSpec("cifar100-lt"))
+    assert dict(large.method.settings) == {"threshold": 0.005, "gamma": 0.5}
+    mine = spec("equalized-threshold:threshold=0.2", "paper", CIFAR10)
+    assert dict(mine.method.settings) == {"threshold": 0.2}
+    with pytest.raises(InputError, match=r"needs `threshold`: write equalized-threshold:threshold"):
+        spec("equalized-threshold")
+    with pytest.raises(InputError, match=r"needs `delta`: write consistent:delta=NUMBER/NUMBER"):
+        spec("consistent")
+
+
+def test_drw_must_come_before_the_end():
+    assert dict(spec("softmax+drw:start=29").method.settings) == {"drw_start": 29}
+    with pytest.raises(InputError, match="start at epoch 30, but training has 30 epochs"):
+        spec("softmax+drw:start=30")
+    spec("softmax+drw", epochs=1)
+
+
+def test_released_is_refused_for_other_data_unless_completed():
+    with pytest.raises(InputError, match="epochs, milestones, warmup_epochs are settled for cif"):
+        spec(recipe="released")
+    with pytest.raises(InputError, match="not for no data set; override them"):
+        get_recipe("released", epochs=10)
+    mine = {"epochs": 10, "warmup_epochs": 1, "milestones": [[5, 0.1]]}
+    made = spec(recipe="released", **mine)
+    assert dict(made.recipe.overrides) == {**mine, "milestones": ((5, 0.1),)}
+
+
+def test_overrides_as_typed():
+    texts = ["lr=0.2", "flip=false", "optimizer=adam", "crop-padding=0", "milestones=[[60,0.1]]"]
+    assert parse_overrides(texts) == {
+        "lr": 0.2,
+        "flip": False,
+        "optimizer": "adam",
+        "crop_padding": 0,
+        "milestones": [[60, 0.1]],
+    }
+    assert get_recipe("paper", **parse_overrides(texts)).milestones == ((60, 0.1),)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"lr": -0.1}, "recipe 'paper': `lr` must be above zero; got -0.1"),
+        ({"lr": "fast"}, "`lr` must be a number; got 'fast'"),
+        ({"epochs": 2.5}, "`epochs` must be a whole number, at least 1; got 2.5"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number, at least 1; got 0"),
+        ({"optimizer": "adamw"}, "`optimizer` must be one of 'sgd', 'nesterov', 'adam'"),
+        ({"momentum": 1.0}, r"`momentum` must lie in \[0, 1\); got 1"),
+        ({"optimizer": "nesterov", "momentum": 0}, "`nesterov` needs a momentum above 0"),
+        ({"weight_decay": -1e-4}, "`weight_decay` must not be negative; got -0.0001"),
+        ({"decay": "some"}, "`decay` must be one of 'all', 'not-norm'; got 'some'"),
+        ({"warmup": "epoch", "warmup_epochs": 2.5}, "`warmup_epochs` must be whole where"),
+        ({"milestones": [[180, 0.1], [160, 0.01]]}, "must ascend; got 180, 160"),
+        ({"milestones": [160, 180]}, "pairs of an epoch and a factor.*got 160"),
+        ({"milestones": [[160, 0.0]]}, "`milestones` must be above zero"),
+        ({"milestones": []}, "the schedule is 'steps' and the milestones are"),
+        ({"schedule": "cosine"}, "the schedule is 'cosine'.*Override both together"),
+        ({"crop_padding": -1}, "`crop_padding` must be a whole number, at least 0; got -1"),
+        ({"crop_fill": "white"}, "`crop_fill` must be one of 'black', 'mean'"),
+        ({"flip": 1}, "`flip` must be true or false; got 1"),
+        ({"std": [0.1, 0.0, 0.1]}, "`std` must be above zero; got 0"),
+        ({"mean": [0.1, 0.2]}, "one value per channel, or one for all; they have 2 and 3"),
+        ({"head": "cosin"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'"),
+        ({"head_scale": 0}, "`head_scale` must be above zero"),
+        ({"epoch": 3}, "recipe 'paper': there is no value 'epoch'; did you mean epochs"),
+    ],
+)
+def test_bad_values_are_refused(overrides, message):
+    with pytest.raises(InputError, match=message):
+        get_recipe("paper", **overrides)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: get_recipe("papper"), "must be one of 'digits'"),
-        (lambda: get_recipe("digits", epoch=3), "a recipe has no epoch; it has batch_size"),
         (
-            lambda: make_spec(DataSpec("x"), method="la", recipe="digits", seed=0),
-            "`method` must be one of 'softmax'",
+            lambda: get_recipe("papper"),
+            r"no recipe 'papper'; did you mean paper\? There are digits, paper",
         ),
+        (lambda: spec("la"), "there is no loss 'la'; did you mean ldam"),
+        (lambda: parse_overrides(["lr"]), "written as name=value; got 'lr'"),
+        (lambda: parse_overrides(["lr=1", "lr=2"]), "'lr' is given twice"),
+        (lambda: parse_overrides(["rl=1"]), "there is no value 'rl'; did you mean lr"),
     ],
 )
 def test_unknown_names_are_listed(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_a_record_of_a_newer_version_is_refused():
+    document = spec().to_json()
+    document["recipe"]["values"]["mixup"] = 0.2
+    with pytest.raises(InputError, match="has mixup, which this version does not know"):
+        Recipe.of(RunSpec.from_json(document))

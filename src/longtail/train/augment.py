@@ -126,6 +126,69 @@ def gather_crop_flip(
                 [4, 5]])
     """
     caller = "gather_crop_flip"
+    out, outside = _gather(images, index, dy, dx, flip, padding, caller=caller)
+    return out if outside is None else _filled(out, outside, fill, caller=caller)
+
+
+def gather_normalized(
+    images: Tensor,
+    index: Tensor,
+    dy: Tensor,
+    dx: Tensor,
+    flip: Tensor,
+    *,
+    padding: int,
+    fill: float | Tensor,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    pixel_range: float,
+) -> Tensor:
+    """`gather_crop_flip`, then `normalize`, then padding: a batch as a network takes it.
+
+    Padding comes last so that it may have any colour, such as the mean, which integer pixels
+    can't hold.
+
+    Args:
+        images: as in `gather_crop_flip`, and so are the next five.
+        index: which examples.
+        dy: first rows.
+        dx: first columns.
+        flip: which are mirrored.
+        padding: pixels added on each side.
+        fill: the padding's value after normalisation, see `Recipe.border`.
+        mean: as in `normalize`, and so are the next two.
+        std: per channel.
+        pixel_range: the largest value of a pixel.
+
+    Returns:
+        float32, shape (batch, channels, height, width), channels-last.
+
+    Examples:
+        >>> grey = torch.full((1, 1, 1, 2), 51, dtype=torch.uint8)
+        >>> zero = torch.zeros(1, dtype=torch.int64)
+        >>> gather_normalized(
+        ...     grey, zero, zero + 1, zero + 2, zero,
+        ...     padding=1, fill=0.0, mean=[0.5], std=[1.0], pixel_range=255,
+        ... ).flatten()
+        tensor([-0.3000,  0.0000])
+    """
+    caller = "gather_normalized"
+    out, outside = _gather(images, index, dy, dx, flip, padding, caller=caller)
+    out = normalize(out, mean=mean, std=std, pixel_range=pixel_range)
+    return out if outside is None else _filled(out, outside, fill, caller=caller)
+
+
+def _gather(
+    images: Tensor,
+    index: Tensor,
+    dy: Tensor,
+    dx: Tensor,
+    flip: Tensor,
+    padding: int,
+    *,
+    caller: str,
+) -> tuple[Tensor, Tensor | None]:
+    """The crops, with the image's edge repeated beyond it; and where that is, (batch, 1, h, w)."""
     _check_images(images, caller=caller, name="images")
     padding = _checks.whole(padding, caller, name="padding", at_least=0)
     for name, part in (("dy", dy), ("dx", dx), ("flip", flip)):
@@ -147,11 +210,9 @@ def gather_crop_flip(
     # Indexing puts the channels last, which is the memory format that convolutions like best.
     out = out.movedim(3, 1)
     if padding == 0:
-        return out
-    outside = (((y < 0) | (y >= height))[:, :, None] | ((x < 0) | (x >= width))[:, None, :])[
-        :, None
-    ]
-    return _filled(out, outside, fill, caller=caller)
+        return out, None
+    beyond_y, beyond_x = (y < 0) | (y >= height), (x < 0) | (x >= width)
+    return out, (beyond_y[:, :, None] | beyond_x[:, None, :])[:, None]
 
 
 def _filled(out: Tensor, outside: Tensor, fill: float | Tensor, *, caller: str) -> Tensor:
@@ -163,7 +224,7 @@ def _filled(out: Tensor, outside: Tensor, fill: float | Tensor, *, caller: str) 
                 f"got {number:g}. Normalise the images first to pad with any colour."
             )
         return out.masked_fill_(outside, number if out.is_floating_point() else int(number))
-    if fill.shape != (out.shape[1],):
+    if fill.shape not in ((1,), (out.shape[1],)):
         raise InputError(
             f"{caller}: `fill` must be a number or one per channel, {out.shape[1]}; "
             f"its shape is {tuple(fill.shape)}."

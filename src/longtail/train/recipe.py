@@ -6,15 +6,26 @@ is listed there as an override.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.margins import MARGINS
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
+from longtail.train.methods import THRESHOLD, THRESHOLDS, Method, unknown
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "optimizer": ("sgd", "nesterov", "adam"),
+    "schedule": ("constant", "cosine", "steps"),
+    "warmup": ("step", "epoch"),
+    "decay": ("all", "not-norm"),
+    "crop_fill": ("black", "mean"),
+    "head": ("linear", "cosine", "unit-norm"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,16 +36,26 @@ class Recipe:
         name: what the command line calls it.
         model: a key of `models.MODELS`.
         epochs: passes over the training set.
-        batch_size: examples a step; the last, smaller batch of an epoch is used too.
+        batch_size: examples a step.
         optimizer: `sgd`, `nesterov` or `adam`.
         lr: peak learning rate.
         momentum: of SGD.
-        weight_decay: on every parameter.
-        warmup_epochs: linear per-step warm-up to `lr`.
+        weight_decay: λ, adds λ·w to the gradient, as torch's optimisers do.
+        warmup_epochs: linear warm-up to `lr`.
         schedule: after the warm-up, `constant` or `cosine` to zero, or `steps`.
-        milestones: with `steps`: (epoch, factor of `lr` from there on) pairs.
-        mean: per channel, subtracted from pixels scaled to [0, 1].
-        std: per channel, divides them.
+        milestones: with `steps`: (epoch, factor of `lr` from there on) pairs, epochs counted
+            from 0. One after the last epoch is never reached.
+        mean: per channel, or one for all, subtracted from pixels scaled to [0, 1].
+        std: likewise, divides them.
+        warmup: whether the rate grows at every `step` or only at every `epoch`.
+        decay: weight decay on `all` parameters, or on all but batch norm's, `not-norm`.
+        drop_last: leave out an epoch's last batch if it is smaller than the others.
+        crop_padding: pixels added on each side before a random crop to the image's own size;
+            0 for no crops.
+        crop_fill: what is added, `black` pixels or the `mean`, which is 0 after normalisation.
+        flip: mirror half of the images.
+        head: the network's last layer, `linear`, `cosine` or `unit-norm`.
+        head_scale: multiplies the logits of the other two.
     """
 
     name: str
@@ -50,93 +71,332 @@ class Recipe:
     milestones: tuple[tuple[int, float], ...] = ()
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    # Fields below came later. A record has them only where they differ from these defaults,
+    # so that runs from before keep their hashes; the same goes for any that is added.
+    warmup: Literal["step", "epoch"] = "step"
+    decay: Literal["all", "not-norm"] = "all"
+    drop_last: bool = False
+    crop_padding: int = 0
+    crop_fill: Literal["black", "mean"] = "black"
+    flip: bool = False
+    head: Literal["linear", "cosine", "unit-norm"] = "linear"
+    head_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        caller = f"recipe {self.name!r}"
+        for key in ("epochs", "batch_size"):
+            _checks.whole(getattr(self, key), caller, name=key)
+        _checks.whole(self.crop_padding, caller, name="crop_padding", at_least=0)
+        for key in ("lr", "head_scale"):
+            self._store(key, _checks.positive(getattr(self, key), caller, name=key))
+        for key in ("weight_decay", "warmup_epochs"):
+            number = _checks.tau(getattr(self, key), caller, name=key)
+            if number < 0:
+                raise InputError(f"{caller}: `{key}` must not be negative; got {number:g}.")
+            self._store(key, number)
+        momentum = _checks.fraction(self.momentum, caller, name="momentum", below_one=True)
+        self._store("momentum", momentum)
+        for key in ("drop_last", "flip"):
+            if not isinstance(getattr(self, key), bool):
+                raise InputError(
+                    f"{caller}: `{key}` must be true or false; got {getattr(self, key)!r}."
+                )
+        for key, options in _CHOICES.items():
+            _checks.choice(getattr(self, key), options, caller, name=key)
+        self._check_schedule(caller)
+        for key in ("mean", "std"):
+            values = _checks.vector(getattr(self, key), caller=caller, name=key)
+            _checks.all_finite(values, caller=caller, name=key)
+            if key == "std" and values.min() <= 0:
+                raise InputError(f"{caller}: `std` must be above zero; got {values.min():g}.")
+            self._store(key, tuple(values.tolist()))
+        if len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)):
+            raise InputError(
+                f"{caller}: `mean` and `std` must have one value per channel, or one for all; "
+                f"they have {len(self.mean)} and {len(self.std)}."
+            )
+
+    def _store(self, key: str, value: Any) -> None:
+        object.__setattr__(self, key, value)  # what was checked, in one form however it came
+
+    def _check_schedule(self, caller: str) -> None:
+        if self.optimizer == "nesterov" and self.momentum == 0:
+            raise InputError(f"{caller}: `nesterov` needs a momentum above 0; use sgd without one.")
+        if self.warmup == "epoch" and self.warmup_epochs != int(self.warmup_epochs):
+            raise InputError(
+                f"{caller}: `warmup_epochs` must be whole where the rate grows by the epoch; "
+                f"got {self.warmup_epochs}."
+            )
+        if (self.schedule == "steps") != bool(self.milestones):
+            raise InputError(
+                f"{caller}: `milestones` belong to the schedule 'steps'; the schedule is "
+                f"{self.schedule!r} and the milestones are {list(self.milestones)}. "
+                f"Override both together."
+            )
+        pairs = []
+        for pair in self.milestones:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise InputError(
+                    f"{caller}: `milestones` must be pairs of an epoch and a factor, such as "
+                    f"[[160, 0.1], [180, 0.01]]; got {pair!r}."
+                )
+            epoch = _checks.whole(pair[0], caller, name="milestones")
+            pairs.append((epoch, _checks.positive(pair[1], caller, name="milestones")))
+        if any(two <= one for (one, _), (two, _) in pairwise(pairs)):
+            raise InputError(
+                f"{caller}: the epochs of `milestones` must ascend; got "
+                f"{', '.join(str(epoch) for epoch, _ in pairs)}."
+            )
+        self._store("milestones", tuple(pairs))
+
+    @property
+    def border(self) -> tuple[float, ...]:
+        """What crops are padded with, normalised: per channel, or one for all."""
+        width = max(len(self.mean), len(self.std))
+        if self.crop_fill == "mean":
+            return (0.0,) * width
+        means, stds = (v if len(v) == width else v * width for v in (self.mean, self.std))
+        return tuple(-m / s for m, s in zip(means, stds, strict=True))
 
     @classmethod
     def of(cls, spec: RunSpec) -> Recipe:
         """The recipe that a run's spec carries."""
-        return cls(name=spec.recipe.name, model=spec.model.name, **spec.recipe.values)
+        unread = sorted(set(spec.recipe.values) - _NAMES)
+        if unread:
+            raise InputError(
+                f"Recipe.of: the run's recipe has {', '.join(unread)}, which this version does "
+                f"not know; a newer longtail may."
+            )
+        head = {key: v for key, v in spec.model.settings.items() if key in _OF_MODEL}
+        return cls(name=spec.recipe.name, model=spec.model.name, **head, **spec.recipe.values)
 
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            name="digits",
-            model="small-conv",
-            epochs=30,
-            batch_size=32,
-            optimizer="nesterov",
-            lr=0.05,
-            weight_decay=5e-3,
-            warmup_epochs=2,
-            schedule="cosine",
-            mean=(0.305,),
-            std=(0.376,),
-        ),
-    )
+_NAMES = {f.name for f in fields(Recipe)} - {"name"}
+_OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
+_FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
+_FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}
+_DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}
+
+_PAPER: dict[str, Any] = {
+    "model": "resnet32",
+    "epochs": 200,
+    "batch_size": 128,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "warmup_epochs": 5,
+    "schedule": "steps",
+    "milestones": ((160, 0.1), (180, 0.01)),
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2023, 0.1994, 0.2010),
+    "crop_padding": 4,
+    "flip": True,
+}
+
+RECIPES: dict[str, dict[str, Any]] = {
+    # Settled by hand for the demo; see experiments.demo.
+    "digits": {
+        "model": "small-conv",
+        "epochs": 30,
+        "batch_size": 32,
+        "optimizer": "nesterov",
+        "lr": 0.05,
+        "weight_decay": 5e-3,
+        "warmup_epochs": 2,
+        "schedule": "cosine",
+        "mean": (0.305,),
+        "std": (0.376,),
+    },
+    # The paper's appendix; what it leaves open is as usual for CIFAR.
+    "paper": _PAPER,
+    # The same with a weight decay that gives lower errors.
+    "tuned": _PAPER | {"weight_decay": 5e-4},
+    # The paper's authors' public code. Keras' l2(1e-4) has the gradient 2e-4 w. Images are
+    # normalised, padded with zeros to 36 x 36 and cropped to 32 x 32; the 36 x 36 maps inside
+    # the network come from its stem, whose 3 x 3 convolution pads by 3.
+    "released": {
+        "model": "resnet32-released",
+        "batch_size": 128,
+        "optimizer": "nesterov",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 2e-4,
+        "decay": "not-norm",
+        "schedule": "steps",
+        "mean": (0.5,),
+        "std": (1.0,),
+        "crop_padding": 2,
+        "crop_fill": "mean",
+        "flip": True,
+        "drop_last": True,
+    },
+    # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
+    "ldam": _PAPER
+    | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
+}
+
+# Values that depend on the data set: here the training was fixed in steps, 119,136 of 96 an
+# epoch and 119,196 of 84, with the exponential profile of ratio 100.
+PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
+    "released": {
+        "cifar10-lt": {
+            "epochs": 1241,
+            "warmup_epochs": 20,
+            "milestones": ((604, 0.1), (926, 0.01), (1128, 0.001)),
+        },
+        "cifar100-lt": {
+            "epochs": 1419,
+            "warmup_epochs": 22,
+            "milestones": ((691, 0.1), (1059, 0.01), (1290, 0.001)),
+        },
+    },
 }
 
 
-def get_recipe(name: str, **overrides: Any) -> Recipe:
+def recipe_values(name: str, *, dataset: str | None = None) -> dict[str, Any]:
+    """A named recipe as it stands for a data set; values that it lacks there are left out."""
+    if name not in RECIPES:
+        raise unknown("get_recipe", "recipe", name, list(RECIPES))
+    return RECIPES[name] | PER_DATASET.get(name, {}).get(dataset or "", {})
+
+
+def get_recipe(name: str, *, dataset: str | None = None, **overrides: Any) -> Recipe:
     """A named recipe with some values changed.
+
+    Args:
+        name: a key of `RECIPES`.
+        dataset: for a recipe of which some values depend on it, see `PER_DATASET`.
+        **overrides: values to change.
 
     Examples:
         >>> get_recipe("digits", epochs=3).epochs
         3
+        >>> get_recipe("released", dataset="cifar10-lt").epochs
+        1241
     """
-    _checks.choice(name, list(RECIPES), "get_recipe", name="name")
-    known = {field.name for field in fields(Recipe)} - {"name"}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
+    values = recipe_values(name, dataset=dataset)
+    for key in overrides:
+        if key not in _NAMES:
+            raise unknown(f"recipe {name!r}", "value", key, sorted(_NAMES))
+    values |= overrides
+    by_dataset = PER_DATASET.get(name, {})
+    lacking = sorted({key for part in by_dataset.values() for key in part} - set(values))
+    if lacking:
         raise InputError(
-            f"get_recipe: a recipe has no {', '.join(unknown)}; it has {', '.join(sorted(known))}."
+            f"recipe {name!r}: {', '.join(lacking)} are settled for {' and '.join(by_dataset)} "
+            f"only, not for {dataset or 'no data set'}; override them, or take the recipe 'paper'."
         )
-    return replace(RECIPES[name], **overrides)
+    return Recipe(name=name, **values)
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Overrides as typed: ``lr=0.2``, ``flip=false``, ``milestones=[[60, 0.1], [80, 0.01]]``.
+
+    Examples:
+        >>> parse_overrides(["lr=0.2", "optimizer=adam"])
+        {'lr': 0.2, 'optimizer': 'adam'}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = (piece.strip() for piece in text.partition("="))
+        key = key.replace("-", "_")
+        if not equals or not key or not value:
+            raise InputError(f"overrides are written as name=value; got {text!r}.")
+        if key not in _NAMES:
+            raise unknown(f"override {text!r}", "value", key, sorted(_NAMES))
+        if key in found:
+            raise InputError(f"overrides: {key!r} is given twice.")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
 
 
 def make_spec(
     dataset: DataSpec,
     *,
-    method: str,
+    method: str | Part,
     recipe: str,
     seed: int,
-    settings: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> RunSpec:
     """The spec of one run: data, method, a named recipe and what differs from it.
 
+    A method that needs a certain head gets it: `ldam` a cosine head. A threshold that a method
+    needs comes from `methods.THRESHOLDS` where the data set is there. Both show in the spec.
+
     Args:
         dataset: which examples.
-        method: a key of `margins.MARGINS`.
+        method: as typed, such as ``logit-adjusted:tau=1.5+drw``, or the Part of another spec.
         recipe: a key of `RECIPES`.
         seed: of the run's own randomness.
-        settings: of the method, such as ``{"tau": 1.0}``.
         overrides: recipe values to change.
 
     Examples:
         >>> spec = make_spec(DataSpec("digits-lt"), method="softmax", recipe="digits", seed=3)
         >>> Recipe.of(spec) == get_recipe("digits")
         True
+        >>> spec = make_spec(DataSpec("cifar10-lt"), method="ldam+drw", recipe="ldam", seed=0)
+        >>> spec.model
+        Part(name='resnet32', settings={'head': 'cosine'})
     """
-    _checks.choice(method, list(MARGINS), "make_spec", name="method")
+    trained = _complete(Method.of(method), dataset)
     overrides = dict(overrides or {})
-    values = asdict(get_recipe(recipe, **overrides))
-    model = values.pop("model")
-    overrides.pop("model", None)
-    del values["name"]
+    if trained.head is not None:
+        overrides.setdefault("head", trained.head)
+    made = get_recipe(recipe, dataset=dataset.name, **overrides)
+    _check_together(trained, made)
+    values = {key: value for key, value in asdict(made).items() if key != "name"}
+    model = {key: values.pop(key) for key in _OF_MODEL}
+    named = _DEFAULTS | recipe_values(recipe, dataset=dataset.name)
+    changed = {key: v for key, v in values.items() if key not in named or v != named[key]}
+    written = {
+        key: value
+        for key, value in values.items()
+        if key in _FROM_THE_START or key in changed or value != _DEFAULTS[key]
+    }
+    head = {key: v for key, v in model.items() if key != "model" and v != _DEFAULTS[key]}
     return RunSpec(
         dataset=dataset,
-        model=Part(model),
-        method=Part(method, Settings(settings)),
-        recipe=RecipeSpec(recipe, Settings(values), Settings(overrides)),
+        model=Part(made.model, Settings(head)),
+        method=trained.part,
+        recipe=RecipeSpec(recipe, Settings(written), Settings(changed)),
         seed=seed,
     )
+
+
+def _complete(method: Method, dataset: DataSpec) -> Method:
+    """The method with the threshold of its data set, where it needs one and has none."""
+    if method.loss == THRESHOLD and method.lacking and dataset.name in THRESHOLDS:
+        settings = {**method.settings, "threshold": THRESHOLDS[dataset.name]}
+        method = replace(method, settings=settings)
+    method.require_complete()
+    return method
+
+
+def _check_together(method: Method, recipe: Recipe) -> None:
+    """Refuse a method and a recipe that can't go together."""
+    if method.head is not None and (recipe.head != method.head or recipe.head_scale != 1):
+        raise InputError(
+            f"method {method.loss!r} multiplies the logits itself and needs a {method.head} head "
+            f"of scale 1, since others make training diverge; got head {recipe.head!r} and "
+            f"head_scale {recipe.head_scale:g}. Leave both out, or train 'adaptive', the same "
+            f"margin for a linear head."
+        )
+    if method.drw and method.first_weighted_epoch(recipe.epochs) >= recipe.epochs:
+        raise InputError(
+            f"method {method.part.name!r}: drw would start at epoch {method.drw_start}, but "
+            f"training has {recipe.epochs} epochs; give an earlier start, or leave it out."
+        )
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """The learning rate of one step (counted from 0 over the whole training).
 
-    Warm-up grows linearly from lr / warm-up steps to lr; `cosine` then falls to 0 at the end.
+    Warm-up by the step grows linearly from lr / warm-up steps to lr; by the epoch, epoch e of E
+    (counted from 1) has lr · e / E. `cosine` then falls to 0 at the end.
 
     Examples:
         >>> recipe = get_recipe("digits", lr=1.0, epochs=4, warmup_epochs=1)
@@ -145,13 +405,15 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     """
     warmup = round(recipe.warmup_epochs * steps_per_epoch)
     if step < warmup:
+        if recipe.warmup == "epoch":
+            return recipe.lr * (step // steps_per_epoch + 1) / recipe.warmup_epochs
         return recipe.lr * (step + 1) / warmup
     if recipe.schedule == "cosine":
         total = recipe.epochs * steps_per_epoch
         done = (step - warmup) / max(total - warmup, 1)
         return recipe.lr * 0.5 * (1.0 + math.cos(math.pi * done))
     factor = 1.0
-    for epoch, value in recipe.milestones if recipe.schedule == "steps" else ():
+    for epoch, value in recipe.milestones:
         if step >= epoch * steps_per_epoch:
             factor = value
     return recipe.lr * factor

@@ -1,0 +1,423 @@
+"""Methods by name: text in, `Part` for a run's spec out; and what a method does, for the engine.
+
+A method is a loss, then whatever else, joined by ``+``; settings follow a colon:
+
+    softmax
+    logit-adjusted:tau=1.5
+    ldam:max_margin=0.4,scale=20+drw:start=120
+    logit-adjusted+label-smoothing:epsilon=0.05
+    softmax+over-sampling
+
+The losses are those of `margins.MARGINS` and ``equalized-threshold``. Post-hoc methods are not
+trained: they are computed from the saved logits of softmax runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError
+from longtail.margins import MARGINS
+from longtail.priors import ClassPrior
+from longtail.runs.spec import Part, Settings
+
+if TYPE_CHECKING:
+    from longtail.losses import PairwiseMarginLoss
+
+REQUIRED = inspect.Parameter.empty
+THRESHOLD = "equalized-threshold"
+
+# λ of the threshold form as its authors' public settings have it, by data set.
+THRESHOLDS = {"cifar10-lt": 0.05, "cifar100-lt": 5e-3}
+
+# What stands behind the loss: a sampling and its rule in `data.samplers.ClassSampler`.
+SAMPLINGS = {
+    "over-sampling": "class-balanced",
+    "under-sampling": "under",
+    "sqrt-sampling": "square-root",
+}
+
+
+class Extra(NamedTuple):
+    """What may follow a loss: one line about it, and its settings.
+
+    Attributes:
+        summary: one line.
+        settings: as typed -> (its key in a run's record, default).
+    """
+
+    summary: str
+    settings: Mapping[str, tuple[str, Any]]
+
+
+# In the order of a canonical name.
+EXTRAS: dict[str, Extra] = {
+    "drw": Extra(
+        "Deferred re-weighting: class-balanced weights from epoch `start` on "
+        "(default: after 80% of the epochs).",
+        {"start": ("drw_start", None), "beta": ("drw_beta", 0.9999)},
+    ),
+    "label-smoothing": Extra(
+        "Targets mixed with the uniform distribution: 1 − ε of the one, ε of the other.",
+        {"epsilon": ("epsilon", 0.1)},
+    ),
+    "over-sampling": Extra("Every class drawn equally often, rare examples repeatedly.", {}),
+    "under-sampling": Extra("As many of each class as the rarest has, anew in each epoch.", {}),
+    "sqrt-sampling": Extra("Classes drawn in proportion to the square root of their size.", {}),
+}
+
+
+class MethodHelp(NamedTuple):
+    """A line of help.
+
+    Attributes:
+        name: as typed.
+        kind: ``loss``, which stands first, or ``extra``, which may follow one.
+        settings: as typed, with defaults, such as ``tau=1.0``; empty if it has none.
+        summary: one line.
+    """
+
+    name: str
+    kind: str
+    settings: str
+    summary: str
+
+
+@cache
+def loss_settings(loss: str) -> Mapping[str, Any]:
+    """The settings of a loss and their defaults, `REQUIRED` where there is none.
+
+    Examples:
+        >>> loss_settings("ldam")
+        {'max_margin': 0.5, 'scale': 30.0}
+    """
+    if loss == THRESHOLD:
+        return {"threshold": REQUIRED, "gamma": 0.9}
+    found = inspect.signature(MARGINS[loss]).parameters.values()
+    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+
+
+def method_help() -> list[MethodHelp]:
+    """Every part that a method can have, losses first, with its settings and one line each.
+
+    Examples:
+        >>> next(line for line in method_help() if line.name == "ldam").settings
+        'max_margin=0.5, scale=30.0'
+    """
+    summaries = {name: (make.__doc__ or "").partition("\n")[0] for name, make in MARGINS.items()}
+    summaries[THRESHOLD] = (
+        "Competitors rarer than `threshold` drop out at random, with probability gamma "
+        "(Tan et al. 2020)."
+    )
+    losses = [
+        MethodHelp(name, "loss", _listed(loss_settings(name)), summary)
+        for name, summary in summaries.items()
+    ]
+    return losses + [
+        MethodHelp(name, "extra", _listed({k: d for k, (_, d) in settings.items()}), summary)
+        for name, (summary, settings) in EXTRAS.items()
+    ]
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(
+        key if default in (None, REQUIRED) else f"{key}={default}"
+        for key, default in settings.items()
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a run trains with.
+
+    Attributes:
+        loss: a key of `margins.MARGINS`, or ``equalized-threshold``.
+        settings: of the loss; those not given have its defaults.
+        drw: whether class-balanced weights come in late in training.
+        drw_start: the first epoch that has them, counted from 0; None: at 80% of the epochs.
+        drw_beta: β of those weights.
+        label_smoothing: ε, 0 for none.
+        sampling: how batches are drawn, a rule of `data.samplers.ClassSampler`. The prior stays
+            that of the data, whatever is drawn.
+
+    Examples:
+        >>> method = Method.of("logit-adjusted:tau=2+drw")
+        >>> method.loss, dict(method.settings), method.drw, method.sampling
+        ('logit-adjusted', {'tau': 2.0}, True, 'instance')
+        >>> method.part
+        Part(name='logit-adjusted+drw', settings={'tau': 2.0})
+    """
+
+    loss: str
+    settings: Mapping[str, Any] = field(default_factory=Settings)
+    drw: bool = False
+    drw_start: int | None = None
+    drw_beta: float = 0.9999
+    label_smoothing: float = 0.0
+    sampling: str = "instance"
+
+    def __post_init__(self) -> None:
+        caller = f"method {self.loss!r}"
+        if self.loss != THRESHOLD and self.loss not in MARGINS:
+            raise unknown(caller, "loss", self.loss, [*MARGINS, THRESHOLD])
+        _known(self.settings, loss_settings(self.loss), self.loss)
+        _checks.choice(self.sampling, ["instance", *SAMPLINGS.values()], caller, name="sampling")
+        _checks.fraction(self.label_smoothing, caller, name="epsilon")
+        _checks.fraction(self.drw_beta, caller, name="beta of drw", below_one=True)
+        if self.drw_start is not None:
+            _checks.whole(self.drw_start, caller, name="start of drw", at_least=0)
+        object.__setattr__(self, "settings", Settings(self.settings))
+        self._try_loss(caller)
+
+    def _try_loss(self, caller: str) -> None:
+        """Refuse bad values now, not when data are there: make the margin of a tiny prior."""
+        if self.loss == THRESHOLD:
+            for name in self.settings:
+                _checks.fraction(self.settings[name], caller, name=name)
+        elif not self.lacking:
+            delta = self.settings.get("delta", (1.0, 1.0))
+            size = len(delta) if isinstance(delta, tuple) else 2
+            MARGINS[self.loss](ClassPrior.from_counts([2] * size), **self.settings)
+
+    @property
+    def lacking(self) -> list[str]:
+        """The settings that the loss has no default for and that are not given."""
+        wanted = loss_settings(self.loss).items()
+        return [key for key, d in wanted if d is REQUIRED and key not in self.settings]
+
+    def require_complete(self) -> None:
+        """Refuse a method that lacks a setting, saying how to write it."""
+        for key in self.lacking:
+            how = {"delta": "NUMBER/NUMBER/..., one per class"}.get(key, "NUMBER")
+            published = ", ".join(f"{value:g} for {name}" for name, value in THRESHOLDS.items())
+            hint = f" Published results have {published}." if key == "threshold" else ""
+            raise InputError(
+                f"method {self.loss!r} needs `{key}`: write {self.loss}:{key}={how}.{hint}"
+            )
+
+    @classmethod
+    def of(cls, method: Part | str) -> Method:
+        """The method that a run's spec carries, or that a text names."""
+        part = _split(method) if isinstance(method, str) else method
+        loss, *extras = part.name.split("+")
+        _check_names(loss, extras)
+        settings = dict(part.settings)
+        given: dict[str, Any] = {}
+        for extra in extras:
+            for key, _ in EXTRAS[extra].settings.values():
+                if key in settings:
+                    given[key] = settings.pop(key)
+        smooth = given.pop("epsilon", EXTRAS["label-smoothing"].settings["epsilon"][1])
+        return cls(
+            loss=loss,
+            settings=settings,
+            drw="drw" in extras,
+            label_smoothing=smooth if "label-smoothing" in extras else 0.0,
+            sampling=next((SAMPLINGS[e] for e in extras if e in SAMPLINGS), "instance"),
+            **given,
+        )
+
+    @property
+    def part(self) -> Part:
+        """For a run's spec: extras in one order, and no setting that is at its default.
+
+        So one method has one hash however it was typed, and a setting that a later version
+        adds changes no existing one.
+        """
+        defaults = loss_settings(self.loss)
+        settings = {key: v for key, v in self.settings.items() if v != defaults[key]}
+        has = {"drw": self.drw, "label-smoothing": self.label_smoothing > 0}
+        has |= {name: self.sampling == rule for name, rule in SAMPLINGS.items()}
+        mine = {
+            "drw_start": self.drw_start,
+            "drw_beta": self.drw_beta,
+            "epsilon": self.label_smoothing,
+        }
+        extras = [name for name in EXTRAS if has[name]]
+        for name in extras:
+            for key, default in EXTRAS[name].settings.values():
+                if mine[key] != default:
+                    settings[key] = mine[key]
+        return Part("+".join([self.loss, *extras]), Settings(settings))
+
+    @property
+    def head(self) -> str | None:
+        """The head that the loss needs, or None if any will do.
+
+        LDAM multiplies its logits by 30; only the cosines of a cosine head stand that.
+        """
+        return "cosine" if self.loss == "ldam" else None
+
+    def criterion(self, prior: ClassPrior) -> PairwiseMarginLoss:
+        """The loss as a module of (logits, target).
+
+        With DRW it has a `weight` buffer, ones at first, to be filled from `class_weights`. A
+        loss that draws random numbers has an attribute `generator`, None until it is set.
+
+        Args:
+            prior: of the examples that the run trains on.
+        """
+        import torch
+
+        from longtail import losses, margins
+
+        options: losses.LossOptions = {"label_smoothing": self.label_smoothing}
+        if self.drw:
+            options["weight"] = torch.ones(prior.num_classes)
+        self.require_complete()
+        if self.loss == THRESHOLD:
+            return losses.EqualizedThresholdLoss(prior, **self.settings, **options)
+        return losses.PairwiseMarginLoss(
+            margins.by_name(self.loss, prior, **self.settings), **options
+        )
+
+    def first_weighted_epoch(self, epochs: int) -> int:
+        """Where DRW begins, counted from 0: `drw_start`, or 80% of the epochs (160 of 200).
+
+        Examples:
+            >>> Method.of("softmax+drw").first_weighted_epoch(200)
+            160
+        """
+        if self.drw_start is None:
+            return min(round(0.8 * epochs), epochs - 1)  # the last epoch at the latest
+        return self.drw_start
+
+    def class_weights(self, prior: ClassPrior, epoch: int, epochs: int) -> FloatArray | None:
+        """The class weights of one epoch (counted from 0), or None where there are none.
+
+            w_y = L · v_y / Σ v,   v_y = (1 − β) / (1 − β^{n_y})
+
+        They have the meaning of torch's `weight`: Σ w_y ℓ / Σ w_y over the batch.
+
+        Args:
+            prior: of the examples that the run trains on, made from counts.
+            epoch: counted from 0.
+            epochs: of the whole training.
+
+        Returns:
+            Shape (num_classes,), with sum num_classes.
+
+        Examples:
+            >>> prior = ClassPrior.from_counts([5000, 500, 50])
+            >>> Method.of("softmax+drw").class_weights(prior, 160, 200).round(3)
+            array([0.034, 0.275, 2.691])
+        """
+        if not self.drw or epoch < self.first_weighted_epoch(epochs):
+            return None
+        inverse = 1.0 / prior.effective_numbers(beta=self.drw_beta)
+        weights: FloatArray = prior.num_classes * inverse / inverse.sum()
+        return weights
+
+
+def parse_method(text: str) -> Part:
+    """A method as typed on the command line, as a run's spec keeps it.
+
+    Args:
+        text: see the head of this file.
+
+    Returns:
+        Its canonical name without settings, and the settings that differ from the defaults.
+
+    Examples:
+        >>> parse_method("ldam+drw:start=120")
+        Part(name='ldam+drw', settings={'drw_start': 120})
+        >>> parse_method("logit-adjusted:tau=1").settings
+        {}
+    """
+    return Method.of(text).part
+
+
+def _split(text: str) -> Part:
+    """The parts and settings of a text, the latter by their keys in a run's record."""
+    names: list[str] = []
+    settings: dict[str, Any] = {}
+    for part in text.split("+"):
+        typed, colon, rest = part.strip().partition(":")
+        name = typed.strip().lower().replace("_", "-")
+        names.append(name)
+        _check_names(names[0], names[1:])
+        known = loss_settings(name) if len(names) == 1 else EXTRAS[name].settings
+        for pair in rest.split(",") if colon else ():
+            key, equals, value = (piece.strip() for piece in pair.partition("="))
+            key = key.lower().replace("-", "_")
+            if not equals or not key:
+                raise InputError(
+                    f"method {text!r}: settings are written as {name}:name=value,name=value; "
+                    f"got {pair!r}."
+                )
+            _known([key], known, name)
+            flat = key if len(names) == 1 else EXTRAS[name].settings[key][0]
+            if flat in settings:
+                raise InputError(f"method {text!r}: {key!r} of {name!r} is given twice.")
+            settings[flat] = _number(value, f"{key} of {name}", text)
+    return Part("+".join(names), Settings(settings))
+
+
+def _number(value: str, what: str, text: str) -> Any:
+    """A number, whole where written so, or several with slashes between them."""
+    found: list[float] = []
+    for piece in value.split("/"):
+        try:
+            found.append(int(piece) if what == "start of drw" else float(piece))
+        except ValueError as error:
+            raise InputError(
+                f"method {text!r}: {what} must be a {'whole ' * (what == 'start of drw')}number; "
+                f"got {piece!r}."
+            ) from error
+    return tuple(found) if len(found) > 1 or what.startswith("delta ") else found[0]
+
+
+def _check_names(loss: str, extras: list[str]) -> None:
+    losses = [*MARGINS, THRESHOLD]
+    caller = f"method {'+'.join([loss, *extras])!r}"
+    if loss.startswith("posthoc-"):
+        raise InputError(
+            f"{caller}: a post-hoc method is not trained; train softmax, and the comparison of "
+            f"its evaluated runs computes the post-hoc methods from their logits."
+        )
+    if loss in EXTRAS:
+        raise InputError(
+            f"{caller}: {loss!r} comes on top of a loss, which stands first, such as "
+            f"softmax+{loss}."
+        )
+    if loss not in losses:
+        raise unknown(caller, "loss", loss, losses)
+    for extra in extras:
+        if extra in losses:
+            raise InputError(
+                f"{caller}: a method has one loss, but {loss!r} and {extra!r} are two; after the "
+                f"loss may come {', '.join(EXTRAS)}."
+            )
+        if extra not in EXTRAS:
+            raise unknown(caller, "part", extra, list(EXTRAS))
+        if extras.count(extra) > 1:
+            raise InputError(f"{caller}: {extra!r} is there twice.")
+    sampled = [extra for extra in extras if extra in SAMPLINGS]
+    if len(sampled) > 1:
+        raise InputError(
+            f"{caller}: batches are drawn in one way, but {' and '.join(sampled)} are two."
+        )
+
+
+def _known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
+    for key in given:
+        if key not in known:
+            raise InputError(
+                f"method {name!r} has no setting {key!r}; "
+                + (f"it has {', '.join(known)}." if known else "it has none.")
+            )
+
+
+def unknown(caller: str, what: str, value: object, options: list[str]) -> InputError:
+    """The error for a name that does not exist: the nearest ones, then all."""
+    near = difflib.get_close_matches(str(value), options, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    return InputError(
+        f"{caller}: there is no {what} {value!r}{hint} There are {', '.join(options)}."
+    )
