@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from longtail._checks import InputError
-from longtail.models.norm import count_batches, norm_act
+from longtail.models.norm import count_batches, norm_act, norm_act_fork
 
 
 def layer_and_input(momentum=0.3, eps=0.01):
@@ -44,6 +44,21 @@ def test_it_is_the_equation(training, with_residual, relu):
             expected = np.maximum(expected, 0.0)
         assert np.abs(y[:, c].detach().numpy() - expected).max() < 1e-12
         assert np.allclose([bn.running_mean[c], bn.running_var[c]], moved, rtol=1e-12)
+
+
+def test_the_fork_is_the_same_twice_and_adds_up_the_gradients():
+    bn, x = layer_and_input()
+    other = nn.BatchNorm2d(3, momentum=0.3, eps=0.01).double()
+    other.load_state_dict(bn.state_dict())
+    residual, one, two = (torch.randn_like(x) for _ in range(3))
+    y = norm_act(bn, x.requires_grad_(), residual=residual)
+    (expected,) = torch.autograd.grad((y * (one + two)).sum(), x)
+    left, right = norm_act_fork(other, x, residual=residual)
+    (found,) = torch.autograd.grad((left * one).sum() + (right * two).sum(), x)
+    assert torch.equal(left, y)
+    assert torch.equal(right, y)
+    assert torch.allclose(found, expected)
+    assert torch.equal(other.running_mean, bn.running_mean)  # moved once, not twice
 
 
 def test_counting_follows_each_layers_mode():

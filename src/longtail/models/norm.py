@@ -6,11 +6,16 @@ computed is `longtail.kernels.norm_act`'s business.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor, nn
 
 from longtail._checks import InputError
 from longtail.kernels import norm_act as kernel
+
+# One value for two readers: a block's branch and its shortcut.
+Fork = tuple[Tensor, Tensor]
 
 
 def norm_act(
@@ -36,23 +41,35 @@ def norm_act(
         >>> [round(value, 3) for value in y.flatten().tolist()]
         [0.0, 3.0]
     """
+    return kernel.norm_act(x, *_tensors(bn), residual=residual, relu=relu, **_settings(bn))
+
+
+def norm_act_fork(bn: nn.BatchNorm2d, x: Tensor, *, residual: Tensor | None = None) -> Fork:
+    """`norm_act`, its result once for each of its two readers.
+
+    What one tensor's two readers send back has to be added up by a kernel of its own; of two
+    tensors it is added where batch norm reads it.
+    """
+    return kernel.norm_act_fork(x, *_tensors(bn), residual=residual, **_settings(bn))
+
+
+def _tensors(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    return bn.weight, bn.bias, bn.running_mean, bn.running_var
+
+
+class _Settings(TypedDict):
+    training: bool
+    momentum: float
+    eps: float
+
+
+def _settings(bn: nn.BatchNorm2d) -> _Settings:
     if bn.momentum is None:
         raise InputError(
             "norm_act: `bn` must have a momentum; with momentum=None the running statistics "
             "depend on the number of batches, which the device would have to be asked for."
         )
-    return kernel.norm_act(
-        x,
-        bn.weight,
-        bn.bias,
-        bn.running_mean,
-        bn.running_var,
-        residual=residual,
-        relu=relu,
-        training=bn.training,
-        momentum=bn.momentum,
-        eps=bn.eps,
-    )
+    return {"training": bn.training, "momentum": bn.momentum, "eps": bn.eps}
 
 
 def count_batches(model: nn.Module) -> None:

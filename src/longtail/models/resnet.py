@@ -2,9 +2,12 @@
 
     stem -> stages of blocks -> (final norm) -> mean over positions -> fc
 
-A block computes ``relu(branch(x) + shortcut(x))``. Parameter names are torchvision's
-throughout (`conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0`, `fc`), so its weights
-load into `resnet18`, `resnet50` and `resnet152`. Heads and batch norm live next door.
+A block computes ``relu(branch(x) + shortcut(x))``. Branch and shortcut each get an x of their
+own, equal and in the same memory, which saves the way back a pass (`norm_act_fork`).
+
+Parameter names are torchvision's throughout (`conv1`, `bn1`, `layer1.0.conv1`,
+`layer1.0.downsample.0`, `fc`), so its weights load into `resnet18`, `resnet50` and `resnet152`.
+Heads and batch norm live next door.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtail.models.heads import HeadFactory
-from longtail.models.norm import count_batches, norm_act
+from longtail.models.norm import Fork, count_batches, norm_act, norm_act_fork
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -111,10 +114,11 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample = shortcut
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+    def forward(self, fork: Fork) -> Fork:
+        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
+        x, same_x = fork
         y = norm_act(self.bn1, self.conv1(x))
-        return norm_act(self.bn2, self.conv2(y), residual=self.downsample(x))
+        return norm_act_fork(self.bn2, self.conv2(y), residual=self.downsample(same_x))
 
 
 class Bottleneck(nn.Module):
@@ -148,11 +152,12 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.downsample = shortcut
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
+    def forward(self, fork: Fork) -> Fork:
+        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
+        x, same_x = fork
         y = norm_act(self.bn1, self.conv1(x))
         y = norm_act(self.bn2, self.conv2(y))
-        return norm_act(self.bn3, self.conv3(y), residual=self.downsample(x))
+        return norm_act_fork(self.bn3, self.conv3(y), residual=self.downsample(same_x))
 
 
 def init_he(model: nn.Module) -> None:
@@ -250,7 +255,7 @@ class ResNet(nn.Module):
             channels, outputs, kernel, stride=stride, padding=padding, bias=False
         )
         self.bn1 = nn.BatchNorm2d(outputs)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if design.stem_pool else nn.Identity()
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if design.stem_pool else None
         self.stages: list[str] = []
         for number, (depth, width) in enumerate(zip(design.depths, design.widths, strict=True)):
             stage = nn.Sequential()
@@ -272,9 +277,12 @@ class ResNet(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """What the head sees, shape (batch, features); images as (batch, channels, h, w)."""
         count_batches(self)
-        x: Tensor = self.maxpool(norm_act(self.bn1, self.conv1(images)))
+        fork = norm_act_fork(self.bn1, self.conv1(images))
+        if self.maxpool is not None:
+            fork = (self.maxpool(fork[0]),) * 2
         for stage in self.stages:
-            x = self.get_submodule(stage)(x)
+            fork = self.get_submodule(stage)(fork)
+        x = fork[0]
         if self.final_bn is not None:
             x = norm_act(self.final_bn, x, relu=False)
         return x.mean(dim=(2, 3))
