@@ -265,6 +265,7 @@ def test_overrides_as_typed():
         ({"mean": [0.1, 0.2]}, "one value per channel, or one for all; they have 2 and 3"),
         ({"head": "cosin"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'"),
         ({"head_scale": 0}, "`head_scale` must be above zero"),
+        ({"head_scale": 9}, "`head_scale` belongs to a cosine head, but the head is 'linear'"),
         ({"epoch": 3}, "recipe 'paper': there is no value 'epoch'; did you mean epochs"),
     ],
 )

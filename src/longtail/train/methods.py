@@ -44,6 +44,11 @@ SAMPLINGS = {
 }
 
 
+# The losses that don't answer for class frequencies as weights or log-priors do. Sampling goes
+# with these alone: with any other the imbalance would be corrected twice.
+SAMPLED_LOSSES = ("softmax", "adaptive", "ldam", THRESHOLD)
+
+
 class Extra(NamedTuple):
     """What may follow a loss: one line about it, and its settings.
 
@@ -143,8 +148,7 @@ class Method:
         drw_start: the first epoch that has them, counted from 0; None: at 80% of the epochs.
         drw_beta: β of those weights.
         label_smoothing: ε, 0 for none.
-        sampling: how batches are drawn, a rule of `data.samplers.ClassSampler`. The prior stays
-            that of the data, whatever is drawn.
+        sampling: how batches are drawn, a rule of `data.samplers.ClassSampler`.
 
     Examples:
         >>> method = Method.of("logit-adjusted:tau=2+drw")
@@ -173,6 +177,14 @@ class Method:
         if self.drw_start is not None:
             _checks.whole(self.drw_start, caller, name="start of drw", at_least=0)
         object.__setattr__(self, "settings", Settings(self.settings))
+        if self.sampling != "instance" and (self.drw or self.loss not in SAMPLED_LOSSES):
+            other = "drw" if self.drw else self.loss
+            sampled = next(name for name, rule in SAMPLINGS.items() if rule == self.sampling)
+            raise InputError(
+                f"{caller}: {other} and {sampled} both correct for class frequencies, and together "
+                f"would do it twice; take one of them. {sampled} goes with the losses "
+                f"{', '.join(SAMPLED_LOSSES)}."
+            )
         self._try_loss(caller)
 
     def _try_loss(self, caller: str) -> None:

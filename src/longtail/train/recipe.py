@@ -55,7 +55,7 @@ class Recipe:
         crop_fill: what is added, `black` pixels or the `mean`, which is 0 after normalisation.
         flip: mirror half of the images.
         head: the network's last layer, `linear`, `cosine` or `unit-norm`.
-        head_scale: multiplies the logits of the other two.
+        head_scale: multiplies the logits of a cosine head.
     """
 
     name: str
@@ -103,6 +103,11 @@ class Recipe:
                 )
         for key, options in _CHOICES.items():
             _checks.choice(getattr(self, key), options, caller, name=key)
+        if self.head_scale != 1 and self.head != "cosine":
+            raise InputError(
+                f"{caller}: `head_scale` belongs to a cosine head, but the head is {self.head!r}; "
+                f"override both together."
+            )
         self._check_schedule(caller)
         for key in ("mean", "std"):
             values = _checks.vector(getattr(self, key), caller=caller, name=key)
