@@ -4,7 +4,13 @@ The references use the state dict's names and plain functions; the option-A bloc
 NumPy loops.
 """
 
+import json
+import os
+import subprocess
+import sys
 from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -469,3 +475,41 @@ def test_batch_norms_start_as_the_identity():
             assert (layer.weight == 1).all()
             assert (layer.bias == 0).all()
             assert (layer.eps, layer.momentum) == (1e-5, 0.1)
+
+
+# --- the kernels
+
+
+def one_step(name):
+    """Logits, two gradients and a running variance of one training step in channels_last."""
+    model = build(name, size=8).to(memory_format=torch.channels_last)
+    x = images(8, 3, 8, 8, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    logits = model(x)
+    logits.pow(2).mean().backward()
+    values = (
+        logits,
+        model.conv1.weight.grad,
+        model.layer2[0].conv2.weight.grad,
+        model.layer3[1].bn2.running_var,
+    )
+    return [value.flatten().tolist() for value in values]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_a_step_through_the_kernels_is_the_same():
+    code = (
+        "import json, test_resnet, longtail.kernels;"
+        "assert longtail.kernels.available('cpu');"
+        "print(json.dumps(test_resnet.one_step('resnet20')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for found, expected in zip(json.loads(done.stdout), one_step("resnet20"), strict=True):
+        assert np.allclose(found, expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
