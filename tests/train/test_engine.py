@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import adjust_logits, balanced_error, margins
+from longtail import adjust_logits, balanced_error
 from longtail.data.digits import load_digits_lt
 from longtail.experiments.comparison import BASELINE, compare, mean_interval
-from longtail.losses import PairwiseMarginLoss
 from longtail.runs import Run
-from longtail.train.engine import Trainee, evaluate, normalized, train, train_cohort
+from longtail.train.augment import normalize
+from longtail.train.engine import evaluate, train, train_cohort
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
 from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.trainee import Resident, Trainee
 
 DATA = load_digits_lt()
 SHORT = {"epochs": 2}
@@ -23,6 +26,32 @@ def spec(method="softmax", seed=0, held_out=0.0, **overrides):
         recipe="digits",
         seed=seed,
         overrides={**SHORT, **overrides},
+    )
+
+
+def lane(recipe, method="softmax", seed=0):
+    device = torch.device("cpu")
+    return Lane(
+        lambda: Trainee(
+            recipe,
+            Method.of(method),
+            Resident(DATA.train, device),
+            labels=DATA.train.labels,
+            kept=np.arange(len(DATA.train)),
+            prior=DATA.train.prior,
+            seed=seed,
+        ),
+        device=device,
+    )
+
+
+def pixels(images, recipe):
+    """The images as the network takes them, uncropped."""
+    return normalize(
+        torch.from_numpy(images.images),
+        mean=recipe.mean,
+        std=recipe.std,
+        pixel_range=images.pixel_range,
     )
 
 
@@ -51,14 +80,11 @@ def test_global_randomness_does_not_reach_a_run(cohort, tmp_path):
 
 
 def test_seeds_differ_and_methods_share_their_start():
-    prior = DATA.train.prior
-    make = lambda method, seed: Trainee(  # noqa: E731
-        get_recipe("digits"),
-        PairwiseMarginLoss(margins.by_name(method, prior)),
-        DATA.train,
-        seed=seed,
+    recipe = get_recipe("digits")
+    softmax, other, another = (
+        lane(recipe, method, seed).trainee
+        for method, seed in (("softmax", 0), ("logit-adjusted", 0), ("softmax", 1))
     )
-    softmax, other, another = make("softmax", 0), make("logit-adjusted", 0), make("softmax", 1)
     assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
     assert not torch.equal(softmax.model.fc.weight, another.model.fc.weight)
 
@@ -76,16 +102,15 @@ def test_the_first_step_is_sgd_on_the_family_loss(tmp_path):
     recipe = get_recipe(
         "digits", epochs=1, batch_size=10_000, optimizer="sgd", momentum=0.0, weight_decay=0.0
     )
-    margin = margins.logit_adjusted(DATA.train.prior)
-    trainee = Trainee(recipe, PairwiseMarginLoss(margin), DATA.train, seed=0)
-    pixels = normalized(DATA.train, recipe)
+    one = lane(recipe, "logit-adjusted")
+    trainee = one.trainee
     log_prior = torch.tensor(DATA.train.prior.log_probs)
-    logits = trainee.model(pixels).double() + log_prior
+    logits = trainee.model(pixels(DATA.train, recipe)).double() + log_prior
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(DATA.train.labels))
     (gradient,) = torch.autograd.grad(loss, trainee.model.fc.weight)
     rate = recipe.lr / 2  # the first of two warm-up steps
     expected = trainee.model.fc.weight.detach() - rate * gradient
-    assert trainee.train_epoch(0) == pytest.approx(loss.item(), rel=1e-5)
+    assert run_epoch([one], [0]) == pytest.approx([loss.item()], rel=1e-5)
     torch.testing.assert_close(trainee.model.fc.weight.detach(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -101,15 +126,10 @@ def test_held_out_examples_are_not_trained_on(cohort):
 def test_evaluation_writes_the_networks_logits_once(cohort):
     run = cohort[0]
     logits, target, _ = run.logits("test")
-    model = Trainee(
-        get_recipe("digits"),
-        PairwiseMarginLoss(margins.softmax(run.prior)),
-        DATA.train,
-        seed=0,
-    ).model
+    model = lane(get_recipe("digits")).trainee.model
     model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
     with torch.no_grad():
-        expected = model.eval()(normalized(DATA.test, get_recipe("digits")))
+        expected = model.eval()(pixels(DATA.test, get_recipe("digits")))
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(target, DATA.test.labels)
     stamp = (run.folder / "logits-test.safetensors").stat().st_mtime_ns

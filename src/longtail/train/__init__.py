@@ -1,5 +1,13 @@
 """Training: recipes are data, the engine is one loop, and a single run is a cohort of one.
 
-recipe   epochs, optimiser, schedule, normalisation: everything but data, method and seed
-engine   the loop, which writes run folders; and a finished run's logits on a split
+In the order in which a run goes through them:
+
+recipe      epochs, optimiser, schedule, normalisation: everything but data, method and seed
+methods     losses, DRW, label smoothing and sampling by name
+augment     crops, flips and normalisation of whole batches, on any device
+plan        what an epoch will do, drawn beforehand from the run's seed
+trainee     one run on one device, and its step
+lane        steps in line on a CPU; as CUDA graphs, many runs at once, on a GPU
+checkpoint  what a killed run goes on from
+engine      runs into their folders; a finished run's logits on a split
 """

@@ -1,110 +1,92 @@
-"""The training loop, once for every method, data set and number of runs.
+"""Training runs into their folders, once for every method, data set and number of runs.
 
 `train_cohort` trains several runs of one data set; a single run is a cohort of one. On a CPU
-the runs follow one another. Training never sees a test set: `evaluate` opens it later, from the
-finished run's folder.
+the runs follow one another, on a GPU they train together, with the same results up to rounding.
+Training never sees a test set: `evaluate` opens it later, from the finished run's folder.
 
-A run's randomness comes from its seed, a purpose and the epoch, through `stream_seed`, never
-from a global generator: what its neighbours do can't change it, and two methods with one seed
-start from the same weights and see the same batches, so that their difference is paired.
+A run's randomness comes from its seed, a purpose and the epoch, never from a global generator:
+what its neighbours do can't change it, and two methods with one seed start from the same
+weights and see the same batches, so that their difference is paired.
 """
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from longtail import margins, models
+from longtail import metrics, models
+from longtail._checks import InputError, IntArray
 from longtail.data.images import ImageSet
 from longtail.data.subsets import held_out_split
-from longtail.losses import PairwiseMarginLoss
+from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter
-from longtail.train.recipe import Recipe, learning_rate
+from longtail.runs.folder import RunError
+from longtail.train import checkpoint
+from longtail.train.augment import normalize
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
+from longtail.train.plan import stream_seed
+from longtail.train.recipe import Recipe
+from longtail.train.trainee import Resident, Trainee
+
+logger = logging.getLogger("longtail")
 
 Progress = Callable[[int, int, str], None]
+PRECISIONS = ("float32", "bfloat16")
+TOGETHER = 16  # runs at once on a GPU; more only wait for each other
+_UNLOST = "Nothing written is lost: the same command goes on from the last checkpoints."
 
 
-def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """A seed for one purpose of one run, unrelated to those of other purposes and indices.
+@dataclass(frozen=True)
+class EpochEnd:
+    """What is known of a run after an epoch.
 
-    Examples:
-        >>> stream_seed(0, "order", 1) != stream_seed(0, "order", 2)
-        True
-    """
-    digest = hashlib.sha256(f"{seed}/{purpose}/{index}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1  # torch takes 63 bits
-
-
-def normalized(images: ImageSet, recipe: Recipe) -> Tensor:
-    """Pixels as float32, scaled to [0, 1], less the recipe's mean, over its deviation."""
-    pixels = torch.from_numpy(images.images).float() / images.pixel_range
-    mean = torch.tensor(recipe.mean).view(1, -1, 1, 1)
-    std = torch.tensor(recipe.std).view(1, -1, 1, 1)
-    return (pixels - mean) / std
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimiser over all parameters."""
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.optimizer == "nesterov",
-    )
-
-
-class Trainee:
-    """One run of a cohort: its network, its loss, its optimiser and its batches.
-
-    Args:
-        recipe: how to train.
-        criterion: the loss, a module of (logits, target).
-        images: what to train on.
-        seed: of this run.
+    Attributes:
+        spec: of the run.
+        folder: of the run.
+        epoch: how many are done.
+        epochs: how many there will be.
+        loss: mean loss of the epoch's examples.
+        held_out_error: balanced error on the held-out part, where it was measured.
+        rate: learning rate of the epoch's last step.
     """
 
-    def __init__(
-        self, recipe: Recipe, criterion: nn.Module, images: ImageSet, *, seed: int
-    ) -> None:
-        self.recipe, self.criterion, self.seed = recipe, criterion, seed
-        self.pixels = normalized(images, recipe)
-        self.labels = torch.from_numpy(images.labels)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(seed, "weights"))
-            self.model = models.build(
-                recipe.model, num_classes=images.num_classes, image_shape=images.image_shape
-            )
-        self.optimizer = make_optimizer(self.model, recipe)
-        self.steps_per_epoch = -(-len(images) // recipe.batch_size)
+    spec: RunSpec
+    folder: Path
+    epoch: int
+    epochs: int
+    loss: float
+    held_out_error: float | None
+    rate: float
 
-    def train_epoch(self, epoch: int) -> float:
-        """One pass over the data in this epoch's order; the mean loss of its examples."""
-        order = torch.Generator().manual_seed(stream_seed(self.seed, "order", epoch))
-        batches = torch.split(
-            torch.randperm(len(self.labels), generator=order), self.recipe.batch_size
-        )
-        total = torch.zeros((), dtype=torch.float64)
-        self.model.train()
-        for number, batch in enumerate(batches):
-            step = epoch * self.steps_per_epoch + number
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.recipe, step, self.steps_per_epoch)
-            loss = self.criterion(self.model(self.pixels[batch]), self.labels[batch])
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
-            total += loss.detach().double() * len(batch)
-        return float(total) / len(self.labels)
+
+@dataclass
+class _Job:
+    """A run to train: its part of the data, its writer, and how far it is."""
+
+    spec: RunSpec
+    recipe: Recipe
+    kept: IntArray
+    held: IntArray | None
+    prior: ClassPrior
+    writer: RunWriter
+    start: checkpoint.Checkpoint | None
+    lane: Lane = field(init=False)
+    epoch: int = 0
+    seconds: float = 0.0
+    saved: float = field(default_factory=time.monotonic)
+
+    @property
+    def done(self) -> bool:
+        return self.epoch >= self.recipe.epochs
 
 
 def train_cohort(
@@ -112,108 +94,310 @@ def train_cohort(
     images: ImageSet,
     *,
     root: Path | str,
+    device: torch.device | str = "cpu",
     command: str | None = None,
     force: bool = False,
+    together: int = TOGETHER,
+    graphs: bool = True,
+    checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
+    after_epoch: Callable[[EpochEnd], None] | None = None,
 ) -> list[Run]:
     """Train several runs of one data set, each into its folder below `root`.
 
-    A run that is finished already is opened and not trained again.
+    A run that is finished already is opened and not trained again; one that was interrupted goes
+    on from its last checkpoint.
 
     Args:
         specs: what to train; all name the data set that `images` is.
         images: the training set, before anything is held out of it. No test set comes here.
         root: the folder of runs.
+        device: where to train.
         command: what to type to do this again, for the record.
-        force: train finished runs again.
+        force: train finished and interrupted runs again, from the start.
+        together: how many runs share a GPU at a time.
+        graphs: on a GPU, capture each run's step as a CUDA graph.
+        checkpoint_seconds: how much work an interruption may cost, at epoch ends.
         progress: called as ``progress(epochs done, epochs in all, what)``.
+        after_epoch: called after each epoch of each run.
 
     Returns:
         The finished runs, in the order of `specs`.
     """
-    total = sum(Recipe.of(spec).epochs for spec in specs)
-    done, runs = 0, []
-    for spec in specs:
-        report = None
-        if progress is not None:
-            what = f"{spec.method.name}, seed {spec.seed}"
-            report = partial(_report, progress, before=done, total=total, what=what)
-        runs.append(
-            train(spec, images, root=root, command=command, force=force, after_epoch=report)
+    device = torch.device(device)
+    folders = [Path(root) / spec.folder for spec in specs]
+    runs: dict[Path, Run] = {}
+    waiting: dict[Path, RunSpec] = {}
+    for folder, spec in zip(folders, specs, strict=True):
+        run = None if force else _finished(folder)
+        if run is None:
+            waiting.setdefault(folder, spec)
+        else:
+            runs[folder] = run
+    report = _Report(progress, after_epoch, {folder: Recipe.of(s) for folder, s in waiting.items()})
+    data = Resident(images, device) if waiting else None
+    diverged: list[Path] = []
+    width = together if device.type == "cuda" else 1
+    pending = list(waiting.values())
+    for first in range(0, len(pending), width):
+        jobs = [
+            _start(spec, images, root=root, device=device, command=command, force=force)
+            for spec in pending[first : first + width]
+        ]
+        assert data is not None
+        for job in jobs:
+            job.lane = _lane(job, images, data, device=device, graphs=graphs)
+        diverged += _train_together(
+            jobs, images, report=report, checkpoint_seconds=checkpoint_seconds
         )
-        done += Recipe.of(spec).epochs
-    return runs
+        for job in jobs:
+            if job.writer.folder not in diverged:
+                runs[job.writer.folder] = _finish(job, images)
+    if diverged:
+        raise RunError(
+            f"train: the loss of {len(diverged)} run(s) became infinite or NaN, so they stay "
+            f"unfinished: {', '.join(map(str, diverged))}. The rest is done. A lower lr or a "
+            f"longer warm-up (override lr or warmup_epochs) may help."
+        )
+    return [runs[folder] for folder in folders]
 
 
-def _report(progress: Progress, epoch: int, *, before: int, total: int, what: str) -> None:
-    progress(before + epoch, total, what)
+def train(spec: RunSpec, images: ImageSet, *, root: Path | str, **options: object) -> Run:
+    """Train one run: a cohort of one, see `train_cohort` for the options."""
+    (run,) = train_cohort([spec], images, root=root, **options)  # type: ignore[arg-type]
+    return run
 
 
-def train(
+class _Report:
+    """Tells the caller how far the whole cohort is."""
+
+    def __init__(
+        self,
+        progress: Progress | None,
+        after_epoch: Callable[[EpochEnd], None] | None,
+        recipes: dict[Path, Recipe],
+    ) -> None:
+        self.progress, self.after_epoch = progress, after_epoch
+        self.total = sum(recipe.epochs for recipe in recipes.values())
+        self.at: dict[Path, int] = {}
+
+    def epoch(self, end: EpochEnd) -> None:
+        self.at[end.folder] = end.epoch
+        if self.after_epoch is not None:
+            self.after_epoch(end)
+        if self.progress is not None:
+            words = [f"{end.spec.method.name}, seed {end.spec.seed}"]
+            words.append(f"epoch {end.epoch}/{end.epochs}")
+            words.append(f"loss {end.loss:.3f}")
+            if end.held_out_error is not None:
+                words.append(f"held-out error {end.held_out_error:.1%}")
+            self.progress(sum(self.at.values()), self.total, ", ".join(words))
+
+
+def _finished(folder: Path) -> Run | None:
+    if not (folder / "run.json").exists():
+        return None
+    run = Run.open(folder, verify=False, unfinished=True)
+    return run if run.finished else None
+
+
+def _start(
     spec: RunSpec,
     images: ImageSet,
     *,
     root: Path | str,
-    command: str | None = None,
-    force: bool = False,
-    after_epoch: Callable[[int], None] | None = None,
-) -> Run:
-    """Train one run; see `train_cohort`.
-
-    What the spec holds out of training gets its logits written as the split ``held-out``.
-    """
-    folder = Path(root) / spec.folder
-    if (folder / "run.json").exists() and not force:
-        run = Run.open(folder, verify=False, unfinished=True)
-        if run.finished:
-            return run
-    recipe = Recipe.of(spec)
+    device: torch.device,
+    command: str | None,
+    force: bool,
+) -> _Job:
+    """Open the run's folder, anew or where it was left."""
     kept, held = np.arange(len(images)), None
     if spec.dataset.held_out:
         kept, held = held_out_split(
             images.labels, fraction=spec.dataset.held_out, seed=stream_seed(spec.seed, "held-out")
         )
-    part = images.take(kept)
-    writer = RunWriter.create(
-        root,
-        spec,
-        prior=part.prior,
-        data=images.fingerprint,
-        command=command,
-        class_names=images.class_names,
-        force=True,
+    prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
+    folder, recipe = Path(root) / spec.folder, Recipe.of(spec)
+    where = device_words(device)
+    start = None
+    if (folder / "run.json").exists() and not force:
+        writer = RunWriter.resume(folder, spec, device=where)
+        there = Run.open(folder, verify=False, unfinished=True)
+        if there.data != images.fingerprint:
+            raise RunError(
+                f"{folder} was begun on other data (fingerprint {there.data[:8]}, now "
+                f"{images.fingerprint[:8]}); pass --force (force=True) to begin again."
+            )
+        start = checkpoint.latest(folder)
+        done = 0 if start is None else start.epochs
+        writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= done)
+        logger.info("%s goes on after epoch %d", folder, done)
+    else:
+        writer = RunWriter.create(
+            root,
+            spec,
+            prior=prior,
+            data=images.fingerprint,
+            device=where,
+            command=command,
+            class_names=images.class_names,
+            force=True,
+        )
+    return _Job(spec, recipe, kept, held, prior, writer, start)
+
+
+def _lane(
+    job: _Job, images: ImageSet, data: Resident, *, device: torch.device, graphs: bool
+) -> Lane:
+    lane = Lane(
+        lambda: Trainee(
+            job.recipe,
+            Method.of(job.spec.method),
+            data,
+            labels=images.labels,
+            kept=job.kept,
+            prior=job.prior,
+            seed=job.spec.seed,
+            precision=precision_of(job.spec),
+            device=device,
+        ),
+        device=device,
+        graphs=graphs,
     )
-    margin = margins.by_name(spec.method.name, part.prior, **spec.method.settings)
-    trainee = Trainee(recipe, PairwiseMarginLoss(margin), part, seed=spec.seed)
-    started = time.monotonic()
-    for epoch in range(recipe.epochs):
-        writer.log(epoch=epoch + 1, loss=trainee.train_epoch(epoch))
-        if after_epoch is not None:
-            after_epoch(epoch + 1)
-    seconds = time.monotonic() - started
-    writer.write_model(trainee.model.state_dict())
-    if held is not None:
-        write_split(writer, trainee.model, images.take(held), recipe, split="held-out")
-    return writer.finish(
-        seconds=seconds, parameters=sum(p.numel() for p in trainee.model.parameters())
+    if job.start is not None:
+        with lane.active():
+            lane.trainee.load_state(job.start.tensors)
+        job.epoch, job.seconds = job.start.epochs, job.start.seconds
+        job.start = None
+    return lane
+
+
+def _train_together(
+    jobs: Sequence[_Job], images: ImageSet, *, report: _Report, checkpoint_seconds: float
+) -> list[Path]:
+    """Take all jobs to their last epoch; the folders of those whose loss left the numbers."""
+    diverged: list[Path] = []
+    while active := [j for j in jobs if not j.done and j.writer.folder not in diverged]:
+        started = time.monotonic()
+        with _explained(active):
+            losses = run_epoch([job.lane for job in active], [job.epoch for job in active])
+        share = (time.monotonic() - started) / len(active)
+        for job, loss in zip(active, losses, strict=True):
+            job.epoch += 1
+            job.seconds += share
+            _after_epoch(job, loss, images, report)
+            if not np.isfinite(loss):
+                diverged.append(job.writer.folder)
+            elif not job.done and time.monotonic() - job.saved >= checkpoint_seconds:
+                with job.lane.active():
+                    state = job.lane.trainee.state()
+                    checkpoint.save(job.writer.folder, state, epochs=job.epoch, seconds=job.seconds)
+                job.saved = time.monotonic()
+    return diverged
+
+
+@contextmanager
+def _explained(jobs: Sequence[_Job]) -> Iterator[None]:
+    """Turn the failure of a GPU into words on what it cost and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"train: the GPU's memory does not hold {len(jobs)} runs at once; train fewer together "
+            f"(--together N, together=N). {_UNLOST}"
+        ) from error
+    except RuntimeError as error:
+        if "CUDA" not in str(error) and "cuda" not in str(error):
+            raise
+        raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {_UNLOST}") from error
+
+
+def _after_epoch(job: _Job, loss: float, images: ImageSet, report: _Report) -> None:
+    trainee, error = job.lane.trainee, None
+    # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
+    every = 1 if trainee.device.type == "cpu" else max(1, job.recipe.epochs // 20)
+    if job.held is not None and np.isfinite(loss) and (job.done or job.epoch % every == 0):
+        with job.lane.active():
+            logits = network_logits(trainee.model, images.take(job.held), job.recipe)
+        error = metrics.balanced_error(images.labels[job.held], logits)
+    line = {"epoch": job.epoch, "loss": loss}
+    if error is not None:
+        line["held_out_error"] = error
+    job.writer.log(**line)
+    rate = float(trainee.plan.rates[-1])
+    report.epoch(
+        EpochEnd(job.spec, job.writer.folder, job.epoch, job.recipe.epochs, loss, error, rate)
     )
 
 
-def write_split(
+def _finish(job: _Job, images: ImageSet) -> Run:
+    model = job.lane.trainee.model
+    with job.lane.active():
+        job.writer.write_model(model.state_dict())
+        if job.held is not None:
+            _write_split(job.writer, model, images.take(job.held), job.recipe, split="held-out")
+    run = job.writer.finish(
+        seconds=job.seconds, parameters=sum(p.numel() for p in model.parameters())
+    )
+    checkpoint.delete_all(run.folder)
+    return run
+
+
+def precision_of(spec: RunSpec) -> str:
+    """``float32``, or what the spec's settings say."""
+    precision = spec.settings.get("precision", "float32")
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"train: `precision` must be one of {', '.join(PRECISIONS)}; got {precision!r}."
+        )
+    return str(precision)
+
+
+def device_words(device: torch.device) -> str:
+    """A device as records name it: ``cpu``, ``NVIDIA H200``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
+    """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    found = []
+    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        for batch in torch.split(torch.from_numpy(images.images), 1024):
+            pixels = normalize(
+                batch.to(device), mean=recipe.mean, std=recipe.std, pixel_range=images.pixel_range
+            )
+            found.append(model(pixels).float().cpu())
+    model.train(was_training)
+    return torch.cat(found).numpy()
+
+
+def _write_split(
     writer: RunWriter, model: nn.Module, images: ImageSet, recipe: Recipe, *, split: str
 ) -> None:
     """Write the network's logits on a split, with the head's norms and bias beside them."""
-    model.eval()
-    with torch.inference_mode():
-        batches = torch.split(normalized(images, recipe), 1024)
-        logits = torch.cat([model(batch).float() for batch in batches])
     norms, bias = models.head_norms_and_bias(model)
     writer.write_logits(
-        split, logits, images.labels, norms=norms, bias=bias, data=images.fingerprint
+        split,
+        network_logits(model, images, recipe),
+        images.labels,
+        norms=norms,
+        bias=bias,
+        data=images.fingerprint,
+        replace=True,  # a run killed while it finished left some
     )
 
 
-def evaluate(run: Run, images: ImageSet, *, split: str = "test") -> Run:
+def evaluate(
+    run: Run,
+    images: ImageSet,
+    *,
+    split: str = "test",
+    device: torch.device | str = "cpu",
+    replace: bool = False,
+) -> Run:
     """Write a finished run's logits on a split it has not seen, once.
 
     Tuning, post-hoc methods, metrics and reports read these logits; none of them needs the
@@ -223,17 +407,29 @@ def evaluate(run: Run, images: ImageSet, *, split: str = "test") -> Run:
         run: a finished run, with its weights.
         images: the split.
         split: its name.
+        device: where to compute.
+        replace: write again what is there already.
 
     Returns:
         The run, reopened.
     """
-    if split in run.splits:
+    if split in run.splits and not replace:
         return run
     recipe = Recipe.of(run.spec)
+    if images.num_classes != run.prior.num_classes:
+        raise InputError(
+            f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
+            f"with {run.prior.num_classes}."
+        )
     model = models.build(
-        recipe.model, num_classes=run.prior.num_classes, image_shape=images.image_shape
+        recipe.model,
+        num_classes=run.prior.num_classes,
+        image_shape=images.image_shape,
+        head=recipe.head,
+        head_scale=recipe.head_scale,
     )
     # A copy: the file's arrays are read-only maps, which torch can't take.
     model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in run.model().items()})
-    write_split(RunWriter.reopen(run.folder), model, images, recipe, split=split)
+    writer = RunWriter.reopen(run.folder)
+    _write_split(writer, model.to(device), images, recipe, split=split)
     return Run.open(run.folder, verify=False)

@@ -1,0 +1,257 @@
+"""Training steps on one GPU: cohorts of runs as CUDA graphs, against the plain eager loop.
+
+    python benchmarks/bench_cohort.py --data cifar10-lt.frozen --record results/bench_cohort.json
+    python benchmarks/bench_cohort.py --show results/bench_cohort.json
+
+CIFAR-10-LT, ResNet-32, batch 128, bfloat16. A model-step is the wall time of a whole epoch over
+its steps and runs, planning and reading the losses included, evaluation apart. The plain loop
+takes the same step as anyone would write it: eagerly, with torch's autocast, batch norm and
+optimiser. It also measures whether the two train alike: losses step by step in float32, and the
+balanced test error of short trainings over five seeds.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import longtail
+from longtail import data, kernels, metrics
+from longtail.data.images import LongTailedData
+from longtail.experiments.comparison import mean_interval
+from longtail.train.engine import network_logits
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method, parse_method
+from longtail.train.recipe import get_recipe
+from longtail.train.trainee import Resident, Trainee
+
+DEVICE = torch.device("cuda")
+SHORT = {"epochs": 12, "warmup_epochs": 1, "milestones": ((8, 0.1), (10, 0.01))}
+
+
+def torch_norm_act(x, weight, bias, mean, var, *, residual, relu, training, momentum, eps):
+    """What a network does with torch's own batch norm."""
+    y = F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+    y = y if residual is None else y + residual
+    return F.relu(y) if relu else y
+
+
+def lane(images, resident, *, seed, recipe, graphs=True, precision="bfloat16", method="softmax"):
+    return Lane(
+        lambda: Trainee(
+            recipe,
+            Method.of(parse_method(method)),
+            resident,
+            labels=images.labels,
+            kept=np.arange(len(images)),
+            prior=images.prior,
+            seed=seed,
+            precision=precision,
+            device=DEVICE,
+        ),
+        device=DEVICE,
+        graphs=graphs,
+    )
+
+
+def plainly():
+    """The network with torch's own batch norm."""
+    return mock.patch.object(kernels.norm_act, "norm_act", torch_norm_act)
+
+
+def epoch_seconds(lanes, epochs):
+    """Wall time of each of some epochs, after one that is not counted."""
+    found = []
+    for epoch in range(epochs + 1):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        run_epoch(lanes, [epoch] * len(lanes))
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return found[1:]
+
+
+def model_step(lanes, epochs):
+    steps = sum(len(one.trainee.batch_sizes) for one in lanes)
+    times = [1e3 * seconds / steps for seconds in epoch_seconds(lanes, epochs)]
+    return {"ms": statistics.median(times), "least": min(times), "most": max(times)}
+
+
+def kernels_of(one):
+    """Kernels of one step by kind: how many, and their time in µs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with one.active():
+            one.trainee.load(0)
+            torch.cuda.synchronize()
+            one.trainee.step(one.trainee.batch_sizes[0])
+        torch.cuda.synchronize()
+    kinds = {}
+    for event in profile.key_averages():
+        name = event.key.lower()
+        kind = next((k for k, words in KINDS.items() if any(w in name for w in words)), "other")
+        count, total = kinds.get(kind, (0, 0.0))
+        kinds[kind] = (count + event.count, total + event.self_device_time_total)
+    return {kind: {"kernels": n, "us": round(us, 1)} for kind, (n, us) in sorted(kinds.items())}
+
+
+KINDS = {
+    "convolution": ("conv", "gemm", "xmma", "cudnn", "cutlass", "wgrad", "dgrad", "sm90", "sm80"),
+    "batch norm": ("norm", "_bn", "welford"),
+    "copies": ("memcpy", "memset", "copy"),
+}
+
+
+def speed(images, resident, *, epochs):
+    recipe = get_recipe("tuned")
+    found = {"steps": None, "plain eager": None, "eager": None, "cohorts": {}}
+    with plainly():
+        one = lane(images, resident, seed=0, recipe=recipe, graphs=False)
+        found["plain eager"] = model_step([one], max(1, epochs // 2))
+        found["kernels, plain"] = kernels_of(one)
+    one = lane(images, resident, seed=0, recipe=recipe, graphs=False)
+    found["eager"] = model_step([one], max(1, epochs // 2))
+    found["kernels"] = kernels_of(one)
+    found["steps"] = len(one.trainee.batch_sizes)
+    for size in (1, 2, 4, 8, 16):
+        started = time.perf_counter()
+        lanes = [lane(images, resident, seed=s, recipe=recipe) for s in range(size)]
+        torch.cuda.synchronize()
+        captured = time.perf_counter() - started
+        found["cohorts"][str(size)] = {"capture_s": captured, **model_step(lanes, epochs)}
+        print(size, found["cohorts"][str(size)], flush=True)
+        del lanes
+        torch.cuda.empty_cache()
+    return found
+
+
+def step_losses(one, steps):
+    """The loss of each of the first steps."""
+    one.load(0)
+    found, before = [], 0.0
+    for number in range(steps):
+        one.step(number)
+        with one.active():
+            total = float(one.trainee.total)
+        found.append((total - before) / one.trainee.batch_sizes[number])
+        before = total
+    return found
+
+
+def agreement(images, resident, *, steps=40):
+    """Largest relative difference of the float32 losses so far, step by step."""
+    recipe = get_recipe("tuned")
+    settings = {"seed": 0, "recipe": recipe, "precision": "float32"}
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        with plainly():
+            eager = lane(images, resident, graphs=False, **settings)
+            plain = step_losses(eager, steps)
+            again = step_losses(lane(images, resident, graphs=False, **settings), steps)
+        graph = step_losses(lane(images, resident, **settings), steps)
+    plain, again, graph = map(np.array, (plain, again, graph))
+    return {
+        "plain eager": plain.tolist(),
+        "graph": graph.tolist(),
+        "plain eager, again": again.tolist(),
+        "difference": (np.abs(graph - plain) / plain).tolist(),
+        "difference between two plain": (np.abs(again - plain) / plain).tolist(),
+    }
+
+
+def short_trainings(pair: LongTailedData, resident, *, seeds=5):
+    """Balanced test error of short trainings, by both loops, and its paired difference."""
+    recipe = get_recipe("tuned", **SHORT)
+    images, errors, seconds = pair.train, {}, {}
+    for name, graphs in (("plain eager", False), ("graph", True)):
+        with nullcontext() if graphs else plainly():
+            started = time.perf_counter()
+            lanes = [
+                lane(images, resident, seed=s, recipe=recipe, graphs=graphs) for s in range(seeds)
+            ]
+            for epoch in range(recipe.epochs):
+                run_epoch(lanes, [epoch] * seeds)
+            torch.cuda.synchronize()
+            seconds[name] = time.perf_counter() - started
+            errors[name] = []
+            for one in lanes:
+                with one.active():
+                    logits = network_logits(one.trainee.model, pair.test, recipe)
+                errors[name].append(metrics.balanced_error(pair.test.labels, logits))
+        print(name, errors[name], seconds[name], flush=True)
+    gap = mean_interval(np.array(errors["graph"]) - np.array(errors["plain eager"]))
+    return {
+        "recipe": {"name": "tuned", **SHORT},
+        "errors": errors,
+        "seconds": seconds,
+        "difference": {"mean": gap.mean, "low": gap.low, "high": gap.high},
+    }
+
+
+def measure(path, *, epochs):
+    pair = data.load(path)
+    resident = Resident(pair.train, DEVICE)
+    return {
+        "data": {"name": pair.spec.name, "fingerprint": pair.train.fingerprint},
+        "device": torch.cuda.get_device_name(),
+        "versions": {
+            "longtail": longtail.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "speed": speed(pair.train, resident, epochs=epochs),
+        "agreement": agreement(pair.train, resident),
+        "short trainings": short_trainings(pair, resident),
+    }
+
+
+def show(record):
+    found = record["speed"]
+    print(f"{record['device']}, torch {record['versions']['torch']}; {record['data']['name']}")
+    print(f"{'':24}{'ms a model-step':>16}{'range':>18}")
+    rows = [("plain eager loop", found["plain eager"]), ("our step, eager", found["eager"])]
+    rows += [(f"cohort of {size}", row) for size, row in found["cohorts"].items()]
+    for name, row in rows:
+        print(f"{name:24}{row['ms']:16.3f}{row['least']:10.3f} –{row['most']:6.3f}")
+    for name in ("kernels, plain", "kernels"):
+        parts = [f"{k} {v['kernels']} ({v['us']:.0f} µs)" for k, v in found[name].items()]
+        total = sum(v["kernels"] for v in found[name].values())
+        print(f"{name}: {total} a step: {', '.join(parts)}")
+    apart = record["agreement"]
+    for name in ("difference", "difference between two plain"):
+        values = apart[name]
+        print(f"float32 {name}: steps 1-5 {max(values[:5]):.1e}, 1-20 {max(values[:20]):.1e}")
+    short = record["short trainings"]
+    gap = short["difference"]
+    print(
+        "short trainings, balanced error: "
+        + ", ".join(f"{k} {np.mean(v):.2%}" for k, v in short["errors"].items())
+        + f"; difference {gap['mean']:+.2%} [{gap['low']:+.2%}, {gap['high']:+.2%}]"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", help="a frozen file of cifar10-lt")
+    parser.add_argument("--record", type=Path, help="measure, and write the record here")
+    parser.add_argument("--show", type=Path, help="print the tables of a record")
+    parser.add_argument("--epochs", type=int, default=5)
+    given = parser.parse_args()
+    if given.record:
+        record = measure(given.data, epochs=given.epochs)
+        given.record.write_text(json.dumps(record, indent=1) + "\n")
+        show(record)
+    elif given.show:
+        show(json.loads(given.show.read_text()))
+    else:
+        parser.error("give --record or --show")
+
+
+if __name__ == "__main__":
+    main()

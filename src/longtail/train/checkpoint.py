@@ -1,0 +1,113 @@
+"""Checkpoints of a run, in its folder: tensors in safetensors, the rest in JSON.
+
+    checkpoint-000012.safetensors   what training changes, after 12 epochs
+    checkpoint-000012.json          epochs done, seconds so far, the tensors' hash
+
+The JSON is written last and names the hash, so a checkpoint counts only if it is whole. The two
+newest are kept: if the newest was damaged since, the one before serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail._checks import InputError
+from longtail.runs import files
+
+logger = logging.getLogger("longtail")
+
+_NAME = re.compile(r"checkpoint-(\d{6,})\.json")
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after some epochs.
+
+    Attributes:
+        epochs: how many are done.
+        seconds: training time until then.
+        tensors: everything that training changes, by name.
+    """
+
+    epochs: int
+    seconds: float
+    tensors: dict[str, Tensor]
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: float) -> None:
+    """Write a checkpoint, then delete those older than the last two.
+
+    Args:
+        folder: the run's.
+        tensors: everything that training changes, by name.
+        epochs: how many are done.
+        seconds: training time until now.
+    """
+    path = folder / f"checkpoint-{epochs:06d}.safetensors"
+    record = path.with_suffix(".json")
+    record.unlink(missing_ok=True)  # of an attempt before: it must not vouch for the new tensors
+    files.write_tensors(path, tensors, caller="checkpoint.save")
+    files.write_json(record, {"epochs": epochs, "seconds": seconds, "sha256": files.sha256(path)})
+    for old in _records(folder)[_KEPT:]:
+        _delete(old)
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint; a damaged one is passed over, with a warning.
+
+    Args:
+        folder: the run's.
+
+    Returns:
+        The checkpoint, or None if there is none to go on from.
+    """
+    for record in _records(folder):
+        try:
+            return _read(record)
+        except (InputError, OSError, KeyError, TypeError, ValueError) as error:
+            logger.warning(
+                "%s can't be used (%s); going back to the one before.",
+                record.with_suffix(".safetensors"),
+                str(error).rstrip("."),
+            )
+    return None
+
+
+def delete_all(folder: Path) -> None:
+    """Delete a finished run's checkpoints."""
+    for record in _records(folder):
+        _delete(record)
+    for rest in folder.glob("checkpoint-*.safetensors"):  # whose record was never written
+        rest.unlink()
+
+
+def _read(record: Path) -> Checkpoint:
+    found: dict[str, Any] = files.read_json(record, caller="checkpoint.latest")
+    path = record.with_suffix(".safetensors")
+    if files.sha256(path) != found["sha256"]:
+        raise InputError("its content is not what was written")
+    tensors = files.read_tensors(path, caller="checkpoint.latest")
+    # A copy: the file's arrays are read-only maps, which torch can't take.
+    copies = {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
+    return Checkpoint(int(found["epochs"]), float(found["seconds"]), copies)
+
+
+def _records(folder: Path) -> list[Path]:
+    """The records of all checkpoints, newest first."""
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem.split("-")[1]), reverse=True)
+
+
+def _delete(record: Path) -> None:
+    record.unlink()
+    record.with_suffix(".safetensors").unlink(missing_ok=True)

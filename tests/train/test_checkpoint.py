@@ -1,0 +1,288 @@
+"""Checkpoints: whole or passed over, and a killed training that ends where the unkilled one did."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from longtail.data.digits import load_digits_lt
+from longtail.runs import Run, files
+from longtail.runs.folder import RunError
+from longtail.train import checkpoint, engine
+from longtail.train.engine import train, train_cohort
+from longtail.train.recipe import make_spec
+
+DATA = load_digits_lt()
+EPOCHS = 24
+
+
+def spec(method="softmax", seed=0, held_out=0.2, **overrides):
+    return make_spec(
+        replace(DATA.spec, held_out=held_out),
+        method=method,
+        recipe="digits",
+        seed=seed,
+        overrides={"epochs": EPOCHS, **overrides},
+    )
+
+
+def tensors(value=0.0):
+    return {"model/w": torch.full((3,), value), "optimizer/0/step": torch.tensor(value)}
+
+
+def files_of(run):
+    """Everything that must not depend on how often a run was interrupted."""
+    names = ("model.safetensors", "log.jsonl", "logits-held-out.safetensors")
+    return {name: (run.folder / name).read_bytes() for name in names}
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(epoch):
+    def after(end):
+        if end.epoch == epoch:
+            raise Stop
+
+    return after
+
+
+def interrupted(root, *, after=7, **options):
+    with pytest.raises(Stop):
+        train(
+            spec(),
+            DATA.train,
+            root=root,
+            checkpoint_seconds=0.0,
+            after_epoch=stop_after(after),
+            **options,
+        )
+    return root / spec().folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing disturbed."""
+    return train(spec(), DATA.train, root=tmp_path_factory.mktemp("whole"))
+
+
+def test_a_checkpoint_reads_back(tmp_path):
+    assert checkpoint.latest(tmp_path) is None
+    checkpoint.save(tmp_path, tensors(2.0), epochs=3, seconds=1.5)
+    found = checkpoint.latest(tmp_path)
+    assert (found.epochs, found.seconds) == (3, 1.5)
+    assert found.tensors.keys() == tensors().keys()
+    assert torch.equal(found.tensors["model/w"], torch.full((3,), 2.0))
+    assert found.tensors["optimizer/0/step"].shape == ()
+
+
+def test_the_two_newest_stay(tmp_path):
+    for epochs in (9, 10, 11):
+        checkpoint.save(tmp_path, tensors(), epochs=epochs, seconds=0.0)
+    assert {path.stem for path in tmp_path.iterdir()} == {"checkpoint-000010", "checkpoint-000011"}
+    checkpoint.delete_all(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "record"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, caplog, damage):
+    for epochs in (1, 2):
+        checkpoint.save(tmp_path, tensors(float(epochs)), epochs=epochs, seconds=0.0)
+    path = tmp_path / "checkpoint-000002.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-1] ^= 1
+        path.write_bytes(content)
+    elif damage == "cut":
+        path.write_bytes(content[:-4])
+    elif damage == "gone":
+        path.unlink()
+    else:
+        path.with_suffix(".json").write_text("{")
+    with caplog.at_level("WARNING", logger="longtail"):
+        found = checkpoint.latest(tmp_path)
+    assert found.epochs == 1
+    assert "checkpoint-000002.safetensors can't be used" in caplog.text
+    assert "the one before" in caplog.text
+
+
+def test_tensors_without_their_record_do_not_count(tmp_path):
+    """A kill between the two files leaves the tensors alone."""
+    checkpoint.save(tmp_path, tensors(), epochs=4, seconds=0.0)
+    (tmp_path / "checkpoint-000004.json").unlink()
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, whole):
+    folder = interrupted(tmp_path)
+    assert (folder / "checkpoint-000006.json").exists()
+    run = train(spec(), DATA.train, root=tmp_path)
+    assert files_of(run) == files_of(whole)
+    assert len(run.record["resumed"]) == 1
+    assert not list(folder.glob("checkpoint-*"))
+
+
+def test_a_damaged_newest_checkpoint_costs_an_epoch_and_nothing_else(tmp_path, whole, caplog):
+    folder = interrupted(tmp_path)
+    (folder / "checkpoint-000006.safetensors").write_bytes(b"\0" * 100)
+    with caplog.at_level("INFO", logger="longtail"):
+        run = train(spec(), DATA.train, root=tmp_path)
+    assert "goes on after epoch 5" in caplog.text
+    assert files_of(run) == files_of(whole)
+
+
+def test_with_every_checkpoint_damaged_it_starts_again(tmp_path, whole):
+    folder = interrupted(tmp_path)
+    for path in folder.glob("checkpoint-*.safetensors"):
+        path.write_bytes(b"")
+    assert files_of(train(spec(), DATA.train, root=tmp_path)) == files_of(whole)
+
+
+@pytest.mark.parametrize("method", ["ldam+drw", "equalized-threshold:threshold=0.1"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_every_kind_of_state_is_resumed(tmp_path, method, optimizer):
+    """Adam's two moments and count, DRW's weights, a loss that draws."""
+    one = spec(method, optimizer=optimizer, lr=0.002, epochs=4)
+    straight = train(one, DATA.train, root=tmp_path / "a")
+    with pytest.raises(Stop):
+        train(
+            one,
+            DATA.train,
+            root=tmp_path / "b",
+            checkpoint_seconds=0.0,
+            after_epoch=stop_after(3),
+        )
+    assert files_of(train(one, DATA.train, root=tmp_path / "b")) == files_of(straight)
+
+
+def _train(root, begun=None):
+    torch.set_num_threads(1)
+    if begun is not None:
+        begun.touch()
+    train(spec(), DATA.train, root=root, checkpoint_seconds=0.0)
+
+
+def epochs_logged(folder):
+    log = folder / "log.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+@pytest.mark.slow
+def test_kill_nine_ten_times(tmp_path):
+    """SIGKILL at ten random moments of one training: the weights are those of an unkilled one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["longtail.train.engine", "test_checkpoint"])
+    undisturbed = context.Process(target=_train, args=(tmp_path / "a",))
+    undisturbed.start()
+    undisturbed.join()
+    expected = Run.open(tmp_path / "a" / spec().folder)
+    draw, folder = random.Random(5), tmp_path / "b" / spec().folder
+    begun, seen = tmp_path / "begun", []
+    for _ in range(10):
+        begun.unlink(missing_ok=True)
+        process = context.Process(target=_train, args=(tmp_path / "b", begun))
+        process.start()
+        # Some kills fall into the start, the others one or two epochs later, anywhere in them.
+        goal = epochs_logged(folder) + draw.randint(0, 2)
+        while not begun.exists() or epochs_logged(folder) < goal:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0.0, expected.record["seconds"] / EPOCHS))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "it ended before the kill"
+        newest = checkpoint.latest(folder) if folder.exists() else None
+        seen.append(newest.epochs if newest else 0)
+    final = context.Process(target=_train, args=(tmp_path / "b",))
+    final.start()
+    final.join()
+    assert final.exitcode == 0
+    assert files_of(Run.open(folder)) == files_of(expected)
+    assert len(set(seen)) > 2, f"the kills should hit different epochs, not {seen}"
+
+
+def test_another_spec_in_the_folder_shows_the_difference(tmp_path):
+    folder = interrupted(tmp_path)
+    other = spec(lr=0.01)
+    other_folder = tmp_path / other.folder
+    folder.rename(other_folder)
+    with pytest.raises(RunError, match=r"recipe.values.lr: 0.05 against 0.01"):
+        train(other, DATA.train, root=tmp_path)
+
+
+def test_other_data_are_refused(tmp_path):
+    folder = interrupted(tmp_path)
+    before = sorted(path.name for path in folder.iterdir())
+    fewer = DATA.train.take(np.arange(1, len(DATA.train)))
+    with pytest.raises(RunError, match="begun on other data"):
+        train(spec(), fewer, root=tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_force_begins_again(tmp_path, whole):
+    interrupted(tmp_path)
+    run = train(spec(), DATA.train, root=tmp_path, force=True)
+    assert run.record["resumed"] == []
+    assert files_of(run) == files_of(whole)
+
+
+def test_a_full_disk_loses_nothing_that_was_written(tmp_path, whole, monkeypatch):
+    write = files.write_tensors
+
+    def full(path, tensors, *, caller):
+        if "000005" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, tensors, caller=caller)
+
+    monkeypatch.setattr(files, "write_tensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(spec(), DATA.train, root=tmp_path, checkpoint_seconds=0.0)
+    folder = tmp_path / spec().folder
+    assert checkpoint.latest(folder).epochs == 4
+    monkeypatch.undo()
+    assert files_of(train(spec(), DATA.train, root=tmp_path)) == files_of(whole)
+
+
+def test_a_lost_gpu_is_explained_and_resumed_from(tmp_path, whole, monkeypatch):
+    original, calls = engine.run_epoch, []
+
+    def lost(lanes, epochs):
+        calls.append(epochs)
+        if len(calls) == 5:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore")
+        return original(lanes, epochs)
+
+    monkeypatch.setattr(engine, "run_epoch", lost)
+    with pytest.raises(RunError, match=r"the GPU failed: CUDA error: uncorrectable .* Nothing"):
+        train(spec(), DATA.train, root=tmp_path, checkpoint_seconds=0.0)
+    monkeypatch.undo()
+    run = train(spec(), DATA.train, root=tmp_path)
+    assert files_of(run) == files_of(whole)
+    assert len(run.record["resumed"]) == 1
+
+
+def test_too_little_gpu_memory_says_what_to_change(tmp_path, monkeypatch):
+    def out_of_memory(lanes, epochs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(engine, "run_epoch", out_of_memory)
+    with pytest.raises(RunError, match="--together N"):
+        train(spec(), DATA.train, root=tmp_path)
+
+
+def test_a_diverging_run_does_not_take_the_others_down(tmp_path):
+    wild, tame = spec(seed=1, lr=1e9, epochs=3, warmup_epochs=0), spec(seed=1, epochs=3)
+    with pytest.raises(RunError, match=r"1 run\(s\) became infinite or NaN"):
+        train_cohort([wild, tame], DATA.train, root=tmp_path)
+    assert Run.open(tmp_path / tame.folder).finished
+    stuck = Run.open(tmp_path / wild.folder, unfinished=True)
+    assert not stuck.finished
+    assert "NaN" in json.dumps(stuck.log()) or "Infinity" in json.dumps(stuck.log())
