@@ -12,6 +12,7 @@ The reading order is the order in which data walks through the package:
     consistency  Margin or rule -> does it minimise the balanced error?
     losses       Margin -> torch losses
     runs         what was trained, on what, with which result: run folders
+    bake         an adjustment folded into a trained model: torch, ONNX, scikit-learn
     predictions  saved predictions of any framework -> tau, honest result, adjusted file
     data         names, files and folders -> long-tailed images with their test set
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from longtail import bake as bake
     from longtail import consistency as consistency
     from longtail import data as data
     from longtail import losses as losses
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
     from longtail import tuning as tuning
     from longtail._checks import InputError as InputError
     from longtail._checks import MissingExtraError as MissingExtraError
+    from longtail.bake import BakeRecord as BakeRecord
+    from longtail.bake import bake_logit_adjustment as bake_logit_adjustment
+    from longtail.bake import bake_record as bake_record
+    from longtail.bake import bake_weight_normalization as bake_weight_normalization
+    from longtail.bake import unbake as unbake
     from longtail.consistency import PosthocLogitAdjustment as PosthocLogitAdjustment
     from longtail.consistency import PosthocWeightNormalization as PosthocWeightNormalization
     from longtail.consistency import Verdict as Verdict
@@ -105,6 +112,11 @@ _HOMES = {
     "LogitAdjustedLoss": "losses",
     "Run": "runs",
     "RunSpec": "runs",
+    "bake_logit_adjustment": "bake",
+    "bake_weight_normalization": "bake",
+    "unbake": "bake",
+    "bake_record": "bake",
+    "BakeRecord": "bake",
     "open_predictions": "predictions",
     "adjust_predictions": "predictions",
 }
@@ -119,6 +131,7 @@ _SUBMODULES = (
     "consistency",
     "losses",
     "runs",
+    "bake",
     "predictions",
     "data",
 )

@@ -1,0 +1,169 @@
+"""Baking a scikit-learn linear model: its intercepts (and coefficients) change.
+
+The classifier may stand at the end of a pipeline or be the best of a search. Where it gives
+probabilities, they must be the softmax of its decision function, or adding to one would not
+adjust the other: one-vs-rest probabilities are refused. The record is an attribute of the
+classifier and so is saved with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model._base import LinearClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from longtail._checks import FloatArray, InputError
+from longtail.bake._change import Change
+from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors
+from longtail.bake._record import ATTRIBUTE, BakeRecord, refuse_twice, require_record
+from longtail.bake._tensors import RawTensor
+from longtail.sklearn._scores import final_estimator
+
+_ATTRIBUTE = ATTRIBUTE + "_"
+_PARTS = {"weight": "coef_", "bias": "intercept_"}
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
+_ROWS = 256
+
+
+def bake(model: Any, change: Change, *, layer: str | None) -> Any:
+    """A baked copy."""
+    caller = change.caller
+    if layer is not None:
+        raise InputError(f"{caller}: `layer` is for torch modules and state dicts; leave it out.")
+    classifier = final_estimator(model)
+    name = type(classifier).__name__
+    _refuse_others(model, classifier, caller)
+    refuse_twice(record_of(model, caller=caller), name=name, caller=caller)
+    found = _layer_of(classifier, change)
+    new = bake_layer(found, change)
+    baked = copy.deepcopy(model)
+    after = final_estimator(baked)
+    for part, tensor in new.tensors.items():
+        setattr(after, _PARTS[part], _array(tensor))
+    _check(classifier, after, change)
+    # Without fit_intercept some classifiers keep the number 0.0, others an array.
+    undo = {**new.undo, "number": isinstance(classifier.intercept_, float)}
+    record = BakeRecord.of(change, where=name, how=_how(new.how), undo=undo)
+    setattr(after, _ATTRIBUTE, record.to_json())
+    return baked
+
+
+def unbake(model: Any, *, caller: str) -> Any:
+    """A copy with the original coefficients."""
+    name = type(final_estimator(model)).__name__
+    record = require_record(_written(model, caller), name=name, caller=caller)
+    restored = copy.deepcopy(model)
+    classifier = final_estimator(restored)
+
+    def now(part: str) -> RawTensor:
+        return _raw(getattr(classifier, _PARTS[part]))
+
+    for part, tensor in original_tensors(record, now, caller=caller).items():
+        array = _array(tensor) if tensor is not None else np.zeros(0)
+        if part == "bias" and record.undo["number"]:
+            setattr(classifier, _PARTS[part], float(array.ravel()[0]))
+        else:
+            setattr(classifier, _PARTS[part], array)
+    delattr(classifier, _ATTRIBUTE)
+    return restored
+
+
+def record_of(model: Any, *, caller: str) -> BakeRecord | None:
+    """What was baked into an estimator, or None; a new `fit` leaves nothing of it."""
+    record = _written(model, caller)
+    if record is None:
+        return None
+    classifier = final_estimator(model)
+    intact = all(
+        _raw(getattr(classifier, _PARTS[part])).digest() == digest
+        for part, digest in record.undo["baked"].items()
+    )
+    return record if intact else None
+
+
+def _written(model: Any, caller: str) -> BakeRecord | None:
+    text = getattr(final_estimator(model), _ATTRIBUTE, None)
+    return None if text is None else BakeRecord.from_json(text, caller=caller)
+
+
+def _how(text: str) -> str:
+    return text.replace("weight", "coefficients").replace("bias", "intercepts")
+
+
+def _refuse_others(model: Any, classifier: Any, caller: str) -> None:
+    name = type(classifier).__name__
+    if not isinstance(classifier, LinearClassifierMixin):
+        raise InputError(
+            f"{caller}: {name} is not a linear classifier of scikit-learn, so there are no "
+            f"intercepts to bake into; wrap it in LogitAdjustedClassifier, or bake its ONNX "
+            f"export."
+        )
+    check_is_fitted(model)
+    if not hasattr(classifier, "predict_proba"):
+        return
+    rows = np.random.default_rng(0).normal(size=(_ROWS, classifier.n_features_in_))
+    wanted = _softmax(_scores(classifier, rows))
+    if not np.allclose(classifier.predict_proba(rows), wanted, atol=1e-5):
+        raise InputError(
+            f"{caller}: the probabilities of this {name} are not the softmax of its decision "
+            f"function (they are one-vs-rest), so adjusting its intercepts would not adjust "
+            f"them; wrap it in LogitAdjustedClassifier, or bake its ONNX export."
+        )
+
+
+def _layer_of(classifier: Any, change: Change) -> Layer:
+    coefficients, width = classifier.coef_, classifier.coef_.shape[0]
+    if change.needs_weight and hasattr(coefficients, "toarray"):
+        raise InputError(
+            f"{change.caller}: the coefficients are sparse; call densify() on the classifier first."
+        )
+    dtype = _DTYPES[coefficients.dtype.name]
+    intercepts = classifier.intercept_
+    if isinstance(intercepts, float):
+        intercepts = np.full(width, intercepts)
+    name = type(classifier).__name__
+    return Layer(name, width, dtype, lambda: _raw(coefficients), _raw(intercepts))
+
+
+def _raw(array: Any) -> RawTensor:
+    array = np.asarray(array)
+    return RawTensor(_DTYPES[array.dtype.name], array.shape, array.tobytes())
+
+
+def _array(tensor: RawTensor) -> Any:
+    name = next(key for key, value in _DTYPES.items() if value == tensor.dtype)
+    return np.frombuffer(tensor.data, name).reshape(tensor.shape).copy()
+
+
+def _scores(classifier: Any, rows: FloatArray) -> FloatArray:
+    """One logit per class; a single margin d stands for (0, d)."""
+    scores = np.asarray(classifier.decision_function(rows), np.float64)
+    return np.stack([np.zeros_like(scores), scores], axis=1) if scores.ndim == 1 else scores
+
+
+def _softmax(logits: FloatArray) -> FloatArray:
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def _check(before: Any, after: Any, change: Change) -> None:
+    """Random rows through the classifier before and after: scores and predicted classes."""
+    rows = np.random.default_rng(1).normal(size=(_ROWS, before.n_features_in_))
+    old = np.asarray(before.decision_function(rows), np.float64).reshape(_ROWS, -1)
+    new = np.asarray(after.decision_function(rows), np.float64).reshape(_ROWS, -1)
+    bias = np.broadcast_to(np.asarray(before.intercept_, np.float64), old.shape[1:])
+    scale, offset = change.affine(old.shape[1], lambda: np.asarray(before.coef_), bias)
+    size = float(abs(old).max() * max(1.0, scale.max()) + abs(offset).max())
+    name = type(before).__name__
+    dtype = _DTYPES[np.asarray(before.coef_.dtype.type(0)).dtype.name]
+    wanted = old * scale + offset
+    close_enough(new, wanted, dtype=dtype, size=size, where=name, caller=change.caller)
+    winners = new[:, 0] > 0 if new.shape[1] == 1 else new.argmax(axis=1)
+    if not np.array_equal(after.predict(rows), after.classes_[winners.astype(np.intp)]):
+        raise InputError(
+            f"{change.caller}: {name}.predict does not follow its decision function, so nothing "
+            f"was baked."
+        )

@@ -1,0 +1,187 @@
+"""Baking a torch module: its last linear layer gets a new bias (and weight).
+
+The record is an attribute of that layer. A state-dict hook also puts it into the state dict's
+own metadata, where `torch.save` keeps it and where it adds no key, so that the state dict still
+loads into the plain architecture.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longtail._checks import FloatArray, InputError, as_numpy
+from longtail.bake._change import Change
+from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
+from longtail.bake._record import (
+    ATTRIBUTE,
+    KEY,
+    BakeRecord,
+    refuse_twice,
+    require_record,
+)
+from longtail.bake._tensors import RawTensor
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ROWS = 64
+
+
+def bake(model: nn.Module, change: Change, *, layer: str | None) -> nn.Module:
+    """A baked copy."""
+    caller = change.caller
+    refuse_twice(record_of(model, caller=caller), name="the model", caller=caller)
+    name = pick(_widths(model, change), change, layer, name="the model", caller=caller)
+    baked = copy.deepcopy(model)
+    before: Any = model.get_submodule(name)
+    after: Any = baked.get_submodule(name)
+    label = name or "the layer"
+    new = bake_layer(_layer_of(before, label, change), change)
+    for part, tensor in new.tensors.items():
+        _put(after, part, tensor)
+    _check(before, after, change, label)
+    record = BakeRecord.of(change, where=label, how=new.how, undo={**new.undo, "layer": name})
+    setattr(after, ATTRIBUTE, record.to_json())
+    after.register_state_dict_post_hook(write_metadata)
+    return baked
+
+
+def unbake(model: nn.Module, *, caller: str) -> nn.Module:
+    """A copy with the original weights."""
+    record = require_record(record_of(model, caller=caller), name="the model", caller=caller)
+    restored = copy.deepcopy(model)
+    layer: Any = restored.get_submodule(record.undo["layer"])
+
+    def now(part: str) -> RawTensor | None:
+        tensor = getattr(layer, part)
+        return None if tensor is None else raw(tensor)
+
+    for part, tensor in original_tensors(record, now, caller=caller).items():
+        _put(layer, part, tensor)
+    delattr(layer, ATTRIBUTE)
+    for key, hook in list(layer._state_dict_hooks.items()):
+        if hook is write_metadata:
+            del layer._state_dict_hooks[key]
+    return restored
+
+
+def record_of(model: nn.Module, *, caller: str) -> BakeRecord | None:
+    """What was baked into a module, or None."""
+    for module in model.modules():
+        if hasattr(module, ATTRIBUTE):
+            return BakeRecord.from_json(getattr(module, ATTRIBUTE), caller=caller)
+    return None
+
+
+def record_of_state(state: Mapping[str, Any], *, caller: str) -> BakeRecord | None:
+    """What was baked into the module that a state dict came from, or None."""
+    for entry in getattr(state, "_metadata", {}).values():
+        if KEY in entry:
+            return BakeRecord.from_json(entry[KEY], caller=caller)
+    return None
+
+
+def write_metadata(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+) -> None:
+    """State-dict hook of a baked layer: its record goes into the metadata, not among the keys."""
+    metadata[KEY] = getattr(module, ATTRIBUTE)
+
+
+def raw(tensor: Tensor) -> RawTensor:
+    """A tensor of floats as bytes."""
+    plain = tensor.detach().cpu().contiguous()
+    data = plain.view(torch.uint8).numpy().tobytes() if plain.ndim else plain.numpy().tobytes()
+    return RawTensor(_DTYPES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def _tensor(stored: RawTensor, like: Tensor) -> Tensor:
+    data = torch.frombuffer(bytearray(stored.data), dtype=torch.uint8)
+    dtype = next(key for key, name in _DTYPES.items() if name == stored.dtype)
+    return data.view(dtype).reshape(stored.shape).to(like.device)
+
+
+def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
+    """Replace a parameter by a new one: the old may be shared with another layer."""
+    old = getattr(layer, part)
+    if stored is None:
+        layer.register_parameter(part, None)
+        return
+    like = layer.weight if old is None else old
+    new = nn.Parameter(_tensor(stored, like), requires_grad=like.requires_grad)
+    setattr(layer, part, new)
+
+
+def _widths(model: nn.Module, change: Change) -> dict[str, int]:
+    """Outputs of the linear layers; convolutions count where no linear layer fits."""
+    linear, convolutions = {}, {}
+    for name, module in model.named_modules():
+        # Quantized layers are no nn.Linear, but look like one.
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Linear":
+            linear[name] = int(getattr(module, "out_features", 0))
+        elif isinstance(module, _CONVOLUTIONS):
+            convolutions[name] = module.out_channels
+    if any(change.fits(width) for width in linear.values()):
+        return linear
+    return linear | convolutions
+
+
+def _layer_of(module: Any, name: str, change: Change) -> Layer:
+    caller, weight = change.caller, module.weight
+    if not isinstance(weight, Tensor):
+        raise InputError(
+            f"{caller}: {name} is a quantized layer ({type(module).__module__}."
+            f"{type(module).__name__}); only layers of float64, float32, float16 or bfloat16 "
+            f"weights can be baked: bake the model before you quantize it."
+        )
+    if nn.parameter.is_lazy(weight) or weight.is_meta:
+        raise InputError(
+            f"{caller}: the weights of {name} are not there yet; load them or run the model once."
+        )
+    if hasattr(module, "parametrizations"):
+        raise InputError(
+            f"{caller}: {name} is parametrized, so its weights are computed anew each time; call "
+            f"torch.nn.utils.parametrize.remove_parametrizations first."
+        )
+    dtype = _DTYPES.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
+    bias = module.bias
+    stored = raw(bias) if isinstance(bias, Tensor) and bias.dtype in _DTYPES else None
+    width = getattr(module, "out_features", None) or module.out_channels
+    return Layer(name, int(width), dtype, lambda: raw(weight), stored)
+
+
+def _check(before: Any, after: Any, change: Change, name: str) -> None:
+    """Random features through the layer before and after."""
+    weight = before.weight
+    if isinstance(before, _CONVOLUTIONS):
+        extent = [
+            step * (size - 1) + 1
+            for step, size in zip(before.dilation, before.kernel_size, strict=True)
+        ]
+        shape = (_ROWS, before.in_channels, *extent)
+    else:
+        shape = (_ROWS, weight.shape[1])
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(shape, generator=random).to(weight.device, weight.dtype)
+    with torch.no_grad():
+        old, new = (_classes_last(module(features)) for module in (before, after))
+    bias = None if before.bias is None else raw(before.bias).values()
+    scale, offset = change.affine(old.shape[-1], lambda: raw(weight).values(), bias)
+    wanted = old * scale + offset
+    size = float(abs(old).max() * max(1.0, scale.max()) + abs(offset).max())
+    dtype = _DTYPES[weight.dtype]
+    close_enough(new, wanted, dtype=dtype, size=size, where=name, caller=change.caller)
+
+
+def _classes_last(logits: Tensor) -> FloatArray:
+    moved = logits.movedim(1, -1) if logits.ndim > 2 else logits
+    return as_numpy(moved.double())

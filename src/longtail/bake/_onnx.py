@@ -1,0 +1,322 @@
+"""Baking an ONNX model: find the logits, change them, run both models, compare, then keep it.
+
+    _onnx_graph   reading a graph
+    _onnx_target  what is to be changed
+    _onnx_edit    changing a graph, and taking it back
+    _onnx_run     running a model
+
+The record is in the model's metadata. External data files are not changed, only copied beside a
+file that is written elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from longtail._checks import FloatArray, InputError
+from longtail.bake._change import Affine, Change
+from longtail.bake._layer import close_enough
+from longtail.bake._onnx_edit import Edit, copied, undo
+from longtail.bake._onnx_graph import Graph, attribute
+from longtail.bake._onnx_run import Arrays, Runner, scores
+from longtail.bake._onnx_target import Target, find_target
+from longtail.bake._record import KEY, BakeRecord, refuse_twice, require_record
+from longtail.bake._tensors import EPS
+from longtail.runs import files
+
+_ELEMENTS = {
+    "float64": TensorProto.DOUBLE,
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+}
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def load(path: Path, *, caller: str) -> ModelProto:
+    """The model of a file, external data left where they are."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's own exceptions are not public
+        reason = " ".join(str(error).split())
+        raise InputError(f"{caller}: {path} is not an ONNX file: {reason}.") from error
+    if not model.graph.node:
+        raise InputError(f"{caller}: {path} is not an ONNX file: there is no graph in it.")
+    return model
+
+
+def bake_file(path: Path, out: Path, change: Change, **settings: Any) -> None:
+    """Write a baked copy of a file."""
+    model = load(path, caller=change.caller)
+    baked = bake(model, change, folder=path.parent, name=str(path), **settings)
+    _write(baked, path.parent, out, caller=change.caller)
+
+
+def unbake_file(path: Path, out: Path, *, caller: str) -> None:
+    """Write a copy as it was before baking."""
+    model = load(path, caller=caller)
+    _write(unbake(model, name=str(path), caller=caller), path.parent, out, caller=caller)
+
+
+def record_of(model: ModelProto, *, caller: str) -> BakeRecord | None:
+    """What was baked into a model, or None."""
+    for entry in model.metadata_props:
+        if entry.key == KEY:
+            return BakeRecord.from_json(entry.value, caller=caller)
+    return None
+
+
+def unbake(model: ModelProto, *, name: str, caller: str) -> ModelProto:
+    """A copy as it was before baking."""
+    record = require_record(record_of(model, caller=caller), name=name, caller=caller)
+    return undo(model, record.undo, name=name, caller=caller)
+
+
+def bake(
+    model: ModelProto,
+    change: Change,
+    *,
+    output: str | None,
+    inputs: Mapping[str, Any] | None,
+    layer: str | None = None,
+    folder: Path | None = None,
+    name: str = "the model",
+) -> ModelProto:
+    """A baked copy, checked by running both."""
+    caller = change.caller
+    if layer is not None:
+        raise InputError(
+            f"{caller}: `layer` is for torch modules and state dicts; in an ONNX model name the "
+            f"output with output=... (on the command line: --output)."
+        )
+    refuse_twice(record_of(model, caller=caller), name=name, caller=caller)
+    graph = Graph(model, folder)
+    runner = Runner(model, folder, inputs, caller=caller)
+    outputs = runner.run(model, graph.outputs)
+    target = find_target(graph, outputs, runner, change, output)
+    edit = Edit(graph)
+    affine, how = _apply(graph, edit, target, change)
+    notes = edit.finish()
+    _Check(graph, edit.model, runner, target, affine, change).outputs(outputs)
+    record = BakeRecord.of(change, where=target.tensor, how=how, undo=notes)
+    entry = edit.model.metadata_props.add()
+    entry.key, entry.value = KEY, record.to_json()
+    return edit.model
+
+
+def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Affine, str]:
+    """Change the graph; s and c of the target's scores, and what was done, in words."""
+    tensor, width = target.tensor, target.width
+    element = _ELEMENTS[target.dtype]
+    maker = graph.producers[tensor].node
+    if target.way == "classifier":
+        return _apply_to_classifier(edit, target, change)
+    weight, bias, layer = graph.layer_of(tensor, width)
+    affine = change.affine(width, lambda: weight, bias)
+    if target.way == "bias" and target.bias is not None:
+        edit.shift_bias(target.bias, affine.offset, element)
+        if target.bias.tensor is None:
+            return affine, f"as a new bias of the {maker.op_type} {layer}, which had none"
+        return affine, f"added to the bias of the {maker.op_type} {layer}"
+    if target.way == "probs":
+        edit.reweigh(tensor, affine.offset, element)
+        if target.classifier is not None:
+            edit.relabel(target.classifier.number, tensor)
+        return affine, f"by weighing the probabilities {tensor} anew (Mul, MatMul, Div)"
+    shape = (-1, *[1] * (target.rank - 1 - target.axis))
+    scale, offset = (values.reshape(shape) for values in affine)
+    operators = edit.affine(tensor, scale, offset, element)
+    return affine, f"by {' and '.join(operators)} behind the {maker.op_type} that makes {tensor}"
+
+
+def _apply_to_classifier(edit: Edit, target: Target, change: Change) -> tuple[Affine, str]:
+    """W' = s·W and b' = s·b + c in the attributes of a LinearClassifier."""
+    assert target.classifier is not None
+    index, node = target.classifier
+    rows = np.array(attribute(node, "coefficients", []), np.float64).reshape(target.width, -1)
+    bias = np.array(attribute(node, "intercepts", [0.0] * target.width), np.float64)
+    if target.margin:
+        (shift,) = change.affine(1, lambda: None, None).offset
+        affine = Affine(np.ones(2), np.array([-shift, shift]))
+    else:
+        affine = change.affine(target.width, lambda: rows, bias)
+    scale, offset = affine
+    edit.set_attribute(index, helper.make_attribute("intercepts", bias * scale + offset))
+    if change.needs_weight:
+        scaled = (rows * scale[:, None]).ravel()
+        edit.set_attribute(index, helper.make_attribute("coefficients", scaled))
+        return affine, "folded into the coefficients and intercepts of the LinearClassifier"
+    return affine, "added to the intercepts of the LinearClassifier"
+
+
+class _Check:
+    """Compares the outputs of both models with what they should be."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        baked: ModelProto,
+        runner: Runner,
+        target: Target,
+        affine: Affine,
+        change: Change,
+    ) -> None:
+        self._graph, self._baked, self._runner = graph, baked, runner
+        self._target, self._affine, self._change = target, affine, change
+
+    def outputs(self, before: Arrays) -> None:
+        """Refuse any output that is not what it should be."""
+        graph, target = self._graph, self._target
+        after = self._runner.run(self._baked, graph.outputs)
+        wanted = self._wanted()
+        changed = graph.downstream(target.tensor)
+        if target.classifier is not None:
+            changed |= graph.downstream(target.classifier.node.output[0])
+        for name in graph.outputs:
+            old, new = scores(before[name]), scores(after[name])
+            trace = graph.trace(name)
+            if name not in changed:
+                self._same(name, before[name], after[name])
+            elif new is not None and old is not None and trace.tensor == target.tensor:
+                kind = self._post() if target.way == "classifier" else trace.kind
+                self._close(name, new, _through(kind, wanted, target.axis))
+            elif new is None and np.ndim(before[name]) == 1:
+                self._label(name, before[name], after[name], wanted)
+
+    def _wanted(self) -> FloatArray:
+        """The target's scores as they should be, after checking that they are."""
+        target = self._target
+        old, new = self._scores(self._graph.model), self._scores(self._baked)
+        self._before = old
+        if target.way == "probs":
+            weights = old * np.exp(self._affine.offset - self._affine.offset.max())
+            wanted = weights / weights.sum(axis=-1, keepdims=True)
+        else:
+            shape = (-1, *[1] * (target.rank - 1 - target.axis))
+            wanted = old * self._affine.scale.reshape(shape) + self._affine.offset.reshape(shape)
+        if not np.any(np.isfinite(wanted)):
+            raise InputError(
+                f"{self._change.caller}: the model gives only NaN or infinity on made-up inputs, "
+                f"so the result could not be checked; pass real ones with inputs=... (on the "
+                f"command line: --inputs FILE.npz)."
+            )
+        self._close(target.tensor, new, wanted)
+        return np.asarray(wanted)
+
+    def _scores(self, model: ModelProto) -> FloatArray:
+        target = self._target
+        if target.way == "classifier":  # its logits show without what it does to them at the end
+            assert target.classifier is not None
+            model = copied(model)
+            for node in model.graph.node:
+                if node.op_type == "LinearClassifier":
+                    for item in node.attribute:
+                        if item.name == "post_transform":
+                            item.s = b"NONE"
+        found = scores(self._runner.run(model, [target.tensor])[target.tensor])
+        return np.asarray(found, np.float64)
+
+    def _post(self) -> str:
+        assert self._target.classifier is not None
+        post = attribute(self._target.classifier.node, "post_transform", b"NONE")
+        return {b"SOFTMAX": "probs", b"LOGISTIC": "sigmoid"}.get(post, "logits")
+
+    def _close(self, name: str, new: NDArray[Any], wanted: FloatArray) -> None:
+        types = (_NAMES[self._target.dtype], _NAMES.get(new.dtype.name, "F64"))
+        offset = float(abs(self._affine.offset).max())
+        finite = np.isfinite(wanted)
+        size = float(abs(np.where(finite, wanted, 0.0)).max()) + offset
+        close_enough(
+            np.where(finite, new, 0.0),
+            np.where(finite, wanted, 0.0),
+            dtype=max(types, key=lambda key: EPS[key]),
+            size=size,
+            where=f"{name!r}",
+            caller=self._change.caller,
+        )
+
+    def _same(self, name: str, before: Any, after: Any) -> None:
+        if isinstance(before, list):
+            same = before == after
+        else:
+            same = np.array_equal(before, after, equal_nan=np.asarray(before).dtype.kind == "f")
+        if not same:
+            raise InputError(
+                f"{self._change.caller}: the output {name!r} changed though it should not, so "
+                f"nothing was written."
+            )
+
+    def _label(self, name: str, before: Any, after: Any, wanted: FloatArray) -> None:
+        """A label that named the largest score must still name it."""
+        if self._before.ndim != 2 or self._before.shape[1] < 2 or len(before) != len(wanted):
+            return
+        winners = self._before.argmax(axis=1)
+        known = dict(zip(winners.tolist(), np.asarray(before).tolist(), strict=True))
+        pairs = zip(winners.tolist(), np.asarray(before).tolist(), strict=True)
+        if any(known[winner] != label for winner, label in pairs):
+            return  # something else than the label of the largest score
+        top = np.sort(wanted, axis=1)
+        clear = top[:, -1] - top[:, -2] > 1e-4
+        for winner, label in zip(
+            wanted.argmax(axis=1)[clear].tolist(), np.asarray(after)[clear].tolist(), strict=True
+        ):
+            if known.get(winner, label) != label:
+                raise InputError(
+                    f"{self._change.caller}: the output {name!r} would no longer be the class of "
+                    f"the largest score, so nothing was written; leave that output out when you "
+                    f"export the model."
+                )
+
+
+def _through(kind: str, logits: FloatArray, axis: int) -> FloatArray:
+    """What an output is, as a function of the changed tensor."""
+    if kind == "logits":
+        return logits
+    if kind == "sigmoid":
+        return 1.0 / (1.0 + np.exp(-logits))
+    shifted = logits - logits.max(axis=axis, keepdims=True)
+    total = np.exp(shifted).sum(axis=axis, keepdims=True)
+    return np.asarray(np.exp(shifted) / total if kind == "probs" else shifted - np.log(total))
+
+
+def _write(model: ModelProto, source: Path, out: Path, *, caller: str) -> None:
+    """Write a model, with its external data where it goes to another folder."""
+    if source.resolve() != out.parent.resolve():
+        for location in sorted(_external(model)):
+            there, here = source / location, out.parent / location
+            if here.exists():
+                if files.sha256(here) != files.sha256(there):
+                    raise InputError(
+                        f"{caller}: {here} exists with other content, but the model needs its "
+                        f"data file there; write to another folder."
+                    )
+                continue
+            here.parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic_path(here) as temporary:
+                shutil.copyfile(there, temporary)
+    files.write_bytes(out, model.SerializeToString(deterministic=True))
+
+
+def _external(model: ModelProto) -> set[str]:
+    found = set()
+    tensors = list(model.graph.initializer)
+    tensors += [
+        item.t for node in model.graph.node for item in node.attribute if item.HasField("t")
+    ]
+    for tensor in tensors:
+        if onnx.external_data_helper.uses_external_data(tensor):
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    if os.path.isabs(entry.value) or ".." in Path(entry.value).parts:
+                        raise InputError(f"an external data file lies outside: {entry.value!r}.")
+                    found.add(entry.value)
+    return found

@@ -1,0 +1,232 @@
+"""Reading an ONNX graph: which tensor holds the logits, and how the outputs follow from it.
+
+From an output, `trace` goes back through softmax, casts and the like to the tensor whose numbers
+are the logits (or, where there are none, the probabilities). Nothing here changes a graph; that
+is `_onnx_edit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from longtail._checks import FloatArray
+
+Kind = Literal["logits", "probs", "log_probs", "sigmoid"]
+
+# What each type is called here; only these can be baked.
+FLOAT_TYPES = {
+    TensorProto.DOUBLE: "F64",
+    TensorProto.FLOAT: "F32",
+    TensorProto.FLOAT16: "F16",
+    TensorProto.BFLOAT16: "BF16",
+}
+_CLASSIFIERS = {"LinearClassifier", "TreeEnsembleClassifier", "SVMClassifier"}
+_SAME = {"Identity", "Dropout"}
+
+
+class Producer(NamedTuple):
+    """A node and its place in the graph."""
+
+    number: int
+    node: NodeProto
+
+
+class Trace(NamedTuple):
+    """Where an output's numbers come from.
+
+    Attributes:
+        tensor: what is to be changed.
+        kind: what the output is, as a function of the changed tensor: the tensor itself, its
+            softmax, log-softmax or sigmoid. "probs" of a tensor that is its own output means
+            that no logits were found.
+        axis: of the softmax, if there is one.
+    """
+
+    tensor: str
+    kind: Kind
+    axis: int | None = None
+
+
+class Bias(NamedTuple):
+    """A constant that is added to the logits: input `place` of a node, times `factor`."""
+
+    number: int
+    place: int
+    name: str
+    tensor: TensorProto | None
+    factor: float
+
+
+class Graph:
+    """A model with its tensors' producers and constants looked up once.
+
+    Args:
+        model: the model, which must not change meanwhile.
+        folder: where its external data lie, or None.
+    """
+
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.model, self.folder = model, folder
+        nodes = model.graph.node
+        self.producers = {
+            name: Producer(index, node)
+            for index, node in enumerate(nodes)
+            for name in node.output
+            if name
+        }
+        self.constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in nodes:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                self.constants[node.output[0]] = node.attribute[0].t
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard operators; 0 if they are not imported."""
+        found = [item.version for item in self.model.opset_import if item.domain in ("", "ai.onnx")]
+        return max(found, default=0)
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the model's outputs."""
+        return [output.name for output in self.model.graph.output]
+
+    def values(self, tensor: TensorProto) -> NDArray[Any]:
+        """A constant's numbers, read from its file if they are kept outside."""
+        if onnx.external_data_helper.uses_external_data(tensor):
+            tensor = TensorProto.FromString(tensor.SerializeToString())
+            folder = str(self.folder or Path())
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
+        return np.asarray(numpy_helper.to_array(tensor))
+
+    def classifier(self) -> Producer | None:
+        """The one node that is a whole classifier, as converters from scikit-learn make it."""
+        found = [
+            Producer(index, node)
+            for index, node in enumerate(self.model.graph.node)
+            if node.domain == "ai.onnx.ml" and node.op_type in _CLASSIFIERS
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def downstream(self, tensor: str) -> set[str]:
+        """The model's outputs that depend on a tensor (itself too)."""
+        reached = {tensor}
+        for node in self.model.graph.node:  # in topological order, as the format demands
+            if any(name in reached for name in _all_inputs(node)):
+                reached.update(node.output)
+        return reached & set(self.outputs)
+
+    def trace(self, output: str) -> Trace:
+        """Back from an output to the logits."""
+        kind: Kind = "logits"
+        axis = None
+        tensor = output
+        while tensor in self.producers:
+            node = self.producers[tensor].node
+            if node.op_type in ("Softmax", "LogSoftmax", "Sigmoid") and kind == "logits":
+                kind = {"Softmax": "probs", "LogSoftmax": "log_probs"}.get(node.op_type, "sigmoid")  # type: ignore[assignment]
+                axis = attribute(node, "axis", -1 if self.opset >= 13 else 1)
+            elif not self._passes(node):
+                break
+            tensor = node.input[0]
+        return Trace(tensor, kind, axis)
+
+    def _passes(self, node: NodeProto) -> bool:
+        """Whether a node hands on what it gets."""
+        if node.op_type == "Cast":
+            # In front of a cast from half precision the adjustment would lose digits.
+            before = self.element_type(node.input[0])
+            after = attribute(node, "to", 0)
+            wide = before in (TensorProto.FLOAT, TensorProto.DOUBLE)
+            return wide and after in FLOAT_TYPES
+        if node.op_type == "ZipMap":
+            return True
+        if node.op_type == "Normalizer" and node.input[0] in self.producers:
+            source = self.producers[node.input[0]].node
+            return bool(attribute(source, "post_transform", b"NONE") == b"SOFTMAX")
+        return node.op_type in _SAME
+
+    def element_type(self, tensor: str) -> int:
+        """Type of a tensor's elements by shape inference; 0 if it can't be told."""
+        if tensor in self.constants:
+            return int(self.constants[tensor].data_type)
+        graph = self._inferred.graph
+        for info in (*graph.value_info, *graph.output, *graph.input):
+            if info.name == tensor:
+                return int(info.type.tensor_type.elem_type)
+        return 0
+
+    @cached_property
+    def _inferred(self) -> ModelProto:
+        return onnx.shape_inference.infer_shapes(self.model)
+
+    def uses(self, tensor: str) -> int:
+        """How often a tensor is read, as an output of the model too."""
+        reads = [name for node in self.model.graph.node for name in _all_inputs(node)]
+        return reads.count(tensor) + self.outputs.count(tensor)
+
+    def bias_of(self, tensor: str, width: int) -> Bias | None:
+        """The constant bias of the layer that makes a tensor, if it can simply be replaced."""
+        if tensor not in self.producers:
+            return None
+        index, node = self.producers[tensor]
+        factor = float(attribute(node, "beta", 1.0)) if node.op_type == "Gemm" else 1.0
+        places = {"Gemm": [2], "Conv": [2], "Add": [1, 0]}.get(node.op_type, [])
+        if not factor or (node.op_type == "Gemm" and self.opset < 11):
+            return None
+        for place in places:
+            if place >= len(node.input) or not node.input[place]:
+                return Bias(index, place, "", None, factor)
+            constant = self.constants.get(node.input[place])
+            if constant is None or constant.data_type not in FLOAT_TYPES:
+                continue
+            if constant.dims and constant.dims[-1] == width == math.prod(constant.dims):
+                return Bias(index, place, node.input[place], constant, factor)
+        return None
+
+    def layer_of(self, tensor: str, width: int) -> tuple[FloatArray | None, FloatArray | None, str]:
+        """Weight (outputs, inputs) and bias of the layer that makes a tensor, and its name."""
+        bias = self.bias_of(tensor, width)
+        offset = None
+        if bias is not None and bias.tensor is not None:
+            offset = self.values(bias.tensor).astype(np.float64).reshape(-1) * bias.factor
+        if tensor not in self.producers:
+            return None, offset, tensor
+        node = self.producers[tensor].node
+        if node.op_type == "Add" and bias is not None:
+            inner = node.input[1 - bias.place]
+            if inner in self.producers:
+                node = self.producers[inner].node
+        weight = self.constants.get(node.input[1]) if len(node.input) > 1 else None
+        if weight is None or node.op_type not in ("Gemm", "MatMul", "Conv"):
+            return None, offset, node.name or tensor
+        rows = self.values(weight).astype(np.float64)
+        by_rows = node.op_type == "Conv" or attribute(node, "transB", 0)
+        rows = rows if by_rows else np.moveaxis(rows, -1, 0)
+        rows = rows * attribute(node, "alpha", 1.0) if node.op_type == "Gemm" else rows
+        return (rows if len(rows) == width else None), offset, node.name or tensor
+
+
+def attribute(node: NodeProto, name: str, default: Any) -> Any:
+    """An attribute's value."""
+    for item in node.attribute:
+        if item.name == name:
+            return helper.get_attribute_value(item)
+    return default
+
+
+def _all_inputs(node: NodeProto) -> Iterator[str]:
+    """What a node reads, in its subgraphs too."""
+    yield from node.input
+    for item in node.attribute:
+        for graph in (item.g, *item.graphs):
+            for inner in graph.node:
+                yield from _all_inputs(inner)

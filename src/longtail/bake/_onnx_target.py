@@ -1,0 +1,257 @@
+"""Which tensor of an ONNX model is to be changed, and in which of four ways.
+
+    bias        the constant bias of the layer that makes the logits
+    node        no such bias: nodes behind the logits
+    classifier  the coefficients of a whole classifier in one node, from scikit-learn
+    probs       no logits at all (trees, one-vs-rest): the probabilities themselves
+
+What the outputs are is seen by running the model, not by their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.bake._change import Change
+from longtail.bake._onnx_graph import Bias, Graph, Producer, Trace, attribute
+from longtail.bake._onnx_run import Arrays, Runner, scores
+
+Way = Literal["bias", "node", "classifier", "probs"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be changed.
+
+    Attributes:
+        tensor: its name.
+        way: how.
+        axis: of the classes, counted from the front.
+        rank: number of axes.
+        width: number of outputs along `axis`.
+        dtype: NumPy's name of its type.
+        bias: for the way "bias".
+        classifier: the node that makes labels too, if there is one.
+        margin: a classifier whose two scores are −d and d.
+    """
+
+    tensor: str
+    way: Way
+    axis: int
+    rank: int
+    width: int
+    dtype: str
+    bias: Bias | None = None
+    classifier: Producer | None = None
+    margin: bool = False
+
+
+def find_target(
+    graph: Graph, outputs: Arrays, runner: Runner, change: Change, output: str | None
+) -> Target:
+    """What is to be changed so that the chosen output is adjusted.
+
+    Args:
+        graph: the model.
+        outputs: its outputs on some inputs, by name.
+        runner: runs it again, for tensors inside.
+        change: says how many classes there are, if it knows.
+        output: the output that the user named.
+    """
+    classifier = graph.classifier()
+    if output is None and classifier is not None:
+        trace = graph.trace(_last(graph, classifier))
+    else:
+        trace = _chosen(graph, outputs, runner, change, output)
+    value = scores(runner.run(graph.model, [trace.tensor])[trace.tensor])
+    if value is None or trace.tensor not in graph.producers:
+        raise InputError(f"{change.caller}: {trace.tensor!r} is computed by no layer.")
+    raw_dtype = np.asarray(runner.run(graph.model, [trace.tensor])[trace.tensor]).dtype.name
+    axis, width = _class_axis(value, trace, graph, change)
+    if not change.fits(width):
+        change.affine(width, lambda: None, None)  # says which widths disagree
+    shape = {"axis": axis, "rank": value.ndim, "width": width, "dtype": raw_dtype}
+    if trace.kind == "sigmoid" and width > 1:
+        raise InputError(
+            f"{change.caller}: the output is a sigmoid of {width} scores, each a question of its "
+            f"own, and not logits or probabilities of one label out of {width}; an adjustment "
+            f"for one label per example does not apply."
+        )
+    return _way(graph, trace, value, change, classifier, shape)
+
+
+def _way(
+    graph: Graph,
+    trace: Trace,
+    value: NDArray[Any],
+    change: Change,
+    classifier: Producer | None,
+    shape: dict[str, Any],
+) -> Target:
+    maker = graph.producers[trace.tensor]
+    width, last = shape["width"], shape["axis"] == shape["rank"] - 1
+    mine = classifier if classifier is not None and _feeds(graph, classifier, trace) else None
+    if mine is not None and maker.number == mine.number:
+        usable, margin = _usable(mine, width)
+        if usable:
+            return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
+    if trace.kind == "logits" and last and width > 1 and _are_probabilities(value):
+        if change.needs_weight:
+            raise InputError(
+                f"{change.caller}: {trace.tensor!r} holds probabilities that come from no "
+                f"softmax, so there are no logits to normalize; use bake_logit_adjustment."
+            )
+        return Target(trace.tensor, "probs", classifier=mine, **shape)
+    if mine is not None:
+        raise InputError(
+            f"{change.caller}: the scores of this {mine.node.op_type} are neither probabilities "
+            f"nor one logit per class, so they can't be adjusted; convert the model with "
+            f"probabilities, or wrap it in LogitAdjustedClassifier."
+        )
+    bias = graph.bias_of(trace.tensor, width)
+    lined_up = last or maker.node.op_type == "Conv"
+    if not change.needs_weight and bias is not None and lined_up:
+        return Target(trace.tensor, "bias", bias=bias, **shape)
+    return Target(trace.tensor, "node", **shape)
+
+
+def _last(graph: Graph, classifier: Producer) -> str:
+    """A classifier's scores, normalised if the next node does that."""
+    tensor = classifier.node.output[1]
+    for node in graph.model.graph.node:
+        if node.op_type == "Normalizer" and list(node.input) == [tensor]:
+            return str(node.output[0])
+    return str(tensor)
+
+
+def _feeds(graph: Graph, classifier: Producer, trace: Trace) -> bool:
+    maker = graph.producers[trace.tensor]
+    return maker.number == classifier.number or (
+        maker.node.op_type == "Normalizer" and maker.node.input[0] == classifier.node.output[1]
+    )
+
+
+def _usable(classifier: Producer, width: int) -> tuple[bool, bool]:
+    """Whether a classifier's intercepts are logits, and whether they are a margin −d, d."""
+    node = classifier.node
+    if node.op_type != "LinearClassifier":
+        return False, False
+    post = attribute(node, "post_transform", b"NONE")
+    weights = np.array(attribute(node, "coefficients", []), np.float32)
+    if len(weights) % width or not len(weights):
+        return False, False
+    rows = weights.reshape(width, -1)
+    intercepts = np.array(attribute(node, "intercepts", []), np.float32)
+    if len(intercepts) not in (0, width):
+        return False, False
+    mirrored = width == 2 and np.array_equal(rows[0], -rows[1])
+    if mirrored and post in (b"LOGISTIC", b"NONE"):
+        return True, True
+    return post in (b"SOFTMAX", b"NONE"), False
+
+
+def _chosen(
+    graph: Graph, outputs: Arrays, runner: Runner, change: Change, output: str | None
+) -> Trace:
+    """The trace of the named output, or of the only one that can be meant."""
+    caller = change.caller
+    if output is not None:
+        if output not in graph.outputs and output not in graph.producers:
+            raise InputError(
+                f"{caller}: the model has no output {output!r}; it has {_shown(outputs)}."
+            )
+        value = outputs.get(output)
+        if value is None:
+            value = runner.run(graph.model, [output])[output]
+        if scores(value) is None:
+            raise InputError(
+                f"{caller}: the output {output!r} holds {_type(value)}, not floating point."
+                + _quantized(value)
+            )
+        return graph.trace(output)
+    traces: dict[Trace, list[str]] = {}
+    for name, value in outputs.items():
+        array = scores(value)
+        if array is not None and _fits(array, graph.trace(name), graph, change):
+            trace = graph.trace(name)
+            traces.setdefault(Trace(trace.tensor, "logits"), []).append(name)
+    if not traces:
+        raise InputError(_none(outputs, change))
+    if len(traces) > 1:
+        names = [name for group in traces.values() for name in group]
+        raise InputError(
+            f"{caller}: more than one output can be meant: {_checks.listing(map(repr, names))} "
+            f"(all: {_shown(outputs)}); name one with output=... (on the command line: --output)."
+        )
+    # Of logits and their softmax, the softmax says more: where its axis is.
+    (names,) = traces.values()
+    return max((graph.trace(name) for name in names), key=lambda trace: trace.kind != "logits")
+
+
+def _fits(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> bool:
+    if array.ndim == 0:
+        return False
+    _, width = _class_axis(array, trace, graph, change)
+    return change.fits(width) and (array.ndim > 1 or change.num_classes == 2)
+
+
+def _none(outputs: Arrays, change: Change) -> str:
+    count = change.num_classes
+    wanted = "of one score per class" if count is None else f"{count} wide, one score per class"
+    text = f"{change.caller}: no output of the model is {wanted}; it has {_shown(outputs)}"
+    for value in outputs.values():
+        if _quantized(value) and np.shape(value)[-1:] == (count,):
+            return text + "." + _quantized(value)
+    return text + ". The prior must have one class per output."
+
+
+def _quantized(value: Any) -> str:
+    if np.asarray(value).dtype.name not in ("uint8", "int8", "uint16", "int16"):
+        return ""
+    return (
+        " This looks like a quantized model: its outputs must be dequantized inside the model "
+        "to be baked (quantized layers before that are no hindrance)."
+    )
+
+
+def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> tuple[int, int]:
+    """The axis of the classes, and its size; a single number per example counts as size 1."""
+    if array.ndim == 1:
+        return 0, 1
+    last = array.ndim - 1
+    if array.ndim == 2:
+        return 1, array.shape[1]
+    if trace.axis is not None and trace.kind in ("probs", "log_probs"):
+        axis = trace.axis % array.ndim
+    else:
+        maker = graph.producers.get(trace.tensor)
+        first = maker is not None and maker.node.op_type == "Conv"
+        axis = 1 if first or not change.fits(array.shape[last]) else last
+    return axis, array.shape[axis]
+
+
+def _are_probabilities(array: NDArray[Any]) -> bool:
+    values = array.astype(np.float64)
+    sums = values.sum(axis=-1)
+    inside = bool(np.all(values >= 0) and np.all(values <= 1 + 1e-6))
+    return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, 4 * np.finfo(array.dtype).eps)))
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, list):
+        return "a list"
+    return str(np.asarray(value).dtype.name)
+
+
+def _shown(outputs: Arrays) -> str:
+    texts = []
+    for name, value in outputs.items():
+        shape = " x ".join(str(size) for size in np.shape(value)) or "a number"
+        texts.append(f"{name!r} ({shape}, {_type(value)})")
+    return _checks.listing(texts)

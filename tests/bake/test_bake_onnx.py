@@ -1,0 +1,269 @@
+"""Baked ONNX models, exported by both exporters of torch and by skl2onnx, run by onnxruntime."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from skl2onnx import to_onnx
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from torch import nn
+
+from longtail import (
+    ClassPrior,
+    bake_logit_adjustment,
+    bake_record,
+    bake_weight_normalization,
+    unbake,
+)
+
+COUNTS = np.array([900, 90, 10])
+PRIOR = ClassPrior.from_counts(COUNTS)
+LOG_PI = np.log(COUNTS / COUNTS.sum())
+RANDOM = np.random.default_rng(0)
+ROWS = RANDOM.normal(size=(10_000, 8)).astype(np.float32)
+
+
+def run(model, **inputs):
+    source = str(model) if not isinstance(model, onnx.ModelProto) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)
+
+
+def softmax(logits):
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+def log_softmax(logits):
+    return np.log(softmax(logits))
+
+
+class Net(nn.Module):
+    def __init__(self, *, bias=True, head=None, three=False):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.fc = nn.Linear(16, 3, bias=bias)
+        self.head, self.three = head, three
+
+    def forward(self, x):
+        x = self.body(x)
+        if self.three:  # a sequence of one: MatMul and Add in place of Gemm
+            x = x[:, None]
+        logits = self.fc(x)
+        logits = logits[:, 0] if self.three else logits
+        return logits if self.head is None else self.head(logits)
+
+
+HEADS = {
+    "logits": (None, lambda f: f),
+    "softmax": (nn.Softmax(dim=1), softmax),
+    "log-softmax": (nn.LogSoftmax(dim=-1), log_softmax),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Files by (exporter, head, bias, three), each made once."""
+    folder, made = tmp_path_factory.mktemp("exported"), {}
+
+    def make(dynamo, head, bias, three=False):
+        key = (dynamo, head, bias, three)
+        if key not in made:
+            torch.manual_seed(0)
+            model = Net(bias=bias, head=HEADS[head][0], three=three).eval()
+            path = folder / f"{len(made)}.onnx"
+            batch = (
+                {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "verbose": False}
+                if dynamo
+                else {"dynamic_axes": {"x": {0: "batch"}}}
+            )
+            names = {"input_names": ["x"], "output_names": ["y"]}
+            torch.onnx.export(model, (torch.randn(2, 8),), path, dynamo=dynamo, **names, **batch)
+            logits = Net.forward(model.eval(), torch.as_tensor(ROWS)) if head == "logits" else None
+            if logits is None:
+                plain = Net(bias=bias, three=three)
+                plain.load_state_dict(model.state_dict())
+                logits = plain(torch.as_tensor(ROWS))
+            made[key] = path, logits.detach().double().numpy()
+        return made[key]
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("head", list(HEADS))
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_torch_exports(exported, tmp_path, dynamo, head, bias):
+    path, logits = exported(dynamo, head, bias)
+    out = bake_logit_adjustment(path, PRIOR, tau=1.1, out=tmp_path / "baked.onnx")
+    (got,) = run(out, x=ROWS)
+    wanted = HEADS[head][1](logits - 1.1 * LOG_PI)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    np.testing.assert_array_equal(got.argmax(1), wanted.argmax(1))
+    assert np.mean(got.argmax(1) != logits.argmax(1)) > 0.1
+    back = unbake(out, out=tmp_path / "back.onnx")
+    assert back.read_bytes() == path.read_bytes()
+    # Where there is a bias, or a Gemm that may have one, the graph is as long as before.
+    added = len(onnx.load(out).graph.node) - len(onnx.load(path).graph.node)
+    assert added == (0 if bias else 1 if dynamo else 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_matmul_and_add(exported, tmp_path, dynamo):
+    path, logits = exported(dynamo, "softmax", True, three=True)
+    out = bake_logit_adjustment(path, PRIOR, out=tmp_path / "baked.onnx")
+    (got,) = run(out, x=ROWS)
+    wanted = softmax(logits - LOG_PI)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    np.testing.assert_array_equal(got.argmax(1), wanted.argmax(1))
+    assert unbake(out, out=tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("bias_mode", ["scale", "keep", "drop"])
+def test_weight_normalization(exported, tmp_path, dynamo, bias_mode):
+    path, f = exported(dynamo, "softmax", True)
+    model = onnx.load(path)
+    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    b = tensors["fc.bias"].astype(np.float64)
+    nu = np.linalg.norm(tensors["fc.weight"].astype(np.float64), axis=1) ** 0.8
+    out = bake_weight_normalization(path, tau=0.8, bias_mode=bias_mode, out=tmp_path / "baked.onnx")
+    wanted = {"scale": f / nu, "keep": (f - b) / nu + b, "drop": (f - b) / nu}[bias_mode]
+    np.testing.assert_allclose(run(out, x=ROWS)[0], softmax(wanted), atol=1e-5)
+    assert unbake(out, out=tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+
+
+def test_weight_normalization_of_a_matmul(exported):
+    path, f = exported(False, "logits", False)
+    model = onnx.load(path)
+    weight = next(
+        onnx.numpy_helper.to_array(t) for t in model.graph.initializer if list(t.dims) == [16, 3]
+    )
+    baked = bake_weight_normalization(model)
+    wanted = f / np.linalg.norm(weight.astype(np.float64), axis=0)
+    np.testing.assert_allclose(run(baked, x=ROWS)[0], wanted, atol=1e-5)
+    assert unbake(baked) == model
+
+
+def test_the_record(exported, tmp_path):
+    path, _ = exported(False, "softmax", True)
+    model = onnx.load(path)
+    baked = bake_logit_adjustment(model, PRIOR, tau=0.5)
+    assert bake_record(model) is None
+    record = bake_record(baked)
+    assert (record.method, record.tau) == ("logit_adjustment", 0.5)
+    assert record.how == "added to the bias of the Gemm /fc/Gemm"
+    assert record.settings == {"prior": PRIOR.probs.tolist()}
+    onnx.save(baked, tmp_path / "m.onnx")
+    assert bake_record(tmp_path / "m.onnx") == record
+    assert unbake(baked) == model
+
+
+# ---- scikit-learn, converted by skl2onnx -----------------------------------------------------
+
+CENTRES = RANDOM.normal(size=(3, 8))
+Y = np.argmax(ROWS @ CENTRES.T + [2, 0, -1] + RANDOM.normal(size=(10_000, 3)), axis=1)
+X = ROWS
+
+
+def columns(outputs):
+    """Label and probabilities of whatever form of outputs."""
+    label, *rest = outputs
+    if len(rest) > 1:
+        return label, np.stack(rest, axis=1)
+    if isinstance(rest[0], list):
+        return label, np.array([[row[key] for key in sorted(row)] for row in rest[0]])
+    return label, rest[0]
+
+
+def adjusted_probs(probs, log_pi, tau):
+    odds = probs.astype(np.float64) * np.exp(-tau * log_pi)
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+MODELS = {
+    "logistic": LogisticRegression(),
+    "pipeline": make_pipeline(StandardScaler(), LogisticRegression()),
+    "one-vs-rest": SGDClassifier(loss="log_loss", random_state=0),
+    "forest": RandomForestClassifier(20, max_depth=5, random_state=0),
+}
+
+
+@pytest.mark.parametrize("zipmap", [False, True, "columns"])
+@pytest.mark.parametrize("names", [None, np.array(["cat", "dog", "emu"])], ids=["int", "str"])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_skl2onnx(tmp_path, kind, zipmap, names):
+    labels = Y if names is None else names[Y]
+    classifier = MODELS[kind].fit(X[:1000], labels[:1000])
+    model = to_onnx(classifier, X[:1], options={id(classifier): {"zipmap": zipmap}})
+    onnx.save(model, tmp_path / "model.onnx")
+    old_label, old = columns(run(model, X=X))
+    output = "probabilities" if (kind, zipmap) == ("one-vs-rest", "columns") else None
+    out = bake_logit_adjustment(
+        tmp_path / "model.onnx", PRIOR, tau=0.7, output=output, out=tmp_path / "baked.onnx"
+    )
+    label, probs = columns(run(out, X=X))
+    wanted = adjusted_probs(old, LOG_PI, 0.7)
+    np.testing.assert_allclose(probs, wanted, atol=1e-5)
+    known = np.arange(3) if names is None else names
+    top = np.sort(wanted, axis=1)
+    clear = top[:, -1] - top[:, -2] > 1e-6  # forests tie
+    assert clear.mean() > 0.99
+    np.testing.assert_array_equal(label[clear], known[wanted.argmax(axis=1)][clear])
+    assert np.mean(np.asarray(label) != np.asarray(old_label)) > 0.05
+    back = unbake(out, out=tmp_path / "back.onnx")
+    assert back.read_bytes() == (tmp_path / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["logistic", "forest"])
+def test_skl2onnx_two_classes(kind):
+    counts = np.array([800, 200])
+    classifier = MODELS[kind].fit(X[:1000], Y[:1000] > 0)
+    model = to_onnx(classifier, X[:1], options={id(classifier): {"zipmap": False}})
+    _, old = run(model, X=X)
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts(counts))
+    label, probs = run(baked, X=X)
+    wanted = adjusted_probs(old, np.log(counts / counts.sum()), 1.0)
+    np.testing.assert_allclose(probs, wanted, atol=1e-5)
+    clear = abs(wanted[:, 0] - 0.5) > 1e-6
+    np.testing.assert_array_equal(label[clear], wanted.argmax(axis=1)[clear])
+    assert unbake(baked) == model
+
+
+@pytest.mark.parametrize("classifier", [LinearSVC(), RidgeClassifier()], ids=["svc", "ridge"])
+def test_skl2onnx_scores(classifier):
+    classifier.fit(X[:1000], Y[:1000])
+    model = to_onnx(classifier, X[:1])
+    _, old = run(model, X=X)
+    label, scores = run(bake_logit_adjustment(model, PRIOR, tau=0.3), X=X)
+    np.testing.assert_allclose(scores, old - 0.3 * LOG_PI, atol=1e-5)
+    np.testing.assert_array_equal(label, (old - 0.3 * LOG_PI).argmax(axis=1))
+
+
+def test_skl2onnx_one_margin():
+    classifier = LinearSVC().fit(X[:1000], Y[:1000] > 0)
+    model = to_onnx(classifier, X[:1])
+    margin = classifier.decision_function(X)
+    label, scores = run(bake_logit_adjustment(model, ClassPrior.from_counts([9, 1])), X=X)
+    np.testing.assert_allclose(scores.ravel(), margin + np.log(9), atol=1e-5)
+    np.testing.assert_array_equal(label, (margin + np.log(9) > 0).astype(int))
+
+
+def test_skl2onnx_weight_normalization():
+    classifier = LogisticRegression().fit(X[:1000], Y[:1000])
+    model = to_onnx(classifier, X[:1], options={id(classifier): {"zipmap": False}})
+    baked = bake_weight_normalization(model, tau=2.0, bias_mode="drop")
+    nu = np.linalg.norm(classifier.coef_, axis=1) ** 2
+    wanted = softmax((classifier.decision_function(X) - classifier.intercept_) / nu)
+    label, probs = run(baked, X=X)
+    np.testing.assert_allclose(probs, wanted, atol=1e-5)
+    np.testing.assert_array_equal(label, wanted.argmax(axis=1))
+    assert unbake(baked) == model

@@ -1,0 +1,151 @@
+"""Baked linear models of scikit-learn: decisions, probabilities, pipelines, and the way back."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, LinearSVC
+
+from longtail import (
+    ClassPrior,
+    InputError,
+    bake_logit_adjustment,
+    bake_record,
+    bake_weight_normalization,
+    unbake,
+)
+
+RANDOM = np.random.default_rng(0)
+CENTRES = RANDOM.normal(size=(3, 6))
+X = RANDOM.normal(size=(400, 6))
+Y = np.argmax(X @ CENTRES.T + [2, 0, -1] + RANDOM.normal(size=(400, 3)), axis=1)
+PRIOR = ClassPrior.from_labels(Y)
+LOG_PI = np.log(np.bincount(Y) / len(Y))
+NEW = RANDOM.normal(size=(10_000, 6))
+
+
+def softmax(logits):
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+def state(model):
+    return model.coef_.tobytes(), np.asarray(model.intercept_).tobytes(), type(model.intercept_)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(),
+        LogisticRegression(fit_intercept=False),
+        LinearSVC(),
+        LinearSVC(fit_intercept=False),
+        RidgeClassifier(),
+        SGDClassifier(random_state=0),
+        LinearDiscriminantAnalysis(),
+    ],
+    ids=repr,
+)
+def test_decisions_are_the_adjusted_ones(model):
+    names = np.array(["cat", "dog", "emu"])
+    model.fit(X, names[Y])
+    before = state(model)
+    baked = bake_logit_adjustment(model, PRIOR, tau=1.2)
+    wanted = model.decision_function(NEW) - 1.2 * LOG_PI
+    np.testing.assert_allclose(baked.decision_function(NEW), wanted, atol=1e-10)
+    np.testing.assert_array_equal(baked.predict(NEW), names[wanted.argmax(axis=1)])
+    if hasattr(model, "predict_proba"):
+        np.testing.assert_allclose(baked.predict_proba(NEW), softmax(wanted), atol=1e-10)
+    assert state(model) == before
+    loaded = pickle.loads(pickle.dumps(baked))
+    assert bake_record(loaded).tau == 1.2
+    restored = unbake(loaded)
+    assert state(restored) == before
+    assert bake_record(restored) is None
+    assert vars(restored).keys() == vars(model).keys()
+
+
+def test_two_classes_have_one_margin():
+    prior = ClassPrior.from_counts([900, 100])
+    model = LogisticRegression().fit(X, Y > 0)
+    baked = bake_logit_adjustment(model, prior, tau=0.5)
+    odds = model.predict_proba(NEW) * np.array([900, 100]) ** -0.5
+    wanted = odds / odds.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(baked.predict_proba(NEW), wanted, atol=1e-10)
+    np.testing.assert_array_equal(baked.predict(NEW), wanted[:, 1] > 0.5)
+    with pytest.raises(InputError, match="one weight vector for both classes"):
+        bake_weight_normalization(model)
+
+
+def test_pipelines_and_searches():
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
+    baked = bake_logit_adjustment(pipeline, PRIOR)
+    wanted = softmax(pipeline.decision_function(NEW) - LOG_PI)
+    np.testing.assert_allclose(baked.predict_proba(NEW), wanted, atol=1e-10)
+    search = GridSearchCV(LogisticRegression(), {"C": [0.1, 1]}, cv=2).fit(X, Y)
+    wanted = softmax(search.decision_function(NEW) - LOG_PI)
+    np.testing.assert_allclose(
+        bake_logit_adjustment(search, PRIOR).predict_proba(NEW), wanted, atol=1e-10
+    )
+    assert bake_record(baked).how == "added to the intercepts of LogisticRegression"
+
+
+@pytest.mark.parametrize("bias_mode", ["scale", "keep", "drop"])
+def test_weight_normalization(bias_mode):
+    model = LogisticRegression().fit(X, Y)
+    baked = bake_weight_normalization(model, tau=0.9, bias_mode=bias_mode)
+    nu, f, b = np.linalg.norm(model.coef_, axis=1), model.decision_function(NEW), model.intercept_
+    wanted = {
+        "scale": f / nu**0.9,
+        "keep": (f - b) / nu**0.9 + b,
+        "drop": (f - b) / nu**0.9,
+    }[bias_mode]
+    np.testing.assert_allclose(baked.decision_function(NEW), wanted, atol=1e-10)
+    assert state(unbake(baked)) == state(model)
+    sparse = LogisticRegression().fit(X, Y).sparsify()
+    with pytest.raises(InputError, match="coefficients are sparse; call densify"):
+        bake_weight_normalization(sparse)
+    np.testing.assert_allclose(
+        bake_logit_adjustment(sparse, PRIOR).intercept_, model.intercept_ - LOG_PI
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (RandomForestClassifier(2), {}, "ForestClassifier is not a linear classifier .* wrap"),
+        (SVC(kernel="linear"), {}, "SVC is not a linear classifier"),
+        (SGDClassifier(loss="log_loss"), {}, r"not the softmax of its decision function \(they are "
+         r"one-vs-rest\)"),
+        (LogisticRegression(), {"layer": "fc"}, "`layer` is for torch modules"),
+        (LogisticRegression(), {"prior": ClassPrior.from_counts([1, 2])},
+         "`prior` has 2 classes but the model has 3 outputs"),
+    ],
+)  # fmt: skip
+def test_bad_input(model, settings, message):
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(model.fit(X, Y), **{"prior": PRIOR, **settings})
+
+
+def test_not_fitted_twice_and_changed():
+    with pytest.raises(NotFittedError):
+        bake_logit_adjustment(LogisticRegression(), PRIOR)
+    baked = bake_logit_adjustment(LogisticRegression().fit(X, Y), PRIOR)
+    with pytest.raises(InputError, match="LogisticRegression is baked already"):
+        bake_logit_adjustment(baked, PRIOR)
+    refitted = pickle.loads(pickle.dumps(baked)).fit(X[:300], Y[:300])
+    assert bake_record(refitted) is None
+    again = bake_logit_adjustment(refitted, PRIOR)
+    np.testing.assert_allclose(again.intercept_, refitted.intercept_ - LOG_PI)
+    baked.intercept_ += 1
+    with pytest.raises(InputError, match="the bias of LogisticRegression is not what was baked"):
+        unbake(baked)
+    with pytest.raises(InputError, match="LogisticRegression is not baked"):
+        unbake(LogisticRegression().fit(X, Y))

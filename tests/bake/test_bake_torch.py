@@ -1,0 +1,232 @@
+"""Baked torch modules: the adjusted predictions, the record, and the way back."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from longtail import (
+    ClassPrior,
+    InputError,
+    bake_logit_adjustment,
+    bake_record,
+    bake_weight_normalization,
+    unbake,
+)
+
+COUNTS = np.array([5000, 1200, 300, 70, 9])
+PRIOR = ClassPrior.from_counts(COUNTS)
+LOG_PI = np.log(COUNTS / COUNTS.sum())
+
+
+def network(*, bias=True, dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5, bias=bias)).to(dtype).eval()
+
+
+def outputs(model, x):
+    with torch.no_grad():
+        return model(x).double().numpy()
+
+
+def same_bytes(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert one[name].dtype == other[name].dtype
+        assert one[name].view(torch.uint8).equal(other[name].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tau", [1.0, 0.37, -1.0])
+def test_predictions_are_the_adjusted_ones(bias, tau):
+    model = network(bias=bias)
+    before = copy.deepcopy(model.state_dict())
+    baked = bake_logit_adjustment(model, PRIOR, tau=tau)
+    x = torch.randn(10_000, 20, generator=torch.Generator().manual_seed(1))
+    wanted = outputs(model, x) - tau * LOG_PI
+    got = outputs(baked, x)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    np.testing.assert_array_equal(got.argmax(1), wanted.argmax(1))
+    assert np.mean(got.argmax(1) != outputs(model, x).argmax(1)) > 0.1
+    same_bytes(model.state_dict(), before)  # the original is untouched
+    restored = unbake(baked)
+    same_bytes(restored.state_dict(), before)
+    assert restored[2].bias is None if not bias else True
+    assert bake_record(restored) is None
+
+
+def test_target_prior_and_costs():
+    q, c = np.array([0.1, 0.1, 0.2, 0.3, 0.3]), np.array([1.0, 2.0, 1.0, 1.0, 5.0])
+    model = network()
+    baked = bake_logit_adjustment(
+        model, PRIOR, tau=0.8, target_prior=ClassPrior.from_probs(q), costs=c
+    )
+    x = torch.randn(100, 20)
+    wanted = outputs(model, x) - 0.8 * (LOG_PI - np.log(q) - np.log(c))
+    np.testing.assert_allclose(outputs(baked, x), wanted, atol=1e-5)
+    assert bake_record(baked).settings["costs"] == c.tolist()
+
+
+@pytest.mark.parametrize("bias_mode", ["scale", "keep", "drop"])
+@pytest.mark.parametrize("norms", [None, [1.0, 2.0, 0.5, 0.1, 4.0], PRIOR])
+def test_weight_normalization(bias_mode, norms):
+    model = network()
+    tau, layer = 0.7, model[2]
+    baked = bake_weight_normalization(
+        model, tau=tau, norms=norms, bias_mode=bias_mode, layer="2" if norms is None else None
+    )
+    nu = {
+        None: layer.weight.detach().double().norm(dim=1).numpy(),
+    }.get(norms if norms is None else "given")
+    if nu is None:
+        nu = COUNTS / COUNTS.sum() if norms is PRIOR else np.array(norms)
+    x = torch.randn(1000, 20)
+    f, b = outputs(model, x), layer.bias.detach().double().numpy()
+    wanted = {
+        "scale": f / nu**tau,
+        "keep": (f - b) / nu**tau + b,
+        "drop": (f - b) / nu**tau,
+    }[bias_mode]
+    np.testing.assert_allclose(outputs(baked, x), wanted, atol=1e-5, rtol=1e-5)
+    same_bytes(unbake(baked).state_dict(), model.state_dict())
+
+
+def test_weight_normalization_without_a_bias():
+    model = network(bias=False)
+    baked = bake_weight_normalization(model, layer="2")
+    assert baked[2].bias is None
+    np.testing.assert_allclose(baked[2].weight.detach().norm(dim=1).numpy(), 1.0, rtol=1e-5)
+    same_bytes(unbake(baked).state_dict(), model.state_dict())
+    with pytest.raises(InputError, match="bias_mode='keep' needs `bias`"):
+        bake_weight_normalization(model, layer="2", bias_mode="keep")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_precisions_round_once(dtype):
+    model = network(dtype=dtype)
+    baked = bake_logit_adjustment(model, PRIOR)
+    wanted = torch.as_tensor(model[2].bias.detach().double().numpy() - LOG_PI).to(dtype)
+    assert baked[2].bias.dtype == dtype
+    assert baked[2].bias.detach().equal(wanted)
+    same_bytes(unbake(baked).state_dict(), model.state_dict())
+
+
+def test_one_output_for_two_classes():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts([90, 10]), tau=2.0)
+    shift = (baked[2].bias - model[2].bias).item()
+    assert shift == pytest.approx(2 * np.log(9), rel=1e-6)
+    with pytest.raises(InputError, match="one weight vector for both classes"):
+        bake_weight_normalization(model, layer="2")
+
+
+def test_a_convolution_as_head():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1, bias=False))
+    baked = bake_logit_adjustment(model, PRIOR)
+    x = torch.randn(2, 3, 9, 9)
+    wanted = outputs(model, x) - LOG_PI[:, None, None]
+    np.testing.assert_allclose(outputs(baked, x), wanted, atol=1e-5)
+    same_bytes(unbake(baked).state_dict(), model.state_dict())
+
+
+def test_a_shared_parameter_keeps_its_other_use():
+    first, last = nn.Linear(5, 5), nn.Linear(5, 5)
+    last.weight, last.bias = first.weight, first.bias
+    model = nn.Sequential(first, nn.Tanh(), last)
+    baked = bake_logit_adjustment(model, PRIOR, layer="2")
+    assert baked[0].bias.equal(first.bias)
+    x = torch.randn(50, 5)
+    np.testing.assert_allclose(outputs(baked, x), outputs(model, x) - LOG_PI, atol=1e-5)
+
+
+def test_the_state_dict_loads_into_the_plain_network_and_carries_the_record():
+    model = network()
+    baked = bake_logit_adjustment(model, PRIOR, tau=1.5)
+    file = io.BytesIO()
+    torch.save(baked.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    plain = network()
+    plain.load_state_dict(state)  # strict: there is no new key
+    x = torch.randn(10, 20)
+    np.testing.assert_array_equal(outputs(plain, x), outputs(baked, x))
+    record = bake_record(state)
+    assert (record.method, record.tau, record.where) == ("logit_adjustment", 1.5, "2")
+    assert record.settings["prior"] == PRIOR.probs.tolist()
+    assert bake_record(model.state_dict()) is None
+    assert bake_record(unbake(baked).state_dict()) is None
+    assert bake_record(copy.deepcopy(baked)).tau == 1.5
+
+
+def test_a_baked_module_still_compiles_and_exports():
+    baked = bake_logit_adjustment(network(), PRIOR)
+    x = torch.randn(4, 20)
+    wanted = outputs(baked, x)
+    np.testing.assert_allclose(outputs(torch.jit.script(baked), x), wanted, atol=1e-6)
+    exported = torch.export.export(baked, (x,)).module()
+    np.testing.assert_allclose(outputs(exported, x), wanted, atol=1e-6)
+
+
+def test_refuses_to_bake_twice():
+    baked = bake_logit_adjustment(network(), PRIOR)
+    message = (
+        r"bake_logit_adjustment: the model is baked already: logit adjustment with tau = 1, "
+        r"added to the bias of 2; .* unbake \(on the command line: --undo\)"
+    )
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(baked, PRIOR)
+    with pytest.raises(InputError, match="is baked already"):
+        bake_weight_normalization(baked, layer="2")
+
+
+def test_refuses_to_undo_what_is_not_there_or_changed():
+    with pytest.raises(InputError, match="unbake: the model is not baked"):
+        unbake(network())
+    baked = bake_logit_adjustment(network(), PRIOR)
+    with torch.no_grad():
+        baked[2].bias += 1e-3
+    with pytest.raises(InputError, match="the bias of 2 is not what was baked: it was changed"):
+        unbake(baked)
+
+
+def quantized():
+    return torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}, dtype=torch.qint8)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (network, {"prior": ClassPrior.from_counts([9, 1, 1])}, "no linear layer of the model has "
+         r"3 outputs, one per class; it has '2' \(5 outputs\), '0' \(32 outputs\)"),
+        (network, {"layer": "fc"}, "has no linear layer 'fc'; it has '2'"),
+        (network, {"layer": "0"}, "`prior` has 5 classes but the model has 32 outputs"),
+        (lambda: nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), {},
+         "more than one linear layer of the model has 5 outputs, one per class: '0', '1'; name"),
+        (lambda: nn.Sequential(nn.ReLU()), {}, "the model has no linear layer"),
+        (lambda: nn.Linear(5, 5, device="meta"), {}, "the weights of the layer are not there yet"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), {}, "is parametrized"),
+        (network, {"output": "y"}, "`output` and `inputs` are for ONNX models"),
+        (network, {"out": "x.onnx"}, "`out` is for files"),
+        (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
+        (network, {"tau": "much"}, "`tau` must be a number"),
+        (lambda: object(), {}, "`model` must be a torch module, an ONNX model, .* got object"),
+        (lambda: network(dtype=torch.float16), {"tau": 1e5}, "would not be finite in F16"),
+    ],
+)  # fmt: skip
+def test_bad_input(model, settings, message):
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(model(), **{"prior": PRIOR, **settings})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_module_is_refused():
+    with pytest.raises(InputError, match=r"is a quantized layer .* before you quantize it"):
+        bake_logit_adjustment(quantized(), PRIOR)
+
+
+def test_without_a_width_the_layer_must_be_named():
+    with pytest.raises(InputError, match="more than one linear layer of the model can be meant"):
+        bake_weight_normalization(network())
