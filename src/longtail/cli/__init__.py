@@ -19,6 +19,8 @@ from longtail.cli._groups import CommandGroup, from_modules
 # In the order in which `longtail --help` lists them.
 COMMANDS = (
     "demo",
+    "train",
+    "evaluate",
     "adjust",
     "tune",
     "report",
@@ -68,6 +70,8 @@ def options(
       longtail explain logit-adjusted     what one does, and when to use it
       longtail adjust predictions.npz --counts 900,90,10
                                           correct and measure saved predictions
+      longtail train --dataset digits-lt --method logit-adjusted --seeds 5
+                                          train on long-tailed images
       longtail runs list                  what was trained here
 
     Every command explains itself: longtail COMMAND --help.

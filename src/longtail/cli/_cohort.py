@@ -1,0 +1,284 @@
+"""What `train` does before and during training: options into specs, refusals, one line of news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from longtail.cli import _training
+
+if TYPE_CHECKING:
+    from longtail.cli._console import Progress
+    from longtail.data import ImageSet, LongTailedData
+    from longtail.runs import RunSpec
+    from longtail.train.engine import EpochEnd
+
+# What a data set is trained with unless the user names a recipe.
+RECIPE_OF = {"cifar10-lt": "tuned", "cifar100-lt": "tuned", "digits-lt": "digits"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user typed about runs, as far as it is not about data; None where nothing was.
+
+    Attributes:
+        methods: as typed.
+        seeds: of the runs.
+        recipe: its name.
+        overrides: of the recipe, as typed.
+        held_out: fraction of each class.
+        precision: of the network.
+    """
+
+    methods: Sequence[str]
+    seeds: Sequence[int] | None
+    recipe: str | None
+    overrides: Sequence[str]
+    held_out: float | None
+    precision: str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train.
+
+    Attributes:
+        specs: of the runs, each once.
+        data: their data set.
+        root: the folder of runs.
+    """
+
+    specs: Sequence[RunSpec]
+    data: LongTailedData
+    root: Path
+
+    @property
+    def folders(self) -> list[Path]:
+        """Of the runs."""
+        return [self.root / spec.folder for spec in self.specs]
+
+    def states(self) -> list[str]:
+        """Of each run: ``finished``, ``begun`` or ``new``."""
+        return [_state(folder, self.data.train.fingerprint) for folder in self.folders]
+
+
+def plan(
+    asked: Asked, dataset: str | None, read: Callable[[str], LongTailedData], out: Path
+) -> Job:
+    """The runs that the options name; what can be refused without the data is, before reading.
+
+    Args:
+        asked: the options.
+        dataset: its name, frozen file or folder.
+        read: reads it.
+        out: the folder of runs.
+    """
+    from longtail import _checks
+    from longtail._checks import InputError
+    from longtail.train.methods import parse_method
+    from longtail.train.recipe import RECIPES, make_spec, parse_overrides, recipe_values
+
+    if dataset is None:
+        raise typer.BadParameter("missing option '--dataset'")
+    if not asked.methods:
+        raise typer.BadParameter("missing option '--method'; `longtail explain` lists the losses")
+    methods = [parse_method(text) for text in asked.methods]
+    overrides = parse_overrides(asked.overrides)
+    if asked.recipe is not None:
+        recipe_values(asked.recipe)  # refuses an unknown name
+    if asked.held_out is not None:
+        _checks.fraction(asked.held_out, "longtail train", name="--held-out", below_one=True)
+    data = read(dataset)
+    recipe = asked.recipe or RECIPE_OF.get(data.spec.name)
+    if recipe is None:
+        raise InputError(
+            f"no recipe is settled for {data.spec.name!r}; name one with --recipe "
+            f"({', '.join(RECIPES)}) and change what must be with --set."
+        )
+    spec = replace(data.spec, held_out=asked.held_out or 0.0)
+    made = [
+        _precise(
+            make_spec(spec, method=method, recipe=recipe, seed=seed, overrides=overrides),
+            asked.precision,
+        )
+        for seed in asked.seeds or [0]  # every method of a seed first: they are compared
+        for method in methods
+    ]
+    job = Job(list({one.folder: one for one in made}.values()), data, out)
+    _refuse_early(job.specs, data.train)
+    return job
+
+
+def _precise(spec: RunSpec, precision: str | None) -> RunSpec:
+    """The spec with a precision; float32 goes without saying."""
+    settings = {key: value for key, value in spec.settings.items() if key != "precision"}
+    if precision not in (None, "float32"):
+        settings["precision"] = precision
+    return replace(spec, settings=settings)
+
+
+def _refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
+    """Refuse what would otherwise fail after other runs were trained."""
+    import torch
+
+    from longtail import models
+    from longtail._checks import InputError
+    from longtail.data import held_out_split
+    from longtail.train.methods import Method
+    from longtail.train.recipe import Recipe
+
+    for spec in {replace(spec, seed=0): None for spec in specs}:
+        recipe = Recipe.of(spec)
+        channels = images.image_shape[0]
+        for key in ("mean", "std"):
+            if len(getattr(recipe, key)) not in (1, channels):
+                raise InputError(
+                    f"recipe {recipe.name!r} is for images of {len(getattr(recipe, key))} channels "
+                    f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
+                    f"with --set, or take another recipe."
+                )
+        with torch.device("meta"):  # shapes without memory
+            models.build(
+                recipe.model,
+                num_classes=images.num_classes,
+                image_shape=images.image_shape,
+                head=recipe.head,
+                head_scale=recipe.head_scale,
+            )
+        Method.of(spec.method).criterion(images.prior)
+        if spec.dataset.held_out:
+            held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
+
+
+def resumed(
+    folder: Path,
+    asked: Asked,
+    subset: dict[str, Any],
+    *,
+    dataset: str | None,
+    data_dir: Path | None,
+) -> Job:
+    """The run of a folder, if nothing that was typed beside it says otherwise.
+
+    Args:
+        folder: the run's.
+        asked: the options.
+        subset: fields of a DataSpec, None where nothing was typed.
+        dataset: the data's name, frozen file or folder, if it was typed.
+        data_dir: where the original files are.
+    """
+    from longtail.data import DATASETS
+    from longtail.runs import Run, RunError
+
+    run = Run.open(folder, verify=False, unfinished=True)
+    spec, place = run.spec, folder.resolve()
+    if dataset in DATASETS:
+        subset = {**subset, "name": dataset}
+    wrong = spec.difference(_beside(spec, asked, subset))
+    if wrong:
+        raise RunError(
+            f"{folder} can't be resumed with these options, which ask for another run: "
+            f"{'; '.join(wrong)} (the folder's against yours)."
+        )
+    if place.parts[-2:] != spec.folder.parts:
+        raise RunError(
+            f"{folder} was renamed, so it can't be resumed; its last two names must be "
+            f"{spec.folder.as_posix()}."
+        )
+    data = _training.RunData(dataset, data_dir).of(run)
+    return Job([spec], data, place.parents[1] if len(folder.parts) < 3 else folder.parents[1])
+
+
+def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:
+    """A run's spec with what was typed in the place of its own."""
+    from longtail.train.recipe import make_spec, parse_overrides
+
+    if len(asked.methods) > 1 or len(asked.seeds or []) > 1:
+        raise typer.BadParameter("--resume continues one run: one method and one seed")
+    typed = {**subset, "held_out": asked.held_out}
+    dataset = replace(spec.dataset, **{k: v for k, v in typed.items() if v is not None})
+    seed = spec.seed if asked.seeds is None else asked.seeds[0]
+    found = replace(spec, dataset=dataset, seed=seed)
+    recipe = asked.recipe or spec.recipe.name
+    if asked.methods or asked.overrides or recipe != spec.recipe.name:
+        own: dict[str, Any] = {}
+        if recipe == spec.recipe.name:
+            own = {"model": spec.model.name, **spec.model.settings, **spec.recipe.overrides}
+        remade = make_spec(
+            dataset,
+            method=asked.methods[0] if asked.methods else spec.method,
+            recipe=recipe,
+            seed=seed,
+            overrides={**own, **parse_overrides(asked.overrides)},
+        )
+        found = replace(found, model=remade.model, method=remade.method, recipe=remade.recipe)
+    return found if asked.precision is None else _precise(found, asked.precision)
+
+
+def _state(folder: Path, data: str) -> str:
+    """How far a run is; one that was trained on other data is refused."""
+    from longtail.runs import Run, RunError
+
+    if not (folder / "run.json").exists():
+        return "new"
+    run = Run.open(folder, verify=False, unfinished=True)
+    if run.data != data:
+        raise RunError(
+            f"{folder} was trained on other data of the same name (fingerprint {run.data[:16]}, "
+            f"now {data[:16]}); give another --out, or pass --force to train it again."
+        )
+    return "finished" if run.finished else "begun"
+
+
+class News:
+    """Tells how far a cohort is, after each epoch of each run: a listener for the engine.
+
+    Of runs that train side by side it gives the means.
+
+    Args:
+        show: takes (epochs done, epochs in all, text).
+        runs: how many will train.
+        together: how many of them at a time.
+    """
+
+    def __init__(self, show: Progress, *, runs: int, together: int) -> None:
+        self.show, self.runs, self.together = show, runs, together
+        self.latest: dict[Path, EpochEnd] = {}
+        self.skipped: dict[Path, int] = {}  # epochs that a resumed run has behind it
+        self.errors: dict[Path, float] = {}
+
+    def __call__(self, end: EpochEnd) -> None:
+        """Take in one epoch of one run."""
+        self.skipped.setdefault(end.folder, end.epoch - 1)
+        self.latest[end.folder] = end
+        if end.held_out_error is not None:
+            self.errors[end.folder] = end.held_out_error
+        # Only this session's epochs count, or the time left would be wrong after a resume.
+        done = sum(one.epoch for one in self.latest.values()) - sum(self.skipped.values())
+        total = self.runs * end.epochs - sum(self.skipped.values())
+        if self.runs <= self.together:  # all side by side: the count is that of one run
+            done, total = done // self.runs, total // self.runs
+        self.show(done, total, self.text(end))
+
+    def text(self, end: EpochEnd) -> str:
+        """``loss 0.61 held-out 34.2% epoch 37/200 (softmax, seed 0)``."""
+        # On 80 columns a bar leaves room for 36 letters, so what says least comes last.
+        active = [one for one in self.latest.values() if one.epoch < one.epochs] or [end]
+        if self.together == 1:
+            active = [end]
+        words = f"loss {_mean([one.loss for one in active]):.2f}"
+        errors = [self.errors[one.folder] for one in active if one.folder in self.errors]
+        if errors:
+            words += f" held-out {_mean(errors):.1%}"
+        words += f" epoch {end.epoch}/{end.epochs}"
+        if len(active) == 1:
+            words += f" ({_training.method_words(end.spec)}, seed {end.spec.seed})"
+        return words
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,191 @@
+"""What `train` and `evaluate` share: a device by name, a run's data, and errors by method."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longtail.cli import _console
+
+if TYPE_CHECKING:
+    import torch
+
+    from longtail.data import LongTailedData
+    from longtail.metrics import PerClassError
+    from longtail.runs import DataSpec, Run, RunSpec
+
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:N; auto is a GPU if there is one."
+    ),
+]
+
+
+def find_device(name: str) -> torch.device:
+    """The device that a name means, if it is there."""
+    import torch
+
+    from longtail._checks import InputError
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in name and not (kind == "cuda" and index.isdigit())):
+        raise InputError(f"--device must be auto, cpu, cuda or cuda:N; got {name!r}.")
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            built = torch.version.cuda
+            why = "it sees none" if built else "it was built without CUDA"
+            raise InputError(
+                f"--device {name}: torch {torch.__version__} can use no GPU here ({why}); "
+                f"--device cpu works everywhere."
+            )
+        if index and int(index) >= count:
+            raise InputError(
+                f"--device {name}: there are {count} GPU(s), cuda:0 to cuda:{count - 1}."
+            )
+    return torch.device(name)
+
+
+class RunData:
+    """Finds the data of runs again, from what their specs say; each data set is read once.
+
+    Args:
+        dataset: its name, frozen file or folder, where a spec alone does not tell.
+        data_dir: where the original files are.
+    """
+
+    def __init__(self, dataset: str | None, data_dir: Path | None) -> None:
+        self.dataset, self.data_dir = dataset, data_dir
+        self._read: dict[DataSpec, LongTailedData] = {}
+
+    def of(self, run: Run) -> LongTailedData:
+        """The data that a run was trained on, and their test set."""
+        from longtail.runs import RunError
+
+        wanted = replace(run.spec.dataset, held_out=0.0)
+        if wanted not in self._read:
+            self._read[wanted] = self._load(wanted, run)
+        data = self._read[wanted]
+        if data.train.fingerprint != run.data:
+            raise RunError(
+                f"{run.folder} was trained on other data than {self.dataset or wanted.name} is "
+                f"now (fingerprint {run.data[:16]} against {data.train.fingerprint[:16]}); say "
+                f"where its own are: --dataset PATH or --data-dir FOLDER."
+            )
+        return data
+
+    def _load(self, spec: DataSpec, run: Run) -> LongTailedData:
+        from longtail._checks import InputError
+        from longtail.data import DATASETS, load
+
+        if self.dataset is None and spec.name not in DATASETS:
+            raise InputError(
+                f"{run.folder} was trained on {spec.name!r}, a folder of images or a frozen file; "
+                f"say where it is: --dataset PATH."
+            )
+        name = self.dataset or spec.name
+        subset: dict[str, Any] = {}
+        if not Path(name).is_file():  # a frozen file is one subset already
+            counts = spec.settings.get("counts")
+            subset = {"profile": spec.profile, "counts": counts, "seed": spec.seed}
+            subset["imbalance_ratio"] = None if counts else spec.imbalance_ratio
+        with _console.progress(f"reading {Path(name).name}") as progress:
+            return load(name, data_dir=self.data_dir, progress=progress, **subset)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A run and its errors on a split.
+
+    Attributes:
+        run: the run.
+        error: of each class.
+    """
+
+    run: Run
+    error: PerClassError
+
+    @classmethod
+    def on(cls, run: Run, split: str) -> Judged:
+        """Judge a run by its logits on a split."""
+        from longtail.metrics import per_class_error
+
+        logits, target, _ = run.logits(split)
+        return cls(run, per_class_error(target, logits))
+
+    def values(self) -> dict[str, float]:
+        """Balanced error, and that of the classes with many, medium and few examples."""
+        groups = self.error.by_group(self.run.prior).values
+        return {"balanced_error": self.error.balanced_error, **groups}
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in nothing but the seed, under the name of their method.
+
+    Where a method was trained in several ways, what tells them apart is in the name.
+    """
+    groups: dict[RunSpec, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(replace(run.spec, seed=0), []).append(run)
+    found: dict[str, list[Run]] = {}
+    for spec, group in groups.items():
+        name = method_words(spec)
+        rivals = [_details(other) for other in groups if method_words(other) == name]
+        details = [
+            words
+            for words, *all_words in zip(_details(spec), *rivals, strict=True)
+            if words and set(all_words) != {words}
+        ]
+        name = f"{name} ({', '.join(details)})" if details else name
+        name = f"{name} {group[0].spec.hash8}" if name in found else name
+        found[name] = sorted(group, key=lambda run: run.spec.seed)
+    return found
+
+
+def _details(spec: RunSpec) -> list[str]:
+    """What a method's name does not say, in words; empty where there is nothing special."""
+    overrides = ", ".join(f"{key}={value}" for key, value in spec.recipe.overrides.items())
+    return [
+        spec.model.name,
+        spec.recipe.name,
+        overrides,
+        f"{spec.dataset.held_out:.0%} held out" if spec.dataset.held_out else "",
+        str(spec.settings.get("precision", "float32")),
+    ]
+
+
+def method_words(spec: RunSpec) -> str:
+    """A method with its settings: ``logit-adjusted+drw (tau=2)``."""
+    pairs = [f"{key}={_number(value)}" for key, value in spec.method.settings.items()]
+    return f"{spec.method.name} ({', '.join(pairs)})" if pairs else spec.method.name
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(_number, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation over seeds, or None for a single one."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def mean_deviation(values: Sequence[float], *, digits: int = 1) -> str:
+    """``58.5 ± 0.3`` in percent, or the mean alone where there is one seed."""
+    from longtail.report.tables import percent
+
+    mean, spread = sum(values) / len(values), deviation(values)
+    text = percent(mean, digits=digits)
+    if spread is None or math.isnan(mean):  # a group without classes has no error
+        return text
+    return f"{text} ± {percent(spread, digits=digits)}"

@@ -1,0 +1,174 @@
+"""`longtail evaluate`: finished runs' logits on a split, and the errors they make."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longtail.cli import _console, _data, _training
+from longtail.cli._console import ForceOption, JsonOption
+
+if TYPE_CHECKING:
+    from longtail.runs import Run
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class Split(StrEnum):
+    """What a run can be judged on."""
+
+    test = "test"
+    held_out = "held-out"
+
+
+@app.command()
+def evaluate(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
+    ],
+    split: Annotated[Split, typer.Option("--split", help="What to judge them on.")] = Split.test,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            "--dataset",
+            metavar="NAME",
+            help="The data's frozen file or folder, if the runs don't say.",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: _data.DataDirOption = None,
+    device: _training.DeviceOption = "auto",
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Judge finished runs on the test set.
+
+    The network's logits on the split are computed where they are missing and kept in the run's
+    folder: everything after that, such as `longtail report`, reads them and needs neither the
+    network nor the data. Logits on the held-out part were written when training ended.
+
+    \b
+    Examples:
+      longtail evaluate runs/cifar100-lt
+      longtail evaluate runs/digits-lt/softmax-s0-* --json
+      longtail evaluate runs/digits-lt --split held-out
+      longtail evaluate runs/flowers --dataset flowers.frozen
+    """
+    from longtail.cli.report import _open
+
+    opened = _open(runs)
+    missing = [run for run in opened if force or split not in run.splits]
+    _refuse(missing, split)
+    if missing:
+        written = _write(missing, dataset, data_dir, device, replaced=force)
+        opened = [written.get(run.folder, run) for run in opened]
+    if json:
+        _console.print_json(_document(opened, split))
+    else:
+        _show(opened, split, len(missing))
+
+
+def _refuse(missing: list[Run], split: Split) -> None:
+    """What would fail after work on other runs is refused before it."""
+    from longtail import _checks
+    from longtail._checks import InputError
+
+    for run in missing:
+        if split == Split.held_out:
+            raise InputError(
+                f"{run.folder} has no held-out part; train with --held-out 0.2."
+                if not run.spec.dataset.held_out
+                else "--force has no use with --split held-out: training writes those logits."
+            )
+        run.model()  # says why there are no weights
+    if missing:
+        _checks.require("torch", extra="torch", caller="longtail evaluate")
+
+
+def _write(
+    missing: list[Run], dataset: str | None, data_dir: Path | None, device: str, *, replaced: bool
+) -> dict[Path, Run]:
+    """The runs with their logits on the test set, by folder."""
+    from longtail.train.engine import evaluate as evaluate_run
+
+    where, data = _training.find_device(device), _training.RunData(dataset, data_dir)
+    tests = [data.of(run).test for run in missing]  # all of them, before any work
+    found: dict[Path, Run] = {}
+    with _console.progress("evaluating") as progress:
+        for done, (run, test) in enumerate(zip(missing, tests, strict=True)):
+            progress(done, len(missing), run.folder.name)
+            found[run.folder] = evaluate_run(run, test, device=where, replace=replaced)
+    return found
+
+
+def _document(runs: list[Run], split: Split) -> dict[str, Any]:
+    judged = {run.folder: _training.Judged.on(run, split).values() for run in runs}
+    methods = []
+    for together in _by_data(runs).values():
+        for name, group in _training.by_method(together).items():
+            errors = [judged[run.folder] for run in group]
+            balanced = [values["balanced_error"] for values in errors]
+            methods.append(
+                {
+                    "dataset": group[0].spec.dataset.to_json(),
+                    "method": name,
+                    "seeds": [run.spec.seed for run in group],
+                    **{key: _mean([v[key] for v in errors]) for key in errors[0]},
+                    "deviation": _training.deviation(balanced),
+                }
+            )
+    listed = [
+        {
+            "folder": run.folder,
+            "method": run.spec.method.to_json(),
+            "seed": run.spec.seed,
+            "examples": run.record["splits"][split]["examples"],
+            **judged[run.folder],
+        }
+        for run in runs
+    ]
+    return {"split": str(split), "runs": listed, "methods": methods}
+
+
+def _by_data(runs: list[Run]) -> dict[Any, list[Run]]:
+    """Runs of one training set, whatever was held out of it."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.data, replace(run.spec.dataset, held_out=0.0)), []).append(run)
+    return groups
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _show(runs: list[Run], split: Split, written: int) -> None:
+    from longtail.report.comparison import GROUP_BOUNDS
+    from longtail.report.tables import Table, percent
+
+    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
+    for (_, spec), together in _by_data(runs).items():
+        judged = {run.folder: _training.Judged.on(run, split).values() for run in together}
+        methods = _training.by_method(together)
+        rows, means = [], []
+        for name, group in methods.items():
+            errors = [judged[run.folder] for run in group]
+            for run, values in zip(group, errors, strict=True):
+                rows.append((run.folder.name, *(percent(value) for value in values.values())))
+            balanced, *groups = ([values[key] for values in errors] for key in errors[0])
+            cells = [_training.mean_deviation(balanced), *(percent(_mean(g)) for g in groups)]
+            means.append((name, str(len(group)), *cells))
+        title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
+        header = ("balanced", *GROUP_BOUNDS)
+        _console.show_table(Table(title, ("run", *header), rows))
+        note = f"Classes by training examples: {bounds}."
+        if any(len(group) > 1 for group in methods.values()):
+            note = f"Means over the seeds, ± standard deviation. {note}"
+        _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))
+    if written:
+        _console.note(f"Logits of {written} run(s) on the {split} set are in their folders now.")

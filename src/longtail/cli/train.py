@@ -1,0 +1,438 @@
+"""`longtail train`: methods and seeds on one data set, each into its run folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longtail.cli import _cohort, _console, _data, _training
+from longtail.cli._console import JsonOption
+
+if TYPE_CHECKING:
+    import torch
+
+    from longtail.data import LongTailedData
+    from longtail.runs import Run
+    from longtail.train.engine import EpochEnd
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class Precision(StrEnum):
+    """Of the network's forward and backward pass."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    from longtail.train.methods import method_help
+
+    names = [line.name for line in method_help() if line.kind == "loss"]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    from longtail.train.recipe import RECIPES
+
+    return [name for name in RECIPES if name.startswith(incomplete)]
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            "--dataset",
+            metavar="NAME",
+            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images.",
+            autocompletion=_data._complete,
+            show_default=False,
+        ),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="What to train, see above; repeat it for several.",
+            autocompletion=_complete_method,
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            min=1,
+            metavar="N",
+            help="Train each method N times, seeds 0 to N-1.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            metavar="K",
+            help="Or this very seed; repeat it for several. 0 if absent.",
+            show_default=False,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="paper, tuned, released, ldam or digits. If absent, tuned for the CIFARs and "
+            "digits for the digits.",
+            autocompletion=_complete_recipe,
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, such as epochs=50; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(
+            "--held-out",
+            metavar="X",
+            help="Keep this fraction of each class out of training, to choose tau on.",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: _data.DataDirOption = None,
+    profile: _data.ProfileOption = None,
+    ratio: _data.RatioOption = None,
+    counts: _data.CountsOption = None,
+    fit: _data.FitOption = False,
+    subset_seed: _data.SubsetSeedOption = 0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder of runs.")
+    ] = Path("runs"),
+    device: _training.DeviceOption = "auto",
+    precision: Annotated[
+        Precision,
+        typer.Option("--precision", help="auto is bfloat16 on a GPU and float32 on a CPU."),
+    ] = Precision.auto,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            "--together",
+            min=1,
+            metavar="N",
+            help="Runs at a time on a GPU, 16 if absent; a CPU trains one after another.",
+            show_default=False,
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also log into each run's tensorboard folder.")
+    ] = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate/--no-evaluate", help="Judge the trained runs on the test set afterwards."
+        ),
+    ] = True,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Continue this run folder.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Train again, from the start, what is there already.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train on long-tailed images, many runs together on one GPU.
+
+    Each run gets a folder below --out. Training never sees the test set; the finished runs are
+    judged on it. The same command goes on where it was interrupted, and trains nothing twice.
+
+    \b
+    METHOD is a loss, and what comes on top of it; settings follow a colon:
+      softmax
+      logit-adjusted:tau=1.5
+      ldam+drw:start=120
+      balanced+label-smoothing:epsilon=0.05
+      softmax+over-sampling
+
+    `longtail explain` lists the losses; on top come drw, label-smoothing, over-sampling,
+    under-sampling and sqrt-sampling. Post-hoc methods need no training: `longtail report`
+    computes them from softmax runs.
+
+    \b
+    Examples:
+      longtail train --dataset digits-lt --method softmax --method balanced
+      longtail train --dataset cifar100-lt --method logit-adjusted --seeds 5
+      longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
+      longtail train --dataset cifar10-lt --method softmax --held-out 0.2
+      longtail train --dataset a.frozen --method softmax --set epochs=50
+      longtail train --resume runs/digits-lt/softmax-s0-10db5896
+    """
+    from longtail import _checks
+
+    for module in ("torch", "safetensors"):
+        _checks.require(module, extra="torch", caller="longtail train")
+    if tensorboard:
+        _checks.require("tensorboard", extra="tensorboard", caller="longtail train --tensorboard")
+    where = _training.find_device(device)
+    given = [name for name in context.params if _is_given(context, name)]
+    asked = _cohort.Asked(
+        methods=method or [],
+        seeds=_seeds(seeds, seed),
+        recipe=recipe,
+        overrides=overrides or [],
+        held_out=held_out,
+        precision=_precision(precision, where, resumed=resume is not None),
+    )
+    if resume is not None:
+        for name in ("force", "counts", "fit", "out"):
+            if name in given:
+                raise typer.BadParameter(f"--{name} can't stand beside --resume")
+        subset = {"profile": profile and profile.value, "imbalance_ratio": ratio}
+        subset["seed"] = subset_seed if "subset_seed" in given else None
+        job = _cohort.resumed(resume, asked, subset, dataset=dataset, data_dir=data_dir)
+    else:
+        read = partial(
+            _data.load,
+            data_dir=data_dir,
+            profile=profile,
+            ratio=ratio,
+            counts=counts,
+            fit=fit,
+            subset_seed=subset_seed,
+        )
+        job = _cohort.plan(asked, dataset, read, out)
+    runs = _train(
+        job,
+        where,
+        command=_command(context, given),
+        force=force,
+        together=together,
+        tensorboard=tensorboard,
+    )
+    if evaluate:
+        runs = _evaluate(runs, job.data, where)
+    if json:
+        _console.print_json(_document(runs))
+    else:
+        _show(runs, job)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _seeds(number: int | None, each: list[int] | None) -> list[int] | None:
+    if number is not None and each:
+        raise typer.BadParameter("give either --seeds or --seed, not both")
+    return list(range(number)) if number is not None else each or None
+
+
+def _precision(precision: Precision, device: torch.device, *, resumed: bool) -> str | None:
+    if precision != Precision.auto:
+        return precision.value
+    if resumed:
+        return None  # the run's own
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+def _command(context: typer.Context, given: list[str]) -> str:
+    """What to type to go on: what was typed, without what would begin again."""
+    words = ["longtail", "train"]
+    for option in context.command.params:
+        value = context.params.get(option.name or "")
+        if option.name not in given or option.name in ("force", "json"):
+            continue
+        if isinstance(value, bool):
+            words.append(option.opts[0] if value else option.secondary_opts[0])
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [option.opts[0], str(one)]
+    return shlex.join(words)
+
+
+def _train(
+    job: _cohort.Job,
+    device: torch.device,
+    *,
+    command: str,
+    force: bool,
+    together: int | None,
+    tensorboard: bool,
+) -> list[Run]:
+    from longtail.train import engine
+
+    states = ["new"] * len(job.specs) if force else job.states()
+    left = len(states) - states.count("finished")
+    _say_what(job, states, device)
+    width = (together or engine.TOGETHER) if device.type == "cuda" else 1
+    with ExitStack() as stack:
+        listeners: list[Callable[[EpochEnd], None]] = []
+        if tensorboard:
+            from longtail.train.tensorboard import TensorBoard
+
+            listeners.append(stack.enter_context(TensorBoard()))
+        stack.enter_context(_saying_what_is_saved(job, command))
+        show = stack.enter_context(_console.progress(_runs(left)))
+        listeners.append(_cohort.News(show, runs=left, together=width))
+
+        def tell(end: EpochEnd) -> None:
+            for listener in listeners:
+                listener(end)
+
+        return engine.train_cohort(
+            job.specs,
+            job.data.train,
+            root=job.root,
+            device=device,
+            command=command,
+            force=force,
+            together=width,
+            after_epoch=tell,
+        )
+
+
+def _runs(number: int) -> str:
+    return f"{number} run" if number == 1 else f"{number} runs"
+
+
+def _say_what(job: _cohort.Job, states: list[str], device: torch.device) -> None:
+    """One line before work begins: what will be done, and what is there already."""
+    from longtail.train.engine import device_words, precision_of
+
+    finished, begun = states.count("finished"), states.count("begun")
+    if finished == len(states):
+        _console.note(f"Nothing to train: {_runs(finished)} finished already (--force: again).")
+        return
+    spec = job.specs[0]
+    text = (
+        f"Training {_runs(len(states) - finished)} on {device_words(device)} in "
+        f"{precision_of(spec)}: {spec.dataset.name} ({_data.subset_words(spec.dataset)}), "
+        f"recipe {spec.recipe.name}, {spec.recipe.values['epochs']} epochs."
+    )
+    if finished:
+        text += f" Finished already: {finished} of {len(states)}."
+    if begun:
+        text += f" Interrupted before, now continued: {begun}."
+    _console.note(_console.wrapped(text))
+
+
+@contextmanager
+def _saying_what_is_saved(job: _cohort.Job, command: str) -> Iterator[None]:
+    """On Ctrl-C, say what is kept and how to go on."""
+    from longtail.train import checkpoint
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        states = job.states()
+        saved = [
+            found.epochs
+            for folder, state in zip(job.folders, states, strict=True)
+            if state == "begun" and (found := checkpoint.latest(folder)) is not None
+        ]
+        text = f"{states.count('finished')} of {_runs(len(states))} finished"
+        if saved:
+            epochs = f"{min(saved)}" if len(set(saved)) == 1 else f"{min(saved)} to {max(saved)}"
+            text += f", {len(saved)} saved after epoch {epochs}"
+        if unsaved := states.count("begun") - len(saved):
+            text += f", {unsaved} begun but not saved yet"
+        _console.note(f"Stopped: {text}. To go on:\n  {command}")
+        raise
+
+
+def _evaluate(runs: list[Run], data: LongTailedData, device: torch.device) -> list[Run]:
+    from longtail.train.engine import evaluate
+
+    found = []
+    with _console.progress("evaluating") as progress:
+        for done, run in enumerate(runs):
+            progress(done, len(runs), run.folder.name)
+            found.append(evaluate(run, data.test, device=device))
+    return found
+
+
+SPLITS = {"test": "test set", "held-out": "held-out part"}
+
+
+def _errors(runs: list[Run]) -> dict[str, dict[Path, float]]:
+    """The balanced error of each run, by split and folder, for splits that every run has."""
+    return {
+        split: {run.folder: _training.Judged.on(run, split).error.balanced_error for run in runs}
+        for split in SPLITS
+        if all(split in run.splits for run in runs)
+    }
+
+
+def _document(runs: list[Run]) -> dict[str, Any]:
+    errors = _errors(runs)
+    methods = []
+    for name, group in _training.by_method(runs).items():
+        entry: dict[str, Any] = {"method": name, "seeds": [run.spec.seed for run in group]}
+        for split, values in errors.items():
+            of_group = [values[run.folder] for run in group]
+            entry[split] = {
+                "balanced_error": sum(of_group) / len(of_group),
+                "deviation": _training.deviation(of_group),
+            }
+        entry["seconds"] = sum(run.record["seconds"] for run in group) / len(group)
+        methods.append(entry)
+    listed = [
+        {
+            "folder": run.folder,
+            "spec": run.spec.to_json(),
+            "device": run.record["device"],
+            "seconds": run.record["seconds"],
+            "balanced_error": {split: values[run.folder] for split, values in errors.items()},
+        }
+        for run in runs
+    ]
+    return {"methods": methods, "runs": listed}
+
+
+def _show(runs: list[Run], job: _cohort.Job) -> None:
+    from longtail.report.tables import Table
+
+    errors, methods = _errors(runs), _training.by_method(runs)
+    rows = []
+    for name, group in methods.items():
+        cells = [
+            _training.mean_deviation([values[run.folder] for run in group], digits=2)
+            for values in errors.values()
+        ]
+        seconds = sum(run.record["seconds"] for run in group) / len(group)
+        rows.append((name, str(len(group)), *cells, _console.duration(seconds)))
+    spec, several = job.specs[0], any(len(group) > 1 for group in methods.values())
+    title = f"{spec.dataset.name} ({_data.subset_words(spec.dataset)}), recipe {spec.recipe.name}"
+    header = ("method", "seeds", *(SPLITS[split] for split in errors), "time a run")
+    spread = ", mean over the seeds ± standard deviation" if several else ""
+    note = f"Balanced error in percent{spread}." if errors else ""
+    _console.show_table(Table(title, header, rows, note=note))
+    folder = job.root / spec.dataset.name
+    if "test" not in errors:
+        _console.line(f"Not judged on the test set yet: longtail evaluate {folder}")
+    elif spec.dataset.held_out:
+        _console.line(f"To choose tau on the held-out part: longtail tune {runs[0].folder}")
+    else:
+        _console.line(f"For intervals, post-hoc methods and a page: longtail report {folder}")

@@ -1,0 +1,81 @@
+"""What a training logs after each epoch, for TensorBoard; `log.jsonl` has the same numbers.
+
+TensorBoard is an extra of its own and is imported only when a listener is made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longtail import _checks
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from longtail.train.engine import EpochEnd
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes each run's loss, learning rate and held-out error below ``RUN/tensorboard``.
+
+    Give it to `train_cohort` as `after_epoch`. The step is the number of epochs done. A resumed
+    run goes on in its folder, and what it repeats replaces what was there: no step is shown
+    twice.
+
+    Examples:
+        >>> import tempfile
+        >>> from longtail.data import load
+        >>> from longtail.train.engine import train
+        >>> from longtail.train.recipe import make_spec
+        >>> data = load("digits-lt")
+        >>> spec = make_spec(
+        ...     data.spec, method="softmax", recipe="digits", seed=0, overrides={"epochs": 1}
+        ... )
+        >>> root = tempfile.TemporaryDirectory()
+        >>> with TensorBoard() as board:
+        ...     run = train(spec, data.train, root=root.name, after_epoch=board)
+        >>> len(list((run.folder / "tensorboard").iterdir()))
+        1
+        >>> root.cleanup()
+    """
+
+    def __init__(self) -> None:
+        caller = "TensorBoard"
+        _checks.require("torch", extra="torch", caller=caller)
+        _checks.require("tensorboard", extra="tensorboard", caller=caller)
+        self._writers: dict[Path, SummaryWriter] = {}
+
+    def __call__(self, end: EpochEnd) -> None:
+        """Write the numbers of one run after one epoch."""
+        writer = self._writers.get(end.folder)
+        if writer is None:
+            writer = self._writers[end.folder] = self._open(end)
+        writer.add_scalar("loss", end.loss, end.epoch)
+        writer.add_scalar("learning rate", end.rate, end.epoch)
+        if end.held_out_error is not None:
+            writer.add_scalar("held-out balanced error", end.held_out_error, end.epoch)
+        writer.flush()  # a kill must not lose what the checkpoint already has behind it
+        if end.epoch == end.epochs:
+            self._writers.pop(end.folder).close()  # a long list of runs needs no open files
+
+    def _open(self, end: EpochEnd) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # The first epoch seen is where a resumed run goes on: readers drop what they have from
+        # there on.
+        return SummaryWriter(str(end.folder / FOLDER), purge_step=end.epoch)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Close the files of runs that did not come to their end."""
+        for writer in self._writers.values():
+            writer.close()  # type: ignore[no-untyped-call]
+        self._writers.clear()
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,226 @@
+"""`longtail evaluate`: logits where they are missing, and the errors they make."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_factory import write_folder
+from longtail.cli import main
+from longtail.data import freeze
+from longtail.data.digits import load_digits_lt
+from longtail.runs import DataSpec, Run, find_runs
+from longtail.train import engine
+from run_factory import make_run, make_spec
+
+DIGITS = ("train", "--dataset", "digits-lt", "--device", "cpu", "--set", "epochs=2")
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two methods with two seeds, and one run with a held-out part; the test set still closed."""
+    out = tmp_path_factory.mktemp("trained") / "runs"
+    words = (*DIGITS, "--no-evaluate", "--out", str(out), "--method", "logit-adjusted")
+    assert main([*words, "--method", "softmax", "--seeds", "2"]) == 0
+    assert main([*words, "--held-out", "0.2"]) == 0
+    return out
+
+
+@pytest.fixture
+def runs(trained, cli):
+    """A copy of those runs in the folder of the test."""
+    return shutil.copytree(trained, Path("runs"))
+
+
+def errors_by_hand(run, split="test"):
+    """Balanced error and those of many (over 100), medium and few (under 20), in percent."""
+    logits, target, _ = run.logits(split)
+    found = {"balanced": [], "many": [], "medium": [], "few": []}
+    for k, count in enumerate(run.prior.counts):
+        wrong = 100 * np.mean(logits[target == k].argmax(axis=1) != k)
+        found["balanced"].append(wrong)
+        found["many" if count > 100 else "few" if count < 20 else "medium"].append(wrong)
+    return [float(np.mean(values)) if values else float("nan") for values in found.values()]
+
+
+def test_logits_are_written_once_and_judged(runs, cli, monkeypatch):
+    result = cli("evaluate", runs)
+    assert result.code == 0
+    assert result.err == "Logits of 5 run(s) on the test set are in their folders now.\n"
+    found = find_runs(runs)
+    title, header, *lines = result.out.splitlines()
+    assert title == "digits-lt (exp, imbalance ratio 50), errors in percent on the test set"
+    assert header.split() == ["run", "balanced", "many", "medium", "few"]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[: len(found)]}
+    for run in found:
+        assert run.splits[-1] == "test"
+        assert np.array_equal(run.logits("test").target, load_digits_lt().test.labels)
+        wanted = ["–" if np.isnan(v) else f"{v:.1f}" for v in errors_by_hand(run)]
+        assert rows[run.folder.name] == wanted
+    assert max(map(len, result.out.splitlines())) <= 80
+    # Now they are there, and neither the network nor the data are needed.
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr("longtail.data.load", lambda *_, **__: pytest.fail("data were read"))
+    again = cli("evaluate", runs)
+    assert (again.code, again.out, again.err) == (0, result.out, "")
+
+
+def test_methods_are_summarised_over_their_seeds(runs, cli):
+    document = json.loads(cli("evaluate", runs, "--json").out)
+    assert document["split"] == "test"
+    assert len(document["runs"]) == 5
+    methods = {entry["method"]: entry for entry in document["methods"]}
+    assert set(methods) == {"logit-adjusted", "logit-adjusted (20% held out)", "softmax"}
+    values = [errors_by_hand(run) for run in find_runs(runs) if "softmax" in run.folder.name]
+    softmax = methods["softmax"]
+    assert softmax["seeds"] == [0, 1]
+    mean = np.mean(values, axis=0)
+    keys = ("balanced_error", "many", "medium", "few")
+    assert [100 * softmax[key] for key in keys] == pytest.approx(mean.tolist())
+    deviation = np.std([value[0] for value in values], ddof=1)
+    assert 100 * softmax["deviation"] == pytest.approx(deviation)
+    assert methods["logit-adjusted (20% held out)"]["deviation"] is None
+    assert methods["logit-adjusted (20% held out)"]["many"] is None  # 114 images less a fifth
+    row = next(line for line in cli("evaluate", runs).out.splitlines() if line[:9] == "softmax  ")
+    assert re.split("  +", row)[1:3] == ["2", f"{mean[0]:.1f} ± {deviation:.1f}"]
+
+
+def test_training_with_evaluation_writes_the_same_logits(runs, cli):
+    assert cli("evaluate", runs).code == 0
+    assert cli(*DIGITS, "--method", "softmax", "--out", "both").code == 0
+    (one,) = find_runs("both")
+    other = Run.open(runs / one.name)
+    assert np.array_equal(one.logits("test").logits, other.logits("test").logits)
+
+
+def test_what_tells_runs_of_one_method_apart_is_in_the_name(runs, cli):
+    (softmax, _) = sorted((runs / "digits-lt").glob("softmax-*"))
+    words = ("--method", "softmax", "--out", "more")
+    assert cli(*DIGITS[:-2], "--set", "epochs=1", *words).code == 0
+    assert cli(*DIGITS, "--precision", "bfloat16", *words).code == 0
+    document = json.loads(cli("evaluate", softmax, "more", "--json").out)
+    assert {entry["method"] for entry in document["methods"]} == {
+        "softmax (epochs=2, float32)",
+        "softmax (epochs=1, float32)",
+        "softmax (epochs=2, bfloat16)",
+    }
+
+
+def test_force_writes_the_logits_again(runs, cli, monkeypatch):
+    (run, _) = sorted((runs / "digits-lt").glob("softmax-*"))
+    written = []
+    real = engine.network_logits
+    monkeypatch.setattr(engine, "network_logits", lambda *a: written.append(a) or real(*a))
+    for option, count in ((), 1), ((), 1), (("--force",), 2):
+        assert cli("evaluate", run, *option).code == 0
+        assert len(written) == count
+
+
+def test_the_held_out_part(runs, cli):
+    (held,) = (run for run in find_runs(runs) if run.spec.dataset.held_out)
+    result = cli("evaluate", held.folder, "--split", "held-out")
+    assert (result.code, result.err) == (0, "")
+    row = result.out.splitlines()[2].split()
+    assert row[1] == f"{errors_by_hand(held, 'held-out')[0]:.1f}"
+    assert "on the held-out set" in result.out
+    result = cli("evaluate", runs, "--split", "held-out")
+    assert result.code == 1
+    assert "has no held-out part; train with --held-out 0.2" in result.err
+    result = cli("evaluate", held.folder, "--split", "held-out", "--force")
+    assert "training writes those logits" in result.err
+
+
+def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "run_epoch", stop)
+    assert cli(*DIGITS, "--method", "balanced").code == 130
+    (half,) = (run for run in find_runs(runs, unfinished=True) if not run.finished)
+    result = cli("evaluate", half.folder)
+    assert result.code == 1
+    assert "its training did not finish; resume it with: longtail train --dataset" in result.err
+    result = cli("evaluate", runs)
+    assert result.code == 0
+    assert f"left out {half.folder}, which is half written" in result.err
+
+
+def test_a_run_without_weights_is_refused(runs, cli):
+    assert cli("runs", "pack", runs, "--out", "a.tgz").code == 0
+    assert cli("runs", "unpack", "a.tgz", "--root", "unpacked").code == 0
+    result = cli("evaluate", "unpacked")
+    assert result.code == 1
+    assert "packed without weights; pack it with --weights" in result.err
+    assert not any("test" in run.splits for run in find_runs("unpacked"))
+
+
+def test_other_data_are_refused(runs, cli):
+    freeze(load_digits_lt(imbalance_ratio=20), "other.frozen")
+    freeze(load_digits_lt(), "same.frozen")
+    result = cli("evaluate", runs, "--dataset", "other.frozen")
+    assert result.code == 1
+    assert "was trained on other data than other.frozen is now (fingerprint" in result.err
+    assert not any("test" in run.splits for run in find_runs(runs))
+    assert cli("evaluate", runs, "--dataset", "same.frozen").code == 0
+
+
+@pytest.mark.parametrize(
+    "profile", [(), ("--profile", "step", "--ratio", 4), ("--counts", "n.txt")]
+)
+def test_the_data_are_found_again_from_the_spec(cli, profile):
+    Path("n.txt").write_text("9\n5\n")
+    for split in ("train", "test"):
+        write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
+    train = ("--method", "softmax", "--recipe", "digits", "--set", "epochs=1", "--device", "cpu")
+    assert cli("train", "--dataset", "birds", *train, *profile, "--no-evaluate").code == 0
+    result = cli("evaluate", "runs")
+    assert result.code == 1
+    assert "was trained on 'birds', a folder of images or a frozen file; say where" in result.err
+    assert cli("evaluate", "runs", "--dataset", "birds").code == 0
+    (run,) = find_runs("runs")
+    assert run.record["splits"]["test"]["examples"] == 21
+    wanted = {0: [12, 9], 4: [9, 2], 2: [9, 5]}[len(profile)]
+    assert run.prior.counts.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    "profile", [("--profile", "step", "--ratio", 20), ("--subset-seed", 3), ("--counts", "n.txt")]
+)
+def test_the_digits_subset_is_found_again_from_the_spec(cli, profile):
+    Path("n.txt").write_text("\n".join(map(str, range(40, 30, -1))))
+    train = (*DIGITS[:-1], "epochs=1", "--method", "softmax", "--no-evaluate")
+    assert cli(*train, *profile).code == 0
+    assert cli("evaluate", "runs").code == 0
+
+
+def test_missing_data_say_where_they_were_looked_for(cli):
+    spec = make_spec(dataset=DataSpec("cifar10-lt", profile="exp", imbalance_ratio=100.0))
+    run = make_run(Path("cifar"), spec)
+    result = cli("evaluate", run.folder, "--force")
+    assert result.code == 1
+    assert "cifar10-lt needs its original files" in result.err
+
+
+def test_a_gpu_that_is_not_there_is_refused(runs, cli, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = cli("evaluate", runs, "--device", "cuda")
+    assert result.code == 1
+    assert "can use no GPU here" in result.err
+
+
+def test_a_folder_without_runs_is_refused(cli):
+    Path("empty").mkdir()
+    result = cli("evaluate", "empty")
+    assert result.code == 1
+    assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err)
