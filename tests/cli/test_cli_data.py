@@ -167,6 +167,24 @@ def test_freeze_replaces_nothing_unasked(cli):
 
 
 @pytest.mark.parametrize(
+    ("out", "message"),
+    [("no/d.frozen", "there is no folder no to put"), ("here", "here is a folder; name a file")],
+)
+def test_freeze_reads_nothing_for_a_file_it_cannot_write(cli, monkeypatch, out, message):
+    from longtail.data import registry
+
+    def reading(*_, **__):
+        pytest.fail("the images were read")
+
+    monkeypatch.setattr("longtail.data.load", reading)
+    monkeypatch.setattr(registry, "load", reading)
+    Path("here").mkdir()
+    result = cli("data", "freeze", "digits-lt", "--out", out)
+    assert (result.code, result.out) == (1, "")
+    assert message in result.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["describe", "cifar10-lt"], 1, "--data-dir) or LONGTAIL_DATA. To get them, put https"),

@@ -263,5 +263,15 @@ def test_a_file_is_replaced_only_on_demand_and_only_by_a_whole_one(tmp_path, mon
     assert [p.name for p in tmp_path.iterdir()] == ["a.frozen"]
     freeze(make((5, 5)), path, force=True)
     assert read_frozen(path).train.counts.tolist() == [5, 5]
-    with pytest.raises(InputError, match="there is no folder"):
-        freeze(make(), tmp_path / "no" / "a.frozen")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"), [("no/a.frozen", "there is no folder .*no to put"), ("", "is a folder")]
+)
+def test_a_place_that_takes_no_file_is_refused_before_the_work(tmp_path, place, message):
+    def working(*_):
+        pytest.fail("it began to encode")
+
+    with pytest.raises(InputError, match=message):
+        freeze(make(), tmp_path / place, force=True, progress=working)
+    assert not list(tmp_path.iterdir())

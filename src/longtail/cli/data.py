@@ -198,9 +198,9 @@ def freeze(
       longtail data freeze cifar100-lt --out cifar100-lt.frozen
       longtail data freeze cifar10-lt --profile step --out step.frozen
     """
-    from longtail.data import freeze as freeze_data
+    from longtail.data import frozen
 
-    _console.refuse_overwrite(out, force)
+    frozen.check_destination(out, force=force)
     data = _data.load(
         name,
         data_dir=data_dir,
@@ -211,7 +211,7 @@ def freeze(
         subset_seed=subset_seed,
     )
     with _console.progress("freezing") as progress:
-        path = freeze_data(data, out, force=force, progress=progress)
+        path = frozen.freeze(data, out, force=force, progress=progress)
     size = path.stat().st_size
     if json:
         document = {

@@ -63,14 +63,9 @@ def freeze(
         >>> copy.train.fingerprint == data.train.fingerprint, copy.spec == data.spec
         (True, True)
     """
-    caller = "freeze"
     path = Path(path)
-    api = _checks.require("safetensors.numpy", extra="torch", caller=caller)
-    _checks.require("PIL", extra="torch", caller=caller)
-    if path.exists() and not force:
-        raise InputError(f"{caller}: {path} exists; pass --force (force=True) to replace it.")
-    if not path.parent.is_dir():
-        raise InputError(f"{caller}: there is no folder {path.parent} to put the file in.")
+    check_destination(path, force=force)
+    api = _checks.require("safetensors.numpy", extra="torch", caller="freeze")
     record: dict[str, Any] = {
         "kind": KIND,
         "format": FORMAT,
@@ -101,6 +96,34 @@ def freeze(
     tensors["record"] = np.frombuffer(text, np.uint8)
     files.write_bytes(path, bytes(api.save({name: tensors[name] for name in sorted(tensors)})))
     return path
+
+
+def check_destination(path: Path | str, *, force: bool = False) -> None:
+    """Refuse what `freeze` could not write, before anything is read for it.
+
+    Args:
+        path: of the file to be.
+        force: whether a file may be replaced.
+
+    Examples:
+        >>> check_destination("here/a.frozen")
+        Traceback (most recent call last):
+        longtail._checks.InputError: freeze: there is no folder here to put the file in; make it first.
+    """
+    caller = "freeze"
+    path = Path(path)
+    for module in ("safetensors.numpy", "PIL"):
+        _checks.require(module, extra="torch", caller=caller)
+    if path.is_dir():
+        raise InputError(
+            f"{caller}: {path} is a folder; name a file, such as {path / 'NAME.frozen'}."
+        )
+    if path.exists() and not force:
+        raise InputError(f"{caller}: {path} exists; pass --force (force=True) to replace it.")
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{caller}: there is no folder {path.parent} to put the file in; make it first."
+        )
 
 
 def _report(progress: Progress, done: int, *, before: int, total: int, split: str) -> None:
