@@ -106,9 +106,9 @@ def check_destination(path: Path | str, *, force: bool = False) -> None:
         force: whether a file may be replaced.
 
     Examples:
-        >>> check_destination("here/a.frozen")
+        >>> check_destination("x/a.frozen")
         Traceback (most recent call last):
-        longtail._checks.InputError: freeze: there is no folder here to put the file in; make it first.
+        longtail._checks.InputError: freeze: there is no folder x to put the file in; make it first.
     """
     caller = "freeze"
     path = Path(path)
