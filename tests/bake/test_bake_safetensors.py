@@ -181,6 +181,8 @@ def cut(folder):
         (lambda f: text(f, b"\x02" + b"\0" * 7 + b"[]"), {}, "is not a safetensors file"),
         (cut, {}, "is not a safetensors file: it is cut off"),
         (lambda f: f / "none.safetensors", {}, "there is no file"),
+        (lambda f: f, {}, "is a folder; name the model's file in it"),
+        (lambda f: saved(f, network()), {"out": "/"}, "/ is a folder; name the file to write"),
         (lambda f: text(f, name="model.pt"), {}, "is a pickle by its name, and pickles are never"),
         (lambda f: text(f, name="model"), {}, "is neither an ONNX nor a safetensors file"),
     ],

@@ -270,6 +270,8 @@ def _onnx_module(caller: str) -> Any:
 
 def _existing(path: Path | str, caller: str) -> Path:
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{caller}: {path} is a folder; name the model's file in it.")
     if not path.is_file():
         raise InputError(f"{caller}: there is no file {path}.")
     return path
@@ -282,6 +284,8 @@ def _paths(
     if out is None:
         raise InputError(f"{caller}: `model` is a file, so pass out=..., the file to write.")
     target = Path(out)
+    if target.is_dir():
+        raise InputError(f"{caller}: {target} is a folder; name the file to write.")
     if not target.parent.is_dir():
         raise InputError(f"{caller}: there is no folder {target.parent} to write to.")
     if target.exists() and not force:

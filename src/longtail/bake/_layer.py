@@ -122,9 +122,7 @@ def original_tensors(
 def close_enough(
     got: FloatArray, wanted: FloatArray, *, dtype: str, size: float, where: str, caller: str
 ) -> float:
-    """The largest difference, refused if rounding in `dtype` of numbers of this `size` can't
-    explain it.
-    """
+    """The largest difference, refused if rounding numbers of `size` to `dtype` is no excuse."""
     difference = float(np.max(np.abs(got - wanted), initial=0.0))
     if not difference <= 64 * EPS[dtype] * (1.0 + size):
         raise InputError(

@@ -79,7 +79,7 @@ class Runner:
     ) -> None:
         self._runtime = _checks.require("onnxruntime", extra="onnx", caller=caller)
         self._folder, self._caller = folder, caller
-        self._reference = False
+        self._reference, self._given = False, inputs is not None
         if inputs is not None:
             self.inputs = {name: np.asarray(values) for name, values in inputs.items()}
             self._try(model)
@@ -105,6 +105,10 @@ class Runner:
             self.run(model, names)
         except Exception as error:
             self._reference = False
+            if self._given:
+                raise InputError(
+                    f"{self._caller}: the model can't be run on the given `inputs`: {reason}."
+                ) from error
             raise InputError(
                 f"{self._caller}: the model can't be run on made-up inputs, so the result could "
                 f"not be checked ({reason}); pass real ones with inputs=..., arrays by the name "

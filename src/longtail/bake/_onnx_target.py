@@ -69,14 +69,17 @@ def find_target(
         trace = graph.trace(_last(graph, classifier))
     else:
         trace = _chosen(graph, outputs, runner, change, output)
-    value = scores(runner.run(graph.model, [trace.tensor])[trace.tensor])
-    if value is None or trace.tensor not in graph.producers:
+    if trace.tensor not in graph.producers:
         raise InputError(f"{change.caller}: {trace.tensor!r} is computed by no layer.")
-    raw_dtype = np.asarray(runner.run(graph.model, [trace.tensor])[trace.tensor]).dtype.name
+    found = runner.run(graph.model, [trace.tensor])[trace.tensor]
+    value = scores(found)
+    if value is None:
+        raise InputError(f"{change.caller}: {trace.tensor!r} holds no floating point numbers.")
     axis, width = _class_axis(value, trace, graph, change)
     if not change.fits(width):
         change.affine(width, lambda: None, None)  # says which widths disagree
-    shape = {"axis": axis, "rank": value.ndim, "width": width, "dtype": raw_dtype}
+    dtype = np.asarray(found).dtype.name
+    shape = {"axis": axis, "rank": value.ndim, "width": width, "dtype": dtype}
     if trace.kind == "sigmoid" and width > 1:
         raise InputError(
             f"{change.caller}: the output is a sigmoid of {width} scores, each a question of its "

@@ -23,6 +23,7 @@ COMMANDS = (
     "evaluate",
     "adjust",
     "tune",
+    "bake",
     "report",
     "reproduce",
     "data",

@@ -1,0 +1,329 @@
+"""`longtail bake`: an adjustment folded into a model file, and taken out again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longtail.cli import _console
+from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._inputs import (
+    ClassesOption,
+    CountsOption,
+    SmoothingOption,
+    TrainLabelsOption,
+)
+
+if TYPE_CHECKING:
+    from longtail.bake import BakeRecord
+    from longtail.priors import ClassPrior
+    from longtail.runs import Run
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class Method(StrEnum):
+    """The post-hoc methods, spelt as in `longtail tune`."""
+
+    logit_adjustment = "logit-adjustment"
+    weight_normalization = "weight-normalization"
+
+
+class BiasMode(StrEnum):
+    """What weight normalization does with the bias."""
+
+    scale = "scale"
+    keep = "keep"
+    drop = "drop"
+
+
+@app.command()
+def bake(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="An .onnx or .safetensors file, or a run folder."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Write the baked model here.")
+    ],
+    counts: CountsOption = None,
+    train_labels: TrainLabelsOption = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(metavar="P,P,...|FILE", help="Or the classes' probabilities themselves."),
+    ] = None,
+    tau: Annotated[
+        float | None, typer.Option(metavar="T", help="How strongly to adjust (default: 1).")
+    ] = None,
+    tau_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take tau from what `tune --json` printed."),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="balanced|FILE", help="Class frequencies to aim at: all alike, or a file's."
+        ),
+    ] = "balanced",
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="C,C,...|FILE", help="What an error on each class costs."),
+    ] = None,
+    method: Annotated[Method, typer.Option(help="What to bake in.")] = Method.logit_adjustment,
+    bias_mode: Annotated[
+        BiasMode, typer.Option(help="What weight normalization does with the bias.")
+    ] = BiasMode.scale,
+    layer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Last layer of a state dict, if several may be meant."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Output of an ONNX model, if several may be meant."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npz", help="Check an ONNX model on these, by input name."),
+    ] = None,
+    classes: ClassesOption = None,
+    smoothing: SmoothingOption = 0.0,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take out what was baked in, to the last byte.")
+    ] = False,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Fold an adjustment into a model file, to deploy as it is.
+
+    The last layer's bias takes it up: the file has the same inputs, outputs and speed, and
+    predicts what the adjusted model would. It is checked before it is written, says in its
+    metadata what was done, is not baked twice, and --undo gives the original weights back.
+
+    \b
+    Examples:
+      longtail bake model.onnx --counts 900,90,10 --out baked.onnx
+      longtail bake model.safetensors --counts counts.txt --out baked.safetensors
+      longtail bake model.onnx --counts counts.txt --tau-from tau.json -o b.onnx
+      longtail bake runs/digits-lt/softmax-s0-10db5896 -o baked.safetensors
+      longtail bake baked.onnx --undo --out model.onnx
+    """
+    from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
+
+    run, file = _source(model, out)
+    given = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
+    _refuse_contradictions(given, tau, tau_from, undo)
+    if undo:
+        record = bake_record(file)
+        unbake(file, out=out, force=force)
+        _finish(file, out, record, json=json, undone=True)
+        return
+    strength = _tau_of(tau_from, method) if tau_from is not None else tau
+    common: dict[str, Any] = {"tau": 1.0 if strength is None else strength, "out": out}
+    common |= {"layer": layer or _head(run), "output": output, "force": force}
+    common |= {"inputs": None if inputs is None else _arrays(inputs)}
+    with _console.working("baking"):
+        if method is Method.weight_normalization:
+            _refuse_unused({**given, "--costs": costs}, target)
+            bake_weight_normalization(file, bias_mode=bias_mode.value, **common)
+        else:
+            found = _prior(run, counts, train_labels, prior, classes, smoothing)
+            width = found.num_classes
+            _warn_if_adjusted(run, found, common["tau"])
+            bake_logit_adjustment(
+                file,
+                found,
+                target_prior=_target_prior(target, width, classes),
+                costs=None if costs is None else _numbers(costs, "--costs", width, classes),
+                **common,
+            )
+    _finish(file, out, bake_record(out), json=json, undone=False)
+
+
+def _refuse_contradictions(
+    given: dict[str, Any], tau: float | None, tau_from: Path | None, undo: bool
+) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise typer.BadParameter(f"{' and '.join(names)} say the same; give one")
+    if tau is not None and tau_from is not None:
+        raise typer.BadParameter("give either --tau or --tau-from, not both")
+    if undo and (names or tau is not None or tau_from is not None):
+        raise typer.BadParameter("--undo takes out what was baked in, and needs no numbers")
+
+
+def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
+    """The run, if the argument is a run folder, and the file to bake."""
+    if not model.is_dir():
+        return None, model
+    from longtail._checks import InputError
+    from longtail.runs import Run
+
+    run = Run.open(model)
+    run.model()  # says what to do if the weights are not there
+    file = run.folder / "model.safetensors"
+    if out.resolve().parent == run.folder.resolve():
+        raise InputError(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
+    head = "cosine" if run.spec.method.name.startswith("ldam") else "linear"
+    head = run.spec.model.settings.get("head", head)
+    if head != "linear":
+        raise InputError(
+            f"{run.folder} has a {head} head, which takes no bias; export the model to ONNX and "
+            f"bake that."
+        )
+    return run, file
+
+
+def _head(run: Run | None) -> str | None:
+    """The last layer of the networks here is called `fc`."""
+    return "fc" if run is not None and "fc.weight" in run.model() else None
+
+
+def _prior(
+    run: Run | None,
+    counts: str | None,
+    train_labels: Path | None,
+    prior: str | None,
+    classes: str | None,
+    smoothing: float,
+) -> ClassPrior:
+    import numpy as np
+
+    from longtail._checks import InputError
+    from longtail.predictions.labels import LabelEncoder, read_class_names, read_labels
+    from longtail.priors import ClassPrior
+
+    if prior is not None:
+        return ClassPrior.from_probs(_numbers(prior, "--prior", None, classes))
+    if counts is not None:
+        numbers = _numbers(counts, "--counts", None, classes)
+        return ClassPrior.from_counts(numbers, smoothing=smoothing)
+    if train_labels is not None:
+        labels = read_labels(train_labels)
+        if classes is None:
+            encoded = np.asarray(labels, np.int64) if _whole(labels) else None
+            if encoded is None:
+                raise InputError(
+                    f"--train-labels {train_labels}: labels that are names need the classes in "
+                    f"the order of the model's outputs, with --classes."
+                )
+            return ClassPrior.from_labels(encoded, smoothing=smoothing)
+        names = read_class_names(classes)
+        encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
+        return ClassPrior.from_labels(encode(labels), num_classes=len(names), smoothing=smoothing)
+    if run is not None:
+        return run.prior
+    raise InputError(
+        "the numbers of training examples per class are needed: pass --counts 900,90,10, "
+        "--counts FILE, --train-labels FILE or --prior FILE."
+    )
+
+
+def _whole(labels: Any) -> bool:
+    from longtail.predictions.labels import whole
+
+    return all(whole(str(label)) is not None for label in set(labels.tolist()))
+
+
+def _numbers(text: str, option: str, width: int | None, classes: str | None) -> Any:
+    """One number per class; how many there are is for the model to judge if `width` is None."""
+    from longtail.predictions.labels import _given_numbers, read_class_names, read_numbers
+
+    names = None if classes is None else read_class_names(classes)
+    if width is None:
+        width = len(names) if names is not None else len(_given_numbers(text, option))
+    return read_numbers(text, option=option, num_classes=width, class_names=names)
+
+
+def _target_prior(text: str, width: int, classes: str | None) -> ClassPrior | None:
+    from longtail.priors import ClassPrior
+
+    if text == "balanced":
+        return None
+    return ClassPrior.from_weights(_numbers(text, "--target", width, classes))
+
+
+def _tau_of(path: Path, method: Method) -> float:
+    """Tau in what `longtail tune --json` or `longtail adjust --json` printed."""
+    from longtail._checks import InputError
+    from longtail.runs.files import read_json
+
+    if not path.is_file():
+        raise InputError(f"--tau-from: there is no file {path}.")
+    document = read_json(path, caller="--tau-from")
+    tau = document.get("tau") if isinstance(document, dict) else None
+    if isinstance(tau, bool) or not isinstance(tau, int | float):
+        raise InputError(
+            f"--tau-from: {path} has no number `tau`; it must hold what `longtail tune --json` "
+            f"or `longtail adjust --json` printed."
+        )
+    chosen_for = str(document.get("method", method.name)).replace("-", "_")
+    if chosen_for != method.name:
+        raise InputError(
+            f"--tau-from: the tau in {path} was chosen for {chosen_for.replace('_', ' ')}, but "
+            f"--method is {method.value}."
+        )
+    return float(tau)
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    from longtail._checks import InputError
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
+        raise InputError(f"--inputs: {path} can't be read as an .npz file: {error}.") from error
+
+
+def _warn_if_adjusted(run: Run | None, prior: ClassPrior, tau: float) -> None:
+    """Say so if the run's loss leaves nothing to correct."""
+    import numpy as np
+
+    from longtail import margins
+    from longtail._checks import InputError
+    from longtail.posthoc import adjust_logits
+    from longtail.train.methods import Method as Trained
+
+    if run is None:
+        return
+    with suppress(InputError):  # a method of somebody else's, of which nothing is known
+        trained = Trained.of(run.spec.method)
+        if trained.loss in margins.MARGINS:
+            margin = margins.by_name(trained.loss, prior, **trained.settings)
+            adjust_logits(np.zeros((1, prior.num_classes)), prior, tau=tau, trained_with=margin)
+
+
+def _refuse_unused(given: dict[str, Any], target: str) -> None:
+    used = [name for name, value in given.items() if value is not None]
+    used += ["--target"] if target != "balanced" else []
+    if used:
+        raise typer.BadParameter(
+            f"weight normalization takes the norms from the layer itself; leave out {used[0]}"
+        )
+
+
+def _finish(file: Path, out: Path, record: BakeRecord | None, *, json: bool, undone: bool) -> None:
+    if record is None:  # a bake that left no record would have failed
+        return
+    if json:
+        shown = {"method": record.method, "tau": record.tau, "where": record.where}
+        shown |= {"how": record.how, **record.settings}
+        _console.print_json({"model": file, "out": out, "undone": undone, **shown})
+        return
+    if undone:
+        text = f"Undone: {record}. The weights in {out} are the original ones, to the byte."
+        _console.line(_console.wrapped(text))
+        return
+    _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
+    _console.line(
+        _console.wrapped(
+            "Checked on random inputs: its outputs are the adjusted ones. It needs no new code; "
+            f"`longtail bake {out} --undo --out FILE` gives the original back."
+        )
+    )

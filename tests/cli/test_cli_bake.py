@@ -1,0 +1,203 @@
+"""`longtail bake`: what it prints, writes and refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import load_file, save_file
+
+from longtail import ClassPrior, bake_record
+from run_factory import make_run, make_spec, make_writer
+
+LOG_PI = np.log([0.9, 0.09, 0.01])
+RANDOM = np.random.default_rng(0)
+WEIGHT = RANDOM.normal(size=(3, 4)).astype(np.float32)
+BIAS = RANDOM.normal(size=3).astype(np.float32)
+COUNTS = ("--counts", "900,90,10")
+
+
+def bias_of(path):
+    if path.endswith("safetensors"):
+        return load_file(path)["fc.bias"]
+    tensors = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    return tensors["b"]
+
+
+@pytest.fixture
+def files(cli):
+    """The same model twice in the current folder, with the numbers in every form."""
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(WEIGHT, "w"), numpy_helper.from_array(BIAS, "b")],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), "m.onnx")
+    save_file({"fc.weight": WEIGHT, "fc.bias": BIAS}, "m.safetensors")
+    Path("counts.csv").write_text("class,count\nemu,10\ncat,900\ndog,90\n")
+    Path("names.txt").write_text("cat\n" * 900 + "dog\n" * 90 + "emu\n" * 10)
+    np.save("y.npy", np.repeat([0, 1, 2], [900, 90, 10]))
+    np.savez("inputs.npz", x=np.ones((2, 4), np.float32))
+
+
+@pytest.mark.parametrize("model", ["m.onnx", "m.safetensors"])
+def test_there_and_back(cli, files, model):
+    out = "baked." + model.split(".")[1]
+    result = cli("bake", model, *COUNTS, "--tau", 1.25, "--out", out)
+    assert (result.code, result.err) == (0, "")
+    assert max(map(len, result.out.splitlines())) <= 80
+    text = " ".join(result.out.split())
+    assert text.startswith(f"Baked logit adjustment with tau = 1.25 into {out}, added to the bias")
+    assert f"`longtail bake {out} --undo --out FILE` gives the original back." in text
+    np.testing.assert_allclose(bias_of(out), BIAS - 1.25 * LOG_PI, atol=1e-6)
+    undone = cli("bake", out, "--undo", "-o", "back")
+    assert (undone.code, undone.err) == (0, "")
+    assert "Undone: logit adjustment with tau = 1.25." in undone.out
+    assert Path("back").read_bytes() == Path(model).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        COUNTS,
+        ("--counts", "counts.csv", "--classes", "cat,dog,emu"),
+        ("--train-labels", "y.npy"),
+        ("--train-labels", "names.txt", "--classes", "cat,dog,emu"),
+        ("--prior", "0.9,0.09,0.01"),
+        (*COUNTS, "--inputs", "inputs.npz"),
+        (*COUNTS, "--output", "y"),
+    ],
+)
+def test_every_way_to_say_the_same(cli, files, words):
+    result = cli("bake", "m.onnx", *words, "-o", "b.onnx", "--json")
+    assert (result.code, result.err) == (0, "")
+    document = json.loads(result.out)
+    assert document["prior"] == pytest.approx([0.9, 0.09, 0.01])
+    wanted = {"out": "b.onnx", "undone": False, "method": "logit_adjustment", "tau": 1.0}
+    assert {key: document[key] for key in wanted} == wanted
+    np.testing.assert_allclose(bias_of("b.onnx"), BIAS - LOG_PI, atol=1e-6)
+
+
+def test_target_costs_and_smoothing(cli, files):
+    Path("aim.txt").write_text("2 1 1\n")
+    words = ["--counts", "900,90,0", "--smoothing", 1, "--target", "aim.txt", "--costs", "1,1,4"]
+    assert cli("bake", "m.onnx", *words, "-o", "b.onnx").code == 0
+    pi = np.array([901, 91, 1]) / 993
+    shift = np.log(pi) - np.log([0.5, 0.25, 0.25]) - np.log([1, 1, 4])
+    np.testing.assert_allclose(bias_of("b.onnx"), BIAS - shift, atol=1e-5)
+
+
+def test_tau_from_what_tune_printed(cli, files):
+    target = np.repeat([0, 1, 2], 60)
+    logits = RANDOM.normal(size=(180, 3)) + 2 * np.eye(3)[target] + LOG_PI
+    np.savez("held-out.npz", logits=logits, target=target)
+    document = cli("tune", "held-out.npz", *COUNTS, "--json").out
+    Path("tau.json").write_text(document)
+    assert cli("bake", "m.onnx", *COUNTS, "--tau-from", "tau.json", "-o", "b.onnx").code == 0
+    assert bake_record("b.onnx").tau == json.loads(document)["tau"]
+    words = ["--method", "weight-normalization", "--tau-from", "tau.json", "-o", "c.onnx"]
+    refused = cli("bake", "m.onnx", *words)
+    assert refused.code == 1
+    assert "was chosen for logit adjustment, but --method is weight-normalization" in refused.err
+    Path("tau.json").write_text("[1]")
+    refused = cli("bake", "m.onnx", *COUNTS, "--tau-from", "tau.json", "-o", "c.onnx")
+    assert "tau.json has no number `tau`" in refused.err
+
+
+@pytest.mark.parametrize("model", ["m.onnx", "m.safetensors"])
+def test_weight_normalization(cli, files, model):
+    words = ["--method", "weight-normalization", "--tau", 0.5, "--bias-mode", "drop"]
+    result = cli("bake", model, *words, "-o", "baked")
+    assert (result.code, result.err) == (0, "")
+    assert "weight normalization (bias: drop) with tau = 0.5" in " ".join(result.out.split())
+    assert cli("bake", "baked", "--undo", "-o", "back").code == 0
+    assert Path("back").read_bytes() == Path(model).read_bytes()
+
+
+def test_a_run_folder(cli, tmp_path):
+    spec = make_spec(method="softmax")
+    writer = make_writer(tmp_path / "runs", spec)
+    writer.write_model({"fc.weight": WEIGHT, "fc.bias": BIAS, "hidden.weight": np.ones((3, 3))})
+    run = writer.finish()
+    result = cli("bake", run.folder, "--tau", 1, "-o", "b.safetensors")
+    assert (result.code, result.err) == (0, "")
+    log_pi = ClassPrior.from_counts([90, 9, 1]).log_probs
+    np.testing.assert_allclose(bias_of("b.safetensors"), BIAS - log_pi, atol=1e-6)
+    inside = cli("bake", run.folder, "-o", run.folder / "b.safetensors")
+    assert inside.code == 1
+    assert "is a run's record and stays as it is; write elsewhere" in inside.err
+
+
+@pytest.mark.filterwarnings("default:adjust_logits")
+def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
+    writer = make_writer(tmp_path / "runs", make_spec(method="logit-adjusted"))
+    writer.write_model({"fc.weight": WEIGHT, "fc.bias": BIAS})
+    result = cli("bake", writer.finish().folder, "-o", "b.safetensors")
+    assert result.code == 0
+    assert "longtail: warning: adjust_logits: the loss 'logit-adjusted' already" in result.err
+
+
+def test_a_run_with_another_head_is_refused(cli, tmp_path):
+    writer = make_writer(tmp_path / "runs", make_spec(method="ldam"))
+    writer.write_model({"fc.weight": WEIGHT})
+    result = cli("bake", writer.finish().folder, "-o", "b.safetensors")
+    assert result.code == 1
+    assert "has a cosine head, which takes no bias; export the model to ONNX" in result.err
+
+
+def test_a_run_without_weights(cli, tmp_path):
+    run = make_writer(tmp_path / "runs").finish()
+    result = cli("bake", run.folder, "-o", "b.safetensors")
+    assert result.code == 1
+    assert "has no model.safetensors" in result.err
+    whole = make_run(tmp_path / "more", make_spec(method="softmax"))
+    assert cli("bake", whole.folder, "-o", "b.safetensors").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["m.onnx", *COUNTS], 2, "missing option '--out'"),
+        (["-o", "b"], 2, "missing argument 'MODEL'"),
+        (["m.onnx", *COUNTS, "--prior", ".9,.09,.01", "-o", "b"], 2, "--counts and --prior say"),
+        (["m.onnx", "--tau", 1, "--tau-from", "x", "-o", "b"], 2, "either --tau or --tau-from"),
+        (["m.onnx", "--undo", "--tau", 1, "-o", "b"], 2, "--undo takes out what was baked in"),
+        (["m.onnx", *COUNTS, "--method", "weight-normalization", "-o", "b"], 2,
+         "takes the norms from the layer itself; leave out --counts"),
+        (["m.onnx", *COUNTS, "--method", "magic", "-o", "b"], 2, "'magic' is not one of"),
+        (["m.onnx", "-o", "b"], 1, "the numbers of training examples per class are needed"),
+        (["m.onnx", "--counts", "9,1", "-o", "b"], 1, "no output of the model is 2 wide"),
+        (["m.onnx", "--counts", "many", "-o", "b"], 1, "there is no file 'many'"),
+        (["m.onnx", "--counts", "900,90,0", "-o", "b"], 1, "class(es) 2 have no examples"),
+        (["m.onnx", "--train-labels", "names.txt", "-o", "b"], 1, "with --classes"),
+        (["m.onnx", *COUNTS, "--output", "z", "-o", "b"], 1, "has no output 'z'; it has 'y'"),
+        (["m.onnx", *COUNTS, "-o", "m.safetensors"], 1, "m.safetensors exists; pass force=True"),
+        (["m.onnx", *COUNTS, "-o", "no/b"], 1, "there is no folder no"),
+        (["m.onnx", *COUNTS, "--inputs", "y.npy", "-o", "b"], 1, "can't be read as an .npz"),
+        (["m.onnx", *COUNTS, "--tau-from", "none.json", "-o", "b"], 1, "there is no file none"),
+        (["m.onnx", "--undo", "-o", "b"], 1, "m.onnx is not baked"),
+        (["m.safetensors", *COUNTS, "--layer", "head", "-o", "b"], 1, "it has 'fc' (3 outputs)"),
+        (["counts.csv", *COUNTS, "-o", "b"], 1, "is neither an ONNX nor a safetensors file"),
+        (["none.onnx", *COUNTS, "-o", "b"], 1, "there is no file none.onnx"),
+    ],
+)  # fmt: skip
+def test_bad_input(cli, files, words, code, message):
+    result = cli("bake", *words)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+    assert not Path("b").exists()
+
+
+def test_twice_and_force(cli, files):
+    assert cli("bake", "m.onnx", *COUNTS, "-o", "m.onnx", "--force").code == 0
+    again = cli("bake", "m.onnx", *COUNTS, "-o", "b.onnx")
+    assert again.code == 1
+    assert "m.onnx is baked already: logit adjustment with tau = 1" in again.err
+    assert "(on the command line: --undo)" in again.err
