@@ -1,0 +1,202 @@
+"""The losses for transformers' Trainer: scaled as gradient accumulation needs; DRW as a callback.
+
+Nothing here trains: `Trainer(compute_loss_func=TrainerLoss(LogitAdjustedLoss(prior)))` does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from longtail import _checks, margins
+from longtail._checks import InputError
+from longtail.priors import ClassPrior
+
+_checks.require("torch", extra="torch", caller="longtail.integrations.huggingface")
+_checks.require("transformers", extra="hf", caller="longtail.integrations.huggingface")
+
+from torch import Tensor  # noqa: E402
+from transformers.trainer_callback import TrainerCallback  # noqa: E402
+
+from longtail.losses import PairwiseMarginLoss  # noqa: E402
+
+# Trainer counts the labels that differ from this one; no setting of its changes that.
+COUNTED_OUT = -100
+
+
+class TrainerLoss:
+    """Any loss of the family, for ``Trainer(compute_loss_func=...)``.
+
+        Σ_i ℓ(y_i, f_i) / num_items_in_batch
+
+    `num_items_in_batch` is the number of labels in everything that makes one optimizer step: all
+    micro-batches of gradient accumulation, all processes. So the step is the same however it is
+    cut up, also into parts of unequal size. A mean per micro-batch would not be.
+
+    The labels have to be in the batch under ``labels``. Logits are the model's ``logits``, with
+    the classes last: (B, L) with labels (B,), or (B, T, L) with labels (B, T) for tokens, where
+    −100 marks what does not count. Labels of the logits' own shape are class probabilities
+    (Mixup). The copy of `loss` that this holds moves to the logits' device by itself.
+
+    Args:
+        loss: a module of `longtail.losses`; its `reduction` plays no part.
+
+    Attributes:
+        loss: the copy.
+
+    Examples:
+        >>> import torch
+        >>> from longtail.losses import LogitAdjustedLoss
+        >>> loss = TrainerLoss(LogitAdjustedLoss(ClassPrior.from_counts([90, 10])))
+        >>> logits, labels = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+        >>> whole = loss({"logits": logits}, labels, num_items_in_batch=3)
+        >>> parts = [
+        ...     loss({"logits": logits[rows]}, labels[rows], num_items_in_batch=3)
+        ...     for rows in (slice(0, 1), slice(1, 3))
+        ... ]
+        >>> whole, sum(parts)
+        (tensor(1.5702), tensor(1.5702))
+    """
+
+    def __init__(self, loss: PairwiseMarginLoss) -> None:
+        caller = type(self).__name__
+        if not isinstance(loss, PairwiseMarginLoss):
+            raise InputError(
+                f"{caller}: `loss` must be a loss module of longtail.losses, such as "
+                f"LogitAdjustedLoss(prior); got {type(loss).__name__}."
+            )
+        if loss.ignore_index != COUNTED_OUT:
+            raise InputError(
+                f"{caller}: the loss has ignore_index={loss.ignore_index}, but Trainer counts "
+                f"every label that is not {COUNTED_OUT}; mark ignored labels with {COUNTED_OUT}."
+            )
+        if loss.weight is not None:
+            raise InputError(
+                f"{caller}: the loss has torch's class weights, whose mean divides by the weights "
+                f"of the batch, but Trainer gives the number of labels; weigh the classes in the "
+                f"margin instead, such as margins.logit_adjusted(prior) + margins.balanced(prior)."
+            )
+        self.loss = copy.deepcopy(loss)
+        self.loss.reduction = "sum"
+        self._alpha = self.loss.alpha
+
+    def __call__(
+        self,
+        outputs: Any,
+        labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """The loss of a micro-batch, as Trainer asks for it.
+
+        Args:
+            outputs: the model's, with ``logits``.
+            labels: see the class.
+            num_items_in_batch: of the whole optimizer step; None for the mean over this batch.
+
+        Returns:
+            A scalar.
+        """
+        logits = _logits(outputs)
+        if labels is None:
+            raise InputError(
+                f"{type(self).__name__}: the batch has no `labels`; let the data set or the "
+                f"collator name its targets `labels`."
+            )
+        if logits.device != self.loss.alpha.device:
+            self.loss.to(logits.device)
+        num_classes = logits.shape[-1]
+        soft = labels.shape == logits.shape
+        total: Tensor = self.loss(
+            logits.reshape(-1, num_classes),
+            labels.reshape(-1, num_classes) if soft else _flat_labels(labels, logits),
+        )
+        if num_items_in_batch is None:
+            num_items_in_batch = (labels != COUNTED_OUT).sum()
+        # Trainer counts numbers, and a soft label has one for each class.
+        return total / (num_items_in_batch / num_classes if soft else num_items_in_batch)
+
+    def weigh(self, weights: Any) -> None:
+        """Multiply the loss of each class by a weight, shape (num_classes,); None for none."""
+        alpha = self._alpha.to(self.loss.alpha.device)
+        self.loss.alpha = alpha if weights is None else alpha * alpha.new_tensor(weights)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loss!r})"
+
+
+class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
+    """DRW (Cao et al. 2019) for Trainer: class-balanced weights from epoch `start` on.
+
+        α_y ∝ (1 − β) / (1 − β^{n_y}),   Σ_y π_y α_y = 1
+
+    on top of the loss's own. Cao et al. divide by the weights of each batch; here it is by their
+    expectation, since a batch's own would change with gradient accumulation.
+
+    Args:
+        loss: the one that the Trainer has.
+        prior: of the training data, made from counts.
+        start: the first epoch that has the weights, counted from 0.
+        beta: β in [0, 1).
+
+    Examples:
+        >>> from longtail.losses import LDAMLoss
+        >>> prior = ClassPrior.from_counts([900, 100])
+        >>> loss = TrainerLoss(LDAMLoss(prior))
+        >>> callbacks = [DeferredReweighting(loss, prior, start=160)]
+    """
+
+    def __init__(
+        self, loss: TrainerLoss, prior: ClassPrior, *, start: int, beta: float = 0.9999
+    ) -> None:
+        caller = type(self).__name__
+        if not isinstance(loss, TrainerLoss):
+            raise InputError(
+                f"{caller}: `loss` must be the TrainerLoss that the Trainer has as "
+                f"compute_loss_func; got {type(loss).__name__}."
+            )
+        self.start = _checks.whole(start, caller, name="start", at_least=0)
+        self.loss = loss
+        prior = _checks.prior(prior, caller, num_classes=len(loss.loss.alpha))
+        self.weights = margins.class_balanced(prior, beta=beta).alpha
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Weigh the classes or not, by the epoch alone, so that a resumed run goes on right."""
+        # Trainer counts epochs in floats of steps.
+        epoch = math.floor((state.epoch or 0.0) + 1e-6)
+        self.loss.weigh(self.weights if epoch >= self.start else None)
+
+
+def _logits(outputs: Any) -> Tensor:
+    caller = "TrainerLoss"
+    if "CausalLM" in type(outputs).__name__:
+        raise InputError(
+            f"{caller}: a causal language model predicts the next token, and this loss does not "
+            f"shift the labels; it is for classification of sequences, images and tokens."
+        )
+    if isinstance(outputs, Mapping):
+        if "logits" not in outputs:
+            raise InputError(
+                f"{caller}: the model's outputs have no `logits`, only {', '.join(outputs)}."
+            )
+        outputs = outputs["logits"]
+    elif isinstance(outputs, tuple):
+        outputs = outputs[0]
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+        came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InputError(
+            f"{caller}: the model's `logits` must be a tensor with the classes last, such as "
+            f"(B, L) or (B, T, L); got {came}."
+        )
+    return outputs
+
+
+def _flat_labels(labels: Tensor, logits: Tensor) -> Tensor:
+    if labels.shape != logits.shape[:-1]:
+        raise InputError(
+            f"TrainerLoss: `labels` must have shape {tuple(logits.shape[:-1])} (class indices) or "
+            f"{tuple(logits.shape)} (class probabilities) for logits of shape "
+            f"{tuple(logits.shape)}; their shape is {tuple(labels.shape)}."
+        )
+    return labels.reshape(-1)

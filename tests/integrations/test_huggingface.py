@@ -1,0 +1,227 @@
+"""The loss in transformers' Trainer: any cut of an optimizer step gives the same step."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trainer_example
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from longtail import ClassPrior, InputError, balanced_error, margins
+from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
+from longtail.losses import LogitAdjustedLoss, PairwiseMarginLoss, SoftmaxLoss
+
+COUNTS = trainer_example.COUNTS
+PRIOR = ClassPrior.from_counts(COUNTS)
+LOG_PRIOR = torch.tensor(PRIOR.log_probs)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def batch(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(*shape, 3, dtype=torch.float64, generator=generator)
+    return logits, torch.randint(3, shape, generator=generator)
+
+
+def equation(logits, labels):
+    """Σ log Σ_j exp(f_j + log π_j − f_y − log π_y), one position at a time."""
+    total = 0.0
+    for row, label in zip(logits.reshape(-1, 3), labels.reshape(-1), strict=True):
+        if label != -100:
+            scores = row + LOG_PRIOR
+            total += float(torch.logsumexp(scores, 0) - scores[label])
+    return total
+
+
+@pytest.fixture
+def loss():
+    return TrainerLoss(LogitAdjustedLoss(PRIOR).double())
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 5)])
+@pytest.mark.parametrize("how", ["mapping", "tuple"])
+def test_the_sum_over_the_number_of_items(loss, shape, how):
+    logits, labels = batch(*shape)
+    labels.view(-1)[1] = -100
+    outputs = {"logits": logits} if how == "mapping" else (logits,)
+    for items in (17, torch.tensor(17)):
+        found = loss(outputs, labels, num_items_in_batch=items)
+        assert found.item() == pytest.approx(equation(logits, labels) / 17, rel=1e-6)
+
+
+def test_without_a_number_of_items_it_is_the_mean_over_what_counts(loss):
+    logits, labels = batch(2, 5)
+    labels[0, :3] = -100
+    assert loss((logits,), labels).item() == pytest.approx(equation(logits, labels) / 7, rel=1e-6)
+
+
+def test_soft_labels_count_once_each():
+    """Trainer counts the numbers in `labels`: here three for each example."""
+    logits, labels = batch(4)
+    soft = 0.7 * F.one_hot(labels, 3).double() + 0.1
+    items = soft.ne(-100).sum()
+    found = TrainerLoss(SoftmaxLoss(PRIOR).double())((logits,), soft, num_items_in_batch=items)
+    assert found.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
+
+
+def test_the_loss_that_was_passed_stays_as_it_was():
+    module = LogitAdjustedLoss(PRIOR)
+    wrapped = TrainerLoss(module)
+    wrapped.weigh([1.0, 2.0, 3.0])
+    assert module.reduction == "mean"
+    assert torch.equal(module.alpha, torch.ones(3))
+
+
+def test_accumulation_one_and_four_give_the_same_losses_and_gradients():
+    """Token labels of very unequal number, and a last step of a different size: 208 = 13 × 16."""
+    (one, whole), (four, parts) = (
+        trainer_example.token_training(size, accumulation=n) for size, n in ((16, 1), (4, 4))
+    )
+    assert len(whole) == len(parts) == 13
+    for mine, theirs in zip(whole, parts, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    losses = [[h["loss"] for h in t.state.log_history if "loss" in h] for t in (one, four)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_a_last_step_of_fewer_micro_batches_is_right_too():
+    """208 examples in micro-batches of 10, four to a step: the last step has one of 8."""
+    (_, parts), (_, whole) = (
+        trainer_example.token_training(size, accumulation=n) for size, n in ((10, 4), (40, 1))
+    )
+    assert len(parts) == len(whole) == 6
+    for a, b in zip(whole[-1], parts[-1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_do_the_same_as_one(tmp_path):
+    script = Path(__file__).with_name("trainer_example.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run(
+        [*launch, str(script), "--batch-size=8", f"--out={tmp_path}/two.safetensors"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=200,
+    )
+    two = load_file(tmp_path / "two.safetensors")
+    one, steps = trainer_example.token_training(16)
+    losses = [h["loss"] for h in one.state.log_history if "loss" in h]
+    np.testing.assert_allclose(two["losses"], losses, rtol=1e-5)
+    for s, step in enumerate(steps):
+        for i, gradient in enumerate(step):
+            torch.testing.assert_close(two[f"gradient.{s}.{i}"], gradient, rtol=1e-4, atol=1e-6)
+    for name, value in one.model.state_dict().items():
+        torch.testing.assert_close(two[f"weight.{name}"], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_training_with_it_helps_the_rare_classes(kind):
+    make, data = {
+        "bert": (trainer_example.bert, trainer_example.sequences),
+        "vit": (trainer_example.vit, trainer_example.images),
+    }[kind]
+    counts = trainer_example.LONG_TAIL
+    prior, test = ClassPrior.from_counts(counts), data([200] * 3, seed=1)
+    errors = {}
+    for name, loss in (("plain", SoftmaxLoss), ("adjusted", LogitAdjustedLoss)):
+        trainer = trainer_example.trainer(
+            make(),
+            data(counts),
+            TrainerLoss(loss(prior)),
+            batch_size=16,
+            num_train_epochs=3,
+            learning_rate=2e-3,
+        )
+        trainer.train()
+        found = trainer.predict(test)
+        errors[name] = balanced_error(found.label_ids, found.predictions)
+    assert errors["adjusted"] < errors["plain"] - 0.03
+    assert errors["adjusted"] < 0.6  # chance is 2/3
+
+
+def test_deferred_reweighting_begins_at_its_epoch():
+    loss = TrainerLoss(PairwiseMarginLoss(margins.adaptive(PRIOR)))
+    seen = []
+
+    class Watch(trainer_example.TrainerCallback):
+        def on_step_begin(self, args, state, control, **rest):
+            seen.append(loss.loss.alpha.tolist())
+
+    trainer = trainer_example.trainer(
+        trainer_example.bert(),
+        trainer_example.sequences(),
+        loss,
+        batch_size=104,
+        num_train_epochs=3,
+        callbacks=[DeferredReweighting(loss, PRIOR, start=1, beta=0.99), Watch()],
+    )
+    trainer.train()
+    weights = np.array([(1 - 0.99) / (1 - 0.99**n) for n in COUNTS])
+    weights /= sum(n * w for n, w in zip(COUNTS, weights, strict=True)) / sum(COUNTS)
+    assert len(seen) == 6
+    np.testing.assert_allclose(seen[:2], np.ones((2, 3)))
+    np.testing.assert_allclose(seen[2:], np.tile(weights, (4, 1)), rtol=1e-6)
+
+
+class CausalLMOutput(dict):
+    """The name is what tells the kind of a model's outputs."""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TrainerLoss(torch.nn.CrossEntropyLoss()), "must be a loss module of longtail"),
+        (lambda: TrainerLoss(LogitAdjustedLoss(PRIOR, ignore_index=0)), "not -100"),
+        (
+            lambda: TrainerLoss(LogitAdjustedLoss(PRIOR, weight=torch.ones(3))),
+            "weigh the classes in the margin",
+        ),
+        (lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(4)[0],), None), "has no `labels`"),
+        (lambda: TrainerLoss(SoftmaxLoss(PRIOR))({"loss": 1}, None), "no `logits`, only loss"),
+        (
+            lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(4)[0],), torch.zeros(3).long()),
+            r"`labels` must have shape \(4,\)",
+        ),
+        (
+            lambda: TrainerLoss(SoftmaxLoss(PRIOR))(CausalLMOutput(), None),
+            "does not shift the labels",
+        ),
+        (lambda: DeferredReweighting(SoftmaxLoss(PRIOR), PRIOR, start=1), "the TrainerLoss that"),
+        (
+            lambda: DeferredReweighting(
+                TrainerLoss(SoftmaxLoss(PRIOR)), ClassPrior.from_counts([2, 1]), start=1
+            ),
+            "`prior` has 2 classes but the logits have 3",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_a_missing_transformers_names_the_install_command():
+    code = (
+        "import sys; sys.modules['transformers'] = None\n"
+        "import longtail\n"
+        "try:\n    import longtail.integrations.huggingface\n"
+        "except longtail.MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "pip install 'longtail[hf]'" in done.stdout
+    assert len(done.stdout.strip().splitlines()) == 1
