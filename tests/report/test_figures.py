@@ -9,6 +9,7 @@ import pytest
 
 from longtail import margins
 from longtail.report import figures
+from longtail.train import methods
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -119,7 +120,29 @@ def test_variants_share_their_methods_colour_and_unknown_names_have_one():
     assert figures.label("a loss of my own") == "a loss of my own"
 
 
-def test_the_losses_of_the_paper_s_table_are_coloured():
-    for name in ("softmax", "balanced", "adaptive", "equalized", "logit-adjusted"):
-        assert name in margins.MARGINS
-        assert name in figures.METHOD_COLORS
+def test_every_loss_has_a_colour():
+    assert {*margins.MARGINS, methods.THRESHOLD} <= set(figures.METHOD_COLORS)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("ldam+drw", "LDAM + DRW"),
+        ("softmax+over-sampling", "softmax + over-sampling"),
+        (
+            "softmax+label-smoothing+sqrt-sampling",
+            "softmax + label smoothing + square-root sampling",
+        ),
+        ("logit-adjusted+drw/keep", "logit adjusted + DRW, keep"),
+        ("equalized-threshold", "equalized threshold"),
+    ],
+)
+def test_a_composed_method_is_named_by_its_parts_and_coloured_by_its_loss(method, expected):
+    assert figures.label(method) == expected
+    loss = method.partition("/")[0].partition("+")[0]
+    assert figures.color(method) == figures.METHOD_COLORS[loss]
+
+
+def test_variants_are_as_many_for_lines_as_for_bars():
+    assert len(set(figures.DASHES)) == len(set(figures.HATCHES)) == 8
+    assert all(len(lengths) % 2 == 0 for lengths in figures.DASHES)

@@ -112,6 +112,15 @@ def test_the_headline_table():
     [
         ("softmax", None, "", "softmax (ERM)"),
         ("logit-adjusted", None, "tau=2", "logit adjusted (tau=2)"),
+        ("ldam+drw", None, "", "LDAM + DRW"),
+        (
+            "class-balanced+drw",
+            None,
+            "beta=0.9, drw_beta=0.99, drw_start=7, paper",
+            "class-balanced + DRW (beta=0.9, DRW beta=0.99, DRW start=7, paper)",
+        ),
+        ("consistent", None, "delta=(1.0, 0.5)", "consistent (delta=1/0.5)"),
+        ("consistent", None, "delta=(1.0, 2.5, 1e-05, 4.0)", "consistent (delta=1/2.5/1e-05/…)"),
         ("posthoc-logit-adjusted", "fixed", "", "post-hoc logit adj. (τ = 1)"),
         (
             "posthoc-weight-normalized",

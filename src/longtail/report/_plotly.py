@@ -32,7 +32,10 @@ DARK = {
     figures.DARK_GRAY: "#C4C9CF",
     figures.BLUE: "#1A7FC4",
     figures.INDIGO: "#8F84E8",
-    figures.WINE: "#D0679B",
+    figures.WINE: "#D82E86",
+    figures.VIOLET: "#B84DF5",
+    figures.BROWN: "#D9B98A",
+    figures.PETROL: "#7FDDE6",
 }
 
 
@@ -51,7 +54,7 @@ DARK |= {faded(light): faded(dark) for light, dark in DARK.items()}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "triangle-down", "x", "cross", "star")
-_DASHES = ("solid", "dash", "dot", "dashdot")
+_LINE_WIDTH = 2.2
 # Beyond this many classes their names no longer fit below the bars.
 _MOST_NAMES = 20
 PERCENT = "%{y:.1f}%"
@@ -66,11 +69,22 @@ class LegendItem:
     traces: tuple[int, ...]
     shown: bool = True
     mark: str = "line"
+    variant: int = 0
 
     @property
     def dark(self) -> str:
         """Its colour in the dark theme."""
         return DARK.get(self.color, self.color)
+
+    @property
+    def dashes(self) -> str:
+        """Of a line: lengths of ink and gap, in pixels; empty if it is solid."""
+        return " ".join(map(str, _pixels(self.variant)))
+
+    @property
+    def hatch(self) -> int:
+        """Of a bar: the number of its hatch."""
+        return self.variant % len(figures.HATCHES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +198,11 @@ def looks(series: Sequence[Series]) -> list[dict[str, Any]]:
     """Line and marker of each method: colour, symbol and dash together tell them apart."""
     return [
         {
-            "line": {"color": one.color, "width": 2.2, "dash": _DASHES[one.variant % 4]},
+            "line": {
+                "color": one.color,
+                "width": _LINE_WIDTH,
+                "dash": ",".join(f"{length}px" for length in _pixels(one.variant)) or "solid",
+            },
             "marker": {
                 "color": one.color,
                 "size": 8,
@@ -198,12 +216,18 @@ def looks(series: Sequence[Series]) -> list[dict[str, Any]]:
     ]
 
 
+def _pixels(variant: int) -> list[float]:
+    """The dashes of a variant, in pixels."""
+    lengths = figures.DASHES[variant % len(figures.DASHES)]
+    return [round(length * _LINE_WIDTH, 1) for length in lengths]
+
+
 def legend_of(
     series: Sequence[Series], *, first: int = 0, mark: str = "line", notes: Sequence[str] = ()
 ) -> list[LegendItem]:
     texts = notes or [""] * len(series)
     return [
-        LegendItem(one.label + note, one.color, (first + i,), one.shown, mark)
+        LegendItem(one.label + note, one.color, (first + i,), one.shown, mark, one.variant)
         for i, (one, note) in enumerate(zip(series, texts, strict=True))
     ]
 

@@ -77,15 +77,20 @@ def shown_rows(comparison: Comparison) -> list[Row]:
 
 
 def _series(rows: Sequence[Row], comparison: Comparison) -> tuple[Series, ...]:
-    """Looks of rows; at first only softmax, the logit-adjusted ones and the best are drawn."""
+    """Looks of rows; at first only softmax, the logit-adjusted ones and the best are drawn.
+
+    Rows of one colour are told apart by their variant: a method in several ways, and a loss
+    with one thing and another on top.
+    """
     first = {"softmax", "logit-adjusted", "posthoc-logit-adjusted", texts.best(comparison).method}
     seen: dict[str, int] = {}
     found = []
     for row in rows:
-        variant = seen.get(row.method, 0)
-        seen[row.method] = variant + 1
+        color = figures.color(row.method)
+        variant = seen.get(color, 0)
+        seen[color] = variant + 1
         shown = row.method in first or len(rows) <= 4
-        found.append(Series(texts.name(row), figures.color(row.method), variant, shown))
+        found.append(Series(texts.name(row), color, variant, shown))
     return tuple(found)
 
 

@@ -166,7 +166,10 @@ def group_errors(section: GroupErrors) -> Chart:
             "type": "bar",
             "x": names,
             "y": rounded(values),
-            "marker": {"color": one.color, "pattern": {"shape": "/" if one.variant else ""}},
+            "marker": {
+                "color": one.color,
+                "pattern": {"shape": figures.HATCHES[one.variant % len(figures.HATCHES)]},
+            },
             "visible": one.shown,
             "name": one.label,
             "hovertemplate": f"{one.label}<br>%{{x}}: {PERCENT}<extra></extra>",

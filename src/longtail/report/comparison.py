@@ -7,6 +7,7 @@ texts; charts of a comparison start in `sections`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
@@ -16,6 +17,8 @@ from longtail.report.tables import percent as percent
 
 GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
+# Settings whose key in a run's record does not say enough, or too much.
+_SETTINGS = {"drw_start=": "DRW start=", "drw_beta=": "DRW beta="}
 _SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ"}
 
 
@@ -23,11 +26,26 @@ def name(row: Row) -> str:
     """A row as people read it, such as ``post-hoc logit adj. (τ held-out)``."""
     parts = []
     if row.detail and row.detail != "bias scale":  # the paper's way goes without saying
-        parts.append(row.detail)
+        parts.append(_detail(row))
     if row.tau_source is not None:
         parts.append(_SOURCES[row.tau_source])
     label = figures.label(row.method)
     return f"{label} ({', '.join(parts)})" if parts else label
+
+
+def _detail(row: Row) -> str:
+    """Settings as they were typed; those of DRW say whose they are, for a loss has a beta too."""
+    text = row.detail
+    for key, words in _SETTINGS.items():
+        text = text.replace(key, words)
+    return re.sub(r"=\(([-+\d.e, ]+)\)", _shortened, text)
+
+
+def _shortened(found: re.Match[str]) -> str:
+    """Numbers as the command line takes them, ``1/2/0.5``, the first few of many."""
+    values = [f"{float(value):g}" for value in found[1].split(",") if value.strip()]
+    shown = "=" + "/".join(values[:3])
+    return shown if len(values) <= 3 else f"{shown}/…"
 
 
 def honest(row: Row) -> bool:

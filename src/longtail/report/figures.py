@@ -44,6 +44,10 @@ WINE = "#882255"
 INDIGO = "#332288"
 OLIVE = "#999933"
 TEAL = "#44AA99"
+# Three more, chosen to be far from all of the above, in the page's dark theme too.
+VIOLET = "#9A2FD6"
+BROWN = "#6B4410"
+PETROL = "#0B4F5C"
 
 # For lines that are no method's.
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, GRAY, WINE)
@@ -55,9 +59,12 @@ METHOD_COLORS = {
     "adaptive": ORANGE,
     "ldam": OLIVE,
     "equalized": PURPLE,
+    "equalized-threshold": VIOLET,
     "logit-adjusted": BLUE,
     "logit-adjusted-adaptive": INDIGO,
     "two-parameter": WINE,
+    "consistent": BROWN,
+    "weighted-logit-adjusted": PETROL,
     "posthoc-logit-adjusted": SKY,
     "posthoc-weight-normalized": VERMILION,
     "bayes": BLACK,
@@ -66,12 +73,32 @@ METHOD_COLORS = {
 METHOD_LABELS = {
     "softmax": "softmax (ERM)",
     "ldam": "LDAM",
+    "equalized-threshold": "equalized threshold",
     "logit-adjusted": "logit adjusted",
     "logit-adjusted-adaptive": "logit adjusted + adaptive",
+    "weighted-logit-adjusted": "weighted logit adjusted",
+    "drw": "DRW",
+    "label-smoothing": "label smoothing",
+    "sqrt-sampling": "square-root sampling",
     "posthoc-logit-adjusted": "post-hoc logit adj.",
     "posthoc-weight-normalized": "post-hoc weight norm.",
     "bayes": "Bayes",
 }
+
+# What tells rows of one colour apart in a chart, such as softmax and softmax+drw: dashes for
+# lines, as lengths of ink and gap in widths of the line, and hatches for bars, as plotly names
+# them. As many of each, so that a row's variant means the same in both.
+DASHES: tuple[tuple[float, ...], ...] = (
+    (),
+    (4, 1.5),
+    (1, 1.2),
+    (5, 1.5, 1, 1.5),
+    (9, 2),
+    (2, 4),
+    (5, 1.5, 1, 1.5, 1, 1.5),
+    (9, 1.5, 3, 1.5),
+)
+HATCHES = ("", "/", "x", ".", "-", "\\", "|", "+")
 
 # Text width of a one-column page, in inches.
 PAGE_WIDTH = 7.0
@@ -111,16 +138,18 @@ _STYLE: dict[str, Any] = {
 
 
 def color(method: str) -> str:
-    """A method's colour, the same everywhere; dark grey for a name of the user's own.
+    """A method's colour, that of its loss, the same everywhere; dark grey for unknown names.
 
     Args:
-        method: a name such as "logit-adjusted", or with a variant after a slash.
+        method: a name such as "logit-adjusted" or "ldam+drw", or with a variant after a slash.
 
     Examples:
         >>> color("posthoc-weight-normalized/keep") == VERMILION
         True
+        >>> color("ldam+drw") == color("ldam")
+        True
     """
-    return METHOD_COLORS.get(method.split("/")[0], DARK_GRAY)
+    return METHOD_COLORS.get(method.partition("/")[0].partition("+")[0], DARK_GRAY)
 
 
 def label(method: str) -> str:
@@ -129,9 +158,13 @@ def label(method: str) -> str:
     Examples:
         >>> label("softmax"), label("class-balanced")
         ('softmax (ERM)', 'class-balanced')
+        >>> label("softmax+drw+label-smoothing")
+        'softmax + DRW + label smoothing'
     """
     name, _, variant = method.partition("/")
-    text = METHOD_LABELS.get(name, name)
+    text = " + ".join(METHOD_LABELS.get(part, part) for part in name.split("+"))
+    if "+" in name:  # reweighted or resampled, it no longer minimises the empirical risk
+        text = text.replace(" (ERM)", "")
     return f"{text}, {variant}" if variant else text
 
 

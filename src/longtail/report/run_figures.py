@@ -6,7 +6,7 @@ legends. The slider's bars are the only charts without a counterpart here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ STEMS = ("errors", "tau", "per-class", "groups", "reliability", "weight-norms")
 FILES = tuple(f"{stem}.{ending}" for stem in STEMS for ending in ("svg", "png"))
 
 _MARKERS = ("o", "D", "s", "^", "v", "X", "P", "*")
-_LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), ":", "-.")
 _MOST_NAMES = 20
 
 
@@ -38,7 +37,7 @@ def _styles(series: tuple[Series, ...]) -> list[dict[str, Any]]:
         {
             "color": one.color,
             "marker": _MARKERS[i % len(_MARKERS)],
-            "ls": _LINES[one.variant % len(_LINES)],
+            "ls": (0, dashes) if (dashes := _of(figures.DASHES, one)) else "-",
             "ms": 4,
             "mew": 0,
             "label": one.label,
@@ -47,8 +46,17 @@ def _styles(series: tuple[Series, ...]) -> list[dict[str, Any]]:
     ]
 
 
+def _of(looks: Sequence[Any], one: Series) -> Any:
+    return looks[one.variant % len(looks)]
+
+
 def _legend_beside(axes: Any) -> None:
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), handlelength=3.4)
+
+
+def _height(least: float, series: Sequence[Series]) -> float:
+    """Inches that a figure needs for what it shows and for the legend beside it."""
+    return max(least, 0.3 + 0.17 * len(series))
 
 
 def _class_ticks(axes: Any, axis: ClassAxis) -> None:
@@ -145,7 +153,7 @@ def _tau_marks(axes: Any, section: TauCurves) -> None:
 def draw_classes(section: ClassErrors) -> Any:
     """Errors by class, most frequent first."""
     with figures.style():
-        figure, grid = figures.panels(width=figures.PAGE_WIDTH, height=2.9)
+        figure, grid = figures.panels(width=figures.PAGE_WIDTH, height=_height(2.9, section.series))
         axes = grid[0, 0]
         for look, values in zip(_styles(section.series), section.values, strict=True):
             if len(section.axis) > 2 * _MOST_NAMES:
@@ -163,7 +171,7 @@ def draw_groups(section: GroupErrors) -> Any:
     """Errors of many-, medium- and few-shot classes."""
     count = len(section.series)
     with figures.style():
-        figure, grid = figures.panels(width=figures.PAGE_WIDTH, height=2.6)
+        figure, grid = figures.panels(width=figures.PAGE_WIDTH, height=_height(2.6, section.series))
         axes = grid[0, 0]
         width = 0.8 / count
         places = np.arange(len(section.groups))
@@ -173,7 +181,7 @@ def draw_groups(section: GroupErrors) -> Any:
                 values,
                 0.9 * width,
                 color=one.color,
-                hatch="//" if one.variant else None,
+                hatch=3 * _of(figures.HATCHES, one) or None,
                 label=one.label,
             )
         names = [
@@ -190,7 +198,7 @@ def draw_groups(section: GroupErrors) -> Any:
 def draw_reliability(section: Calibration) -> Any:
     """Accuracy against confidence of the predicted label."""
     with figures.style():
-        figure, grid = figures.panels(width=6.6, height=3.1)
+        figure, grid = figures.panels(width=6.6, height=_height(3.1, section.series))
         axes = grid[0, 0]
         axes.plot([0, 100], [0, 100], color=figures.GRAY, lw=0.8, ls=":")
         for i, look in enumerate(_styles(section.series)):
@@ -207,7 +215,7 @@ def draw_reliability(section: Calibration) -> Any:
 def draw_norms(section: WeightNorms) -> Any:
     """Norms of the last layer's weights against class frequency."""
     with figures.style():
-        figure, grid = figures.panels(width=6.2, height=2.8)
+        figure, grid = figures.panels(width=6.2, height=_height(2.8, section.series))
         axes = grid[0, 0]
         for look, values, r in zip(
             _styles(section.series), section.values, section.correlations, strict=True
