@@ -256,6 +256,16 @@ def test_resume_continues_exactly_that_run(interrupted, cli, monkeypatch):
     assert again.err == "Nothing to train: 1 run finished already (--force: again).\n"
 
 
+@pytest.mark.parametrize("given", ["softmax-s1-{}", ".", "../digits-lt/softmax-s1-{}/."])
+def test_a_resume_finds_the_folder_from_wherever_it_is_named(interrupted, cli, monkeypatch, given):
+    left = unfinished().folder.resolve()
+    monkeypatch.chdir(left if given == "." else left.parent)
+    result = cli("train", "--resume", given.format(left.name[-8:]), "--no-evaluate")
+    assert result.code == 0, result.err
+    assert Run.open(left).finished
+    assert sorted(path.name for path in left.parents[1].iterdir()) == ["digits-lt"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -424,7 +434,11 @@ def test_tensorboard_logs_lie_in_the_runs_folder(cli):
 
 def news(*, runs, together):
     shown = []
-    return shown, _cohort.News(lambda *words: shown.append(words), runs=runs, together=together)
+
+    def show(*words):
+        shown.append(words)
+
+    return shown, _cohort.News(show, runs=runs, epochs=20, together=together)
 
 
 def epoch_end(method, seed, epoch, loss, error=None):
@@ -434,6 +448,7 @@ def epoch_end(method, seed, epoch, loss, error=None):
 
 def test_runs_one_after_another_are_counted_over_the_whole_cohort():
     shown, tell = news(runs=3, together=1)
+    assert shown == [(0, 60, "")]
     tell(epoch_end("softmax", 0, 1, 0.618))
     assert shown[-1] == (1, 60, "loss 0.62 epoch 1/20 (softmax, seed 0)")
     for epoch in range(2, 21):

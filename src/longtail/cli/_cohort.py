@@ -189,8 +189,10 @@ def resumed(
             f"{folder} was renamed, so it can't be resumed; its last two names must be "
             f"{spec.folder.as_posix()}."
         )
-    data = _training.RunData(dataset, data_dir).of(run)
-    return Job([spec], data, place.parents[1] if len(folder.parts) < 3 else folder.parents[1])
+    root = folder.parent.parent  # as it was typed, where that leads there
+    if (root / spec.folder).resolve() != place:
+        root = place.parents[1]
+    return Job([spec], _training.RunData(dataset, data_dir).of(run), root)
 
 
 def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:
@@ -242,14 +244,16 @@ class News:
     Args:
         show: takes (epochs done, epochs in all, text).
         runs: how many will train.
+        epochs: of each.
         together: how many of them at a time.
     """
 
-    def __init__(self, show: Progress, *, runs: int, together: int) -> None:
-        self.show, self.runs, self.together = show, runs, together
+    def __init__(self, show: Progress, *, runs: int, epochs: int, together: int) -> None:
+        self.show, self.runs, self.epochs, self.together = show, runs, epochs, together
         self.latest: dict[Path, EpochEnd] = {}
         self.skipped: dict[Path, int] = {}  # epochs that a resumed run has behind it
         self.errors: dict[Path, float] = {}
+        self._count("")
 
     def __call__(self, end: EpochEnd) -> None:
         """Take in one epoch of one run."""
@@ -257,12 +261,16 @@ class News:
         self.latest[end.folder] = end
         if end.held_out_error is not None:
             self.errors[end.folder] = end.held_out_error
+        self._count(self.text(end))
+
+    def _count(self, text: str) -> None:
         # Only this session's epochs count, or the time left would be wrong after a resume.
-        done = sum(one.epoch for one in self.latest.values()) - sum(self.skipped.values())
-        total = self.runs * end.epochs - sum(self.skipped.values())
-        if self.runs <= self.together:  # all side by side: the count is that of one run
+        skipped = sum(self.skipped.values())
+        done = sum(one.epoch for one in self.latest.values()) - skipped
+        total = self.runs * self.epochs - skipped
+        if 1 < self.runs <= self.together:  # all side by side: the count is that of one run
             done, total = done // self.runs, total // self.runs
-        self.show(done, total, self.text(end))
+        self.show(done, total, text)
 
     def text(self, end: EpochEnd) -> str:
         """``loss 0.61 held-out 34.2% epoch 37/200 (softmax, seed 0)``."""

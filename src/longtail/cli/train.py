@@ -294,8 +294,9 @@ def _train(
 
             listeners.append(stack.enter_context(TensorBoard()))
         stack.enter_context(_saying_what_is_saved(job, command))
-        show = stack.enter_context(_console.progress(_runs(left)))
-        listeners.append(_cohort.News(show, runs=left, together=width))
+        show = stack.enter_context(_console.progress(_count(left)))
+        epochs = job.specs[0].recipe.values["epochs"]
+        listeners.append(_cohort.News(show, runs=left, epochs=epochs, together=width))
 
         def tell(end: EpochEnd) -> None:
             for listener in listeners:
@@ -313,8 +314,8 @@ def _train(
         )
 
 
-def _runs(number: int) -> str:
-    return f"{number} run" if number == 1 else f"{number} runs"
+def _count(number: int, word: str = "run") -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _say_what(job: _cohort.Job, states: list[str], device: torch.device) -> None:
@@ -323,13 +324,13 @@ def _say_what(job: _cohort.Job, states: list[str], device: torch.device) -> None
 
     finished, begun = states.count("finished"), states.count("begun")
     if finished == len(states):
-        _console.note(f"Nothing to train: {_runs(finished)} finished already (--force: again).")
+        _console.note(f"Nothing to train: {_count(finished)} finished already (--force: again).")
         return
     spec = job.specs[0]
     text = (
-        f"Training {_runs(len(states) - finished)} on {device_words(device)} in "
+        f"Training {_count(len(states) - finished)} on {device_words(device)} in "
         f"{precision_of(spec)}: {spec.dataset.name} ({_data.subset_words(spec.dataset)}), "
-        f"recipe {spec.recipe.name}, {spec.recipe.values['epochs']} epochs."
+        f"recipe {spec.recipe.name}, {_count(spec.recipe.values['epochs'], 'epoch')}."
     )
     if finished:
         text += f" Finished already: {finished} of {len(states)}."
@@ -352,7 +353,7 @@ def _saying_what_is_saved(job: _cohort.Job, command: str) -> Iterator[None]:
             for folder, state in zip(job.folders, states, strict=True)
             if state == "begun" and (found := checkpoint.latest(folder)) is not None
         ]
-        text = f"{states.count('finished')} of {_runs(len(states))} finished"
+        text = f"{states.count('finished')} of {_count(len(states))} finished"
         if saved:
             epochs = f"{min(saved)}" if len(set(saved)) == 1 else f"{min(saved)} to {max(saved)}"
             text += f", {len(saved)} saved after epoch {epochs}"
