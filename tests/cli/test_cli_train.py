@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from data_factory import write_folder
-from longtail.cli import _cohort, _data, main
+from longtail.cli import _cohort, _data, _training, main
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, find_runs
 from longtail.train import engine
-from longtail.train.recipe import make_spec
+from longtail.train.methods import EXTRAS
+from longtail.train.recipe import RECIPES, make_spec
 
 DIGITS = ("train", "--dataset", "digits-lt", "--set", "epochs=2", "--device", "cpu")
 
@@ -152,7 +153,9 @@ def test_training_alone_leaves_the_test_set_closed(cli):
 
 
 def test_a_held_out_part_is_judged_beside_the_test_set(cli):
-    result = cli(*DIGITS, "--method", "softmax", "--held-out", 0.2)
+    words = (*DIGITS, "--held-out", 0.2, "--method")
+    assert "longtail tune" not in cli(*words, "balanced", "--out", "other").out
+    result = cli(*words, "softmax")
     assert result.code == 0
     (run,) = find_runs("runs")
     assert run.spec.dataset.held_out == 0.2
@@ -485,6 +488,22 @@ def test_the_shell_completes_methods_recipes_and_data(fresh):
     assert offered("longtail train --method logit") == ["logit-adjusted", "logit-adjusted-adaptive"]
     assert offered("longtail train --recipe pa") == ["paper"]
     assert offered("longtail train --dataset cif") == ["cifar10-lt", "cifar100-lt"]
+
+
+def test_the_help_names_every_recipe_and_what_comes_on_top_of_a_loss(cli):
+    text = cli("train", "--help").out
+    assert all(re.search(rf"\b{name}\b", text) for name in (*RECIPES, *EXTRAS))
+
+
+def test_settings_of_a_method_are_shown_as_they_are_typed():
+    def words(method):
+        spec = make_spec(load_digits_lt().spec, method=method, recipe="digits", seed=0)
+        return _training.method_words(spec)
+
+    assert words("logit-adjusted+drw:start=3,beta=0.5") == (
+        "logit-adjusted+drw (drw_start=3, drw_beta=0.5)"
+    )
+    assert words("consistent:delta=1/2/0.5/4") == "consistent (delta=1/2/0.5/…)"
 
 
 def test_json_is_json(cohort, cli):

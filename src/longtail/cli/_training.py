@@ -170,8 +170,8 @@ def method_words(spec: RunSpec) -> str:
 
 
 def _number(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "/".join(map(_number, value))
+    if isinstance(value, tuple):  # as it is typed; one per class may be many
+        return "/".join([*map(_number, value[:3]), *(["…"] if len(value) > 3 else [])])
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -434,6 +434,8 @@ def _show(runs: list[Run], job: _cohort.Job) -> None:
     if "test" not in errors:
         _console.line(f"Not judged on the test set yet: longtail evaluate {folder}")
     elif spec.dataset.held_out:
-        _console.line(f"To choose tau on the held-out part: longtail tune {runs[0].folder}")
+        # Only plain runs: the other losses have their adjustment in them already.
+        for run in [run for run in runs if run.spec.method.name == "softmax"][:1]:
+            _console.line(f"To choose tau on the held-out part: longtail tune {run.folder}")
     else:
         _console.line(f"For intervals, post-hoc methods and a page: longtail report {folder}")
