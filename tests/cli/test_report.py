@@ -211,3 +211,19 @@ def test_help_teaches(cli):
     assert result.code == 0
     assert "Examples:" in result.out
     assert "--figures" in result.out
+
+
+def test_a_long_name_wraps_and_no_number_is_cut(capsys, monkeypatch):
+    from longtail.cli import _console
+    from longtail.report.tables import Table
+
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "logit adjusted + label smoothing + square-root sampling (epsilon=0.05)"
+    numbers = ("54.2 ± 54.0", "−13.2 [−105.4, +78.9]", "1.47")
+    _console.show_table(
+        Table("errors", ("method", "balanced error", "change", "τ"), [(name, *numbers)])
+    )
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(number in out for number in numbers)
+    assert all(word in out for word in name.split())

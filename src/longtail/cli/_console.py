@@ -66,7 +66,7 @@ def show_table(table: ReportTable) -> None:
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for position, title in enumerate(table.header):
-        drawn.add_column(title, justify="right" if position else "left", no_wrap=True)
+        drawn.add_column(title, justify="right" if position else "left", no_wrap=position > 0)
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     show(Text(table.title, style="bold"), drawn)
