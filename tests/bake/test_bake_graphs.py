@@ -414,6 +414,17 @@ def sigmoid():
     return graph(nodes, {"y": FLOAT}, {"w": W, "b": B})
 
 
+def contradicting_label():
+    """The label is that of the largest score, but not by way of what the probabilities are."""
+    nodes = [
+        ("Gemm", "xwb", "z"),
+        ("Softmax", "z", "y", {"axis": 1}),
+        ("Gemm", "xvb", "u"),
+        ("ArgMax", "u", ["label"], {"axis": 1, "keepdims": 0}),
+    ]
+    return graph(nodes, {"y": FLOAT, "label": INT}, {"w": W, "v": W, "b": B})
+
+
 def nothing_but_nan():
     nodes = [("Abs", "x", "a"), ("Neg", "a", "n"), ("Sqrt", "n", "s"), ("Gemm", "swb", "y")]
     return graph(nodes, {"y": FLOAT}, {"w": W, "b": B})
@@ -435,6 +446,8 @@ def label_only():
         (label_only, {}, r"no output of the model is 3 wide.* it has 'label' \(256, int64\)"),
         (label_only, {"output": "label"}, "the output 'label' holds int64, not floating point"),
         (sigmoid, {}, "the output is a sigmoid of 3 scores, each a question of its own"),
+        (contradicting_label, {},
+         "the output 'label' would no longer be the class of the largest score"),
         (nothing_but_nan, {}, "gives only NaN or infinity on made-up inputs"),
         (gemm, {"layer": "fc"}, "`layer` is for torch modules and state dicts; in an ONNX model"),
         (gemm, {"out": "x"}, "`out` is for files"),

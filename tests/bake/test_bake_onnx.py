@@ -6,11 +6,16 @@ import onnxruntime
 import pytest
 import torch
 from skl2onnx import to_onnx
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from torch import nn
 
 from longtail import (
@@ -221,6 +226,34 @@ def test_skl2onnx(tmp_path, kind, zipmap, names):
     assert np.mean(np.asarray(label) != np.asarray(old_label)) > 0.05
     back = unbake(out, out=tmp_path / "back.onnx")
     assert back.read_bytes() == (tmp_path / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [
+        GaussianNB(),
+        QuadraticDiscriminantAnalysis(),
+        KNeighborsClassifier(),
+        OneVsRestClassifier(LogisticRegression()),
+        MLPClassifier((8,), max_iter=20, random_state=0),
+        SVC(probability=True, random_state=0),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_skl2onnx_labels_that_do_not_come_from_the_probabilities(classifier):
+    classifier.fit(X[:300], Y[:300])
+    model = to_onnx(classifier, X[:1], options={id(classifier): {"zipmap": False}})
+    _, old = run(model, X=X[:2000])
+    baked = bake_logit_adjustment(model, PRIOR)
+    label, probs = run(baked, X=X[:2000])
+    wanted = adjusted_probs(old, LOG_PI, 1.0)
+    np.testing.assert_allclose(probs, wanted, atol=1e-5)
+    top = np.sort(wanted, axis=1)
+    clear = top[:, -1] - top[:, -2] > 1e-6
+    np.testing.assert_array_equal(label.ravel()[clear], wanted.argmax(axis=1)[clear])
+    assert np.mean(old.argmax(axis=1) != wanted.argmax(axis=1)) > 0.05
+    assert unbake(baked) == model
 
 
 @pytest.mark.parametrize("kind", ["logistic", "forest"])

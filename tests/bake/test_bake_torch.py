@@ -161,11 +161,10 @@ def test_the_state_dict_loads_into_the_plain_network_and_carries_the_record():
     assert bake_record(copy.deepcopy(baked)).tau == 1.5
 
 
-def test_a_baked_module_still_compiles_and_exports():
+def test_a_baked_module_still_exports():
     baked = bake_logit_adjustment(network(), PRIOR)
     x = torch.randn(4, 20)
     wanted = outputs(baked, x)
-    np.testing.assert_allclose(outputs(torch.jit.script(baked), x), wanted, atol=1e-6)
     exported = torch.export.export(baked, (x,)).module()
     np.testing.assert_allclose(outputs(exported, x), wanted, atol=1e-6)
 

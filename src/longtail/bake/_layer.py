@@ -163,7 +163,8 @@ def pick(
     if not fitting:
         raise InputError(
             f"{caller}: no linear layer of {name} {outputs}; it has {_shown(widths)}. The prior "
-            f"must have one class per output."
+            f"must have one class per output; for a head that is not a plain linear layer, bake "
+            f"an ONNX export."
         )
     shown = _checks.listing(map(repr, fitting))
     raise InputError(
@@ -175,4 +176,5 @@ def pick(
 def _shown(widths: Mapping[str, int]) -> str:
     # The last ones are the likely ones.
     names = reversed(list(widths))
-    return _checks.listing(f"{name!r} ({widths[name]} outputs)" for name in names) or "none"
+    shown = (f"{name!r} ({widths[name]} outputs)" for name in names)
+    return _checks.listing(shown, most=5) or "none"

@@ -26,9 +26,9 @@ from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Affine, Change
 from longtail.bake._layer import close_enough
 from longtail.bake._onnx_edit import Edit, copied, undo
-from longtail.bake._onnx_graph import Graph, Producer, attribute
+from longtail.bake._onnx_graph import FLOAT_TYPES, Graph, Producer, attribute
 from longtail.bake._onnx_run import Arrays, Runner, scores
-from longtail.bake._onnx_target import Target, find_target
+from longtail.bake._onnx_target import Target, alternatives, find_target, one_per_row
 from longtail.bake._record import KEY, BakeRecord, refuse_twice, require_record
 from longtail.bake._tensors import EPS
 from longtail.runs import files
@@ -103,6 +103,18 @@ def bake(
     runner = Runner(model, folder, inputs, caller=caller)
     outputs = runner.run(model, graph.outputs)
     target = find_target(graph, outputs, runner, change, output)
+    for candidate in alternatives(graph, target, outputs):
+        try:
+            return _edited(graph, candidate, runner, outputs, change)
+        except InputError as error:
+            last = error
+    raise last
+
+
+def _edited(
+    graph: Graph, target: Target, runner: Runner, outputs: Arrays, change: Change
+) -> ModelProto:
+    """A copy with the target changed, checked, and with its record."""
     edit = Edit(graph)
     affine, how = _apply(graph, edit, target, change)
     notes = edit.finish()
@@ -127,6 +139,8 @@ def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Af
         if target.bias.tensor is None:
             return affine, f"as a new bias of the {maker.op_type} {layer}, which had none"
         return affine, f"added to the bias of the {maker.op_type} {layer}"
+    if target.source is not None:
+        return affine, _apply_to_source(graph, edit, target, affine, target.source)
     if target.way == "probs":
         edit.reweigh(tensor, affine.offset, element)
         if target.classifier is not None:
@@ -136,6 +150,23 @@ def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Af
     scale, offset = (values.reshape(shape) for values in affine)
     operators = edit.affine(tensor, scale, offset, element)
     return affine, f"by {' and '.join(operators)} behind the {maker.op_type} that makes {tensor}"
+
+
+def _apply_to_source(graph: Graph, edit: Edit, target: Target, affine: Affine, source: str) -> str:
+    """Change what probabilities and label both come from: add a to logarithms, or times e^a."""
+    element = graph.element_type(source)
+    if element not in FLOAT_TYPES:
+        element = _ELEMENTS[target.dtype]
+    if not target.logs:
+        weights = np.exp(affine.offset - affine.offset.max())
+        edit.affine(source, weights, np.zeros(target.width), element)
+        return f"by Mul behind {source}, of which {target.tensor} and the label are made"
+    bias = graph.bias_of(source, target.width)
+    if bias is not None:
+        edit.shift_bias(bias, affine.offset, element)
+        return f"added to {bias.name}, of which {target.tensor} and the label are made"
+    edit.affine(source, np.ones(target.width), affine.offset, element)
+    return f"by Add behind {source}, of which {target.tensor} and the label are made"
 
 
 def _apply_to_classifier(
@@ -179,21 +210,21 @@ class _Check:
         graph, target = self._graph, self._target
         after = self._runner.run(self._baked, graph.outputs)
         wanted = self._wanted()
-        changed = graph.downstream(target.tensor)
+        changed = graph.downstream(target.source or target.tensor)
         if target.classifier is not None:
             changed |= graph.downstream(target.classifier.node.output[0])
         for name in graph.outputs:
             old, new = scores(before[name]), scores(after[name])
             trace = graph.trace(name)
-            if name not in changed:
+            if one_per_row(before[name]):
+                self._label(name, np.ravel(before[name]), np.ravel(after[name]), wanted)
+            elif name not in changed:
                 self._same(name, before[name], after[name])
             elif new is not None and old is not None and trace.tensor == target.tensor:
                 kind: str = trace.kind
                 if target.way == "classifier" and target.classifier is not None:
                     kind = self._post(target.classifier)
                 self._close(name, new, _through(kind, wanted, target.axis))
-            elif new is None and np.ndim(before[name]) == 1:
-                self._label(name, before[name], after[name], wanted)
 
     def _wanted(self) -> FloatArray:
         """The target's scores as they should be, after checking that they are."""
@@ -258,20 +289,21 @@ class _Check:
                 f"nothing was written."
             )
 
-    def _label(self, name: str, before: Any, after: Any, wanted: FloatArray) -> None:
+    def _label(
+        self, name: str, before: NDArray[Any], after: NDArray[Any], wanted: FloatArray
+    ) -> None:
         """A label that named the largest score must still name it."""
         if self._before.ndim != 2 or self._before.shape[1] < 2 or len(before) != len(wanted):
             return
-        winners = self._before.argmax(axis=1)
-        known = dict(zip(winners.tolist(), np.asarray(before).tolist(), strict=True))
-        pairs = zip(winners.tolist(), np.asarray(before).tolist(), strict=True)
+        winners = self._before.argmax(axis=1).tolist()
+        pairs = list(zip(winners, before.tolist(), strict=True))
+        known = dict(pairs)
         if any(known[winner] != label for winner, label in pairs):
             return  # something else than the label of the largest score
         top = np.sort(wanted, axis=1)
         clear = top[:, -1] - top[:, -2] > 1e-4
-        for winner, label in zip(
-            wanted.argmax(axis=1)[clear].tolist(), np.asarray(after)[clear].tolist(), strict=True
-        ):
+        winners = wanted.argmax(axis=1)[clear].tolist()
+        for winner, label in zip(winners, after[clear].tolist(), strict=True):
             if known.get(winner, label) != label:
                 raise InputError(
                     f"{self._change.caller}: the output {name!r} would no longer be the class of "

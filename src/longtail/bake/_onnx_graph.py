@@ -124,6 +124,15 @@ class Graph:
                 reached.update(node.output)
         return reached & set(self.outputs)
 
+    def ancestors(self, tensor: str) -> list[NodeProto]:
+        """The nodes that a tensor depends on."""
+        wanted, found = {tensor}, []
+        for node in reversed(self.model.graph.node):
+            if any(name in wanted for name in node.output):
+                wanted.update(_all_inputs(node))
+                found.append(node)
+        return found
+
     def trace(self, output: str) -> Trace:
         """Back from an output to the logits."""
         kind: Kind = "logits"

@@ -10,7 +10,8 @@ What the outputs are is seen by running the model, not by their names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +40,9 @@ class Target:
         bias: for the way "bias".
         classifier: the node that makes labels too, if there is one.
         margin: a classifier whose two scores are −d and d.
+        source: for the way "probs", the tensor from which probabilities and label both come, if
+            the label does not come from the probabilities.
+        logs: whether `source` holds logarithms of what the probabilities are proportional to.
     """
 
     tensor: str
@@ -50,6 +54,34 @@ class Target:
     bias: Bias | None = None
     classifier: Producer | None = None
     margin: bool = False
+    source: str | None = None
+    logs: bool = False
+
+
+def alternatives(graph: Graph, target: Target, outputs: Arrays) -> list[Target]:
+    """The target, and what else may do where a label output does not follow from it.
+
+    Converters take the label of naive Bayes from joint log-likelihoods, of nearest neighbours
+    from votes, and not from the probabilities that they make of these. A change there changes
+    both; which of the two it is, running tells.
+    """
+    following = graph.downstream(target.tensor)
+    if target.way != "probs" or target.classifier is not None:
+        return [target]
+    found = []
+    for name, value in outputs.items():
+        if name not in following and one_per_row(value):
+            found += [node.input[0] for node in graph.ancestors(name) if node.op_type == "ArgMax"]
+    found = [name for name in dict.fromkeys(found) if name in graph.producers]
+    if len(found) != 1:
+        return [target]
+    return [replace(target, source=found[0], logs=logs) for logs in (True, False)] + [target]
+
+
+def one_per_row(value: Any) -> bool:
+    """Whether an output may be a label: names or whole numbers, one for each example."""
+    shape = np.shape(value)  # (n,), (n, 1), or (1, n) as converters have it too
+    return scores(value) is None and len(shape) > 0 and math.prod(shape) == max(shape)
 
 
 def find_target(
