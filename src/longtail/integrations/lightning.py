@@ -1,0 +1,470 @@
+"""For Lightning: DRW as a callback; the balanced error and a run folder as a mixin.
+
+Nothing here trains, and the losses go into a LightningModule as they are. In several processes
+every example is judged once: what a sampler repeats to fill up the last batch is taken out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks, metrics
+from longtail._checks import InputError, IntArray
+from longtail.priors import ClassPrior
+from longtail.runs import Run, RunSpec, RunWriter
+
+_checks.require("torch", extra="torch", caller="longtail.integrations.lightning")
+_checks.require("lightning", extra="lightning", caller="longtail.integrations.lightning")
+
+import torch  # noqa: E402
+from lightning.pytorch import Callback  # noqa: E402
+from torch import Tensor, distributed  # noqa: E402
+from torch.utils.data import DistributedSampler, SequentialSampler  # noqa: E402
+
+from longtail.losses import PairwiseMarginLoss  # noqa: E402
+from longtail.models.heads import effective_weight_and_bias  # noqa: E402
+from longtail.train.methods import Method  # noqa: E402
+
+
+class DeferredReweighting(Callback):  # type: ignore[misc]
+    """DRW (Cao et al. 2019): plain training first, class-balanced weights from epoch `start` on.
+
+        w_y = L · v_y / Σ v,   v_y = (1 − β) / (1 − β^{n_y})
+
+    They become torch's class weights of the module's loss, so the mean divides by the weights of
+    the batch. Which weights an epoch has depends on its number alone, so a resumed training goes
+    on right.
+
+    Args:
+        prior: of the training data, made from counts.
+        start: the first epoch that has the weights, counted from 0; by default after 80% of them.
+        beta: β in [0, 1).
+        loss: name of the loss among the LightningModule's parts, such as ``criterion``; needed
+            only if there are several of `longtail.losses`.
+
+    Examples:
+        >>> prior = ClassPrior.from_counts([900, 100])
+        >>> callbacks = [DeferredReweighting(prior, start=160)]
+    """
+
+    def __init__(
+        self,
+        prior: ClassPrior,
+        *,
+        start: int | None = None,
+        beta: float = 0.9999,
+        loss: str | None = None,
+    ) -> None:
+        self.prior = _checks.prior(prior, type(self).__name__)
+        self.method = Method("softmax", drw=True, drw_start=start, drw_beta=beta)
+        self.loss = loss
+        self._weighed: PairwiseMarginLoss | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give the loss weights of one, so that checkpoints always have a place for them."""
+        if stage != "fit":
+            return
+        caller, found = type(self).__name__, self._found(pl_module)
+        _checks.prior(self.prior, caller, num_classes=len(found.alpha))
+        if self.method.drw_start is None and (trainer.max_epochs or -1) < 1:
+            raise InputError(
+                f"{caller}: the Trainer has no max_epochs, so 80% of the epochs is not known; "
+                f"pass `start`."
+            )
+        if found.weight is not None and found is not self._weighed:
+            raise InputError(
+                f"{caller}: the loss has class weights already; leave `weight` out of it."
+            )
+        found.weight, self._weighed = torch.ones_like(found.alpha), found
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Fill in the weights of this epoch."""
+        weights = self.method.class_weights(
+            self.prior, trainer.current_epoch, trainer.max_epochs or 0
+        )
+        found = self._found(pl_module)
+        if found.weight is None:
+            raise InputError(f"{type(self).__name__}: the loss was replaced during training.")
+        if weights is None:
+            found.weight.fill_(1.0)
+        else:
+            found.weight.copy_(torch.as_tensor(weights))
+
+    def _found(self, pl_module: Any) -> PairwiseMarginLoss:
+        """The one loss of the module."""
+        caller = type(self).__name__
+        losses = {
+            name: part
+            for name, part in pl_module.named_modules()
+            if isinstance(part, PairwiseMarginLoss)
+        }
+        if self.loss is not None and self.loss in losses:
+            return losses[self.loss]
+        if self.loss is None and len(losses) == 1:
+            return next(iter(losses.values()))
+        there = _checks.listing(losses) or "none"
+        raise InputError(
+            f"{caller}: the LightningModule must have one loss of longtail.losses"
+            f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}. "
+            f"{'Say which with `loss`.' if len(losses) > 1 else ''}"
+        )
+
+
+class _Examples(NamedTuple):
+    """A batch, a process's part of a split, or all of it.
+
+    Attributes:
+        scores: logits, shape (examples, num_classes); or what they decide, shape (examples,).
+        target: labels, shape (examples,).
+        indices: position in the data set, shape (examples,), where that is known.
+    """
+
+    scores: NDArray[Any]
+    target: IntArray
+    indices: IntArray | None
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """What `record_run` was told."""
+
+    root: Path
+    spec: RunSpec
+    prior: ClassPrior
+    data: str
+    class_names: Sequence[str] | None
+    head: str | None
+    force: bool
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.spec.folder
+
+
+class LongTailMixin:
+    """For a LightningModule: the balanced error of each evaluation, and a run folder.
+
+    Put it first among the bases and hand the logits over in `validation_step` and `test_step`:
+
+        class Net(LongTailMixin, L.LightningModule):
+            def validation_step(self, batch, _):
+                images, target = batch
+                self.collect(self(images), target)
+
+    The balanced error is then logged as ``val_balanced_error`` and ``test_balanced_error``: exact,
+    over all processes, each example counted once. With `record_run`, the training also becomes
+    a run folder that `longtail report` reads: the log, the weights at the end, the logits of
+    the last validation (split ``held-out``) and of the test.
+
+    A hook of your own with a name that this class has (`on_validation_epoch_end` and the like)
+    has to call super's.
+
+    Attributes:
+        missing: as in `balanced_error`: what to do about classes without examples.
+    """
+
+    missing: Literal["error", "skip"] = "error"
+
+    trainer: Any
+    current_epoch: int
+    log: Callable[..., None]
+    get_submodule: Callable[[str], torch.nn.Module]
+    parameters: Callable[[], Any]
+    state_dict: Callable[[], dict[str, Tensor]]
+
+    _collected: list[_Examples] | None = None
+    _recording: _Recording | None = None
+    _writer: RunWriter | None = None
+    _losses: tuple[Any, int] = (0.0, 0)
+    _latest_error: float | None = None
+
+    def collect(self, logits: Tensor, target: Tensor, *, indices: Tensor | None = None) -> None:
+        """Hand over a batch of logits for the balanced error and the run folder.
+
+        Args:
+            logits: shape (examples, num_classes).
+            target: labels, shape (examples,).
+            indices: each example's position in its data set, shape (examples,). Needed only in
+                several processes, and there only if the loader's sampler is neither torch's
+                DistributedSampler, which Lightning puts in by itself, nor one of its kind.
+        """
+        batch = _Examples(
+            _checks.as_numpy(logits),
+            _checks.labels(target, caller="LongTailMixin.collect"),
+            None
+            if indices is None
+            else _checks.labels(indices, caller="LongTailMixin.collect", name="indices"),
+        )
+        _checks.same_length(batch.scores, batch.target, caller="LongTailMixin.collect")
+        if self._collected is None:
+            self._collected = []
+        self._collected.append(batch)
+
+    def record_run(
+        self,
+        root: Path | str,
+        spec: RunSpec,
+        *,
+        prior: ClassPrior,
+        data: str,
+        class_names: Sequence[str] | None = None,
+        head: str | None = None,
+        force: bool = False,
+    ) -> None:
+        """Make a run folder of the coming training, in ``root / spec.folder``.
+
+        Args:
+            root: the folder of runs.
+            spec: what decides the result, in your words: data set, model, method, recipe, seed.
+            prior: of the examples that the model trains on.
+            data: fingerprint of the training data (`longtail.runs.fingerprint`); runs with the
+                same one compare.
+            class_names: one per class, for reports.
+            head: name of the last linear layer, such as ``net.fc``; its norms and bias are
+                stored beside the logits, for weight normalization.
+            force: replace a run that is there already.
+        """
+        if head is not None:
+            effective_weight_and_bias(self.get_submodule(head))  # refuses what has no rows
+        self._recording = _Recording(
+            Path(root),
+            spec,
+            _checks.prior(prior, "LongTailMixin.record_run"),
+            data,
+            class_names,
+            head,
+            force,
+        )
+
+    # Lightning's hooks, in the order in which they come.
+
+    def on_train_start(self) -> None:
+        """Open the run folder."""
+        if self._recording is not None:
+            self._first_process(lambda: self._open_run(self._recording))
+
+    def on_train_epoch_start(self) -> None:
+        """Begin the mean of the training loss."""
+        self._losses = (0.0, 0)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Add to the mean of the training loss."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self._recording is not None and isinstance(loss, Tensor):
+            total, count = self._losses
+            self._losses = (total + loss.detach(), count + 1)  # on the device: no waiting
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the batches of the evaluation before."""
+        self._collected = None
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the balanced error."""
+        if not self.trainer.sanity_checking:
+            self._judge("val")
+
+    def on_train_epoch_end(self) -> None:
+        """Write a line of the run's log."""
+        if self._recording is None:
+            return
+        total, count = self._losses
+        means = _of_all_processes(float(total) / count) if count else []
+        line: dict[str, Any] = {"epoch": self.current_epoch + 1}
+        if means:
+            line["loss"] = float(np.mean(means))
+        if self._latest_error is not None:
+            line["val_balanced_error"] = self._latest_error
+        self._latest_error = None
+        self._first_process(lambda: self._the_writer().log(**line))
+
+    def on_train_end(self) -> None:
+        """Write the weights and the last validation's logits, and finish the run."""
+        if self._recording is None:
+            return
+        mine = self._mine("val")
+        split = _together(mine) if any(_of_all_processes(mine is not None)) else None
+        self._first_process(lambda: self._finish_run(split))
+
+    def on_test_epoch_start(self) -> None:
+        """Forget the batches of the evaluation before."""
+        self._collected = None
+
+    def on_test_epoch_end(self) -> None:
+        """Log the balanced error, and add the logits to the run folder."""
+        if self._judge("test") and self._recording is not None:
+            split = _together(self._mine("test"))
+            self._first_process(lambda: self._add_test(split))
+
+    # The evaluation.
+
+    def _judge(self, stage: Literal["val", "test"]) -> bool:
+        """Log the balanced error of what was collected; False if nothing was."""
+        mine = self._mine(stage)
+        facts = _of_all_processes(
+            None if mine is None else (mine.scores.shape[1], bool(np.isfinite(mine.scores).all()))
+        )
+        known = [fact for fact in facts if fact is not None]
+        if not known:
+            return False
+        if not all(finite for _, finite in known):
+            raise InputError(
+                f"LongTailMixin: some {stage} logits are not finite; the training has diverged."
+            )
+        # What the processes send each other is as short as it can be: labels, not logits.
+        decided = None if mine is None else mine._replace(scores=mine.scores.argmax(axis=1))
+        split = _together(decided)
+        error = metrics.balanced_error(
+            split.target, split.scores, num_classes=known[0][0], missing=self.missing
+        )
+        if stage == "val":
+            self._latest_error = error
+        # Every process has computed the same; Lightning wants to be told how to reduce it.
+        self.log(f"{stage}_balanced_error", error, prog_bar=True, sync_dist=True)
+        return True
+
+    def _mine(self, stage: Literal["val", "test"]) -> _Examples | None:
+        """What this process has collected."""
+        if not self._collected:
+            return None
+        return _Examples(
+            np.concatenate([batch.scores for batch in self._collected]),
+            np.concatenate([batch.target for batch in self._collected]),
+            self._indices(stage, self._collected),
+        )
+
+    def _indices(
+        self, stage: Literal["val", "test"], batches: Sequence[_Examples]
+    ) -> IntArray | None:
+        """Which examples this process has collected: as told, or as the loader's sampler says."""
+        given = [batch.indices for batch in batches if batch.indices is not None]
+        if len(given) == len(batches):
+            return np.concatenate(given)
+        loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
+        if isinstance(loaders, list | tuple | dict):
+            if len(loaders) != 1:
+                raise InputError(
+                    f"LongTailMixin: there are {len(loaders)} {stage} loaders; the balanced "
+                    f"error is of one data set, so collect from one and pass one."
+                )
+            loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+        sampler = getattr(loaders, "sampler", None)
+        if not isinstance(sampler, DistributedSampler | SequentialSampler):
+            return None
+        rows = sum(len(batch.target) for batch in batches)
+        found = np.fromiter(iter(sampler), np.int64)
+        return found[:rows] if len(found) >= rows else None
+
+    # The run folder; only the first process writes.
+
+    def _open_run(self, recording: _Recording | None) -> None:
+        recording = self._the_recording(recording)
+        device = str(getattr(self, "device", "cpu"))
+        if self.trainer.ckpt_path is not None and (recording.folder / "run.json").exists():
+            self._writer = RunWriter.resume(recording.folder, recording.spec, device=device)
+            self._writer.rewind_log(lambda line: line.get("epoch", 0) <= self.current_epoch)
+            return
+        self._writer = RunWriter.create(
+            recording.root,
+            recording.spec,
+            prior=recording.prior,
+            data=recording.data,
+            device=device,
+            class_names=recording.class_names,
+            force=recording.force,
+        )
+
+    def _finish_run(self, split: _Examples | None) -> None:
+        writer = self._the_writer()
+        state = self.state_dict().items()
+        writer.write_model({k: v for k, v in state if isinstance(v, Tensor)})
+        if split is not None:
+            self._write_split(writer, "held-out", split, replace=True)
+        writer.finish(parameters=sum(p.numel() for p in self.parameters()))
+        self._writer = None
+
+    def _add_test(self, split: _Examples) -> None:
+        recording = self._the_recording(self._recording)
+        run = Run.open(recording.folder, verify=False)
+        kept = run.model()
+        for name, value in self.state_dict().items():
+            if name not in kept or not np.array_equal(_checks.as_numpy(value), kept[name]):
+                raise InputError(
+                    f"LongTailMixin: the weights under test are not those at the end of the "
+                    f"training that {recording.folder} holds ({name} differs); test with the "
+                    f"last weights, trainer.test(module, ...), or leave record_run out."
+                )
+        self._write_split(
+            RunWriter.reopen(recording.folder), "test", split, replace=recording.force
+        )
+
+    def _write_split(
+        self, writer: RunWriter, name: str, split: _Examples, *, replace: bool
+    ) -> None:
+        norms = bias = None
+        head = self._the_recording(self._recording).head
+        if head is not None:
+            weight, bias = effective_weight_and_bias(self.get_submodule(head))
+            norms = weight.detach().double().norm(dim=1)
+        writer.write_logits(
+            name,
+            split.scores,
+            split.target,
+            indices=split.indices,
+            norms=norms,
+            bias=None if bias is None else bias.detach().double(),
+            replace=replace,
+        )
+
+    def _the_recording(self, recording: _Recording | None) -> _Recording:
+        if recording is None:
+            raise InputError("LongTailMixin: call record_run before the training.")
+        return recording
+
+    def _the_writer(self) -> RunWriter:
+        if self._writer is None:
+            raise InputError("LongTailMixin: call record_run before the training, not during it.")
+        return self._writer
+
+    def _first_process(self, action: Callable[[], None]) -> None:
+        """Do it in the first process; if it fails there, fail in all, so that none waits."""
+        failed: BaseException | None = None
+        if self.trainer.is_global_zero:
+            try:
+                action()
+            except Exception as error:
+                failed = error
+        for failure in _of_all_processes(failed):
+            if failure is not None:
+                raise failure
+
+
+def _together(mine: _Examples | None) -> _Examples:
+    """The parts of all processes, each example once and in the order of its data set."""
+    parts = [part for part in _of_all_processes(mine) if part is not None]
+    scores, target = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    if all(part.indices is not None for part in parts):
+        indices = np.concatenate([part.indices for part in parts])
+        order, first = np.unique(indices, return_index=True)
+        return _Examples(scores[first], target[first], order)
+    if len(parts) > 1:
+        raise InputError(
+            "LongTailMixin: in several processes the examples have to be told apart, and their "
+            "loader's sampler does not say which they are; pass collect(..., indices=...), the "
+            "position of each in its data set."
+        )
+    return _Examples(scores, target, None)
+
+
+def _of_all_processes(value: Any) -> list[Any]:
+    """What each process passed, in the order of their ranks."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found

@@ -1,0 +1,279 @@
+"""Lightning: the balanced error, run folders, DRW, and two processes against one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import lightning_example as example
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from longtail import ClassPrior, InputError, balanced_error
+from longtail.integrations import lightning as adapter
+from longtail.integrations.lightning import DeferredReweighting, LongTailMixin
+from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
+from longtail.runs import Run, RunError, find_runs
+
+LONGTAIL = [sys.executable, "-c", "from longtail.cli import main; main()"]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trainer(**settings):
+    return lightning.Trainer(**{**example.QUIET, "max_epochs": 3, **settings})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    net, used = example.fit_and_test(root, batch_size=16)
+    return net, used, Run.open(root / example.SPEC.folder)
+
+
+def logits_of(net, data):
+    with torch.no_grad():
+        return net(data.tensors[0]).numpy()
+
+
+def test_the_balanced_error_is_that_of_the_whole_split(trained):
+    net, used, _ = trained
+    wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
+    assert used.callback_metrics["test_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
+
+
+def test_the_run_folder_holds_what_was_trained(trained):
+    net, _, run = trained
+    assert run.finished
+    assert run.spec == example.SPEC
+    assert run.prior.counts.tolist() == example.COUNTS
+    assert set(run.splits) == {"held-out", "test"}
+    for split, data in (("held-out", example.HELD), ("test", example.TEST)):
+        found = run.logits(split)
+        np.testing.assert_allclose(found.logits, logits_of(net, data), rtol=1e-6)
+        np.testing.assert_array_equal(found.target, data.tensors[1])
+        np.testing.assert_array_equal(found.indices, np.arange(len(data)))
+    np.testing.assert_array_equal(run.model()["fc.weight"], net.fc.weight.detach())
+    weight = net.fc.weight.detach().double()
+    np.testing.assert_allclose(run.head.norms, (weight**2).sum(1) ** 0.5, rtol=1e-12)
+    np.testing.assert_allclose(run.head.bias, net.fc.bias.detach().double(), rtol=1e-12)
+    assert run.record["facts"]["parameters"] == 9
+
+
+def test_the_log_has_a_line_per_epoch(trained):
+    net, _, run = trained
+    lines = run.log()
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert lines[0]["loss"] > lines[-1]["loss"] > 0
+    held = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
+    assert lines[-1]["val_balanced_error"] == held
+
+
+def test_the_loss_in_the_log_is_the_mean_over_the_batches(tmp_path):
+    losses = []
+
+    class Watched(example.Net):
+        def training_step(self, batch, _):
+            loss = super().training_step(batch, _)
+            losses.append(loss.item())
+            return loss
+
+    net = example.record(Watched(), tmp_path)
+    trainer(max_epochs=1).fit(net, example.Data(16))
+    (run,) = find_runs(tmp_path)
+    assert run.log()[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_longtail_report_reads_the_folder(trained, tmp_path):
+    pytest.importorskip("plotly")
+    _, _, run = trained
+    page = tmp_path / "page.html"
+    done = subprocess.run(
+        [*LONGTAIL, "report", str(run.folder), "--out", str(page)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "logit" in done.stdout
+    assert page.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_two_processes_do_the_same_as_one(trained, tmp_path):
+    """Also for 61 and 93 examples, where the sampler repeats one to fill up."""
+    script = Path(__file__).with_name("lightning_example.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, str(script), f"--root={tmp_path}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = trained[2], Run.open(tmp_path / example.SPEC.folder)
+    for split in ("held-out", "test"):
+        mine, theirs = one.logits(split), two.logits(split)
+        np.testing.assert_array_equal(theirs.indices, mine.indices)
+        np.testing.assert_array_equal(theirs.target, mine.target)
+        np.testing.assert_allclose(theirs.logits, mine.logits, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(one.log(), two.log(), strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5)
+        assert theirs["val_balanced_error"] == pytest.approx(mine["val_balanced_error"], abs=1e-12)
+    np.testing.assert_allclose(two.model()["fc.weight"], one.model()["fc.weight"], rtol=1e-4)
+
+
+def test_an_interrupted_run_is_resumed_with_its_log(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    example.fit_and_test(whole, batch_size=16)
+
+    class Killed(example.Net):
+        def on_train_epoch_start(self):
+            super().on_train_epoch_start()
+            if self.current_epoch == 2:
+                raise SystemError("power cut")
+
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="latest")
+    net = example.record(Killed(), parts)
+    with pytest.raises(SystemError):
+        trainer(enable_checkpointing=True, callbacks=[saver]).fit(net, example.Data(16))
+    (run,) = find_runs(parts, unfinished=True)
+    assert not run.finished
+    net = example.record(example.Net(), parts)
+    trainer().fit(net, example.Data(16), ckpt_path=str(tmp_path / "latest.ckpt"))
+    (one,), (two,) = find_runs(whole), find_runs(parts)
+    assert two.log() == one.log()
+    np.testing.assert_array_equal(two.model()["fc.weight"], one.model()["fc.weight"])
+
+
+@pytest.mark.parametrize("start", [1, None])
+def test_deferred_reweighting_begins_at_its_epoch(start):
+    net = example.Net(SoftmaxLoss(example.PRIOR))
+    callback = DeferredReweighting(example.PRIOR, start=start, beta=0.99)
+    trainer(max_epochs=5, callbacks=[callback], limit_train_batches=2).fit(net, example.Data(16))
+    seen, begins = np.array(net.weights_seen), 2 * (4 if start is None else start)
+    weights = np.array([(1 - 0.99) / (1 - 0.99**n) for n in example.COUNTS])
+    assert seen.shape == (10, 3)
+    np.testing.assert_array_equal(seen[:begins], 1.0)
+    np.testing.assert_allclose(
+        seen[begins:], np.tile(3 * weights / weights.sum(), (10 - begins, 1)), rtol=1e-6
+    )
+
+
+def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
+    callback = DeferredReweighting(example.PRIOR, start=0)
+    net = example.Net()
+    for _ in range(2):
+        trainer(max_epochs=1, callbacks=[callback]).fit(net, example.Data(64))
+    mine = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.ones(3)))
+    with pytest.raises(InputError, match="has class weights already"):
+        trainer(callbacks=[callback]).fit(mine, example.Data(64))
+
+
+def test_missing_classes_are_an_error_or_skipped():
+    few = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] != 1))
+    with pytest.raises(InputError, match="every class needs examples, but 1 of 3 have none"):
+        trainer().validate(example.Net(), DataLoader(few, batch_size=2), verbose=False)
+    net = example.Net()
+    net.missing = "skip"
+    used = trainer()
+    used.validate(net, DataLoader(few, batch_size=2), verbose=False)
+    assert 0 <= used.callback_metrics["val_balanced_error"] <= 1
+
+
+def test_diverged_logits_are_refused():
+    net = example.Net()
+    torch.nn.init.constant_(net.fc.bias, torch.nan)
+    with pytest.raises(InputError, match="the training has diverged"):
+        trainer().validate(net, example.Data(16), verbose=False)
+
+
+def test_other_weights_than_the_runs_are_refused(trained):
+    net, _, run = trained
+    other = example.record(example.Net(), run.folder.parents[1])
+    with pytest.raises(InputError, match=r"not those at the end .* \(fc.weight differs\)"):
+        trainer().test(other, example.Data(16), verbose=False)
+    with pytest.raises(RunError, match="has the logits of the split 'test' already"):
+        trainer().test(net, example.Data(16), verbose=False)
+
+
+def test_a_run_that_is_there_is_not_overwritten(trained):
+    root = trained[2].folder.parents[1]
+    with pytest.raises(RunError, match="exists already"):
+        trainer().fit(example.record(example.Net(), root), example.Data(16))
+
+
+def test_processes_whose_examples_cannot_be_told_apart_are_refused(monkeypatch):
+    monkeypatch.setattr(adapter, "_of_all_processes", lambda value: [value, value])
+    shuffled = DataLoader(example.HELD, batch_size=8, shuffle=True)
+    with pytest.raises(InputError, match="have to be told apart"):
+        trainer().validate(example.Net(), shuffled, verbose=False)
+
+    class Told(example.Net):
+        def validation_step(self, batch, _):
+            points, target, positions = batch
+            self.collect(self(points), target, indices=positions)
+
+    told = torch.utils.data.TensorDataset(*example.HELD.tensors, torch.arange(61))
+    net, used = Told(), trainer()
+    used.validate(net, DataLoader(told, batch_size=8, shuffle=True), verbose=False)
+    wanted = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
+    assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
+
+
+def test_several_loaders_are_refused():
+    loaders = [DataLoader(example.HELD), DataLoader(example.TEST)]
+
+    class Two(example.Net):
+        def validation_step(self, batch, _, dataloader_idx=0):
+            super().validation_step(batch, _)
+
+    with pytest.raises(InputError, match="there are 2 val loaders"):
+        trainer().validate(Two(), loaders, verbose=False)
+
+
+def test_the_reweighting_needs_one_loss():
+    class Bare(LongTailMixin, lightning.LightningModule):
+        pass
+
+    found = DeferredReweighting(example.PRIOR)
+    with pytest.raises(InputError, match=r"must have one loss of .*; there: none"):
+        found.setup(trainer(), Bare(), "fit")
+    net = example.Net()
+    net.second = SoftmaxLoss(example.PRIOR)
+    with pytest.raises(InputError, match=r"there: criterion, second\. Say which with `loss`"):
+        found.setup(trainer(), net, "fit")
+    DeferredReweighting(example.PRIOR, loss="second").setup(trainer(), net, "fit")
+    assert net.criterion.weight is None
+    assert net.second.weight.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_reweighting_refuses_what_it_cannot_do():
+    with pytest.raises(InputError, match="`prior` has 2 classes"):
+        DeferredReweighting(ClassPrior.from_counts([2, 1])).setup(trainer(), example.Net(), "fit")
+    endless = trainer(max_epochs=-1)
+    with pytest.raises(InputError, match="has no max_epochs"):
+        DeferredReweighting(example.PRIOR).setup(endless, example.Net(), "fit")
+
+
+def test_a_missing_lightning_names_the_install_command():
+    code = (
+        "import sys; sys.modules['lightning'] = None\n"
+        "import longtail\n"
+        "try:\n    import longtail.integrations.lightning\n"
+        "except longtail.MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "pip install 'longtail[lightning]'" in done.stdout
+    assert len(done.stdout.strip().splitlines()) == 1
