@@ -20,6 +20,7 @@ from torch import nn
 
 from longtail import (
     ClassPrior,
+    InputError,
     bake_logit_adjustment,
     bake_record,
     bake_weight_normalization,
@@ -288,6 +289,18 @@ def test_skl2onnx_one_margin():
     label, scores = run(bake_logit_adjustment(model, ClassPrior.from_counts([9, 1])), X=X)
     np.testing.assert_allclose(scores.ravel(), margin + np.log(9), atol=1e-5)
     np.testing.assert_array_equal(label, (margin + np.log(9) > 0).astype(int))
+
+
+def test_skl2onnx_one_margin_written_twice():
+    classifier = SGDClassifier(random_state=0).fit(X[:1000], Y[:1000] > 0)
+    model = to_onnx(classifier, X[:1])
+    margin = classifier.decision_function(X)
+    label, scores = columns(run(bake_logit_adjustment(model, ClassPrior.from_counts([9, 1])), X=X))
+    np.testing.assert_allclose(scores[:, 1], margin + np.log(9), atol=1e-4)
+    np.testing.assert_allclose(scores[:, 0], -scores[:, 1], atol=1e-6)
+    np.testing.assert_array_equal(label, margin + np.log(9) > 0)
+    with pytest.raises(InputError, match="one weight vector for both classes"):
+        bake_weight_normalization(model)
 
 
 def test_skl2onnx_weight_normalization():

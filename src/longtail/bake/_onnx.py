@@ -133,7 +133,7 @@ def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Af
     if target.way == "classifier" and target.classifier is not None:
         return _apply_to_classifier(edit, target, target.classifier, change)
     weight, bias, layer = graph.layer_of(tensor, width)
-    affine = change.affine(width, lambda: weight, bias)
+    affine = _affine(target, change, weight, bias)
     if target.way == "bias" and target.bias is not None:
         edit.shift_bias(target.bias, affine.offset, element)
         if target.bias.tensor is None:
@@ -150,6 +150,16 @@ def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Af
     scale, offset = (values.reshape(shape) for values in affine)
     operators = edit.affine(tensor, scale, offset, element)
     return affine, f"by {' and '.join(operators)} behind the {maker.op_type} that makes {tensor}"
+
+
+def _affine(
+    target: Target, change: Change, weight: FloatArray | None, bias: FloatArray | None
+) -> Affine:
+    """s and c of the target's scores; those of one margin d for its two scores −d and d."""
+    if not target.margin:
+        return change.affine(target.width, lambda: weight, bias)
+    (shift,) = change.affine(1, lambda: None, None).offset
+    return Affine(np.ones(2), np.array([-shift, shift]))
 
 
 def _apply_to_source(graph: Graph, edit: Edit, target: Target, affine: Affine, source: str) -> str:
@@ -176,12 +186,7 @@ def _apply_to_classifier(
     index, node = classifier
     rows = np.array(attribute(node, "coefficients", []), np.float64).reshape(target.width, -1)
     bias = np.array(attribute(node, "intercepts", [0.0] * target.width), np.float64)
-    if target.margin:
-        (shift,) = change.affine(1, lambda: None, None).offset
-        affine = Affine(np.ones(2), np.array([-shift, shift]))
-    else:
-        affine = change.affine(target.width, lambda: rows, bias)
-    scale, offset = affine
+    scale, offset = affine = _affine(target, change, rows, bias)
     edit.set_attribute(index, helper.make_attribute("intercepts", bias * scale + offset))
     if change.needs_weight:
         scaled = (rows * scale[:, None]).ravel()

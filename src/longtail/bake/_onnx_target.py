@@ -39,7 +39,8 @@ class Target:
         dtype: NumPy's name of its type.
         bias: for the way "bias".
         classifier: the node that makes labels too, if there is one.
-        margin: a classifier whose two scores are −d and d.
+        margin: the two scores are −d and d of one margin d, as converters from scikit-learn
+            write a decision function.
         source: for the way "probs", the tensor from which probabilities and label both come, if
             the label does not come from the probabilities.
         logs: whether `source` holds logarithms of what the probabilities are proportional to.
@@ -151,9 +152,13 @@ def _way(
         )
     bias = graph.bias_of(trace.tensor, width)
     lined_up = last or maker.node.op_type == "Conv"
+    # Two zero-sum logits of a network look the same but are what they are: logits.
+    converted = any(item.domain == "ai.onnx.ml" for item in graph.model.opset_import)
+    mirrored = value.shape[-1:] == (2,) and np.array_equal(value[..., 0], -value[..., 1])
+    margin = converted and mirrored and trace.kind == "logits"
     if not change.needs_weight and bias is not None and lined_up:
-        return Target(trace.tensor, "bias", bias=bias, **shape)
-    return Target(trace.tensor, "node", **shape)
+        return Target(trace.tensor, "bias", bias=bias, margin=margin, **shape)
+    return Target(trace.tensor, "node", margin=margin, **shape)
 
 
 def _last(graph: Graph, classifier: Producer) -> str:
