@@ -102,48 +102,6 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
-HEADINGS = [
-    "Equation",
-    "When to use it",
-    "When not to",
-    "Settings",
-    "In code",
-    "Consistent for the balanced error?",
-    "Reference",
-]
-
-
-@pytest.mark.parametrize("page", METHODS, ids=lambda p: p.stem)
-def test_method_pages_have_the_same_headings(page):
-    assert re.findall(r"^## (.*)$", page.read_text(), flags=re.MULTILINE) == HEADINGS
-
-
-def test_every_method_has_a_page():
-    from longtail.margins import MARGINS
-
-    posthoc = {"posthoc-logit-adjusted", "posthoc-weight-normalized"}
-    assert {page.stem for page in METHODS} == {*MARGINS, *posthoc}
-
-
-@pytest.mark.parametrize("page", METHODS, ids=lambda p: p.stem)
-def test_the_pages_verdict_is_the_proved_one(page):
-    from longtail import ClassPrior, check_consistency, consistency, margins
-
-    prior = ClassPrior.from_counts([900, 90, 10])
-    settings = {"consistent": {"delta": [1.0, 0.5, 0.1]}, "two-parameter": {"tau1": 0.5}}
-    if page.stem == "posthoc-logit-adjusted":
-        rule = consistency.PosthocLogitAdjustment()
-    elif page.stem == "posthoc-weight-normalized":
-        rule = consistency.PosthocWeightNormalization()
-    else:
-        rule = margins.by_name(page.stem, prior, **settings.get(page.stem, {}))
-    verdict = page.read_text().split("## Consistent for the balanced error?\n")[1]
-    assert verdict.startswith(
-        {True: "**Yes**", False: "**No**"}[check_consistency(rule, prior).consistent]
-    )
-
-
 def test_the_benchmark_page_is_what_the_records_say():
     path = ROOT / "benchmarks" / "make_page.py"
     spec = importlib.util.spec_from_file_location("make_page", path)

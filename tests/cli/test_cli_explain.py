@@ -4,18 +4,15 @@ from pathlib import Path
 import pytest
 
 from longtail.cli import explain
+from longtail.train.methods import method_help
 
 SOURCE = Path(__file__).parents[2] / "docs" / "methods"
 NAMES = sorted(path.stem for path in SOURCE.glob("*.md"))
 
 
-def test_there_is_a_page_for_every_loss():
-    from longtail import margins
-
-    for name in ("softmax", "balanced", "class_balanced", "adaptive", "ldam", "equalized"):
-        assert hasattr(margins, name)
-        assert name.replace("_", "-") in explain.pages()
-    assert sorted(explain.pages()) == NAMES
+def test_there_is_a_page_for_every_part_of_a_method():
+    assert {line.name for line in method_help()} < set(NAMES)
+    assert list(explain.pages()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,8 +49,77 @@ def test_no_method_lists_them_with_a_sentence_each(cli):
         assert f"\n{name} " in "\n" + result.out
     assert max(map(len, result.out.splitlines())) <= 80
     listed = json.loads(cli("explain", "--json").out)
-    assert [entry["name"] for entry in listed] == NAMES
+    assert sorted(entry["name"] for entry in listed) == NAMES
     assert all(entry["summary"].endswith(".") and entry["title"] for entry in listed)
+
+
+def test_what_comes_on_top_of_a_loss_is_listed_apart(cli):
+    listed = json.loads(cli("explain", "--json").out)
+    kinds = {kind: [e["name"] for e in listed if e["kind"] == kind] for kind in ("loss", "extra")}
+    for line in method_help():
+        assert line.name in kinds[line.kind]
+    assert kinds["extra"] == [
+        "drw",
+        "label-smoothing",
+        "over-sampling",
+        "sqrt-sampling",
+        "under-sampling",
+    ]
+    blocks = cli("explain").out.split("\n\n")
+    assert [block.partition("\n")[0].strip() for block in blocks] == [
+        "Losses",
+        "On top of a loss, as in ldam+drw",
+        "After training with softmax",
+    ]
+    assert [line.split()[0] for line in blocks[1].splitlines() if line[0] != " "][1:] == (
+        kinds["extra"]
+    )
+
+
+def test_a_composed_method_is_explained_by_its_parts(cli):
+    source = [(SOURCE / f"{name}.md").read_text() for name in ("ldam", "drw")]
+    result = cli("explain", "ldam+drw")
+    assert result.code == 0
+    assert result.out == cli("explain", "ldam").out + "\n" + cli("explain", "drw").out
+    assert cli("explain", "LDAM:scale=20 + drw:start=120").out == result.out
+    assert cli("explain", "ldam+drw", "--plain").out == "\n".join(source)
+    document = json.loads(cli("explain", "ldam+drw", "--json").out)
+    assert document == {
+        "name": "ldam+drw",
+        "title": "LDAM + Deferred re-weighting (DRW)",
+        "page": "\n".join(source),
+    }
+
+
+def test_settings_don_t_hide_the_page(cli):
+    assert cli("explain", "logit-adjusted:tau=2").out == cli("explain", "logit-adjusted").out
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ldam+drv", "there is no part 'drv'; did you mean drw?"),
+        ("drw+ldam", "'drw' comes on top of a loss, which stands first, such as softmax+drw"),
+        ("softmax+ldam", "a method has one loss, but 'softmax' and 'ldam' are two"),
+        ("balanced+over-sampling", "both correct for class frequencies"),
+        ("posthoc-logit-adjusted+drw", "a post-hoc method is not trained"),
+        ("ldam+", "there is no part ''"),
+    ],
+)
+def test_what_does_not_go_together_is_said_in_one_line(cli, method, message):
+    result = cli("explain", method)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_the_shell_completes_each_part():
+    assert explain._complete("logit-adjusted+") == [
+        f"logit-adjusted+{name}"
+        for name in ("drw", "label-smoothing", "over-sampling", "sqrt-sampling", "under-sampling")
+    ]
+    assert explain._complete("ldam+l") == ["ldam+label-smoothing"]
+    assert explain._complete("eq") == ["equalized", "equalized-threshold"]
 
 
 def test_a_page_as_json(cli):

@@ -1,4 +1,4 @@
-"""`longtail explain`: the documentation's page of a method."""
+"""`longtail explain`: the documentation's page of a method, or those of a composed one's parts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,42 @@ def title(text: str) -> str:
 def summary(text: str) -> str:
     """A page's first sentence below its heading."""
     body = text.partition("\n")[2].strip()
-    return " ".join(body.partition("\n\n")[0].replace("*", "").split())
+    return " ".join(body.partition("\n\n")[0].translate({ord("*"): None, ord("`"): None}).split())
+
+
+def kind(name: str) -> str:
+    """Where a method stands: ``loss``, ``extra`` (comes on top of one) or ``posthoc``."""
+    from longtail.train.methods import EXTRAS
+
+    if name in EXTRAS:
+        return "extra"
+    return "posthoc" if name.startswith("posthoc-") else "loss"
+
+
+def parts(text: str) -> list[str]:
+    """The names in a method as `longtail train` takes it, without its settings.
+
+    Raises:
+        InputError: if they don't go together.
+
+    Examples:
+        >>> parts("LDAM + drw:start=120")
+        ['ldam', 'drw']
+    """
+    from longtail.train.methods import parse_method
+
+    if "+" in text:
+        return parse_method(text).name.split("+")
+    return [text.partition(":")[0].strip().lower().replace("_", "-")]
 
 
 def _complete(incomplete: str) -> list[str]:
-    return [name for name in pages() if name.startswith(incomplete)]
+    first, plus, last = incomplete.rpartition("+")
+    return [
+        first + plus + name
+        for name in pages()
+        if name.startswith(last) and (not plus or kind(name) == "extra")
+    ]
 
 
 @app.command()
@@ -44,7 +75,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="METHOD",
-            help="A method's name; without one they are all listed.",
+            help="A method's name, or several joined by +; without one they are all listed.",
             autocompletion=_complete,
         ),
     ] = None,
@@ -57,42 +88,78 @@ def explain(
     Examples:
       longtail explain
       longtail explain logit-adjusted
+      longtail explain ldam+drw
       longtail explain equalized --plain
     """
     found = pages()
     if method is None:
         _list({name: path.read_text(encoding="utf-8") for name, path in found.items()}, json)
         return
-    name = method.lower().replace("_", "-")
-    if name not in found:
-        raise typer.BadParameter(
-            f"there is no method {method!r}; the methods are {', '.join(found)}"
-        )
-    text = found[name].read_text(encoding="utf-8")
+    names = _known(method, found)
+    texts = [found[name].read_text(encoding="utf-8") for name in names]
+    text = "\n".join(texts)
     if json:
-        _console.print_json({"name": name, "title": title(text), "page": text})
+        titles = " + ".join(map(title, texts))
+        _console.print_json({"name": "+".join(names), "title": titles, "page": text})
     elif plain:
         _console.line(text.rstrip("\n"))
     else:
         from rich.markdown import Markdown
 
-        _console.show(Markdown(text, hyperlinks=False))
+        for position, one in enumerate(texts):
+            if position:
+                _console.line()
+            _console.show(Markdown(one, hyperlinks=False))
+
+
+def _known(method: str, found: dict[str, Path]) -> list[str]:
+    from longtail._checks import InputError
+
+    try:
+        names = parts(method)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+    if names[0] not in found:
+        raise typer.BadParameter(
+            f"there is no method {names[0]!r}; the methods are {', '.join(found)}"
+        )
+    return names
+
+
+_KINDS = {
+    "loss": "Losses",
+    "extra": "On top of a loss, as in ldam+drw",
+    "posthoc": "After training with softmax",
+}
 
 
 def _list(texts: dict[str, str], json: bool) -> None:
+    groups = {key: [name for name in texts if kind(name) == key] for key in _KINDS}
     if json:
         document = [
-            {"name": name, "title": title(text), "summary": summary(text)}
-            for name, text in texts.items()
+            {
+                "name": name,
+                "kind": key,
+                "title": title(texts[name]),
+                "summary": summary(texts[name]),
+            }
+            for key, names in groups.items()
+            for name in names
         ]
         _console.print_json(document)
         return
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in texts.items():
-        table.add_row(name, Text(summary(text)))
-    _console.show(table)
+    width = max(map(len, texts), default=0)
+    for key, names in groups.items():
+        if not names:
+            continue
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="bold", no_wrap=True, min_width=width)
+        table.add_column()
+        for name in names:
+            table.add_row(name, Text(summary(texts[name])))
+        if key != "loss":
+            _console.line()
+        _console.show(Text(_KINDS[key], style="underline"), table)
