@@ -226,13 +226,13 @@ def _bake(
             _refuse_onnx_options(output, inputs, caller)
             _safetensors.bake(source, target, change, layer=layer)
         else:
-            module = _onnx_module(caller)
+            module = _onnx_module(caller, running=True)
             module.bake_file(source, target, change, layer=layer, output=output, inputs=inputs)
         return target
     _refuse_out(out, caller)
     kind = _kind(model, caller)
     if kind == "onnx":
-        module = _onnx_module(caller)
+        module = _onnx_module(caller, running=True)
         return module.bake(model, change, layer=layer, output=output, inputs=inputs)
     _refuse_onnx_options(output, inputs, caller)
     if kind == "torch":
@@ -259,9 +259,9 @@ def _kind(model: Any, caller: str) -> str:
     )
 
 
-def _onnx_module(caller: str) -> Any:
+def _onnx_module(caller: str, *, running: bool = False) -> Any:
     """`_onnx`, or the command that installs what it needs."""
-    for module in ("onnx", "onnxruntime"):
+    for module in ("onnx", "onnxruntime") if running else ("onnx",):
         _checks.require(module, extra="onnx", caller=caller)
     from longtail.bake import _onnx
 

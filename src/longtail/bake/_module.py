@@ -33,6 +33,7 @@ _DTYPES = {
     torch.bfloat16: "BF16",
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_QUANTIZED = ("torch.ao.nn", "torch.nn.quantized")
 _ROWS = 64
 
 
@@ -125,8 +126,9 @@ def _widths(model: nn.Module, change: Change) -> dict[str, int]:
     """Outputs of the linear layers; convolutions count where no linear layer fits."""
     linear, convolutions = {}, {}
     for name, module in model.named_modules():
-        # Quantized layers are no nn.Linear, but look like one.
-        if isinstance(module, nn.Linear) or type(module).__name__ == "Linear":
+        kind = type(module)  # a quantized layer is no nn.Linear, but a message should name it
+        quantized = kind.__module__.startswith(_QUANTIZED) and "Linear" in kind.__name__
+        if isinstance(module, nn.Linear) or quantized:
             linear[name] = int(getattr(module, "out_features", 0))
         elif isinstance(module, _CONVOLUTIONS):
             convolutions[name] = module.out_channels

@@ -213,8 +213,9 @@ class _Check:
     def outputs(self, before: Arrays) -> None:
         """Refuse any output that is not what it should be."""
         graph, target = self._graph, self._target
-        after = self._runner.run(self._baked, graph.outputs)
-        wanted = self._wanted()
+        names = dict.fromkeys([*graph.outputs, target.tensor])
+        after = self._runner.run(self._baked, list(names))
+        wanted = self._wanted(after)
         changed = graph.downstream(target.source or target.tensor)
         if target.classifier is not None:
             changed |= graph.downstream(target.classifier.node.output[0])
@@ -231,10 +232,14 @@ class _Check:
                     kind = self._post(target.classifier)
                 self._close(name, new, _through(kind, wanted, target.axis))
 
-    def _wanted(self) -> FloatArray:
+    def _wanted(self, after: Arrays) -> FloatArray:
         """The target's scores as they should be, after checking that they are."""
         target = self._target
-        old, new = self._scores(self._graph.model), self._scores(self._baked)
+        if target.way == "classifier":
+            old, new = self._logits(self._graph.model), self._logits(self._baked)
+        else:
+            before = self._runner.run(self._graph.model, [target.tensor])
+            old, new = _floats(before[target.tensor]), _floats(after[target.tensor])
         self._before = old
         if target.way == "probs":
             weights = old * np.exp(self._affine.offset - self._affine.offset.max())
@@ -251,17 +256,14 @@ class _Check:
         self._close(target.tensor, new, wanted)
         return np.asarray(wanted)
 
-    def _scores(self, model: ModelProto) -> FloatArray:
-        target = self._target
-        if target.way == "classifier":  # its logits show without what it does to them at the end
-            model = copied(model)
-            for node in model.graph.node:
-                if node.op_type == "LinearClassifier":
-                    for item in node.attribute:
-                        if item.name == "post_transform":
-                            item.s = b"NONE"
-        found = scores(self._runner.run(model, [target.tensor])[target.tensor])
-        return np.asarray(found, np.float64)
+    def _logits(self, model: ModelProto) -> FloatArray:
+        """A LinearClassifier's logits: its scores without what it does to them at the end."""
+        shown = copied(model)
+        for node in shown.graph.node:
+            for item in node.attribute:
+                if node.op_type == "LinearClassifier" and item.name == "post_transform":
+                    item.s = b"NONE"
+        return _floats(self._runner.run(shown, [self._target.tensor])[self._target.tensor])
 
     def _post(self, classifier: Producer) -> str:
         """What a classifier does to its scores at the end."""
@@ -315,6 +317,10 @@ class _Check:
                     f"the largest score, so nothing was written; leave that output out when you "
                     f"export the model."
                 )
+
+
+def _floats(value: Any) -> FloatArray:
+    return np.asarray(scores(value), np.float64)
 
 
 def _through(kind: str, logits: FloatArray, axis: int) -> FloatArray:

@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, helper
 from longtail import _checks
 from longtail._checks import InputError
 
-Arrays = dict[str, Any]
+Arrays = dict[str, Any]  # tensors by name
 # Sizes to try where a dimension other than the first is left open: images, sequences.
 _OPEN_SIZES = (32, 224, 8, 1)
 
@@ -79,6 +79,7 @@ class Runner:
     ) -> None:
         self._runtime = _checks.require("onnxruntime", extra="onnx", caller=caller)
         self._folder, self._caller = folder, caller
+        self._model, self._known = model, Arrays()
         self._reference, self._given = False, inputs is not None
         if inputs is not None:
             self.inputs = {name: np.asarray(values) for name, values in inputs.items()}
@@ -116,7 +117,15 @@ class Runner:
             ) from error
 
     def run(self, model: ModelProto, names: Sequence[str]) -> Arrays:
-        """The named tensors, outputs of the model or not."""
+        """The named tensors, outputs of the model or not; of the first model each only once."""
+        if model is not self._model:
+            return self._run(model, names)
+        missing = [name for name in names if name not in self._known]
+        if missing:
+            self._known |= self._run(model, missing)
+        return {name: self._known[name] for name in names}
+
+    def _run(self, model: ModelProto, names: Sequence[str]) -> Arrays:
         extended = ModelProto.FromString(model.SerializeToString())
         there = {output.name for output in model.graph.output}
         extended.graph.output.extend(
