@@ -29,9 +29,10 @@ from longtail.data.images import LongTailedData
 from longtail.experiments.comparison import mean_interval
 from longtail.train.engine import network_logits
 from longtail.train.lane import Lane, run_epoch
-from longtail.train.methods import Method, parse_method
+from longtail.train.methods import Method
 from longtail.train.recipe import get_recipe
-from longtail.train.trainee import Resident, Trainee
+from longtail.train.plan import Planner
+from longtail.train.team import Resident, Team
 
 DEVICE = torch.device("cuda")
 SHORT = {"epochs": 12, "warmup_epochs": 1, "milestones": ((8, 0.1), (10, 0.01))}
@@ -44,19 +45,18 @@ def torch_norm_act(x, weight, bias, mean, var, *, residual, relu, training, mome
     return F.relu(y) if relu else y
 
 
-def lane(images, resident, *, seed, recipe, graphs=True, precision="bfloat16", method="softmax"):
+def planners(images, seeds, recipe, method="softmax"):
+    everything = np.arange(len(images))
+    return [
+        Planner(recipe, Method.of(method), images.labels, everything, images.prior, seed=seed)
+        for seed in seeds
+    ]
+
+
+def lane(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
+    """A team of runs that differ in their seeds."""
     return Lane(
-        lambda: Trainee(
-            recipe,
-            Method.of(parse_method(method)),
-            resident,
-            labels=images.labels,
-            kept=np.arange(len(images)),
-            prior=images.prior,
-            seed=seed,
-            precision=precision,
-            device=DEVICE,
-        ),
+        lambda: Team(planners(images, seeds, recipe), resident, precision=precision, device=DEVICE),
         device=DEVICE,
         graphs=graphs,
     )
@@ -80,54 +80,59 @@ def epoch_seconds(lanes, epochs):
 
 
 def model_step(lanes, epochs):
-    steps = sum(len(one.trainee.batch_sizes) for one in lanes)
+    steps = sum(len(one.team) * len(one.team.batch_sizes) for one in lanes)
     times = [1e3 * seconds / steps for seconds in epoch_seconds(lanes, epochs)]
     return {"ms": statistics.median(times), "least": min(times), "most": max(times)}
 
 
 def kernels_of(one):
-    """Kernels of one step by kind: how many, and their time in µs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        with one.active():
-            one.trainee.load(0)
-            torch.cuda.synchronize()
-            one.trainee.step(one.trainee.batch_sizes[0])
+    """Kernels of one step by kind: how many for each run, and their time in µs."""
+    team = one.team
+    with one.active():
+        team.load(0)
+        team.prepare(0)
+        team.step(team.batch_sizes[0])
         torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            team.step(team.batch_sizes[0])
+            torch.cuda.synchronize()
     kinds = {}
     for event in profile.key_averages():
         name = event.key.lower()
         kind = next((k for k, words in KINDS.items() if any(w in name for w in words)), "other")
         count, total = kinds.get(kind, (0, 0.0))
         kinds[kind] = (count + event.count, total + event.self_device_time_total)
-    return {kind: {"kernels": n, "us": round(us, 1)} for kind, (n, us) in sorted(kinds.items())}
+    return {
+        kind: {"kernels": n / len(team), "us": round(us / len(team), 1)}
+        for kind, (n, us) in sorted(kinds.items())
+    }
 
 
 KINDS = {
     "convolution": ("conv", "gemm", "xmma", "cudnn", "cutlass", "wgrad", "dgrad", "sm90", "sm80"),
-    "batch norm": ("norm", "_bn", "welford"),
+    "batch norm": ("norm", "_bn", "welford", "statistics", "gradients", "apply_kernel"),
     "copies": ("memcpy", "memset", "copy"),
 }
 
 
-def speed(images, resident, *, epochs):
-    recipe = get_recipe("tuned")
-    found = {"steps": None, "plain eager": None, "eager": None, "cohorts": {}}
+def speed(images, resident, *, epochs, sizes=(1, 2, 4, 8, 16)):
+    recipe, few = get_recipe("tuned"), max(1, epochs // 2)
+    found = {"cohorts": {}}
     with plainly():
-        one = lane(images, resident, seed=0, recipe=recipe, graphs=False)
-        found["plain eager"] = model_step([one], max(1, epochs // 2))
+        one = lane(images, resident, seeds=[0], recipe=recipe, graphs=False)
+        found["plain eager"] = model_step([one], few)
         found["kernels, plain"] = kernels_of(one)
-    one = lane(images, resident, seed=0, recipe=recipe, graphs=False)
-    found["eager"] = model_step([one], max(1, epochs // 2))
-    found["kernels"] = kernels_of(one)
-    found["steps"] = len(one.trainee.batch_sizes)
-    for size in (1, 2, 4, 8, 16):
+    found["steps"] = len(one.team.batch_sizes)
+    for size in sizes:
         started = time.perf_counter()
-        lanes = [lane(images, resident, seed=s, recipe=recipe) for s in range(size)]
+        one = lane(images, resident, seeds=range(size), recipe=recipe)
         torch.cuda.synchronize()
         captured = time.perf_counter() - started
-        found["cohorts"][str(size)] = {"capture_s": captured, **model_step(lanes, epochs)}
+        found["cohorts"][str(size)] = {"capture_s": captured, **model_step([one], epochs)}
         print(size, found["cohorts"][str(size)], flush=True)
-        del lanes
+        if size == 8:
+            found["kernels"] = kernels_of(one)
+        del one
         torch.cuda.empty_cache()
     return found
 
@@ -139,8 +144,8 @@ def step_losses(one, steps):
     for number in range(steps):
         one.step(number)
         with one.active():
-            total = float(one.trainee.total)
-        found.append((total - before) / one.trainee.batch_sizes[number])
+            total = float(one.team.totals[0])
+        found.append((total - before) / one.team.batch_sizes[number])
         before = total
     return found
 
@@ -148,13 +153,12 @@ def step_losses(one, steps):
 def agreement(images, resident, *, steps=40):
     """Largest relative difference of the float32 losses so far, step by step."""
     recipe = get_recipe("tuned")
-    settings = {"seed": 0, "recipe": recipe, "precision": "float32"}
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        with plainly():
-            eager = lane(images, resident, graphs=False, **settings)
-            plain = step_losses(eager, steps)
-            again = step_losses(lane(images, resident, graphs=False, **settings), steps)
-        graph = step_losses(lane(images, resident, **settings), steps)
+    settings = {"recipe": recipe, "precision": "float32"}
+    with plainly():
+        eager = lane(images, resident, seeds=[0], graphs=False, **settings)
+        plain = step_losses(eager, steps)
+        again = step_losses(lane(images, resident, seeds=[0], graphs=False, **settings), steps)
+    graph = step_losses(lane(images, resident, seeds=range(8), **settings), steps)
     plain, again, graph = map(np.array, (plain, again, graph))
     return {
         "plain eager": plain.tolist(),
@@ -172,18 +176,22 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
     for name, graphs in (("plain eager", False), ("graph", True)):
         with nullcontext() if graphs else plainly():
             started = time.perf_counter()
+            # The plain loop trains one run after another, as anyone would.
+            teams = [range(seeds)] if graphs else [[seed] for seed in range(seeds)]
             lanes = [
-                lane(images, resident, seed=s, recipe=recipe, graphs=graphs) for s in range(seeds)
+                lane(images, resident, seeds=team, recipe=recipe, graphs=graphs) for team in teams
             ]
-            for epoch in range(recipe.epochs):
-                run_epoch(lanes, [epoch] * seeds)
+            for one in lanes:
+                for epoch in range(recipe.epochs):
+                    run_epoch([one], [epoch])
             torch.cuda.synchronize()
             seconds[name] = time.perf_counter() - started
             errors[name] = []
             for one in lanes:
                 with one.active():
-                    logits = network_logits(one.trainee.model, pair.test, recipe)
-                errors[name].append(metrics.balanced_error(pair.test.labels, logits))
+                    for member in range(len(one.team)):
+                        logits = network_logits(one.team.network(member), pair.test, recipe)
+                        errors[name].append(metrics.balanced_error(pair.test.labels, logits))
         print(name, errors[name], seconds[name], flush=True)
     gap = mean_interval(np.array(errors["graph"]) - np.array(errors["plain eager"]))
     return {
@@ -194,10 +202,10 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
     }
 
 
-def measure(path, *, epochs):
+def measure(path, *, epochs, speed_only=False):
     pair = data.load(path)
     resident = Resident(pair.train, DEVICE)
-    return {
+    record = {
         "data": {"name": pair.spec.name, "fingerprint": pair.train.fingerprint},
         "device": torch.cuda.get_device_name(),
         "versions": {
@@ -206,23 +214,27 @@ def measure(path, *, epochs):
             "python": platform.python_version(),
         },
         "speed": speed(pair.train, resident, epochs=epochs),
-        "agreement": agreement(pair.train, resident),
-        "short trainings": short_trainings(pair, resident),
     }
+    if not speed_only:
+        record["agreement"] = agreement(pair.train, resident)
+        record["short trainings"] = short_trainings(pair, resident)
+    return record
 
 
 def show(record):
     found = record["speed"]
     print(f"{record['device']}, torch {record['versions']['torch']}; {record['data']['name']}")
     print(f"{'':24}{'ms a model-step':>16}{'range':>18}")
-    rows = [("plain eager loop", found["plain eager"]), ("our step, eager", found["eager"])]
+    rows = [("plain eager loop", found["plain eager"])]
     rows += [(f"cohort of {size}", row) for size, row in found["cohorts"].items()]
     for name, row in rows:
         print(f"{name:24}{row['ms']:16.3f}{row['least']:10.3f} –{row['most']:6.3f}")
     for name in ("kernels, plain", "kernels"):
-        parts = [f"{k} {v['kernels']} ({v['us']:.0f} µs)" for k, v in found[name].items()]
+        parts = [f"{k} {v['kernels']:.0f} ({v['us']:.0f} µs)" for k, v in found[name].items()]
         total = sum(v["kernels"] for v in found[name].values())
-        print(f"{name}: {total} a step: {', '.join(parts)}")
+        print(f"{name}: {total:.0f} a model-step: {', '.join(parts)}")
+    if "agreement" not in record:
+        return
     apart = record["agreement"]
     for name in ("difference", "difference between two plain"):
         values = apart[name]
@@ -242,9 +254,10 @@ def main():
     parser.add_argument("--record", type=Path, help="measure, and write the record here")
     parser.add_argument("--show", type=Path, help="print the tables of a record")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--speed-only", action="store_true", help="leave the comparisons out")
     given = parser.parse_args()
     if given.record:
-        record = measure(given.data, epochs=given.epochs)
+        record = measure(given.data, epochs=given.epochs, speed_only=given.speed_only)
         given.record.write_text(json.dumps(record, indent=1) + "\n")
         show(record)
     elif given.show:

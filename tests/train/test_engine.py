@@ -12,8 +12,9 @@ from longtail.train.augment import normalize
 from longtail.train.engine import evaluate, train, train_cohort
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
+from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.trainee import Resident, Trainee
+from longtail.train.team import Resident, Team
 
 DATA = load_digits_lt()
 SHORT = {"epochs": 2}
@@ -30,19 +31,11 @@ def spec(method="softmax", seed=0, held_out=0.0, **overrides):
 
 
 def lane(recipe, method="softmax", seed=0):
-    device = torch.device("cpu")
-    return Lane(
-        lambda: Trainee(
-            recipe,
-            Method.of(method),
-            Resident(DATA.train, device),
-            labels=DATA.train.labels,
-            kept=np.arange(len(DATA.train)),
-            prior=DATA.train.prior,
-            seed=seed,
-        ),
-        device=device,
+    device, labels = torch.device("cpu"), DATA.train.labels
+    planner = Planner(
+        recipe, Method.of(method), labels, np.arange(len(labels)), DATA.train.prior, seed=seed
     )
+    return Lane(lambda: Team([planner], Resident(DATA.train, device)), device=device)
 
 
 def pixels(images, recipe):
@@ -82,7 +75,7 @@ def test_global_randomness_does_not_reach_a_run(cohort, tmp_path):
 def test_seeds_differ_and_methods_share_their_start():
     recipe = get_recipe("digits")
     softmax, other, another = (
-        lane(recipe, method, seed).trainee
+        lane(recipe, method, seed).team
         for method, seed in (("softmax", 0), ("logit-adjusted", 0), ("softmax", 1))
     )
     assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
@@ -103,15 +96,15 @@ def test_the_first_step_is_sgd_on_the_family_loss(tmp_path):
         "digits", epochs=1, batch_size=10_000, optimizer="sgd", momentum=0.0, weight_decay=0.0
     )
     one = lane(recipe, "logit-adjusted")
-    trainee = one.trainee
+    team = one.team
     log_prior = torch.tensor(DATA.train.prior.log_probs)
-    logits = trainee.model(pixels(DATA.train, recipe)).double() + log_prior
+    logits = team.model(pixels(DATA.train, recipe)).double() + log_prior
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(DATA.train.labels))
-    (gradient,) = torch.autograd.grad(loss, trainee.model.fc.weight)
+    (gradient,) = torch.autograd.grad(loss, team.model.fc.weight)
     rate = recipe.lr / 2  # the first of two warm-up steps
-    expected = trainee.model.fc.weight.detach() - rate * gradient
-    assert run_epoch([one], [0]) == pytest.approx([loss.item()], rel=1e-5)
-    torch.testing.assert_close(trainee.model.fc.weight.detach(), expected, rtol=1e-4, atol=1e-6)
+    expected = team.model.fc.weight.detach() - rate * gradient
+    assert run_epoch([one], [0])[0] == pytest.approx([loss.item()], rel=1e-5)
+    torch.testing.assert_close(team.model.fc.weight.detach(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_held_out_examples_are_not_trained_on(cohort):
@@ -126,7 +119,7 @@ def test_held_out_examples_are_not_trained_on(cohort):
 def test_evaluation_writes_the_networks_logits_once(cohort):
     run = cohort[0]
     logits, target, _ = run.logits("test")
-    model = lane(get_recipe("digits")).trainee.model
+    model = lane(get_recipe("digits")).team.model
     model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
     with torch.no_grad():
         expected = model.eval()(pixels(DATA.test, get_recipe("digits")))

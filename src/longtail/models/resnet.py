@@ -60,6 +60,9 @@ class PadShortcut(nn.Module):
     The zeros go half before the old channels and half after them. A pooling over single pixels
     subsamples as x[:, :, ::2, ::2] does, but keeps channels_last memory on the way back too,
     and in fewer kernels.
+
+    Attributes:
+        networks: how many stand side by side, see `stacked`; each one's channels are padded.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -67,11 +70,16 @@ class PadShortcut(nn.Module):
         self.stride = stride
         self.before = (outputs - inputs) // 2
         self.after = outputs - inputs - self.before
+        self.networks = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
         subsampled = F.avg_pool2d(x, 1, stride=self.stride)
-        return F.pad(subsampled, (0, 0, 0, 0, self.before, self.after))
+        if self.networks == 1:
+            return F.pad(subsampled, (0, 0, 0, 0, self.before, self.after))
+        pixels = subsampled.permute(0, 2, 3, 1)
+        apart = pixels.reshape(*pixels.shape[:3], self.networks, -1)
+        return F.pad(apart, (self.before, self.after)).flatten(3).permute(0, 3, 1, 2)
 
 
 class ProjectionShortcut(nn.Sequential):

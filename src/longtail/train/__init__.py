@@ -6,8 +6,8 @@ recipe      epochs, optimiser, schedule, normalisation: everything but data, met
 methods     losses, DRW, label smoothing and sampling by name
 augment     crops, flips and normalisation of whole batches, on any device
 plan        what an epoch will do, drawn beforehand from the run's seed
-trainee     one run on one device, and its step
-lane        steps in line on a CPU; as CUDA graphs, many runs at once, on a GPU
+team        runs that step as one (on a CPU always a single one), and the step
+lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 engine      runs into their folders; a finished run's logits on a split
 """

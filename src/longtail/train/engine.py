@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from longtail import metrics, models
 from longtail._checks import InputError, IntArray
 from longtail.data.images import ImageSet
 from longtail.data.subsets import held_out_split
+from longtail.models.stacked import can_stack
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter
 from longtail.runs.folder import RunError
@@ -33,9 +35,9 @@ from longtail.train import checkpoint
 from longtail.train.augment import normalize
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
-from longtail.train.plan import stream_seed
+from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe
-from longtail.train.trainee import Resident, Trainee
+from longtail.train.team import Resident, Team, new_network
 
 logger = logging.getLogger("longtail")
 
@@ -73,20 +75,41 @@ class _Job:
     """A run to train: its part of the data, its writer, and how far it is."""
 
     spec: RunSpec
-    recipe: Recipe
-    kept: IntArray
+    planner: Planner
     held: IntArray | None
-    prior: ClassPrior
     writer: RunWriter
     start: checkpoint.Checkpoint | None
-    lane: Lane = field(init=False)
     epoch: int = 0
     seconds: float = 0.0
+    diverged: bool = False
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.planner.recipe
+
+    @property
+    def team(self) -> tuple[object, ...]:
+        """Runs for which this is equal can step as one."""
+        sizes = tuple(self.planner.batch_sizes)
+        return self.recipe, precision_of(self.spec), sizes, self.epoch
+
+
+@dataclass
+class _Crew:
+    """The jobs of one team, in its order, and the lane it runs on."""
+
+    jobs: list[_Job]
+    lane: Lane
     saved: float = field(default_factory=time.monotonic)
 
     @property
+    def epoch(self) -> int:
+        return self.jobs[0].epoch
+
+    @property
     def done(self) -> bool:
-        return self.epoch >= self.recipe.epochs
+        job = self.jobs[0]
+        return job.epoch >= job.recipe.epochs or all(job.diverged for job in self.jobs)
 
 
 def train_cohort(
@@ -135,24 +158,25 @@ def train_cohort(
         else:
             runs[folder] = run
     report = _Report(progress, after_epoch, {folder: Recipe.of(s) for folder, s in waiting.items()})
-    data = Resident(images, device) if waiting else None
-    diverged: list[Path] = []
     width = together if device.type == "cuda" else 1
     pending = list(waiting.values())
+    diverged: list[Path] = []
+    data = Resident(images, device) if waiting else None
     for first in range(0, len(pending), width):
+        assert data is not None
         jobs = [
             _start(spec, images, root=root, device=device, command=command, force=force)
             for spec in pending[first : first + width]
         ]
-        assert data is not None
-        for job in jobs:
-            job.lane = _lane(job, images, data, device=device, graphs=graphs)
-        diverged += _train_together(
-            jobs, images, report=report, checkpoint_seconds=checkpoint_seconds
-        )
-        for job in jobs:
-            if job.writer.folder not in diverged:
-                runs[job.writer.folder] = _finish(job, images)
+        with _explained(jobs):
+            crews = _crews(jobs, data, device=device, graphs=graphs)
+        _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
+        for crew in crews:
+            for member, job in enumerate(crew.jobs):
+                if job.diverged:
+                    diverged.append(job.writer.folder)
+                else:
+                    runs[job.writer.folder] = _finish(crew, member, images)
     if diverged:
         raise RunError(
             f"train: the loss of {len(diverged)} run(s) became infinite or NaN, so they stay "
@@ -217,9 +241,10 @@ def _start(
             images.labels, fraction=spec.dataset.held_out, seed=stream_seed(spec.seed, "held-out")
         )
     prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
-    folder, recipe = Path(root) / spec.folder, Recipe.of(spec)
-    where = device_words(device)
-    start = None
+    planner = Planner(
+        Recipe.of(spec), Method.of(spec.method), images.labels, kept, prior, seed=spec.seed
+    )
+    folder, where, start = Path(root) / spec.folder, device_words(device), None
     if (folder / "run.json").exists() and not force:
         writer = RunWriter.resume(folder, spec, device=where)
         there = Run.open(folder, verify=False, unfinished=True)
@@ -243,57 +268,68 @@ def _start(
             class_names=images.class_names,
             force=True,
         )
-    return _Job(spec, recipe, kept, held, prior, writer, start)
+    job = _Job(spec, planner, held, writer, start)
+    if start is not None:
+        job.epoch, job.seconds = start.epochs, start.seconds
+    return job
 
 
-def _lane(
-    job: _Job, images: ImageSet, data: Resident, *, device: torch.device, graphs: bool
-) -> Lane:
-    lane = Lane(
-        lambda: Trainee(
-            job.recipe,
-            Method.of(job.spec.method),
+def _crews(
+    jobs: Sequence[_Job], data: Resident, *, device: torch.device, graphs: bool
+) -> list[_Crew]:
+    """The jobs in as few teams as they allow, each on its lane, where each was left."""
+    teams: dict[tuple[object, ...], list[_Job]] = {}
+    for job in jobs:
+        # What can't be stacked steps by itself.
+        alone = () if can_stack(job.recipe.model) else (id(job),)
+        teams.setdefault((*job.team, *alone), []).append(job)
+    crews = []
+    for members in teams.values():
+        make = partial(
+            Team,
+            [job.planner for job in members],
             data,
-            labels=images.labels,
-            kept=job.kept,
-            prior=job.prior,
-            seed=job.spec.seed,
-            precision=precision_of(job.spec),
+            precision=precision_of(members[0].spec),
             device=device,
-        ),
-        device=device,
-        graphs=graphs,
-    )
-    if job.start is not None:
+        )
+        lane = Lane(make, device=device, graphs=graphs)
         with lane.active():
-            lane.trainee.load_state(job.start.tensors)
-        job.epoch, job.seconds = job.start.epochs, job.start.seconds
-        job.start = None
-    return lane
+            for member, job in enumerate(members):
+                if job.start is not None:
+                    lane.team.load_state(member, job.start.tensors)
+                    job.start = None
+        crews.append(_Crew(members, lane))
+    return crews
 
 
 def _train_together(
-    jobs: Sequence[_Job], images: ImageSet, *, report: _Report, checkpoint_seconds: float
-) -> list[Path]:
-    """Take all jobs to their last epoch; the folders of those whose loss left the numbers."""
-    diverged: list[Path] = []
-    while active := [j for j in jobs if not j.done and j.writer.folder not in diverged]:
+    crews: Sequence[_Crew], images: ImageSet, *, report: _Report, checkpoint_seconds: float
+) -> None:
+    """Take all jobs to their last epoch, or to where their loss leaves the numbers."""
+    while active := [crew for crew in crews if not crew.done]:
+        jobs = [job for crew in active for job in crew.jobs]
         started = time.monotonic()
-        with _explained(active):
-            losses = run_epoch([job.lane for job in active], [job.epoch for job in active])
-        share = (time.monotonic() - started) / len(active)
-        for job, loss in zip(active, losses, strict=True):
-            job.epoch += 1
-            job.seconds += share
-            _after_epoch(job, loss, images, report)
-            if not np.isfinite(loss):
-                diverged.append(job.writer.folder)
-            elif not job.done and time.monotonic() - job.saved >= checkpoint_seconds:
-                with job.lane.active():
-                    state = job.lane.trainee.state()
-                    checkpoint.save(job.writer.folder, state, epochs=job.epoch, seconds=job.seconds)
-                job.saved = time.monotonic()
-    return diverged
+        with _explained(jobs):
+            losses = run_epoch([crew.lane for crew in active], [crew.epoch for crew in active])
+        share = (time.monotonic() - started) / len(jobs)
+        for crew, of_crew in zip(active, losses, strict=True):
+            for member, (job, loss) in enumerate(zip(crew.jobs, of_crew, strict=True)):
+                job.epoch += 1
+                job.seconds += share
+                if not job.diverged:
+                    job.diverged = not np.isfinite(loss)
+                    _after_epoch(crew, member, loss, images, report)
+            if not crew.done and time.monotonic() - crew.saved >= checkpoint_seconds:
+                _save(crew)
+
+
+def _save(crew: _Crew) -> None:
+    with crew.lane.active():
+        for member, job in enumerate(crew.jobs):
+            if not job.diverged:
+                state = crew.lane.team.state(member)
+                checkpoint.save(job.writer.folder, state, epochs=job.epoch, seconds=job.seconds)
+    crew.saved = time.monotonic()
 
 
 @contextmanager
@@ -312,32 +348,35 @@ def _explained(jobs: Sequence[_Job]) -> Iterator[None]:
         raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {_UNLOST}") from error
 
 
-def _after_epoch(job: _Job, loss: float, images: ImageSet, report: _Report) -> None:
-    trainee, error = job.lane.trainee, None
+def _after_epoch(crew: _Crew, member: int, loss: float, images: ImageSet, report: _Report) -> None:
+    job, team, error = crew.jobs[member], crew.lane.team, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
-    every = 1 if trainee.device.type == "cpu" else max(1, job.recipe.epochs // 20)
-    if job.held is not None and np.isfinite(loss) and (job.done or job.epoch % every == 0):
-        with job.lane.active():
-            logits = network_logits(trainee.model, images.take(job.held), job.recipe)
+    every = 1 if team.device.type == "cpu" else max(1, job.recipe.epochs // 20)
+    if job.held is not None and not job.diverged and (crew.done or job.epoch % every == 0):
+        with crew.lane.active():
+            logits = network_logits(team.network(member), images.take(job.held), job.recipe)
         error = metrics.balanced_error(images.labels[job.held], logits)
     line = {"epoch": job.epoch, "loss": loss}
     if error is not None:
         line["held_out_error"] = error
     job.writer.log(**line)
-    rate = float(trainee.plan.rates[-1])
+    rate = float(team.plans[member].rates[-1])
     report.epoch(
         EpochEnd(job.spec, job.writer.folder, job.epoch, job.recipe.epochs, loss, error, rate)
     )
 
 
-def _finish(job: _Job, images: ImageSet) -> Run:
-    model = job.lane.trainee.model
-    with job.lane.active():
+def _finish(crew: _Crew, member: int, images: ImageSet) -> Run:
+    job = crew.jobs[member]
+    with crew.lane.active():
+        model = crew.lane.team.network(member)
         job.writer.write_model(model.state_dict())
         if job.held is not None:
             _write_split(job.writer, model, images.take(job.held), job.recipe, split="held-out")
     run = job.writer.finish(
-        seconds=job.seconds, parameters=sum(p.numel() for p in model.parameters())
+        seconds=job.seconds,
+        parameters=sum(p.numel() for p in model.parameters()),
+        together=len(crew.jobs),
     )
     checkpoint.delete_all(run.folder)
     return run
@@ -421,13 +460,7 @@ def evaluate(
             f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
             f"with {run.prior.num_classes}."
         )
-    model = models.build(
-        recipe.model,
-        num_classes=run.prior.num_classes,
-        image_shape=images.image_shape,
-        head=recipe.head,
-        head_scale=recipe.head_scale,
-    )
+    model = new_network(recipe, images, seed=run.spec.seed)
     # A copy: the file's arrays are read-only maps, which torch can't take.
     model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in run.model().items()})
     writer = RunWriter.reopen(run.folder)

@@ -1,36 +1,36 @@
-"""Where a trainee runs: in line on a CPU, on a stream of its own with captured steps on a GPU.
+"""Where a team runs: in line on a CPU, as captured steps on a stream of its own on a GPU.
 
 On a GPU a small network's step is hundreds of short kernels, and starting them one by one takes
-far longer than running them. So each run's whole step is captured once as a CUDA graph;
-replaying the graphs of all runs in turn, each on its own stream, keeps the GPU full.
+far longer than running them. So a team's whole step is captured once as a CUDA graph; where
+there are several teams, replaying their graphs in turn keeps the GPU full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
-from longtail.train.trainee import Trainee
+from longtail.train.team import Team
 
 _WARM_UP = 3  # steps before capture, in which libraries choose algorithms and make workspaces
 
 
 class Lane:
-    """One trainee and the means to step it.
+    """One team and the means to step it.
 
     Args:
-        make: makes the trainee; called on the lane's stream, where all its tensors must live.
+        make: makes the team; called on the lane's stream, where all its tensors must live.
         device: where.
         graphs: capture the steps; without, a GPU runs them eagerly (for comparison).
 
     Attributes:
-        trainee: the run.
+        team: the runs.
     """
 
     def __init__(
-        self, make: Callable[[], Trainee], *, device: torch.device, graphs: bool = True
+        self, make: Callable[[], Team], *, device: torch.device, graphs: bool = True
     ) -> None:
         on_gpu = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
@@ -38,70 +38,81 @@ class Lane:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(device))  # for the resident data
         with self.active():
-            self.trainee = make()
+            self.team = make()
             if on_gpu and graphs:
                 self._capture()
 
     def active(self) -> AbstractContextManager[object]:
-        """Where everything that concerns the trainee has to happen."""
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        """Where everything that concerns the team has to happen."""
+        if self.stream is None:
+            return nullcontext()
+        context = ExitStack()
+        context.enter_context(torch.cuda.stream(self.stream))
+        # float32 means float32; and the fastest of the library's algorithms, found once.
+        context.enter_context(torch.backends.cudnn.flags(benchmark=True, allow_tf32=False))
+        return context
 
     def _capture(self) -> None:
-        """Record one step of each batch size; the trainee is left as it was."""
-        trainee = self.trainee
-        before = {name: value.clone() for name, value in trainee.state().items()}
-        sizes = sorted(set(trainee.batch_sizes), reverse=True)
-        trainee.load(0)
-        trainee.prepare(0)
+        """Record one step of each batch size; the team is left as it was."""
+        team = self.team
+        before = [
+            {name: value.clone() for name, value in team.state(member).items()}
+            for member in range(len(team))
+        ]
+        sizes = sorted(set(team.batch_sizes), reverse=True)
+        team.load(0)
+        team.prepare(0)
         for size in sizes:
             for _ in range(_WARM_UP):
-                trainee.cursor.zero_()
-                trainee.number.zero_()
-                trainee.step(size)
+                team.cursor.zero_()
+                team.number.zero_()
+                team.step(size)
         pool = torch.cuda.graph_pool_handle()
         for size in sizes:
             graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(trainee.generator)
+            for generator in team.generators:
+                graph.register_generator_state(generator)
             with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-                trainee.step(size)
+                team.step(size)
             self.graphs[size] = graph
-        trainee.load_state(before)
+        for member, tensors in enumerate(before):
+            team.load_state(member, tensors)
 
     def load(self, epoch: int) -> None:
-        """Get the trainee ready for an epoch, counted from 0."""
+        """Get the team ready for an epoch, counted from 0."""
         with self.active():
-            self.trainee.load(epoch)
+            self.team.load(epoch)
 
     def step(self, number: int) -> None:
         """Step `number` of the epoch; on a GPU it is only queued."""
-        size = self.trainee.batch_sizes[number]
+        size = self.team.batch_sizes[number]
         with self.active():
-            if number % self.trainee.block == 0:
-                self.trainee.prepare(number)
+            if number % self.team.block == 0:
+                self.team.prepare(number)
             if self.graphs:
                 self.graphs[size].replay()
             else:
-                self.trainee.step(size)
+                self.team.step(size)
 
 
-def run_epoch(lanes: Sequence[Lane], epochs: Sequence[int]) -> list[float]:
-    """Take every trainee through an epoch of its own.
+def run_epoch(lanes: Sequence[Lane], epochs: Sequence[int]) -> list[list[float]]:
+    """Take every team through an epoch of its own.
 
     Args:
-        lanes: the trainees.
+        lanes: the teams.
         epochs: which epoch each is at, counted from 0.
 
     Returns:
-        The mean loss of each.
+        For each team the mean loss of each run.
     """
     for lane, epoch in zip(lanes, epochs, strict=True):
         lane.load(epoch)
-    for number in range(max(len(lane.trainee.batch_sizes) for lane in lanes)):
+    for number in range(max(len(lane.team.batch_sizes) for lane in lanes)):
         for lane in lanes:
-            if number < len(lane.trainee.batch_sizes):
+            if number < len(lane.team.batch_sizes):
                 lane.step(number)
     losses = []
     for lane in lanes:
         with lane.active():
-            losses.append(lane.trainee.mean_loss())
+            losses.append(lane.team.mean_losses())
     return losses

@@ -1,0 +1,119 @@
+"""Networks of one architecture side by side, as one: R of them train in the time of a few.
+
+A small network leaves most of a GPU idle. Stacked ones don't: channels of all of them lie side
+by side, a layer of all of them is one grouped convolution, and batch norm, which treats each
+channel by itself, needs no change. Every tensor of the stack is that of the R networks joined
+along its first axis, under the same name.
+
+    images (batch, R · channels, height, width)  ->  logits (R, batch, num_classes)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from longtail._checks import InputError
+from longtail.models.resnet import DESIGNS, PadShortcut, ResNet
+
+
+class StackedHead(nn.Module):
+    """The last layers of R networks, each on its own features.
+
+    Args:
+        heads: of one kind and size.
+    """
+
+    def __init__(self, heads: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = len(heads)
+        # A pattern for how to compute, not a part of the model: it must not be registered.
+        self._pattern = [copy.deepcopy(heads[0])]
+        for name, _ in heads[0].named_parameters():
+            joined = torch.cat([head.get_parameter(name).detach() for head in heads])
+            self.register_parameter(name, nn.Parameter(joined))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of shape (R, batch, num_classes); features as (batch, R · width)."""
+        apart = {
+            name: torch.stack(value.chunk(self.networks)) for name, value in self.named_parameters()
+        }
+        logits: Tensor = vmap(
+            lambda parameters, x: functional_call(self._pattern[0], parameters, (x,)),
+            in_dims=(0, 1),
+        )(apart, features.view(len(features), self.networks, -1))
+        return logits
+
+
+def can_stack(name: str) -> bool:
+    """Whether networks of this name can stand side by side.
+
+    Examples:
+        >>> can_stack("resnet32"), can_stack("small-conv")
+        (True, False)
+    """
+    return name in DESIGNS
+
+
+def stack(networks: Sequence[nn.Module]) -> nn.Module:
+    """Networks of one architecture as one; a single one is returned as it is.
+
+    Args:
+        networks: as `build` makes them; their weights are copied.
+
+    Returns:
+        A network of the same class, with every tensor joined along its first axis.
+
+    Examples:
+        >>> from longtail import models
+        >>> make = lambda: models.build("resnet20", num_classes=10, image_shape=(3, 8, 8))
+        >>> both = stack([make(), make()])
+        >>> both(torch.zeros(5, 6, 8, 8)).shape
+        torch.Size([2, 5, 10])
+    """
+    count = len(networks)
+    if count == 1:
+        return networks[0]
+    if not isinstance(networks[0], ResNet):
+        raise InputError(
+            f"stack: residual networks can stand side by side; got {type(networks[0]).__name__}."
+        )
+    stacked = copy.deepcopy(networks[0])
+    for name, layer in stacked.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.in_channels *= count
+            layer.out_channels *= count
+            layer.groups *= count
+        elif isinstance(layer, nn.BatchNorm2d):
+            layer.num_features *= count
+        elif isinstance(layer, PadShortcut):
+            layer.networks = count
+        else:
+            continue
+        _join(layer, [network.get_submodule(name) for network in networks])
+    stacked.fc = StackedHead([network.get_submodule("fc") for network in networks])
+    return stacked
+
+
+def _join(layer: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Give a layer the tensors of several, joined along the first axis."""
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        joined = torch.cat([part.get_parameter(name).detach() for part in parts])
+        setattr(layer, name, nn.Parameter(joined, requires_grad=parameter.requires_grad))
+    for name, buffer in list(layer.named_buffers(recurse=False)):
+        if buffer.ndim:
+            setattr(layer, name, torch.cat([part.get_buffer(name) for part in parts]))
+
+
+def part_of(value: Tensor, *, index: int, count: int) -> Tensor:
+    """A network's own part of a tensor of a stack; numbers such as a step count are shared.
+
+    Examples:
+        >>> part_of(torch.arange(6), index=1, count=3)
+        tensor([2, 3])
+    """
+    return value if value.ndim == 0 else value.chunk(count)[index]

@@ -1,0 +1,147 @@
+"""A team's runs are what they would be alone, whatever their methods; and what a step computes."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from data_factory import pixels
+from longtail.data.images import ImageSet
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
+from longtail.train.plan import Planner
+from longtail.train.recipe import get_recipe
+from longtail.train.team import Resident, Team, make_optimizer, new_network
+
+COUNTS = (30, 12, 5)
+IMAGES = ImageSet(
+    pixels(sum(COUNTS), shape=(3, 8, 8)), np.repeat(np.arange(3), COUNTS), ("a", "b", "c")
+)
+CPU = torch.device("cpu")
+METHODS = ("softmax", "logit-adjusted", "softmax+drw:start=1", "equalized-threshold:threshold=0.2")
+
+
+def recipe(**overrides):
+    short = {"model": "resnet20", "epochs": 3, "batch_size": 16, "warmup_epochs": 1}
+    return get_recipe("tuned", **{**short, "milestones": ((2, 0.1),), **overrides})
+
+
+def planner(method="softmax", seed=0, **overrides):
+    labels = IMAGES.labels
+    kept = np.arange(len(labels))
+    return Planner(recipe(**overrides), Method.of(method), labels, kept, IMAGES.prior, seed=seed)
+
+
+def lane(*planners, precision="float32"):
+    data = Resident(IMAGES, CPU)
+    return Lane(lambda: Team(planners, data, precision=precision), device=CPU)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
+def test_a_team_trains_each_run_as_it_would_alone(optimizer):
+    settings = {"optimizer": optimizer, "lr": 0.001}
+    planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
+    together, alone = lane(*planners), [lane(one) for one in planners]
+    for epoch in range(2):
+        losses = run_epoch([together], [epoch])[0]
+        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
+        np.testing.assert_allclose(losses, expected, rtol=2e-4)
+    for member, one in enumerate(alone):
+        assert together.team.state(member).keys() == one.team.state(0).keys()
+        own = together.team.network(member).state_dict()
+        start = new_network(recipe(**settings), IMAGES, seed=member).state_dict()
+        # Compared to how far each tensor moved: rounding grows over the steps and shows most
+        # where a gradient is small; a lost or a neighbour's gradient would be all of it.
+        shares = {
+            name: float((own[name] - value).double().norm() / (value - start[name]).double().norm())
+            for name, value in one.team.model.state_dict().items()
+        }
+        assert max(shares.values()) < 0.3, (member, shares)
+        assert np.median(list(shares.values())) < 0.01, (member, shares)
+
+
+def test_a_runs_state_travels_from_a_team_to_a_run_alone():
+    planners = [planner("softmax", 0), planner("logit-adjusted", 1)]
+    together, alone = lane(*planners), lane(planners[1])
+    run_epoch([together], [0])
+    alone.team.load_state(0, {k: v.clone() for k, v in together.team.state(1).items()})
+    both, one = run_epoch([together], [1])[0][1], run_epoch([alone], [1])[0][0]
+    assert one == pytest.approx(both, rel=1e-4)
+    back = lane(*planners)
+    for member in (0, 1):
+        back.team.load_state(member, {k: v.clone() for k, v in together.team.state(member).items()})
+    assert run_epoch([back], [2])[0] == pytest.approx(run_epoch([together], [2])[0], rel=1e-4)
+
+
+def test_a_neighbour_that_diverges_does_no_harm():
+    planners = [planner("softmax", 0), planner("softmax", 1)]
+    together, alone = lane(*planners), lane(planners[0])
+    with torch.no_grad():
+        together.team.state(1)["model/conv1.weight"].fill_(float("nan"))
+    mine, neighbour = run_epoch([together], [0])[0]
+    assert np.isnan(neighbour)
+    assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-4)
+
+
+def test_small_blocks_make_the_same_batches(monkeypatch):
+    whole = lane(planner())
+    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    parts = lane(planner())
+    assert (whole.team.block, parts.team.block) == (3, 2)
+    for epoch in range(2):
+        assert run_epoch([parts], [epoch]) == run_epoch([whole], [epoch])
+
+
+def test_the_first_step_by_hand():
+    """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
+    one = lane(planner("logit-adjusted", crop_padding=2, batch_size=47))
+    team, settings = one.team, recipe(crop_padding=2, batch_size=47)
+    plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0)
+    network = new_network(settings, IMAGES, seed=0)
+    batch = []
+    for row, dy, dx, flip in zip(plan.rows, plan.dy, plan.dx, plan.flip, strict=True):
+        padded = np.pad(IMAGES.images[row], ((0, 0), (2, 2), (2, 2)))
+        crop = padded[:, dy : dy + 8, dx : dx + 8]
+        batch.append(crop[:, :, ::-1] if flip else crop)
+    scaled = torch.from_numpy(np.stack(batch)).double() / 255
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (settings.mean, settings.std))
+    images = ((scaled - mean[:, None, None]) / std[:, None, None]).float()
+    logits = network(images).double() + torch.tensor(IMAGES.prior.log_probs)
+    loss = F.cross_entropy(logits, torch.from_numpy(IMAGES.labels)[plan.rows])
+    loss.backward()
+    rate = settings.lr  # one step an epoch and one warm-up epoch: the first step is at the peak
+    expected = {
+        name: value.detach() - rate * (value.grad + settings.weight_decay * value.detach())
+        for name, value in network.named_parameters()
+    }
+    assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-4)
+    for name, value in team.model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_decay_can_leave_batch_norm_out():
+    network = new_network(recipe(), IMAGES, seed=0)
+    optimizer = make_optimizer(network, recipe(decay="not-norm"), CPU)
+    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    for name, value in network.named_parameters():
+        assert (id(value) in decayed) == ("bn" not in name), name
+    assert len(make_optimizer(network, recipe(), CPU).param_groups) == 1
+
+
+def test_bfloat16_is_close_to_float32():
+    exact, rough = lane(planner()), lane(planner(), precision="bfloat16")
+    assert rough.team.inputs.dtype == torch.bfloat16
+    one, other = run_epoch([exact], [0])[0][0], run_epoch([rough], [0])[0][0]
+    assert one != other
+    assert other == pytest.approx(one, rel=0.05)
+
+
+def test_class_weights_come_in_when_drw_starts():
+    one = lane(planner("softmax+drw:start=1"))
+    one.load(0)
+    assert one.team.criteria[0].weight.tolist() == [1.0, 1.0, 1.0]
+    one.load(1)
+    weights = one.team.criteria[0].weight
+    numbers = (1 - 0.9999 ** np.array(COUNTS)) / (1 - 0.9999)
+    expected = 3 / numbers / np.sum(1 / numbers)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
