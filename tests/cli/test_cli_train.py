@@ -84,7 +84,7 @@ def test_every_method_and_seed_is_trained_and_judged(cohort):
 
 def test_the_same_command_finds_everything_done_and_prints_the_table(cohort, cli, monkeypatch):
     words, out, document = cohort
-    monkeypatch.setattr(engine, "run_epoch", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(_cohort.News, "__call__", lambda *_: pytest.fail("trained again"))
     result = cli(*words)
     assert result.code == 0
     assert result.err == "Nothing to train: 4 runs finished already (--force: again).\n"
@@ -135,12 +135,11 @@ def test_force_trains_again(cli, monkeypatch):
     words = (*DIGITS, "--method", "softmax", "--no-evaluate")
     assert cli(*words).code == 0
     epochs = []
-    real = engine.run_epoch
-    monkeypatch.setattr(engine, "run_epoch", lambda *a: epochs.append(a) or real(*a))
+    monkeypatch.setattr(_cohort.News, "__call__", lambda _, end: epochs.append(end.epoch))
     assert cli(*words).code == 0
-    assert len(epochs) == 0
+    assert epochs == []
     assert cli(*words, "--force").code == 0
-    assert len(epochs) == 2
+    assert epochs == [1, 2]
 
 
 def test_training_alone_leaves_the_test_set_closed(cli):
