@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, balanced_error, margins
+from longtail.data import ClassSampler
+from longtail.data.torch_samplers import DistributedClassSampler
 from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
 from longtail.losses import LogitAdjustedLoss, PairwiseMarginLoss, SoftmaxLoss
 
@@ -176,6 +178,30 @@ def test_deferred_reweighting_begins_at_its_epoch():
     assert len(seen) == 6
     np.testing.assert_allclose(seen[:2], np.ones((2, 3)))
     np.testing.assert_allclose(seen[2:], np.tile(weights, (4, 1)), rtol=1e-6)
+
+
+def test_a_class_sampler_in_trainer_sees_every_epoch():
+    data = trainer_example.sequences()
+    drawn = ClassSampler(data.columns["labels"], rule="class-balanced", num_samples=48)
+    sampler = DistributedClassSampler(drawn, num_replicas=1, rank=0)
+    seen = []
+
+    class Resampled(trainer_example.Trainer):
+        def _get_train_sampler(self, *_):
+            return sampler
+
+    class Kept(TrainerLoss):
+        def __call__(self, outputs, labels, num_items_in_batch=None):
+            seen.extend(labels.tolist())
+            return super().__call__(outputs, labels, num_items_in_batch)
+
+    made = trainer_example.trainer(
+        trainer_example.bert(), data, Kept(SoftmaxLoss(PRIOR)), batch_size=16, num_train_epochs=3
+    )
+    made.__class__ = Resampled
+    made.train()
+    wanted = np.concatenate([drawn.indices(epoch) for epoch in range(3)])
+    assert seen == data.columns["labels"][wanted].tolist()
 
 
 class CausalLMOutput(dict):
