@@ -178,6 +178,14 @@ def bake_record(model: Any) -> BakeRecord | None:
 
     Returns:
         The record, or None if nothing was baked.
+
+    Examples:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> model = LogisticRegression().fit([[0.0], [1.0], [2.0], [9.0]], [0, 0, 0, 1])
+        >>> bake_record(model) is None
+        True
+        >>> bake_record(bake_logit_adjustment(model, ClassPrior.from_counts([3, 1]), tau=0.5))
+        BakeRecord(method='logit_adjustment', tau=0.5, where='LogisticRegression', how='added ...)
     """
     caller = "bake_record"
     if isinstance(model, str | Path):
