@@ -109,8 +109,31 @@ def adjusting():
     ]
 
 
+def samplers():
+    found = record("bench_samplers")
+    rows = [
+        [
+            cell["rule"],
+            f"{cell['classes']:,}",
+            f"{cell['build_seconds']:.2f}",
+            f"{cell['epoch_seconds']:.2f}",
+            f"{cell['peak_mb_beyond_labels']:.0f}",
+        ]
+        for cell in found["cases"]
+    ]
+    header = ["rule", "classes", "build, s", "an epoch, s", "memory beyond the labels, MB"]
+    return [
+        "## Samplers",
+        f"`ClassSampler` on {found['examples']:,} labels, imbalance ratio {found['imbalance']}, "
+        "beside `torch.multinomial` with one weight per example, which torch's "
+        f"WeightedRandomSampler draws with ({found['machine']['device']}). `bench_samplers.py`.",
+        table(header, rows),
+    ]
+
+
 def page():
-    return "\n\n".join([INTRO.rstrip(), *estimators(), *tuning(), *adjusting()]) + "\n"
+    parts = [*estimators(), *tuning(), *adjusting(), *samplers()]
+    return "\n\n".join([INTRO.rstrip(), *parts]) + "\n"
 
 
 if __name__ == "__main__":
