@@ -19,8 +19,9 @@ from longtail.kernels import available
 from longtail.kernels._launch import _given, _run, _there
 
 DTYPES = (torch.bfloat16, torch.float32)
-TILE = 8192  # numbers that a program holds in registers
-PARTIALS = 2048  # partial sums, channels of a block times programs, that every program adds up
+TILE = 2048  # numbers that a program of WARPS · 32 threads holds at a time
+WARPS = 4
+PROGRAMS = {False: 1024, True: 528}  # that leave partial sums, forward and backward
 
 
 def norm_act(
@@ -35,6 +36,7 @@ def norm_act(
     training: bool,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    moments: Moments | None = None,
 ) -> Tensor:
     """relu(batch_norm(x) + residual): on a GPU in training, four passes over memory fewer.
 
@@ -56,6 +58,7 @@ def norm_act(
         training: whether to use, and to track, the statistics of the batch.
         momentum: the weight of this batch in the running statistics.
         eps: ε.
+        moments: of x, from whoever made it; None to read x for them.
 
     Returns:
         y, of the shape and type of x.
@@ -71,7 +74,7 @@ def norm_act(
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
     if training and serves(x, weight, residual):
-        return _NormAct.apply(*tensors, options, False)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return _NormAct.apply(*tensors, options, moments, False)[0]  # type: ignore[no-any-return, no-untyped-call]
     return norm_act_torch(*tensors, options, training=training)
 
 
@@ -87,6 +90,7 @@ def norm_act_fork(
     training: bool,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    moments: Moments | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`norm_act`, its result twice: for two readers whose gradients are added on the way back.
 
@@ -95,8 +99,8 @@ def norm_act_fork(
     and a pass over memory of its own.
 
     Args:
-        x, weight, bias, running_mean, running_var, residual, relu, training, momentum, eps: as in
-            `norm_act`.
+        x, weight, bias, running_mean, running_var, residual, relu, training, momentum, eps,
+        moments: as in `norm_act`.
 
     Returns:
         y and y, which share memory; neither may be changed in place.
@@ -111,9 +115,21 @@ def norm_act_fork(
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
     if training and serves(x, weight, residual):
-        return _NormAct.apply(*tensors, options, True)  # type: ignore[no-any-return, no-untyped-call]
+        return _NormAct.apply(*tensors, options, moments, True)  # type: ignore[no-any-return, no-untyped-call]
     y = norm_act_torch(*tensors, options, training=training)
     return y, y
+
+
+class Moments(NamedTuple):
+    """The mean and Σ(x − mean)² of each channel over `rows` rows at a time.
+
+    Attributes:
+        partials: shape (parts, 2, C), float32.
+        rows: to a part; the last may have fewer.
+    """
+
+    partials: Tensor
+    rows: int
 
 
 class Options(NamedTuple):
@@ -184,15 +200,16 @@ class Cut(NamedTuple):
     parts: int
 
 
-def cut(x: Tensor) -> Cut:
-    """Tiles of about TILE numbers; few enough partial sums that every program can add them up."""
+def cut(x: Tensor, *, back: bool = False) -> Cut:
+    """Tiles of about TILE numbers; PROGRAMS at most that add up, each several tiles of rows."""
     channels = x.shape[1]
     n_rows = x.numel() // channels
     block = min(max(1 << (channels - 1).bit_length(), 8), 64)
+    blocks = -(-channels // block)
     rows = min(TILE // block, max(1 << (n_rows - 1).bit_length(), 8))
     tiles = -(-n_rows // rows)
-    per_program = rows * -(-tiles // (PARTIALS // block))
-    return Cut(rows, block, -(-channels // block), tiles, per_program, -(-n_rows // per_program))
+    per_program = rows * -(-tiles // max(PROGRAMS[back] // blocks, 1))
+    return Cut(rows, block, blocks, tiles, per_program, -(-n_rows // per_program))
 
 
 @_there
@@ -204,42 +221,50 @@ def forward(
     running_var: Tensor | None,
     residual: Tensor | None,
     options: Options,
+    moments: Moments | None = None,
 ) -> tuple[Tensor, Tensor]:
     """y, and the statistics μ and 1/√(σ² + ε), shape (2, C)."""
-    from longtail.kernels import _triton_norm
+    from longtail.kernels import _triton_norm as kernels
 
     shape = cut(x)
     channels = x.shape[1]
     n_rows = x.numel() // channels
-    partials = weight.new_empty((shape.parts, 2, channels))
     stats = weight.new_empty((2, channels))
     y = torch.empty_like(x)
     tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
+    if moments is None:
+        moments = Moments(weight.new_empty((shape.parts, 2, channels)), shape.per_program)
+        _run(
+            kernels.moments_kernel,
+            (shape.parts, shape.blocks),
+            (x, moments.partials, n_rows, moments.rows),
+            tile,
+            num_warps=WARPS,
+        )
+    running = (_given(running_mean, stats), _given(running_var, stats))
     _run(
-        _triton_norm.moments_kernel,
-        (shape.parts, shape.blocks),
-        (x, partials, n_rows, shape.per_program),
-        tile,
-        num_warps=8,
-    )
-    pointers = (
-        _given(residual, x), weight, bias, partials,
-        _given(running_mean, stats), _given(running_var, stats), stats, y,
+        kernels.statistics_kernel,
+        (-(-channels // 8),),
+        (
+            moments.partials, *running, stats, n_rows, moments.rows, len(moments.partials),
+            options.momentum, options.eps,
+        ),
+        {"HAS_RUNNING": running_mean is not None, **_gathering(moments.partials)},
+        num_warps=4,
     )  # fmt: skip
     _run(
-        _triton_norm.forward_kernel,
+        kernels.forward_kernel,
         (shape.tiles, shape.blocks),
-        (x, *pointers, n_rows, shape.per_program, shape.parts, options.momentum, options.eps),
-        {
-            "HAS_RESIDUAL": residual is not None,
-            "HAS_RUNNING": running_mean is not None,
-            "RELU": options.relu,
-            **tile,
-            "PARTS": PARTIALS // shape.block,
-        },
-        num_warps=8,
+        (x, _given(residual, x), weight, bias, stats, y, n_rows),
+        {"HAS_RESIDUAL": residual is not None, "RELU": options.relu, **tile},
+        num_warps=WARPS,
     )
     return y, stats
+
+
+def _gathering(partials: Tensor) -> dict[str, int]:
+    """How the kernels that combine partial sums are cut: few channels, all parts at once."""
+    return {"C": partials.shape[2], "PARTS": 1 << (len(partials) - 1).bit_length(), "BLOCK": 8}
 
 
 @_there
@@ -264,9 +289,9 @@ def backward(
         relu: whether there was a ReLU.
         keep: whether g is wanted.
     """
-    from longtail.kernels import _triton_norm
+    from longtail.kernels import _triton_norm as kernels
 
-    shape = cut(x)
+    shape = cut(x, back=True)
     channels = x.shape[1]
     n_rows = x.numel() // channels
     partials = weight.new_empty((shape.parts, 2, channels))
@@ -275,25 +300,29 @@ def backward(
     tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
     mask = 0 if not relu else 1 if y is not None else 2
     _run(
-        _triton_norm.sums_kernel,
+        kernels.sums_kernel,
         (shape.parts, shape.blocks),
         (
             x, _given(y, x), grads[0], grads[-1], weight, bias, stats, partials, _given(g, x),
             n_rows, shape.per_program,
         ),
         {"HAS_OTHER": len(grads) > 1, "MASK": mask, "KEEP": g is not None, **tile},
-        num_warps=8,
+        num_warps=WARPS,
     )  # fmt: skip
     _run(
-        _triton_norm.backward_kernel,
+        kernels.gradients_kernel,
+        (-(-channels // 8),),
+        (partials, dweight, dbias, shape.parts),
+        _gathering(partials),
+        num_warps=4,
+    )
+    _run(
+        kernels.backward_kernel,
         (shape.tiles, shape.blocks),
-        (
-            x, _given(g, grads[0]), weight, bias, stats, partials, dx, dweight, dbias,
-            n_rows, shape.parts,
-        ),
-        {"MASK": mask if g is None else 0, **tile, "PARTS": PARTIALS // shape.block},
-        num_warps=8,
-    )  # fmt: skip
+        (x, _given(g, grads[0]), weight, bias, stats, dx, dweight, dbias, n_rows),
+        {"MASK": mask if g is None else 0, **tile},
+        num_warps=WARPS,
+    )
     return dx, dweight, dbias, g if keep else None
 
 
@@ -310,9 +339,10 @@ class _NormAct(torch.autograd.Function):
         running_var: Tensor | None,
         residual: Tensor | None,
         options: Options,
+        moments: Moments | None,
         fork: bool,
     ) -> tuple[Tensor, ...]:
-        y, stats = forward(x, weight, bias, running_mean, running_var, residual, options)
+        y, stats = forward(x, weight, bias, running_mean, running_var, residual, options, moments)
         # Without a residual, x and the statistics say what the ReLU cut; y need not be kept.
         kept = y if options.relu and residual is not None else None
         ctx.save_for_backward(x, kept, weight, bias, stats)
@@ -326,11 +356,11 @@ class _NormAct(torch.autograd.Function):
         x, y, weight, bias, stats = ctx.saved_tensors
         came = tuple(_as_rows(grad, x) for grad in grads if grad is not None)
         if not came:
-            return (None,) * 8
+            return (None,) * 9
         dx, dweight, dbias, g = backward(
             x, y, weight, bias, stats, came, relu=ctx.relu, keep=ctx.needs_input_grad[5]
         )
-        return dx, dweight, dbias, None, None, g, None, None
+        return dx, dweight, dbias, None, None, g, None, None, None
 
 
 def _as_rows(grad: Tensor, x: Tensor) -> Tensor:
