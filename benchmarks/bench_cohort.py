@@ -30,8 +30,8 @@ from longtail.experiments.comparison import mean_interval
 from longtail.train.engine import network_logits
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
-from longtail.train.recipe import get_recipe
 from longtail.train.plan import Planner
+from longtail.train.recipe import get_recipe
 from longtail.train.team import Resident, Team
 
 DEVICE = torch.device("cuda")

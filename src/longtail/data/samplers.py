@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
@@ -194,6 +193,8 @@ def _by_group(groups: NDArray[Any], num_groups: int) -> NDArray[Any]:
     """Positions by group, ascending within each: a stable argsort in linear time."""
     # The transposition of a matrix with one entry per row is a counting sort.
     wide = np.int32 if len(groups) < 2**31 - 1 else np.int64
+    from scipy import sparse  # here: reading data must not need it
+
     rows = sparse.csr_matrix(
         (
             np.broadcast_to(np.int8(1), len(groups)),
