@@ -224,6 +224,13 @@ def test_a_softmax_before_opset_13(bias):
     np.testing.assert_allclose(run(baked_and_back(model))[0], softmax(f - LOG_PI), atol=1e-5)
 
 
+def test_the_axis_that_a_softmax_had_before_opset_13():
+    nodes = [("Gemm", "xwb", "z"), ("Unsqueeze", "z", "u", {"axes": [2]}), ("Softmax", "u", "y")]
+    model = graph(nodes, {"y": FLOAT}, {"w": W, "b": B}, opset=11)
+    got = run(baked_and_back(model))[0]
+    np.testing.assert_allclose(got[:, :, 0], softmax(F - LOG_PI), atol=1e-5)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("axis", [None, 1])
 def test_convolutions(bias, axis):
