@@ -3,16 +3,16 @@
     python benchmarks/bench_samplers.py               # measure, print, write the record
     python benchmarks/bench_samplers.py --show results/bench_samplers.json
 
-Each case runs in a process of its own, on one thread. The yardstick is torch's way to the same
-class frequencies, `torch.multinomial` over one weight per example, which is what
-WeightedRandomSampler draws an epoch with; its limit is 2^24 examples.
+Each case runs in a process of its own, on one thread; seconds are processor seconds, medians over
+the epochs. The yardstick is torch's way to the same class frequencies, `torch.multinomial` over
+one weight per example, which is what WeightedRandomSampler draws an epoch with; its limit is 2^24
+examples.
 """
 
 import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -40,20 +40,27 @@ def labels(classes):
 
 
 def timed(function):
-    start = time.perf_counter()
+    start = time.process_time()
     result = function()
-    return result, time.perf_counter() - start
+    return result, time.process_time() - start
 
 
-def peak_mb():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def memory_mb(what):
+    """VmRSS is what the process holds, VmHWM the most it held since the last `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(x for x in status.splitlines() if x.startswith(what)).split()[1]) / 1024
+
+
+def forget_peak():
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory_mb("VmRSS")
 
 
 def measure(rule, classes):
     target = labels(classes)
     if rule == "torch.multinomial":
         return measure_torch(target)
-    before = peak_mb()
+    before = forget_peak()
     settings = {"epochs": 10} if rule == "progressive" else {}
     sampler, build = timed(lambda: ClassSampler(target, rule=rule, **settings))
     seconds = [timed(lambda e=epoch: sampler.indices(e))[1] for epoch in range(1, EPOCHS + 1)]
@@ -62,7 +69,7 @@ def measure(rule, classes):
         "epoch_seconds": sorted(seconds)[EPOCHS // 2],
         "slowest_epoch_seconds": max(seconds),
         "examples_per_epoch": len(sampler),
-        "peak_mb_beyond_labels": peak_mb() - before,
+        "peak_mb_beyond_labels": memory_mb("VmHWM") - before,
     }
 
 
@@ -70,7 +77,7 @@ def measure_torch(target):
     import torch
 
     torch.set_num_threads(1)
-    before = peak_mb()
+    before = forget_peak()
     weights, build = timed(lambda: torch.from_numpy(1.0 / np.bincount(target)[target]))
     seconds = [
         timed(lambda: torch.multinomial(weights, len(target), replacement=True))[1]
@@ -81,7 +88,7 @@ def measure_torch(target):
         "epoch_seconds": sorted(seconds)[EPOCHS // 2],
         "slowest_epoch_seconds": max(seconds),
         "examples_per_epoch": len(target),
-        "peak_mb_beyond_labels": peak_mb() - before,
+        "peak_mb_beyond_labels": memory_mb("VmHWM") - before,
     }
 
 

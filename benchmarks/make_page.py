@@ -126,7 +126,8 @@ def samplers():
         "## Samplers",
         f"`ClassSampler` on {found['examples']:,} labels, imbalance ratio {found['imbalance']}, "
         "beside `torch.multinomial` with one weight per example, which torch's "
-        f"WeightedRandomSampler draws with ({found['machine']['device']}). `bench_samplers.py`.",
+        f"WeightedRandomSampler draws with; processor seconds "
+        f"({found['machine']['device']}). `bench_samplers.py`.",
         table(header, rows),
     ]
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 
 import numpy as np
 import pytest
@@ -140,6 +141,24 @@ def test_more_classes_than_sixteen_bits_hold():
     labels = np.r_[np.arange(70_000), np.full(30_000, 69_999)]
     drawn = np.bincount(labels[make(labels=labels, num_samples=140_000).indices(0)])
     assert np.all(drawn == 2)
+
+
+@pytest.mark.slow
+def test_ten_million_labels_take_less_than_two_seconds():
+    """Processor seconds, so that neighbours don't count; the record is in results/."""
+    counts = np.maximum(np.geomspace(6000, 10, 8142).astype(int), 1)
+    counts[0] += 10_000_000 - counts.sum()
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(8142), counts))
+    start = time.process_time()
+    sampler = make(labels=labels)
+    built = time.process_time()
+    indices = sampler.indices(1)
+    drawn = time.process_time()
+    assert built - start < 2
+    assert drawn - built < 2
+    seen = np.bincount(labels[indices], minlength=8142)
+    assert stats.chisquare(seen).pvalue > 1e-3
+    assert seen.max() - seen.min() == 1  # 10,000,000 is no multiple of 8142
 
 
 @pytest.mark.parametrize(
