@@ -157,6 +157,26 @@ def test_an_interrupted_run_is_resumed_with_its_log(tmp_path):
     np.testing.assert_array_equal(two.model()["fc.weight"], one.model()["fc.weight"])
 
 
+def test_logits_of_earlier_weights_are_not_taken_for_the_runs(tmp_path, caplog):
+    net = example.record(example.Net(), tmp_path)
+    trainer(check_val_every_n_epoch=2).fit(net, example.Data(16))  # after epoch 2 of 3
+    (run,) = find_runs(tmp_path)
+    assert run.splits == ()
+    assert "val_balanced_error" in run.log()[1]
+    assert "val_balanced_error" not in run.log()[2]
+    assert "training went on after the last validation" in caplog.text
+
+
+def test_the_sanity_check_leaves_nothing_behind(tmp_path):
+    net = example.record(example.Net(), tmp_path)
+    trainer(max_epochs=1, check_val_every_n_epoch=2, num_sanity_val_steps=2).fit(
+        net, example.Data(16)
+    )
+    (run,) = find_runs(tmp_path)
+    assert run.splits == ()
+    assert run.log()[0].keys() == {"epoch", "loss"}
+
+
 @pytest.mark.parametrize("start", [1, None])
 def test_deferred_reweighting_begins_at_its_epoch(start):
     net = example.Net(SoftmaxLoss(example.PRIOR))

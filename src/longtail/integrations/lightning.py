@@ -6,6 +6,7 @@ every example is judged once: what a sampler repeats to fill up the last batch i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from torch.utils.data import DistributedSampler, SequentialSampler  # noqa: E402
 from longtail.losses import PairwiseMarginLoss  # noqa: E402
 from longtail.models.heads import effective_weight_and_bias  # noqa: E402
 from longtail.train.methods import Method  # noqa: E402
+
+_logger = logging.getLogger("longtail")
 
 
 class DeferredReweighting(Callback):  # type: ignore[misc]
@@ -160,7 +163,7 @@ class LongTailMixin:
     The balanced error is then logged as ``val_balanced_error`` and ``test_balanced_error``: exact,
     over all processes, each example counted once. With `record_run`, the training also becomes
     a run folder that `longtail report` reads: the log, the weights at the end, the logits of
-    the last validation (split ``held-out``) and of the test.
+    a validation after the last step (split ``held-out``) and of the test.
 
     A hook of your own with a name that this class has (`on_validation_epoch_end` and the like)
     has to call super's.
@@ -179,6 +182,7 @@ class LongTailMixin:
     state_dict: Callable[[], dict[str, Tensor]]
 
     _collected: list[_Examples] | None = None
+    _collected_at: int | None = None
     _recording: _Recording | None = None
     _writer: RunWriter | None = None
     _losses: tuple[Any, int] = (0.0, 0)
@@ -266,8 +270,11 @@ class LongTailMixin:
 
     def on_validation_epoch_end(self) -> None:
         """Log the balanced error."""
-        if not self.trainer.sanity_checking:
+        if self.trainer.sanity_checking:
+            self._collected = None
+        else:
             self._judge("val")
+            self._collected_at = self.trainer.global_step
 
     def on_train_epoch_end(self) -> None:
         """Write a line of the run's log."""
@@ -288,7 +295,15 @@ class LongTailMixin:
         if self._recording is None:
             return
         mine = self._mine("val")
-        split = _together(mine) if any(_of_all_processes(mine is not None)) else None
+        split = None
+        if any(_of_all_processes(mine is not None)):
+            if self._collected_at == self.trainer.global_step:
+                split = _together(mine)
+            else:
+                _logger.warning(
+                    "LongTailMixin: training went on after the last validation, so its logits are "
+                    "not those of the run's weights and are left out of the run folder."
+                )
         self._first_process(lambda: self._finish_run(split))
 
     def on_test_epoch_start(self) -> None:
