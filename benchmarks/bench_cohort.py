@@ -15,7 +15,7 @@ import json
 import platform
 import statistics
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -24,9 +24,10 @@ import torch
 from torch.nn import functional as F
 
 import longtail
-from longtail import data, kernels, metrics
+from longtail import data, metrics, models
 from longtail.data.images import LongTailedData
 from longtail.experiments.comparison import mean_interval
+from longtail.kernels import norm_act
 from longtail.train.engine import network_logits
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
@@ -38,11 +39,19 @@ DEVICE = torch.device("cuda")
 SHORT = {"epochs": 12, "warmup_epochs": 1, "milestones": ((8, 0.1), (10, 0.01))}
 
 
-def torch_norm_act(x, weight, bias, mean, var, *, residual, relu, training, momentum, eps):
+def torch_norm_act(x, weight, bias, mean, var, **how):
     """What a network does with torch's own batch norm."""
-    y = F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
-    y = y if residual is None else y + residual
-    return F.relu(y) if relu else y
+    y = F.batch_norm(x, mean, var, weight, bias, how["training"], how["momentum"], how["eps"])
+    y = y if how["residual"] is None else y + how["residual"]
+    return F.relu(y) if how.get("relu", True) else y
+
+
+def torch_conv(x, weight, *, stride, groups):
+    return F.conv2d(x, weight, None, stride, 1, 1, groups), None
+
+
+def torch_shortcut(x, *, groups):
+    return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, x.shape[1] // 2, x.shape[1] // 2))
 
 
 def planners(images, seeds, recipe, method="softmax"):
@@ -62,9 +71,18 @@ def lane(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
     )
 
 
+@contextmanager
 def plainly():
-    """The network with torch's own batch norm."""
-    return mock.patch.object(kernels.norm_act, "norm_act", torch_norm_act)
+    """The network in torch's own operations."""
+    with (
+        mock.patch.object(norm_act, "norm_act", torch_norm_act),
+        mock.patch.object(
+            norm_act, "norm_act_fork", lambda *a, **k: (torch_norm_act(*a, **k),) * 2
+        ),
+        mock.patch.object(models.norm, "grouped_conv", torch_conv),
+        mock.patch.object(models.resnet, "pad_shortcut", torch_shortcut),
+    ):
+        yield
 
 
 def epoch_seconds(lanes, epochs):

@@ -298,7 +298,8 @@ def test_training_is_what_torch_layers_do(name, monkeypatch):
 
     logits = run(ours)
 
-    def layers(bn, x, *, residual=None, relu=True):
+    def layers(bn, x, *, conv=None, residual=None, relu=True):
+        x = x if conv is None else conv(x)
         y = bn(x) if residual is None else bn(x) + residual
         return y.relu() if relu else y
 

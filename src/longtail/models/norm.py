@@ -1,7 +1,7 @@
-"""Batch norm, residual and ReLU in one call: the only road to them for every network here.
+"""Convolution, batch norm, residual and ReLU in one call: the road to them for every network here.
 
-The layers stay ordinary `nn.BatchNorm2d`, so state dicts do too; how the three steps are
-computed is `longtail.kernels.norm_act`'s business.
+The layers stay ordinary `nn.Conv2d` and `nn.BatchNorm2d`, so state dicts do too; how the steps
+are computed is the business of `longtail.kernels.norm_act` and `longtail.kernels.grouped_conv`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from torch import Tensor, nn
 
 from longtail._checks import InputError
 from longtail.kernels import norm_act as kernel
+from longtail.kernels.grouped_conv import grouped_conv
+from longtail.kernels.norm_act import Moments
 
 # One value for two readers: a block's branch and its shortcut.
 Fork = tuple[Tensor, Tensor]
 
 
 def norm_act(
-    bn: nn.BatchNorm2d, x: Tensor, *, residual: Tensor | None = None, relu: bool = True
+    bn: nn.BatchNorm2d,
+    x: Tensor,
+    *,
+    conv: nn.Conv2d | None = None,
+    residual: Tensor | None = None,
+    relu: bool = True,
 ) -> Tensor:
     """Normalise, add, rectify: ``relu(gamma * (x - mean) / sqrt(var + eps) + beta + residual)``.
 
@@ -29,11 +36,12 @@ def norm_act(
     Args:
         bn: the layer with gamma, beta and the running statistics.
         x: shape (batch, channels, height, width).
+        conv: what x goes through first; a convolution may know its result's mean and variance.
         residual: what to add, of the same shape, or nothing.
         relu: whether to rectify.
 
     Returns:
-        A tensor like `x`.
+        A tensor like `x`, or like what `conv` makes of it.
 
     Examples:
         >>> x = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1)
@@ -41,16 +49,39 @@ def norm_act(
         >>> [round(value, 3) for value in y.flatten().tolist()]
         [0.0, 3.0]
     """
-    return kernel.norm_act(x, *_tensors(bn), residual=residual, relu=relu, **_settings(bn))
+    y, moments = _convolved(conv, x)
+    return kernel.norm_act(
+        y, *_tensors(bn), residual=residual, relu=relu, moments=moments, **_settings(bn)
+    )
 
 
-def norm_act_fork(bn: nn.BatchNorm2d, x: Tensor, *, residual: Tensor | None = None) -> Fork:
+def norm_act_fork(
+    bn: nn.BatchNorm2d,
+    x: Tensor,
+    *,
+    conv: nn.Conv2d | None = None,
+    residual: Tensor | None = None,
+) -> Fork:
     """`norm_act`, its result once for each of its two readers.
 
     What one tensor's two readers send back has to be added up by a kernel of its own; of two
     tensors it is added where batch norm reads it.
     """
-    return kernel.norm_act_fork(x, *_tensors(bn), residual=residual, **_settings(bn))
+    y, moments = _convolved(conv, x)
+    return kernel.norm_act_fork(
+        y, *_tensors(bn), residual=residual, moments=moments, **_settings(bn)
+    )
+
+
+def _convolved(conv: nn.Conv2d | None, x: Tensor) -> tuple[Tensor, Moments | None]:
+    """The convolution of x, with its moments where the kernel for the usual 3 x 3 one made it."""
+    if conv is None:
+        return x, None
+    usual = type(conv) is nn.Conv2d and conv.bias is None and conv.dilation == (1, 1)
+    shape = (conv.kernel_size, conv.padding)
+    if usual and shape == ((3, 3), (1, 1)) and conv.stride in ((1, 1), (2, 2)):
+        return grouped_conv(x, conv.weight, stride=conv.stride[0], groups=conv.groups)
+    return conv(x), None
 
 
 def _tensors(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

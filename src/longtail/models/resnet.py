@@ -19,6 +19,8 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longtail._checks import InputError
+from longtail.kernels.grouped_conv import pad_shortcut
 from longtail.models.heads import HeadFactory
 from longtail.models.norm import Fork, count_batches, norm_act, norm_act_fork
 
@@ -55,11 +57,9 @@ def conv3x3_same(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 class PadShortcut(nn.Module):
-    """Option A: every second pixel, and zeros for the new channels; no parameters.
+    """Option A: every second pixel, and as many new channels of zeros; no parameters.
 
-    The zeros go half before the old channels and half after them. A pooling over single pixels
-    subsamples as x[:, :, ::2, ::2] does, but keeps channels_last memory on the way back too,
-    and in fewer kernels.
+    The zeros go half before the old channels and half after them; see `kernels.grouped_conv`.
 
     Attributes:
         networks: how many stand side by side, see `stacked`; each one's channels are padded.
@@ -67,19 +67,16 @@ class PadShortcut(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.stride = stride
-        self.before = (outputs - inputs) // 2
-        self.after = outputs - inputs - self.before
+        if (outputs, stride) != (2 * inputs, 2):
+            raise InputError(
+                f"PadShortcut: option A halves the maps and doubles the channels; got stride "
+                f"{stride}, {inputs} channels in and {outputs} out."
+            )
         self.networks = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
-        subsampled = F.avg_pool2d(x, 1, stride=self.stride)
-        if self.networks == 1:
-            return F.pad(subsampled, (0, 0, 0, 0, self.before, self.after))
-        pixels = subsampled.permute(0, 2, 3, 1)
-        apart = pixels.reshape(*pixels.shape[:3], self.networks, -1)
-        return F.pad(apart, (self.before, self.after)).flatten(3).permute(0, 3, 1, 2)
+        """Shape (batch, outputs, ceil(height / 2), ceil(width / 2))."""
+        return pad_shortcut(x, groups=self.networks)
 
 
 class ProjectionShortcut(nn.Sequential):
@@ -90,7 +87,7 @@ class ProjectionShortcut(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, outputs, ceil(height / stride), ceil(width / stride))."""
-        return norm_act(cast(nn.BatchNorm2d, self[1]), self[0](x), relu=False)
+        return norm_act(cast(nn.BatchNorm2d, self[1]), x, conv=cast(nn.Conv2d, self[0]), relu=False)
 
 
 class BasicBlock(nn.Module):
@@ -125,8 +122,8 @@ class BasicBlock(nn.Module):
     def forward(self, fork: Fork) -> Fork:
         """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
         x, same_x = fork
-        y = norm_act(self.bn1, self.conv1(x))
-        return norm_act_fork(self.bn2, self.conv2(y), residual=self.downsample(same_x))
+        y = norm_act(self.bn1, x, conv=self.conv1)
+        return norm_act_fork(self.bn2, y, conv=self.conv2, residual=self.downsample(same_x))
 
 
 class Bottleneck(nn.Module):
@@ -163,9 +160,9 @@ class Bottleneck(nn.Module):
     def forward(self, fork: Fork) -> Fork:
         """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
         x, same_x = fork
-        y = norm_act(self.bn1, self.conv1(x))
-        y = norm_act(self.bn2, self.conv2(y))
-        return norm_act_fork(self.bn3, self.conv3(y), residual=self.downsample(same_x))
+        y = norm_act(self.bn1, x, conv=self.conv1)
+        y = norm_act(self.bn2, y, conv=self.conv2)
+        return norm_act_fork(self.bn3, y, conv=self.conv3, residual=self.downsample(same_x))
 
 
 def init_he(model: nn.Module) -> None:
@@ -285,7 +282,7 @@ class ResNet(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """What the head sees, shape (batch, features); images as (batch, channels, h, w)."""
         count_batches(self)
-        fork = norm_act_fork(self.bn1, self.conv1(images))
+        fork = norm_act_fork(self.bn1, images, conv=self.conv1)
         if self.maxpool is not None:
             fork = (self.maxpool(fork[0]),) * 2
         for stage in self.stages:
