@@ -43,8 +43,8 @@ def test_each_network_is_as_it_would_be_alone(name, head):
             torch.testing.assert_close(mine, net.state_dict()[key], rtol=1e-4, atol=1e-5)
 
 
-def test_stacking_copies(name="resnet20"):
-    alone = networks(name, "linear")
+def test_stacking_copies():
+    alone = networks("resnet20", "linear")
     together = stack(alone)
     with torch.no_grad():
         for value in together.parameters():
