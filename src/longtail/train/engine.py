@@ -403,7 +403,7 @@ def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.nda
     was_training = model.training
     model.eval()
     found = []
-    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for batch in torch.split(torch.from_numpy(images.images), 1024):
             pixels = normalize(
                 batch.to(device), mean=recipe.mean, std=recipe.std, pixel_range=images.pixel_range

@@ -48,8 +48,10 @@ class Lane:
             return nullcontext()
         context = ExitStack()
         context.enter_context(torch.cuda.stream(self.stream))
-        # float32 means float32; and the fastest of the library's algorithms, found once.
-        context.enter_context(torch.backends.cudnn.flags(benchmark=True, allow_tf32=False))
+        # float32 means float32; and the fastest of cuDNN's algorithms, found once.
+        context.enter_context(
+            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+        )
         return context
 
     def _capture(self) -> None:
@@ -111,6 +113,9 @@ def run_epoch(lanes: Sequence[Lane], epochs: Sequence[int]) -> list[list[float]]
         for lane in lanes:
             if number < len(lane.team.batch_sizes):
                 lane.step(number)
+    for lane, epoch in zip(lanes, epochs, strict=True):
+        if lane.graphs:  # while the GPU works through what is queued
+            lane.team.look_ahead(epoch + 1)
     losses = []
     for lane in lanes:
         with lane.active():

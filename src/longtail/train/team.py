@@ -22,7 +22,7 @@ from longtail import models
 from longtail.data.images import ImageSet
 from longtail.models.stacked import part_of, stack
 from longtail.train.augment import gather_normalized
-from longtail.train.plan import Planner, stream_seed
+from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
 
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
@@ -127,6 +127,7 @@ class Team:
                 criterion.generator = generator  # type: ignore[assignment]
         self.optimizer = make_optimizer(self.model, self.recipe, self.device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._ahead: tuple[int, list[EpochPlan]] = (-1, [])
         self._make_state()
         self._allocate()
 
@@ -169,7 +170,8 @@ class Team:
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
-        self.plans = [planner.plan(epoch) for planner in self.planners]
+        self.look_ahead(epoch)
+        self.plans = self._ahead[1]
         self.rates.copy_(self.plans[0].rates)
         for planner, plan, criterion, generator in zip(
             self.planners, self.plans, self.criteria, self.generators, strict=True
@@ -180,6 +182,11 @@ class Team:
         self.number.zero_()
         self.totals.zero_()
         self.model.train()
+
+    def look_ahead(self, epoch: int) -> None:
+        """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
+        if self._ahead[0] != epoch:
+            self._ahead = (epoch, [planner.plan(epoch) for planner in self.planners])
 
     def prepare(self, number: int) -> None:
         """Before step `number`, where a block of steps begins: make all its batches at once."""

@@ -1,0 +1,96 @@
+"""On a GPU: captured steps against eager ones, runs together against runs alone, and resuming."""
+
+import numpy as np
+import pytest
+import torch
+
+from data_factory import pixels
+from longtail.data.images import ImageSet
+from longtail.runs import DataSpec
+from longtail.train.engine import evaluate, train_cohort
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
+from longtail.train.plan import Planner
+from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.team import Resident, Team
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+COUNTS = (300, 80, 20)
+IMAGES = ImageSet(pixels(sum(COUNTS)), np.repeat(np.arange(3), COUNTS), ("a", "b", "c"))
+METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1", "equalized-threshold:threshold=0.1")
+SHORT = {"model": "resnet20", "epochs": 4, "warmup_epochs": 1, "milestones": ((3, 0.1),)}
+
+
+def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
+    device, labels = torch.device("cuda"), IMAGES.labels
+    recipe = get_recipe("tuned", **{**SHORT, **overrides})
+    planners = [
+        Planner(recipe, Method.of(m), labels, np.arange(len(labels)), IMAGES.prior, seed=seed)
+        for seed, m in enumerate(methods)
+    ]
+    data = Resident(IMAGES, device)
+    return Lane(
+        lambda: Team(planners, data, precision=precision, device=device),
+        device=device,
+        graphs=graphs,
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
+def test_captured_steps_are_the_eager_ones(optimizer):
+    settings = {"optimizer": optimizer, "lr": 0.003}
+    one, other = lane(**settings), lane(graphs=False, **settings)
+    assert set(one.graphs) == {128, 16}
+    for epoch in range(2):
+        graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
+        # The loss that draws is left out: captured and eager draws count on differently.
+        np.testing.assert_allclose(graph[:3], eager[:3], rtol=1e-3)
+    assert np.isfinite(graph).all()
+
+
+def test_runs_together_are_the_runs_alone():
+    together = lane()
+    alone = [lane(METHODS[:1]), lane(METHODS[:1], graphs=False)]
+    losses = run_epoch([together], [0])[0]
+    for one in alone:
+        assert run_epoch([one], [0])[0][0] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_bfloat16_is_close_to_float32():
+    exact, rough = lane(), lane(precision="bfloat16")
+    np.testing.assert_allclose(run_epoch([rough], [0])[0], run_epoch([exact], [0])[0], rtol=0.05)
+
+
+def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
+    specs = [
+        make_spec(
+            DataSpec("pieces", held_out=0.2), method=m, recipe="tuned", seed=s, overrides=SHORT
+        )
+        for m in ("softmax", "logit-adjusted", "ldam+drw")
+        for s in (0, 1)
+    ]
+
+    class Stop(Exception):
+        pass
+
+    def stop(end):
+        if end.epoch == 3:
+            raise Stop
+
+    options = {"root": tmp_path, "device": "cuda", "checkpoint_seconds": 0.0}
+    with pytest.raises(Stop):
+        train_cohort(specs, IMAGES, after_epoch=stop, **options)
+    runs = train_cohort(specs, IMAGES, **options)
+    for run in runs:
+        assert run.finished
+        assert len(run.log()) == 4
+        assert run.record["resumed"]
+        assert "held-out" in run.splits
+        # Plain and cosine heads can't share a team.
+        assert run.record["facts"]["together"] == (2 if "ldam" in run.name else 4)
+        on_gpu = evaluate(run, IMAGES, split="a", device="cuda").logits("a").logits
+        on_cpu = evaluate(run, IMAGES, split="b").logits("b").logits
+        np.testing.assert_allclose(on_gpu, on_cpu, rtol=1e-2, atol=1e-2)
