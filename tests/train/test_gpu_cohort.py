@@ -41,7 +41,8 @@ def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
 def test_captured_steps_are_the_eager_ones(optimizer):
-    settings = {"optimizer": optimizer, "lr": 0.003}
+    # Adam moves by the sign of a gradient where it is small, so rounding shows sooner.
+    settings = {"optimizer": optimizer, "lr": 3e-5 if optimizer == "adam" else 0.003}
     one, other = lane(**settings), lane(graphs=False, **settings)
     assert set(one.graphs) == {128, 16}
     for epoch in range(2):

@@ -5,6 +5,7 @@ For every one of them ``model(images) == model.fc(model.features(images))``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -128,8 +129,9 @@ def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
             f"head_norms_and_bias: `model` must call its last layer `fc`; "
             f"{type(model).__name__} has no such layer."
         )
-    weight, bias = effective_weight_and_bias(head)
-    norms = weight.detach().double().norm(dim=1).cpu().numpy()
+    # On the CPU and in float64, so that it does not depend on where the network is.
+    weight, bias = effective_weight_and_bias(copy.deepcopy(head).cpu().double())
+    norms = weight.detach().norm(dim=1).numpy()
     if bias is None:
         return norms, np.zeros(len(norms))
     return norms, bias.detach().double().cpu().numpy()
