@@ -460,6 +460,16 @@ def test_runs_one_after_another_are_counted_over_the_whole_cohort():
     assert shown[-1] == (21, 60, text)
 
 
+def test_a_long_epoch_is_told_by_its_share():
+    shown, tell = news(runs=2, together=1)
+    tell.within(0.25)
+    assert shown[-1] == (0.25, 40, "")
+    tell.within(1.0)  # nothing more until the epoch is judged
+    tell(epoch_end("softmax", 0, 1, 0.5))
+    tell.within(0.5)
+    assert shown[-1] == (1.5, 40, "loss 0.50 epoch 1/20 (softmax, seed 0)")
+
+
 def test_runs_side_by_side_are_summarised():
     shown, tell = news(runs=2, together=16)
     for epoch in (1, 2):

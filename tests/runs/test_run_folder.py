@@ -407,6 +407,15 @@ def test_logits_of_other_weights_are_refused(run):
         writer.write_logits("val", np.eye(3), [0, 1, 2], norms=[1.0, 2.0, 4.0])
 
 
+def test_a_heads_norms_may_differ_in_the_last_digits(run):
+    """Another machine adds up a norm in another order."""
+    writer = RunWriter.reopen(run.folder)
+    norms = np.array([1.0, 2.0, 3.0]) * (1 + 2e-16)
+    writer.write_logits("a", np.eye(3), [0, 1, 2], norms=norms, bias=[0.5, 1e-17, -0.5])
+    with pytest.raises(InputError, match="come from other weights"):
+        writer.write_logits("b", np.eye(3), [0, 1, 2], norms=norms * (1 + 1e-7), bias=[0.5, 0, 0])
+
+
 def test_a_split_name_that_is_a_path_is_refused(root):
     with pytest.raises(InputError, match=r"`split` must be a name of small letters.*'\.\./x'"):
         make_writer(root).write_logits("../x", np.eye(3), [0, 1, 2])

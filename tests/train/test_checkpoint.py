@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from longtail._checks import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
@@ -254,11 +255,11 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, whole, monkeypatch
 def test_a_lost_gpu_is_explained_and_resumed_from(tmp_path, whole, monkeypatch):
     original, calls = engine.run_epoch, []
 
-    def lost(lanes, epochs):
+    def lost(lanes, epochs, **options):
         calls.append(epochs)
         if len(calls) == 5:
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore")
-        return original(lanes, epochs)
+        return original(lanes, epochs, **options)
 
     monkeypatch.setattr(engine, "run_epoch", lost)
     with pytest.raises(RunError, match=r"the GPU failed: CUDA error: uncorrectable .* Nothing"):
@@ -270,7 +271,7 @@ def test_a_lost_gpu_is_explained_and_resumed_from(tmp_path, whole, monkeypatch):
 
 
 def test_too_little_gpu_memory_says_what_to_change(tmp_path, monkeypatch):
-    def out_of_memory(lanes, epochs):
+    def out_of_memory(lanes, epochs, **options):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(engine, "run_epoch", out_of_memory)
@@ -286,3 +287,40 @@ def test_a_diverging_run_does_not_take_the_others_down(tmp_path):
     stuck = Run.open(tmp_path / wild.folder, unfinished=True)
     assert not stuck.finished
     assert "NaN" in json.dumps(stuck.log()) or "Infinity" in json.dumps(stuck.log())
+
+
+def _hold(root, begun, end):
+    with files.exclusive(root / spec().folder):
+        begun.touch()
+        while not end.exists():
+            time.sleep(0.005)
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    context = multiprocessing.get_context("forkserver")
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    other = context.Process(target=_hold, args=(tmp_path, begun, end))
+    other.start()
+    while not begun.exists():
+        time.sleep(0.005)
+    with pytest.raises(InputError, match="is being written by another process; wait for it"):
+        train(spec(), DATA.train, root=tmp_path)
+    os.kill(other.pid, signal.SIGKILL)  # a killed owner's claim ends with it
+    other.join()
+    run = train(spec(), DATA.train, root=tmp_path)
+    assert not run.folder.with_name(run.folder.name + ".lock").exists()
+
+
+def test_a_bad_method_is_refused_before_the_good_one_is_trained(tmp_path):
+    bad = spec("consistent:delta=1/2/3", epochs=1)  # of three classes, and the digits are ten
+    with pytest.raises(InputError, match="delta"):
+        train_cohort([spec(epochs=1), bad], DATA.train, root=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_news_within_an_epoch(tmp_path):
+    shares = []
+    train(spec(epochs=2), DATA.train, root=tmp_path, within_epoch=shares.append)
+    steps = len(shares) // 2
+    expected = [(number + 1) / steps for number in range(steps)]
+    assert shares == pytest.approx(expected * 2)

@@ -13,7 +13,7 @@ from longtail.cli import _training
 
 if TYPE_CHECKING:
     from longtail.cli._console import Progress
-    from longtail.data import ImageSet, LongTailedData
+    from longtail.data import LongTailedData
     from longtail.runs import RunSpec
     from longtail.train.engine import EpochEnd
 
@@ -79,6 +79,7 @@ def plan(
     """
     from longtail import _checks
     from longtail._checks import InputError
+    from longtail.train.engine import refuse_early
     from longtail.train.methods import parse_method
     from longtail.train.recipe import RECIPES, make_spec, parse_overrides, recipe_values
 
@@ -109,7 +110,7 @@ def plan(
         for method in methods
     ]
     job = Job(list({one.folder: one for one in made}.values()), data, out)
-    _refuse_early(job.specs, data.train)
+    refuse_early(job.specs, data.train)
     return job
 
 
@@ -119,39 +120,6 @@ def _precise(spec: RunSpec, precision: str | None) -> RunSpec:
     if precision not in (None, "float32"):
         settings["precision"] = precision
     return replace(spec, settings=settings)
-
-
-def _refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
-    """Refuse what would otherwise fail after other runs were trained."""
-    import torch
-
-    from longtail import models
-    from longtail._checks import InputError
-    from longtail.data import held_out_split
-    from longtail.train.methods import Method
-    from longtail.train.recipe import Recipe
-
-    for spec in {replace(spec, seed=0): None for spec in specs}:
-        recipe = Recipe.of(spec)
-        channels = images.image_shape[0]
-        for key in ("mean", "std"):
-            if len(getattr(recipe, key)) not in (1, channels):
-                raise InputError(
-                    f"recipe {recipe.name!r} is for images of {len(getattr(recipe, key))} channels "
-                    f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
-                    f"with --set, or take another recipe."
-                )
-        with torch.device("meta"):  # shapes without memory
-            models.build(
-                recipe.model,
-                num_classes=images.num_classes,
-                image_shape=images.image_shape,
-                head=recipe.head,
-                head_scale=recipe.head_scale,
-            )
-        Method.of(spec.method).criterion(images.prior)
-        if spec.dataset.held_out:
-            held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
 
 
 def resumed(
@@ -253,7 +221,8 @@ class News:
         self.latest: dict[Path, EpochEnd] = {}
         self.skipped: dict[Path, int] = {}  # epochs that a resumed run has behind it
         self.errors: dict[Path, float] = {}
-        self._count("")
+        self.words = ""
+        self._count()
 
     def __call__(self, end: EpochEnd) -> None:
         """Take in one epoch of one run."""
@@ -261,16 +230,21 @@ class News:
         self.latest[end.folder] = end
         if end.held_out_error is not None:
             self.errors[end.folder] = end.held_out_error
-        self._count(self.text(end))
+        self.words = self.text(end)
+        self._count()
 
-    def _count(self, text: str) -> None:
+    def within(self, share: float) -> None:
+        """Take in how much of an epoch is done, of a run that trains by itself."""
+        self._count(share if share < 1 else 0.0)  # a whole one is told when it is judged
+
+    def _count(self, share: float = 0.0) -> None:
         # Only this session's epochs count, or the time left would be wrong after a resume.
         skipped = sum(self.skipped.values())
         done = sum(one.epoch for one in self.latest.values()) - skipped
         total = self.runs * self.epochs - skipped
         if 1 < self.runs <= self.together:  # all side by side: the count is that of one run
             done, total = done // self.runs, total // self.runs
-        self.show(done, total, text)
+        self.show(done + share if share else done, total, self.words)
 
     def text(self, end: EpochEnd) -> str:
         """``loss 0.61 held-out 34.2% epoch 37/200 (softmax, seed 0)``."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from longtail.report.tables import Table as ReportTable
 
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[float, int, str], None]
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
@@ -192,7 +192,8 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
         every: seconds between lines where there is no terminal.
 
     Yields:
-        A callback of (done, total, text) for library code; total 0 means unknown.
+        A callback of (done, total, text) for library code; total 0 means unknown, and a share
+        of a step counts as a decimal.
     """
     if sys.stderr.isatty():
         yield from _bar(title)
@@ -225,7 +226,7 @@ def _bar(title: str) -> Iterator[Progress]:
     with Bars(*columns, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, text="")
 
-        def update(done: int, total: int, text: str) -> None:
+        def update(done: float, total: int, text: str) -> None:
             # rich would shorten the bar and the numbers; the words are what can give way.
             room = max(0, bars.console.width - len(title) - 2 * len(str(total)) - 29)
             text = text if len(text) <= room else text[: max(0, room - 1)] + "…"
@@ -238,7 +239,7 @@ def _lines(title: str, every: float) -> Iterator[Progress]:
     started = time.monotonic()
     latest = started + _PATIENCE - every  # the first line comes when patience ends
 
-    def update(done: int, total: int, text: str) -> None:
+    def update(done: float, total: int, text: str) -> None:
         nonlocal latest
         now = time.monotonic()
         if now - latest < every:
@@ -248,7 +249,8 @@ def _lines(title: str, every: float) -> Iterator[Progress]:
         left = ""
         if total and total / 50 <= done < total:  # the very first steps say little
             left = f", {_duration((now - started) * (total - done) / done)} left"
-        note(f"{title}: {done}{share}{left}{'  ' + text if text else ''}")
+        count = f"{done:.1f}" if isinstance(done, float) else done
+        note(f"{title}: {count}{share}{left}{'  ' + text if text else ''}")
 
     yield update
 

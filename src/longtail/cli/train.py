@@ -296,7 +296,8 @@ def _train(
         stack.enter_context(_saying_what_is_saved(job, command))
         show = stack.enter_context(_console.progress(_count(left)))
         epochs = job.specs[0].recipe.values["epochs"]
-        listeners.append(_cohort.News(show, runs=left, epochs=epochs, together=width))
+        news = _cohort.News(show, runs=left, epochs=epochs, together=width)
+        listeners.append(news)
 
         def tell(end: EpochEnd) -> None:
             for listener in listeners:
@@ -311,6 +312,7 @@ def _train(
             force=force,
             together=width,
             after_epoch=tell,
+            within_epoch=news.within,
         )
 
 

@@ -268,6 +268,40 @@ def read_tensors(path: Path | str, *, caller: str) -> dict[str, NDArray[Any]]:
         ) from error
 
 
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Be the only process that writes to a folder; a killed one leaves no claim behind.
+
+    Args:
+        folder: which; it need not exist. ``<folder>.lock`` stands beside it meanwhile.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    path = folder.with_name(folder.name + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InputError(
+                f"{folder} is being written by another process; wait for it to end, or stop it."
+            ) from None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                break
+        os.close(handle)  # its owner removed it just now
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed writer may have left in a folder under a temporary name."""
     for path in folder.iterdir():

@@ -235,7 +235,9 @@ class RunWriter:
             "head": files.fingerprint(*head) if head else None,
         }
         for other, found in self._record["splits"].items():
-            if None not in (entry["head"], found["head"]) and entry["head"] != found["head"]:
+            if None in (entry["head"], found["head"]) or entry["head"] == found["head"]:
+                continue
+            if not _same_head(tensors, self.folder / logits_file(other)):
                 raise InputError(
                     f"{caller}: the head's `norms` or `bias` differ from those stored with the "
                     f"split {other!r}, so these logits come from other weights."
@@ -289,6 +291,16 @@ class RunWriter:
     def _refuse_if_finished(self, method: str) -> None:
         if self.finished:
             raise RunError(f"RunWriter.{method}: {self.folder} is finished.")
+
+
+def _same_head(tensors: Mapping[str, NDArray[Any]], path: Path) -> bool:
+    """Whether a file has these norms and bias, up to how another machine would add them up."""
+    theirs = files.read_tensors(path, caller="RunWriter.write_logits")
+    return all(
+        (name in tensors) == (name in theirs)
+        and (name not in tensors or np.allclose(tensors[name], theirs[name], rtol=1e-9, atol=1e-12))
+        for name in ("head_norms", "head_bias")
+    )
 
 
 def _written_number(value: Any) -> Any:

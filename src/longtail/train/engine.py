@@ -11,13 +11,15 @@ weights and see the same batches, so that their difference is paired.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from longtail.data.images import ImageSet
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
 from longtail.priors import ClassPrior
-from longtail.runs import Run, RunSpec, RunWriter
+from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
@@ -125,6 +127,7 @@ def train_cohort(
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
     after_epoch: Callable[[EpochEnd], None] | None = None,
+    within_epoch: Callable[[float], None] | None = None,
 ) -> list[Run]:
     """Train several runs of one data set, each into its folder below `root`.
 
@@ -143,6 +146,8 @@ def train_cohort(
         checkpoint_seconds: how much work an interruption may cost, at epoch ends.
         progress: called as ``progress(epochs done, epochs in all, what)``.
         after_epoch: called after each epoch of each run.
+        within_epoch: called on a CPU, where epochs can be long, after each step with the share
+            of the epoch that is done.
 
     Returns:
         The finished runs, in the order of `specs`.
@@ -157,31 +162,36 @@ def train_cohort(
             waiting.setdefault(folder, spec)
         else:
             runs[folder] = run
-    report = _Report(progress, after_epoch, {folder: Recipe.of(s) for folder, s in waiting.items()})
+    report = _Report(progress, after_epoch, within_epoch, list(waiting.values()))
+    refuse_early(list(waiting.values()), images)
     width = together if device.type == "cuda" else 1
-    pending = list(waiting.values())
+    pending = list(waiting.items())
+    data = Resident(images, device) if pending else None
     diverged: list[Path] = []
-    data = Resident(images, device) if waiting else None
     for first in range(0, len(pending), width):
-        assert data is not None
-        jobs = [
-            _start(spec, images, root=root, device=device, command=command, force=force)
-            for spec in pending[first : first + width]
-        ]
-        with _explained(jobs):
-            crews = _crews(jobs, data, device=device, graphs=graphs)
-        _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
-        for crew in crews:
-            for member, job in enumerate(crew.jobs):
-                if job.diverged:
-                    diverged.append(job.writer.folder)
-                else:
-                    runs[job.writer.folder] = _finish(crew, member, images)
+        wave = dict(pending[first : first + width])
+        with ExitStack() as claims:
+            for folder in wave:
+                claims.enter_context(files.exclusive(folder))
+            jobs = [
+                _start(spec, images, root=root, device=device, command=command, force=force)
+                for spec in wave.values()
+            ]
+            with _explained(jobs):
+                crews = _crews(jobs, cast(Resident, data), device=device, graphs=graphs)
+            _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
+            for crew in crews:
+                for member, job in enumerate(crew.jobs):
+                    if job.diverged:
+                        diverged.append(job.writer.folder)
+                    else:
+                        runs[job.writer.folder] = _finish(crew, member, images)
     if diverged:
         raise RunError(
             f"train: the loss of {len(diverged)} run(s) became infinite or NaN, so they stay "
-            f"unfinished: {', '.join(map(str, diverged))}. The rest is done. A lower lr or a "
-            f"longer warm-up (override lr or warmup_epochs) may help."
+            f"unfinished: {', '.join(map(str, diverged))}. The others are finished, for "
+            f"`longtail evaluate` to judge. A lower lr or a longer warm-up (override lr or "
+            f"warmup_epochs) may help."
         )
     return [runs[folder] for folder in folders]
 
@@ -199,10 +209,11 @@ class _Report:
         self,
         progress: Progress | None,
         after_epoch: Callable[[EpochEnd], None] | None,
-        recipes: dict[Path, Recipe],
+        within_epoch: Callable[[float], None] | None,
+        specs: Sequence[RunSpec],
     ) -> None:
-        self.progress, self.after_epoch = progress, after_epoch
-        self.total = sum(recipe.epochs for recipe in recipes.values())
+        self.progress, self.after_epoch, self.within_epoch = progress, after_epoch, within_epoch
+        self.total = sum(Recipe.of(spec).epochs for spec in specs)
         self.at: dict[Path, int] = {}
 
     def epoch(self, end: EpochEnd) -> None:
@@ -216,6 +227,30 @@ class _Report:
             if end.held_out_error is not None:
                 words.append(f"held-out error {end.held_out_error:.1%}")
             self.progress(sum(self.at.values()), self.total, ", ".join(words))
+
+
+def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
+    """Refuse what would otherwise fail after other runs were trained.
+
+    Args:
+        specs: of the runs.
+        images: the training set.
+    """
+    for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
+        recipe, channels = Recipe.of(spec), images.image_shape[0]
+        precision_of(spec)
+        for key in ("mean", "std"):
+            if len(getattr(recipe, key)) not in (1, channels):
+                raise InputError(
+                    f"recipe {recipe.name!r} is for images of {len(getattr(recipe, key))} channels "
+                    f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
+                    f"(--set), or take another recipe."
+                )
+        with torch.device("meta"):  # shapes without memory
+            new_network(recipe, images, seed=0)
+        Method.of(spec.method).criterion(images.prior)
+        if spec.dataset.held_out:
+            held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
 
 
 def _finished(folder: Path) -> Run | None:
@@ -310,7 +345,11 @@ def _train_together(
         jobs = [job for crew in active for job in crew.jobs]
         started = time.monotonic()
         with _explained(jobs):
-            losses = run_epoch([crew.lane for crew in active], [crew.epoch for crew in active])
+            losses = run_epoch(
+                [crew.lane for crew in active],
+                [crew.epoch for crew in active],
+                after_step=report.within_epoch,
+            )
         share = (time.monotonic() - started) / len(jobs)
         for crew, of_crew in zip(active, losses, strict=True):
             for member, (job, loss) in enumerate(zip(crew.jobs, of_crew, strict=True)):

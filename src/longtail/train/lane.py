@@ -97,22 +97,32 @@ class Lane:
                 self.team.step(size)
 
 
-def run_epoch(lanes: Sequence[Lane], epochs: Sequence[int]) -> list[list[float]]:
+def run_epoch(
+    lanes: Sequence[Lane],
+    epochs: Sequence[int],
+    *,
+    after_step: Callable[[float], None] | None = None,
+) -> list[list[float]]:
     """Take every team through an epoch of its own.
 
     Args:
         lanes: the teams.
         epochs: which epoch each is at, counted from 0.
+        after_step: called with the share of the epoch that is done; not for captured steps,
+            which are only queued.
 
     Returns:
         For each team the mean loss of each run.
     """
     for lane, epoch in zip(lanes, epochs, strict=True):
         lane.load(epoch)
-    for number in range(max(len(lane.team.batch_sizes) for lane in lanes)):
+    steps = max(len(lane.team.batch_sizes) for lane in lanes)
+    for number in range(steps):
         for lane in lanes:
             if number < len(lane.team.batch_sizes):
                 lane.step(number)
+        if after_step is not None and not lanes[0].graphs:
+            after_step((number + 1) / steps)
     for lane, epoch in zip(lanes, epochs, strict=True):
         if lane.graphs:  # while the GPU works through what is queued
             lane.team.look_ahead(epoch + 1)
