@@ -132,8 +132,59 @@ def samplers():
     ]
 
 
+def cohorts():
+    found = record("bench_cohort")
+    speed, short = found["speed"], found["short trainings"]
+    plain = speed["plain eager"]["ms"]
+    rows = [["plain eager loop, one run", f"{plain:.2f}", "1"]]
+    rows += [
+        [
+            "one run, captured" if size == "1" else f"{size} runs together",
+            f"{cell['ms']:.2f}",
+            f"{plain / cell['ms']:.0f}",
+        ]
+        for size, cell in speed["cohorts"].items()
+    ]
+    gap, apart = short["difference"], found["agreement"]["difference"]
+    mean = {name: 100 * np.mean(errors) for name, errors in short["errors"].items()}
+    return [
+        "## Training many runs on one GPU",
+        f"ResNet-32 on CIFAR-10-LT, batches of 128, bfloat16: wall time of a whole epoch over its "
+        f"{speed['steps']} steps and its runs ({found['device']}, torch "
+        f"{found['versions']['torch']}). The plain loop takes the same step eagerly, in the "
+        "operations of torch itself. `bench_cohort.py`.",
+        table(["", "ms a model-step", "times faster"], rows),
+        f"Both loops train alike. In float32 their losses differ by at most {max(apart[:5]):.0e} "
+        f"(relative) over the first five steps; rounding then grows, as it does between two plain "
+        f"loops. After {short['recipe']['epochs']} epochs the balanced test error over "
+        f"{len(short['errors']['graph'])} seeds is {mean['plain eager']:.1f}% and "
+        f"{mean['graph']:.1f}%; the paired 95% interval of the difference is "
+        f"[{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}] points.".replace("-", "−"),
+        *real_cohort(),
+    ]
+
+
+def real_cohort():
+    found = record("cohort_cifar100")
+    names = {
+        ("softmax", None): "softmax",
+        ("posthoc-logit-adjusted", "fixed"): "softmax, logits adjusted afterwards (tau = 1)",
+        ("logit-adjusted", None): "logit-adjusted loss",
+    }
+    errors = {(row["method"], row["tau_source"]): row["errors"] for row in found["rows"]}
+    rows = [
+        [name, f"{100 * np.mean(errors[key]):.1f} ± {100 * np.std(errors[key], ddof=1):.1f}"]
+        for key, name in names.items()
+    ]
+    return [
+        f"`{found['command']}` trained its {found['runs']} runs of the recipe "
+        f"`{found['recipe']['name']}` together in {found['training_seconds']:.0f} s there:",
+        table(["", "balanced test error, %"], rows),
+    ]
+
+
 def page():
-    parts = [*estimators(), *tuning(), *adjusting(), *samplers()]
+    parts = [*estimators(), *tuning(), *adjusting(), *samplers(), *cohorts()]
     return "\n\n".join([INTRO.rstrip(), *parts]) + "\n"
 
 
