@@ -1,4 +1,4 @@
-"""The kernels' battery in Triton's interpreter, in processes of their own.
+"""The kernels' batteries in Triton's interpreter, in processes of their own.
 
 The interpreter is chosen when Triton is imported, so the rest of the suite must not share it.
 """
@@ -17,20 +17,26 @@ pytestmark = [
         find_spec("triton") is None, reason="Triton is not installed: pip install triton"
     ),
 ]
-BATTERY = Path(__file__).with_name("kernel_battery.py")
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
-    "part",
+    ("battery", "part"),
     [
-        "float64 and not linear",
-        "linear or training",
-        "tiles or vmap or compiles or operators",
-        "not (float64 or linear or training or tiles or vmap or compiles or operators)",
+        ("kernel_battery", "float64 and not linear"),
+        ("kernel_battery", "linear or training"),
+        ("kernel_battery", "tiles or vmap or compiles or operators"),
+        (
+            "kernel_battery",
+            "not (float64 or linear or training or tiles or vmap or compiles or operators)",
+        ),
+        ("norm_battery", ""),
+        ("conv_battery", ""),
     ],
 )
-def test_battery(part):
-    command = [sys.executable, "-m", "pytest", str(BATTERY), "-q", "-x", "-k", part]
+def test_battery(battery, part):
+    file = str(HERE / f"{battery}.py")
+    command = [sys.executable, "-m", "pytest", file, "-q", "-x", "-k", part]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"],
         capture_output=True,

@@ -1,10 +1,6 @@
-"""`norm_act`: its torch form here, its kernels in Triton's interpreter or on the GPU."""
+"""`norm_act`: its torch form here, its kernels on the GPU (in Triton's interpreter: test_interpreted)."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,21 +18,6 @@ gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device and Triton"),
 ]
-BATTERY = Path(__file__).with_name("norm_battery.py")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_battery_of_norm_act():
-    command = [sys.executable, "-m", "pytest", str(BATTERY), "-q", "-x", "-n", "0"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-W", "ignore"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
 
 
 def tensors(device="cpu", dtype=torch.float32, shape=(4, 6, 5, 3)):
