@@ -1,4 +1,4 @@
-"""`grouped_conv`: its torch form here, its kernels on the GPU (in Triton's interpreter: test_interpreted)."""
+"""`grouped_conv`: its torch form, and its kernels on a GPU; `test_interpreted` has them without."""
 
 from importlib.util import find_spec
 

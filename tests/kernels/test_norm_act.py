@@ -1,4 +1,4 @@
-"""`norm_act`: its torch form here, its kernels on the GPU (in Triton's interpreter: test_interpreted)."""
+"""`norm_act`: its torch form, and its kernels on a GPU; `test_interpreted` has them without."""
 
 from importlib.util import find_spec
 
