@@ -189,6 +189,34 @@ def test_logits_their_softmax_and_the_label_change_together():
     np.testing.assert_array_equal(mean, run(model)[3])
 
 
+def test_an_output_that_is_computed_from_the_logits_is_named():
+    model = graph(
+        [
+            ("Gemm", "xwb", ["logits"]),
+            ("ReduceMax", ["logits"], ["largest"], {"axes": [1]}),
+            ("ReduceMean", "x", ["mean"]),
+        ],
+        {"logits": FLOAT, "largest": FLOAT, "mean": FLOAT},
+        {"w": W, "b": B},
+    )
+    baked = baked_and_back(model, output="logits")
+    np.testing.assert_allclose(run(baked)[1][:, 0], (F - LOG_PI).max(axis=1), atol=1e-5)
+    how = bake_record(baked).how
+    assert how.endswith(" (which changes 'largest' too, computed from it)")
+    assert "changes" not in bake_record(baked_and_back(gemm())).how
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_probabilities_that_rounding_has_made_negative(dtype):
+    """As a forest has them: the second probability is 1 less the votes for the other class."""
+    error = np.finfo(dtype).eps / 2
+    p = np.array([[1 + error, -error, 0.0], [0.5, 0.3, 0.2]] * 20, dtype)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    model = graph([("Add", ["z", "p"], "y")], {"y": kind}, {"p": p}, inputs=[("z", kind, [1])])
+    got = run(baked_and_back(model, inputs={"z": np.zeros(1, dtype)}), z=np.zeros(1, dtype))[0]
+    np.testing.assert_allclose(got[1], softmax(np.log(p[1:2]) - LOG_PI)[0], atol=2e-3)
+
+
 def heads():
     nodes = [("Gemm", "xwb", ["main"]), ("Gemm", "xvb", ["aux"])]
     return graph(nodes, {"main": FLOAT, "aux": FLOAT}, {"w": W, "v": 2 * W, "b": B})
@@ -257,7 +285,7 @@ def test_images_with_classes_in_front_and_no_bias_to_take():
         {},
         inputs=[("x", FLOAT, ["n", 3, 4, 4])],
     )
-    with pytest.raises(InputError, match="'x' is computed by no layer"):
+    with pytest.raises(InputError, match="'x' itself, which no layer computes"):
         bake_logit_adjustment(model, PRIOR)
     model = graph(
         [("Neg", "x", "z"), ("Softmax", "z", "y", {"axis": 1})],
@@ -378,6 +406,12 @@ def test_external_data(tmp_path):
     (there / "m.data").write_bytes(b"of another model")
     with pytest.raises(InputError, match=r"m\.data exists with other content"):
         bake_logit_adjustment(here / "m.onnx", PRIOR, out=there / "c.onnx")
+    (here / "m.data").unlink()
+    missing = r"keeps its weights in .*m\.data, and there is no such file; put it back"
+    with pytest.raises(InputError, match=missing):
+        bake_logit_adjustment(here / "m.onnx", PRIOR, out=here / "c.onnx")
+    with pytest.raises(InputError, match=missing):
+        unbake(here / "b.onnx", out=there / "d.onnx")
 
 
 def test_tokens_and_several_inputs():
@@ -456,6 +490,7 @@ def label_only():
         (contradicting_label, {},
          "the output 'label' would no longer be the class of the largest score"),
         (nothing_but_nan, {}, "gives only NaN or infinity on made-up inputs"),
+        (gemm, {"inputs": {"z": X}}, r"on the given `inputs`: Required inputs .*[^.]\.$"),
         (gemm, {"layer": "fc"}, "`layer` is for torch modules and state dicts; in an ONNX model"),
         (gemm, {"out": "x"}, "`out` is for files"),
         (lambda: half(np.float16, TensorProto.FLOAT16, cast=False), {"tau": 1e5},

@@ -109,7 +109,7 @@ def test_the_record_says_what_was_done(tmp_path):
     )
     record = bake_record(out)
     assert str(record) == "logit adjustment with tau = 2"
-    assert (record.where, record.how) == ("2", "added to the bias of 2")
+    assert (record.where, record.how) == ("2", "added to the bias of layer 2")
     assert record.settings == {"prior": PRIOR.probs.tolist(), "costs": [1, 1, 3]}
     with pytest.raises(InputError, match=r"b\.safetensors is baked already: logit adjustment"):
         bake_logit_adjustment(out, PRIOR, out=tmp_path / "c.safetensors")
@@ -144,7 +144,7 @@ def test_convolutions_count_where_no_matrix_fits(tmp_path):
     save_numpy(tensors, tmp_path / "m.safetensors")
     out = bake_logit_adjustment(tmp_path / "m.safetensors", PRIOR, out=tmp_path / "b.safetensors")
     np.testing.assert_allclose(load_file(out)["head.bias"].numpy(), -LOG_PI)
-    assert bake_record(out).how == "as a new bias of head, which had none"
+    assert bake_record(out).how == "as a new bias of layer head, which had none"
 
 
 def quantized(folder):
@@ -175,8 +175,8 @@ def cut(folder):
          r"more than one linear layer of .* has 3 outputs, one per class: '0', '1'; .*--layer"),
         (lambda f: saved(f, network()), {"out": None}, "`model` is a file, so pass out"),
         (lambda f: saved(f, network()), {"out": "/nowhere/x"}, "there is no folder /nowhere"),
-        (lambda f: saved(f, network()), {"output": "y"}, "are for ONNX models"),
-        (quantized, {}, "weight of fc is stored as I8, so this model is quantized; only .* float"),
+        (lambda f: saved(f, network()), {"output": "y"}, "`output` is for ONNX models"),
+        (quantized, {}, "weight of layer fc is stored as I8, so this model is quantized; only"),
         (text, {}, "x.safetensors is not a safetensors file: its header has an impossible length"),
         (lambda f: text(f, b"\x02" + b"\0" * 7 + b"[]"), {}, "is not a safetensors file"),
         (cut, {}, "is not a safetensors file: it is cut off"),

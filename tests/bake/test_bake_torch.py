@@ -2,6 +2,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -161,6 +163,62 @@ def test_the_state_dict_loads_into_the_plain_network_and_carries_the_record():
     assert bake_record(copy.deepcopy(baked)).tau == 1.5
 
 
+def test_a_whole_module_is_deployed_without_longtail(tmp_path):
+    baked = bake_logit_adjustment(network(), PRIOR)
+    x = torch.ones(1, 20)
+    torch.save(baked, tmp_path / "whole.pt")
+    code = (
+        "import sys, torch; sys.modules['longtail'] = None\n"
+        f"model = torch.load({str(tmp_path / 'whole.pt')!r}, weights_only=False)\n"
+        "model.load_state_dict(model.state_dict())\n"
+        "print(model(torch.ones(1, 20)).argmax().item())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(ran.stdout) == outputs(baked, x).argmax()
+    loaded = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert bake_record(loaded).tau == 1.0
+    same_bytes(unbake(loaded).state_dict(), network().state_dict())
+
+
+class Tempered(nn.Module):
+    """Divides the logits by a temperature, and gives them as `answer` asks."""
+
+    def __init__(self, temperature, answer):
+        super().__init__()
+        self.body, self.drop = network(), nn.Dropout(0.5)
+        self.temperature, self.answer = temperature, answer
+
+    def forward(self, x):
+        return self.answer(self.drop(self.body(x)) / self.temperature)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda f: f, lambda f: {"logits": f}, lambda f: (f, 1)],
+    ids=["tensor", "dict", "tuple"],
+)
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: (x,), lambda x: {"x": x}])
+def test_inputs_check_the_whole_module(answer, form):
+    x = form(torch.randn(30, 20))
+    right, wrong = Tempered(1.0, answer), Tempered(2.0, answer)
+    baked = bake_logit_adjustment(right, PRIOR, inputs=x)
+    modes = [(part.training, part.drop.training, part.body.training) for part in (right, baked)]
+    assert modes == [(True, True, False)] * 2
+    bake_logit_adjustment(wrong, PRIOR)  # the layer itself is right
+    message = "after baking, the model does not give the adjusted logits"
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(wrong, PRIOR, inputs=x)
+    with pytest.raises(InputError, match="on `inputs` the model must give logits of shape"):
+        bake_logit_adjustment(Tempered(1.0, lambda f: f[0]), PRIOR, inputs=x)
+
+
+def test_inputs_of_tokens_and_of_pixels():
+    tokens = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 5))
+    bake_logit_adjustment(tokens, PRIOR, inputs=torch.zeros(2, 3, dtype=torch.long))
+    pixels = nn.Conv2d(3, 5, 1)
+    bake_logit_adjustment(pixels, PRIOR, inputs=torch.randn(2, 3, 5, 4))
+
+
 def test_a_baked_module_still_exports():
     baked = bake_logit_adjustment(network(), PRIOR)
     x = torch.randn(4, 20)
@@ -173,7 +231,7 @@ def test_refuses_to_bake_twice():
     baked = bake_logit_adjustment(network(), PRIOR)
     message = (
         r"bake_logit_adjustment: the model is baked already: logit adjustment with tau = 1, "
-        r"added to the bias of 2; .* unbake \(on the command line: --undo\)"
+        r"added to the bias of layer 2; .* unbake \(on the command line: --undo\)"
     )
     with pytest.raises(InputError, match=message):
         bake_logit_adjustment(baked, PRIOR)
@@ -191,10 +249,23 @@ def test_refuses_to_undo_what_is_not_there_or_changed():
         unbake(baked)
 
 
+def filled(value):
+    model = network()
+    nn.init.constant_(model[2].weight, value)
+    return model
+
+
+def uncopyable():
+    model = network()
+    model.kept = model[2].weight * 2
+    return model
+
+
 def quantized():
     return torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}, dtype=torch.qint8)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
@@ -207,7 +278,12 @@ def quantized():
         (lambda: nn.Sequential(nn.ReLU()), {}, "the model has no linear layer"),
         (lambda: nn.Linear(5, 5, device="meta"), {}, "the weights of the layer are not there yet"),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), {}, "is parametrized"),
-        (network, {"output": "y"}, "`output` and `inputs` are for ONNX models"),
+        (lambda: nn.utils.spectral_norm(nn.Linear(5, 5)), {}, "is parametrized"),
+        (lambda: torch.jit.trace(network(), torch.ones(1, 20)), {}, "TorchScript .* script or"),
+        (lambda: nn.Linear(5, 4), {}, r"it has one layer \(4 outputs\)"),
+        (lambda: filled(float("nan")), {}, "gives NaN before anything is baked"),
+        (lambda: uncopyable(), {}, r"the model can't be copied \(Only Tensors created"),
+        (network, {"output": "y"}, "`output` is for ONNX models"),
         (network, {"out": "x.onnx"}, "`out` is for files"),
         (network, {"prior": [9, 1]}, "`prior` must be a ClassPrior; got list"),
         (network, {"tau": "much"}, "`tau` must be a number"),

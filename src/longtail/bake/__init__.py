@@ -9,9 +9,9 @@ last layer's own bias and weight. The baked model needs no code and no time of i
     onnx.ModelProto or .onnx file        the final bias; else a node behind the logits
     linear model of scikit-learn         intercepts (and coefficients), in a copy
 
-Every result is checked by running it before it is kept, carries a record of what was done
-(`bake_record`), is refused if it comes again, and can be undone to the original bytes (`unbake`).
-Choosing tau is in `tuning`.
+Every result is checked by running it (of a torch module and a state dict the last layer) before
+it is kept, carries a record of what was done (`bake_record`), is refused if it comes again, and can
+be undone to the original bytes (`unbake`). Choosing tau is in `tuning`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bake_logit_adjustment(
     costs: Any = None,
     layer: str | None = None,
     output: str | None = None,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Any = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> Any:
@@ -61,7 +61,10 @@ def bake_logit_adjustment(
         layer: name of the last linear layer in a torch module or state dict; needed only where
             more than one has as many outputs as there are classes.
         output: name of the output of an ONNX model, where more than one can be meant.
-        inputs: arrays by name to check an ONNX model on, where made-up ones won't do.
+        inputs: what to check the result on. For an ONNX model, arrays by name, where made-up ones
+            won't do. For a torch module, what it is called with (a tensor, a tuple, or a
+            dictionary of keywords): without it only the last layer is run, and what the module
+            does behind that layer, such as a temperature, goes unnoticed.
         out: the file to write, if `model` is a path.
         force: replace `out` if it exists.
 
@@ -91,7 +94,7 @@ def bake_weight_normalization(
     bias_mode: BiasMode = "scale",
     layer: str | None = None,
     output: str | None = None,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Any = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> Any:
@@ -221,7 +224,7 @@ def _bake(
     *,
     layer: str | None,
     output: str | None,
-    inputs: Mapping[str, Any] | None,
+    inputs: Any,
     out: Path | str | None,
     force: bool,
 ) -> Any:
@@ -242,11 +245,12 @@ def _bake(
     if kind == "onnx":
         module = _onnx_module(caller, running=True)
         return module.bake(model, change, layer=layer, output=output, inputs=inputs)
-    _refuse_onnx_options(output, inputs, caller)
     if kind == "torch":
         from longtail.bake import _module
 
-        return _module.bake(model, change, layer=layer)
+        _refuse_onnx_options(output, None, caller)
+        return _module.bake(model, change, layer=layer, inputs=inputs)
+    _refuse_onnx_options(output, inputs, caller)
     from longtail.bake import _estimator
 
     return _estimator.bake(model, change, layer=layer)
@@ -310,8 +314,10 @@ def _refuse_out(out: Path | str | None, caller: str) -> None:
 
 
 def _refuse_onnx_options(output: str | None, inputs: Any, caller: str) -> None:
-    if output is not None or inputs is not None:
-        raise InputError(f"{caller}: `output` and `inputs` are for ONNX models; leave them out.")
+    if output is not None:
+        raise InputError(f"{caller}: `output` is for ONNX models; leave it out.")
+    if inputs is not None:
+        raise InputError(f"{caller}: `inputs` is for ONNX models and torch modules; leave it out.")
 
 
 def _is_state_file(path: Path, caller: str) -> bool:

@@ -60,6 +60,10 @@ def bake_layer(layer: Layer, change: Change) -> BakedLayer:
     caller = change.caller
     refuse_unless_float(layer.dtype, where=f"the weight of {layer.name}", caller=caller)
     bias = None if layer.bias is None else layer.bias.values()
+    if bias is not None and not np.all(np.isfinite(bias)):
+        raise InputError(
+            f"{caller}: the bias of {layer.name} holds NaN or infinity: the training has diverged."
+        )
     scale, offset = change.affine(layer.width, lambda: layer.weight().values(), bias)
     tensors: dict[str, RawTensor] = {}
     undo: dict[str, Any] = {}
@@ -123,6 +127,11 @@ def close_enough(
     got: FloatArray, wanted: FloatArray, *, dtype: str, size: float, where: str, caller: str
 ) -> float:
     """The largest difference, refused if rounding numbers of `size` to `dtype` is no excuse."""
+    if np.isnan(wanted).any():
+        raise InputError(
+            f"{caller}: {where} gives NaN before anything is baked: its weights, or the inputs "
+            f"that it is checked on, are not finite."
+        )
     difference = float(np.max(np.abs(got - wanted), initial=0.0))
     if not difference <= 64 * EPS[dtype] * (1.0 + size):
         raise InputError(
@@ -176,5 +185,5 @@ def pick(
 def _shown(widths: Mapping[str, int]) -> str:
     # The last ones are the likely ones.
     names = reversed(list(widths))
-    shown = (f"{name!r} ({widths[name]} outputs)" for name in names)
+    shown = (f"{repr(name) if name else 'one layer'} ({widths[name]} outputs)" for name in names)
     return _checks.listing(shown, most=5) or "none"

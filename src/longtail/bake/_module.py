@@ -2,19 +2,20 @@
 
 The record is an attribute of that layer. A state-dict hook also puts it into the state dict's
 own metadata, where `torch.save` keeps it and where it adds no key, so that the state dict still
-loads into the plain architecture.
+loads into the plain architecture. A module that is pickled whole loads without longtail.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longtail._checks import FloatArray, InputError, as_numpy
+from longtail._checks import InputError, as_numpy
 from longtail.bake._change import Change
 from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
 from longtail.bake._record import (
@@ -37,22 +38,31 @@ _QUANTIZED = ("torch.ao.nn", "torch.nn.quantized")
 _ROWS = 64
 
 
-def bake(model: nn.Module, change: Change, *, layer: str | None) -> nn.Module:
+def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) -> nn.Module:
     """A baked copy."""
     caller = change.caller
     refuse_twice(record_of(model, caller=caller), name="the model", caller=caller)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"{caller}: a TorchScript module can't be changed; bake the module that it was made "
+            f"from, and script or trace that."
+        )
     name = pick(_widths(model, change), change, layer, name="the model", caller=caller)
-    baked = copy.deepcopy(model)
     before: Any = model.get_submodule(name)
-    after: Any = baked.get_submodule(name)
-    label = name or "the layer"
+    label = f"layer {name}" if name else "the layer"
     new = bake_layer(_layer_of(before, label, change), change)
+    baked = _copied(model, caller)
+    after: Any = baked.get_submodule(name)
     for part, tensor in new.tensors.items():
         _put(after, part, tensor)
     _check(before, after, change, label)
-    record = BakeRecord.of(change, where=label, how=new.how, undo={**new.undo, "layer": name})
+    if inputs is not None:
+        _check_whole(model, baked, before, inputs, change)
+    record = BakeRecord.of(
+        change, where=name or label, how=new.how, undo={**new.undo, "layer": name}
+    )
     setattr(after, ATTRIBUTE, record.to_json())
-    after.register_state_dict_post_hook(write_metadata)
+    after.register_state_dict_post_hook(_WriteMetadata())
     return baked
 
 
@@ -70,7 +80,7 @@ def unbake(model: nn.Module, *, caller: str) -> nn.Module:
         _put(layer, part, tensor)
     delattr(layer, ATTRIBUTE)
     for key, hook in list(layer._state_dict_hooks.items()):
-        if hook is write_metadata:
+        if isinstance(hook, _WriteMetadata):
             del layer._state_dict_hooks[key]
     return restored
 
@@ -91,11 +101,32 @@ def record_of_state(state: Mapping[str, Any], *, caller: str) -> BakeRecord | No
     return None
 
 
-def write_metadata(
-    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
-) -> None:
+class _WriteMetadata:
     """State-dict hook of a baked layer: its record goes into the metadata, not among the keys."""
-    metadata[KEY] = getattr(module, ATTRIBUTE)
+
+    def __call__(
+        self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+    ) -> None:
+        metadata[KEY] = getattr(module, ATTRIBUTE)
+
+    def __deepcopy__(self, memo: Any) -> _WriteMetadata:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # Where a pickled module is deployed there need be no longtail: the standard library's
+        # callable that takes anything and does nothing stands in. The layer keeps its record.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _copied(model: nn.Module, caller: str) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InputError(
+            f"{caller}: the model can't be copied ({reason}); bake its last layer alone, or an "
+            f"ONNX export."
+        ) from error
 
 
 def raw(tensor: Tensor) -> RawTensor:
@@ -149,10 +180,11 @@ def _layer_of(module: Any, name: str, change: Change) -> Layer:
         raise InputError(
             f"{caller}: the weights of {name} are not there yet; load them or run the model once."
         )
-    if hasattr(module, "parametrizations"):
+    if "weight" not in module._parameters:
         raise InputError(
             f"{caller}: {name} is parametrized, so its weights are computed anew each time; call "
-            f"torch.nn.utils.parametrize.remove_parametrizations first."
+            f"torch.nn.utils.parametrize.remove_parametrizations (for the older way "
+            f"remove_weight_norm or remove_spectral_norm) first."
         )
     dtype = _DTYPES.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
     bias = module.bias
@@ -175,15 +207,50 @@ def _check(before: Any, after: Any, change: Change, name: str) -> None:
     random = torch.Generator().manual_seed(0)
     features = torch.randn(shape, generator=random).to(weight.device, weight.dtype)
     with torch.no_grad():
-        old, new = (_classes_last(module(features)) for module in (before, after))
-    bias = None if before.bias is None else raw(before.bias).values()
-    scale, offset = change.affine(old.shape[-1], lambda: raw(weight).values(), bias)
-    wanted = old * scale + offset
-    size = float(abs(old).max() * max(1.0, scale.max()) + abs(offset).max())
-    dtype = _DTYPES[weight.dtype]
-    close_enough(new, wanted, dtype=dtype, size=size, where=name, caller=change.caller)
+        old, new = before(features), after(features)
+    _compare(old, new, before, change, name)
 
 
-def _classes_last(logits: Tensor) -> FloatArray:
-    moved = logits.movedim(1, -1) if logits.ndim > 2 else logits
-    return as_numpy(moved.double())
+def _check_whole(
+    model: nn.Module, baked: nn.Module, layer: Any, inputs: Any, change: Change
+) -> None:
+    """The user's inputs through the whole module before and after."""
+    old, new = (_logits(module, inputs, change) for module in (model, baked))
+    _compare(old, new, layer, change, "the model")
+
+
+def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -> None:
+    """Refuse logits that are not s·f + c of those before."""
+    if isinstance(layer, _CONVOLUTIONS) and old.ndim > 2:
+        old, new = old.movedim(1, -1), new.movedim(1, -1)
+    f, got = as_numpy(old.double()), as_numpy(new.double())
+    bias = None if layer.bias is None else raw(layer.bias).values()
+    scale, offset = change.affine(f.shape[-1], lambda: raw(layer.weight).values(), bias)
+    size = float(abs(f).max(initial=0.0) * max(1.0, scale.max()) + abs(offset).max())
+    dtype = _DTYPES[layer.weight.dtype]
+    close_enough(got, f * scale + offset, dtype=dtype, size=size, where=where, caller=change.caller)
+
+
+def _logits(module: nn.Module, inputs: Any, change: Change) -> Tensor:
+    """What a module gives, in evaluation mode; its `logits` where it gives several things."""
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            if isinstance(inputs, Mapping):
+                found = module(**inputs)
+            else:
+                found = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+    if isinstance(found, Mapping):
+        found = found.get("logits")
+    elif isinstance(found, tuple):
+        found = found[0]
+    if not isinstance(found, Tensor) or found.ndim < 2:
+        raise InputError(
+            f"{change.caller}: on `inputs` the model must give logits of shape (examples, "
+            f"classes), or a dictionary with `logits`, or a tuple that begins with them."
+        )
+    return found

@@ -22,6 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
+from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Affine, Change
 from longtail.bake._layer import close_enough
@@ -57,6 +58,7 @@ def load(path: Path, *, caller: str) -> ModelProto:
 def bake_file(path: Path, out: Path, change: Change, **settings: Any) -> None:
     """Write a baked copy of a file."""
     model = load(path, caller=change.caller)
+    _data_files(model, path.parent, caller=change.caller)
     baked = bake(model, change, folder=path.parent, name=str(path), **settings)
     _write(baked, path.parent, out, caller=change.caller)
 
@@ -117,12 +119,27 @@ def _edited(
     """A copy with the target changed, checked, and with its record."""
     edit = Edit(graph)
     affine, how = _apply(graph, edit, target, change)
+    others = _computed_from(graph, target, outputs)
+    if others:
+        how += f" (which changes {_checks.listing(map(repr, others))} too, computed from it)"
     notes = edit.finish()
     _Check(graph, edit.model, runner, target, affine, change).outputs(outputs)
     record = BakeRecord.of(change, where=target.tensor, how=how, undo=notes)
     entry = edit.model.metadata_props.add()
     entry.key, entry.value = KEY, record.to_json()
     return edit.model
+
+
+def _computed_from(graph: Graph, target: Target, outputs: Arrays) -> list[str]:
+    """Outputs that are neither scores nor label but change with them: a margin, another head."""
+    start = target.source or target.tensor
+    return [
+        name
+        for name in graph.outputs
+        if name in graph.downstream(start)
+        and graph.trace(name).tensor not in (target.tensor, start)
+        and not one_per_row(outputs[name])
+    ]
 
 
 def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Affine, str]:
@@ -337,8 +354,8 @@ def _through(kind: str, logits: FloatArray, axis: int) -> FloatArray:
 def _write(model: ModelProto, source: Path, out: Path, *, caller: str) -> None:
     """Write a model, with its external data where it goes to another folder."""
     if source.resolve() != out.parent.resolve():
-        for location in sorted(_external(model)):
-            there, here = source / location, out.parent / location
+        for there in _data_files(model, source, caller=caller):
+            here = out.parent / there.relative_to(source)
             if here.exists():
                 if files.sha256(here) != files.sha256(there):
                     raise InputError(
@@ -352,7 +369,8 @@ def _write(model: ModelProto, source: Path, out: Path, *, caller: str) -> None:
     files.write_bytes(out, model.SerializeToString(deterministic=True))
 
 
-def _external(model: ModelProto) -> set[str]:
+def _data_files(model: ModelProto, folder: Path, *, caller: str) -> list[Path]:
+    """The files beside a model that hold its tensors."""
     found = set()
     tensors = list(model.graph.initializer)
     tensors += [
@@ -363,6 +381,15 @@ def _external(model: ModelProto) -> set[str]:
             for entry in tensor.external_data:
                 if entry.key == "location":
                     if os.path.isabs(entry.value) or ".." in Path(entry.value).parts:
-                        raise InputError(f"an external data file lies outside: {entry.value!r}.")
-                    found.add(entry.value)
-    return found
+                        raise InputError(
+                            f"{caller}: the model's data file {entry.value!r} lies outside its "
+                            f"folder; save the model with its data beside it."
+                        )
+                    found.add(folder / entry.value)
+    for path in sorted(found):
+        if not path.is_file():
+            raise InputError(
+                f"{caller}: the model keeps its weights in {path}, and there is no such file; put "
+                f"it back beside the model."
+            )
+    return sorted(found)

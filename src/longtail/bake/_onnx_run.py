@@ -100,7 +100,7 @@ class Runner:
             self.run(model, names)
             return
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300].rstrip(".")
         self._reference = True
         try:
             self.run(model, names)

@@ -103,7 +103,10 @@ def find_target(
     else:
         trace = _chosen(graph, outputs, runner, change, output)
     if trace.tensor not in graph.producers:
-        raise InputError(f"{change.caller}: {trace.tensor!r} is computed by no layer.")
+        raise InputError(
+            f"{change.caller}: the output is the input or constant {trace.tensor!r} itself, which "
+            f"no layer computes, so there is nothing to bake into."
+        )
     found = runner.run(graph.model, [trace.tensor])[trace.tensor]
     value = scores(found)
     if value is None:
@@ -279,8 +282,10 @@ def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change)
 def _are_probabilities(array: NDArray[Any]) -> bool:
     values = array.astype(np.float64)
     sums = values.sum(axis=-1)
-    inside = bool(np.all(values >= 0) and np.all(values <= 1 + 1e-6))
-    return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, 4 * np.finfo(array.dtype).eps)))
+    # One minus a forest's rounded sum of votes may lie below 0 by a rounding error.
+    slack = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
+    inside = bool(np.all(values >= -slack) and np.all(values <= 1 + slack))
+    return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, slack)))
 
 
 def _type(value: Any) -> str:

@@ -88,7 +88,7 @@ def bake(path: Path, out: Path, change: Change, *, layer: str | None) -> None:
     new = bake_layer(found, change)
     _check(found, new.tensors, change)
     record = BakeRecord.of(
-        change, where=found.name, how=new.how, undo={**new.undo, "layer": chosen}
+        change, where=chosen or found.name, how=new.how, undo={**new.undo, "layer": chosen}
     )
     changed: dict[str, RawTensor | None] = {
         _join(chosen, part): tensor for part, tensor in new.tensors.items()
@@ -134,7 +134,7 @@ def _layer_of(state: StateFile, layer: str) -> Layer:
 
     entry = state.entries[_join(layer, "weight")]
     bias = state.read(_join(layer, "bias"))
-    name = layer or "the layer"
+    name = f"layer {layer}" if layer else "the layer"
     return Layer(name, entry["shape"][0], entry["dtype"], weight, bias)
 
 
