@@ -184,3 +184,73 @@ def write_folder(root, counts, *, shape=(3, 6, 5), seed=0):
         for i, image in enumerate(made[name]):
             (root / name / f"{i}.png").write_bytes(encoded(image))
     return made
+
+
+def photo(width, height, *, mode="RGB", seed=0):
+    """A photograph-like image: a gradient with shapes in it, different for each seed."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width] / max(width, height)
+    waves = [np.sin(a * x + b * y + c) for a, b, c in random.uniform(1, 9, (3, 3))]
+    array = (np.stack(waves, axis=-1) * 120 + 128).astype(np.uint8)
+    return Image.fromarray(array).convert(mode)
+
+
+def write_photos(root, paths, *, size=(40, 30)):
+    """A small JPEG at each path, some upright and some grey, as in real collections."""
+    for number, path in enumerate(paths):
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        extent = size if number % 3 else size[::-1]
+        image = photo(*extent, mode="L" if number % 7 == 6 else "RGB", seed=number)
+        image.save(file, "JPEG", quality=90)
+
+
+def write_list(file, entries):
+    """Lines `path label`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{path} {label}\n" for path, label in entries))
+    return file
+
+
+def listed_entries(counts, *, form="imagenet-lt", split="train"):
+    """(path, label) pairs as each of the large data sets names its files."""
+    group = "val" if split == "test" else "train"
+    patterns = {
+        "imagenet-lt": lambda c, i: f"{group}/n{c + 1440764:08d}/{split}_{i}.JPEG",
+        "places-lt": lambda c, i: f"{group}/scene_{c}/{split}_{i:08d}.jpg",
+        "inaturalist": lambda c, i: f"train_val2018/Plantae/{c}/{split}{c:04x}{i:028x}.jpg",
+    }
+    return [(patterns[form](c, i), c) for c, count in enumerate(counts) for i in range(count)]
+
+
+LIST_NAMES = {
+    "imagenet-lt": {s: f"ImageNet_LT_{s}.txt" for s in ("train", "val", "test")},
+    "places-lt": {s: f"Places_LT_{s}.txt" for s in ("train", "val", "test")},
+    "inaturalist": {"train": "iNaturalist18_train.txt", "test": "iNaturalist18_val.txt"},
+}
+
+
+def write_large(root, form="imagenet-lt", *, counts=(6, 3, 1), held=1, size=(40, 30)):
+    """A small data set as one of the large ones is laid out, images beside its lists."""
+    for split, name in LIST_NAMES[form].items():
+        sizes = counts if split == "train" else [held] * len(counts)
+        entries = listed_entries(sizes, form=form, split=split)
+        write_photos(root, [path for path, _ in entries], size=size)
+        write_list(root / name, entries)
+    return root
+
+
+def competition(entries, *, num_classes):
+    """The competition's json; ids count from 1 and images come in another order than labels."""
+    images = [
+        {"id": 10 + i, "file_name": path, "width": 40, "height": 30, "license": 1}
+        for i, (path, _) in enumerate(entries)
+    ]
+    annotations = [
+        {"id": 90 + i, "image_id": 10 + i, "category_id": label}
+        for i, (_, label) in enumerate(entries)
+    ]
+    categories = [
+        {"id": c, "name": f"species {c}", "supercategory": "Plantae"} for c in range(num_classes)
+    ]
+    return {"images": images, "annotations": annotations[::-1], "categories": categories[::-1]}

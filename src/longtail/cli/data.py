@@ -1,9 +1,9 @@
-"""`longtail data`: what a data set looks like, and one file of it that travels."""
+"""`longtail data`: what a data set looks like, whether it is whole, one file that travels."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,18 +11,23 @@ from longtail.cli import _console, _data
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._groups import CommandGroup
 
+if TYPE_CHECKING:
+    from longtail.data.check import CheckResult
+
 app = typer.Typer(
     cls=CommandGroup,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Describe long-tailed data sets, and freeze them into one file.",
+    help="Describe long-tailed data sets, check their files, freeze them into one.",
 )
 
 # A table of this many classes still fits a screen.
 _FEW_CLASSES = 20
 _WIDTH = 80
 _CHART_HEIGHT = 6
+# Problems of one kind that are shown; --out has them all.
+_SHOWN = 3
 
 
 @app.command()
@@ -227,3 +232,149 @@ def freeze(
         f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {len(data.train):,} training "
         f"and {len(data.test):,} test images, {_console.size(size)}"
     )
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="imagenet-lt, places-lt, inaturalist; a list, a competition file, or a folder "
+            "of lists or images; or what describe takes.",
+        ),
+    ],
+    data_dir: _data.DataDirOption = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            "--root",
+            metavar="FOLDER",
+            help="What the lists' paths start from; the lists' folder if absent.",
+            show_default=False,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            min=1,
+            metavar="N",
+            help="Processes that decode; all cores if absent.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Read the images' headers only.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write every problem into a file, one a line.",
+            show_default=False,
+        ),
+    ] = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Go through a whole data set: lists, labels, and every image file.
+
+    Missing, truncated and unreadable files, labels with holes, files listed twice or in two
+    splits are found before training stops at them. Exit code 1 if there is any.
+
+    \b
+    Examples:
+      longtail data check imagenet-lt --data-dir lists --root /data/imagenet
+      longtail data check photos --quick
+      longtail data check train2018.json --root images --out problems.txt
+    """
+    from longtail.data.check import check_data, is_on_disk
+    from longtail.runs.files import write_bytes
+
+    if out is not None:
+        _console.refuse_overwrite(out, force)
+    if not is_on_disk(name):
+        _check_loaded(name, data_dir, json)
+        return
+    with _console.progress(f"checking {Path(name).name}") as progress:
+        result = check_data(
+            name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress
+        )
+    if out is not None:
+        lines = [f"{p.kind}\t{p.where}\t{p.detail}\n" for p in result.problems]
+        write_bytes(out, "".join(lines).encode())
+    if json:
+        _console.print_json(_check_document(result))
+    else:
+        _show_check(result, out)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _check_loaded(name: str, data_dir: Path | None, json: bool) -> None:
+    """Data that is read as a whole is checked by reading it."""
+    data = _data.load(
+        name, data_dir=data_dir, profile=None, ratio=None, counts=None, fit=False, subset_seed=0
+    )
+    images = {"train": len(data.train), "test": len(data.test)}
+    if json:
+        _console.print_json(
+            {
+                "name": data.spec.name,
+                "ok": True,
+                "images": images,
+                "classes": data.train.num_classes,
+                "counts": {},
+                "problems": [],
+            }
+        )
+        return
+    _console.line(f"{data.spec.name}: {_split_words(images)}, {data.train.num_classes:,} classes")
+    _console.line("No problems.")
+
+
+def _check_document(result: CheckResult) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "ok": result.ok,
+        "images": result.images,
+        "classes": result.classes,
+        "counts": result.counts,
+        "problems": [
+            {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
+        ],
+        "quick": result.quick,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def _split_words(images: dict[str, int]) -> str:
+    words = {"train": "training", "val": "validation", "test": "test"}
+    return ", ".join(f"{count:,} {words[split]}" for split, count in images.items()) + " images"
+
+
+def _show_check(result: CheckResult, out: Path | None) -> None:
+    from longtail.data.check import KINDS
+
+    _console.line(f"{result.name}: {_split_words(result.images)}, {result.classes:,} classes")
+    depth = "headers only" if result.quick else "every image decoded"
+    if result.ok:
+        _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
+        return
+    hidden = False
+    for kind, count in result.counts.items():
+        _console.line()
+        _console.line(f"{count:,} x {kind}: {KINDS[kind]}")
+        shown = [problem for problem in result.problems if problem.kind == kind][:_SHOWN]
+        for problem in shown:
+            _console.line(f"  {problem.where}: {problem.detail}")
+        if count > len(shown):
+            hidden = True
+            _console.line(f"  and {count - len(shown):,} more")
+    _console.line()
+    _console.line(f"{sum(result.counts.values()):,} problems ({depth}).")
+    if out is not None:
+        _console.line(f"Written: {out}")
+    elif hidden:
+        _console.line("All of them: --out FILE or --json")

@@ -1,0 +1,235 @@
+"""A whole data set gone through before training: lists, labels and every image file.
+
+Training stops at the first bad file, which may come after hours; this finds all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.data.decoding import Progress, _cores
+from longtail.data.large import LARGE, SPLITS, Sources, find_sources, scan
+from longtail.data.lists import Listing, Paths, Problem, label_problems, list_folder
+from longtail.data.photos import check_photo
+
+# Every kind of problem, in the order of a report.
+KINDS = {
+    "size": "not the published number of images",
+    "line": "lines that are not `path label`, or none at all",
+    "path": "paths that leave the image root",
+    "label": "labels that are no number, out of range, or with holes",
+    "duplicate": "files listed twice",
+    "overlap": "files listed in two splits",
+    "missing": "files that are not there",
+    "truncated": "files that end too early",
+    "unreadable": "files that can't be read or decoded",
+    "format": "files that are no images",
+}
+_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What going through a data set found.
+
+    Attributes:
+        name: of the data set.
+        images: by split, how many entries its list has that can be used as such.
+        classes: how many different labels the training set has.
+        problems: in the order of `KINDS`, then as they were met.
+        quick: whether only the files' headers were read.
+        seconds: how long it took.
+    """
+
+    name: str
+    images: dict[str, int]
+    classes: int
+    problems: list[Problem] = field(default_factory=list)
+    quick: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Problems by kind, those that occur."""
+        found = Counter(problem.kind for problem in self.problems)
+        return {kind: found[kind] for kind in KINDS if found[kind]}
+
+
+def check_data(
+    name: str | Path,
+    *,
+    data_dir: Path | str | None = None,
+    root: Path | str | None = None,
+    workers: int | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> CheckResult:
+    """Go through all lists and all images of a data set on disk.
+
+    Args:
+        name: see `large.find_sources`.
+        data_dir: likewise.
+        root: likewise.
+        workers: processes that decode; by default as many as there are cores. With 1 the
+            images are decoded here.
+        quick: read only the header of each image.
+        progress: called with (images done, images in all, text).
+
+    Returns:
+        The result, with every problem there is.
+    """
+    caller, started = "check_data", time.monotonic()
+    _checks.require("PIL", extra="torch", caller=caller)
+    workers = _cores() if workers is None else _checks.whole(workers, caller, name="workers")
+    sources = find_sources(name, data_dir=data_dir, root=root)
+    listings = {split: _listing(sources.files[split]) for split in SPLITS if split in sources.files}
+    problems = _list_problems(sources, listings)
+    files = _all_files(sources, listings)
+    problems += _file_problems(files, workers=workers, quick=quick, progress=progress)
+    order = list(KINDS)
+    problems.sort(key=lambda problem: order.index(problem.kind))  # stable
+    main = listings.get("train") or next(iter(listings.values()))
+    return CheckResult(
+        sources.name,
+        {split: len(listing.paths) for split, listing in listings.items()},
+        len(set(main.labels.tolist())),
+        problems,
+        quick,
+        time.monotonic() - started,
+    )
+
+
+def _listing(path: Path) -> Listing:
+    if path.is_file():
+        return scan(path)
+    data = list_folder(path)
+    return Listing(path, Paths(p.encode() for p in data.paths), data.labels, [], data.class_names)
+
+
+def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Problem]:
+    """What the lists alone show to be wrong."""
+    problems: list[Problem] = []
+    known, names = sources.known, _classes(sources, listings)
+    if not sources.root.is_dir():
+        raise InputError(
+            f"check_data: there is no folder {sources.root}, the image root of {sources.name}; "
+            f"pass root= (--root), the folder that the lists' paths start from."
+        )
+    for split in SPLITS:
+        listing = listings.get(split)
+        if listing is None:
+            continue
+        problems += [*listing.problems, *label_problems(listing, names)]
+        if known is not None and len(listing.paths) != known.sizes[split]:
+            detail = (
+                f"has {len(listing.paths):,} images; the {split} set of {known.title} has "
+                f"{known.sizes[split]:,}"
+            )
+            problems.append(Problem("size", str(listing.source), detail))
+        own = listing.class_names
+        if sources.files[split].is_dir() and names is not None and own != tuple(names):
+            odd = sorted(set(names) ^ set(own or ()))
+            detail = f"has other class folders than the training set: {_checks.listing(odd)}"
+            problems.append(Problem("label", str(listing.source), detail))
+    return problems + _overlaps(listings)
+
+
+def _classes(sources: Sources, listings: dict[str, Listing]) -> Sequence[str] | None:
+    """The classes that every split must have."""
+    if sources.known is not None:
+        return [str(label) for label in range(sources.known.num_classes)]
+    train = listings.get("train")
+    if train is not None and train.class_names is not None:
+        return train.class_names
+    sizes = [int(part.labels.max()) + 1 for part in listings.values() if len(part.labels)]
+    # A mistyped label of nine digits would be as many names; its own list is told of it.
+    if not sizes or max(sizes) > 10 * sum(len(part.labels) for part in listings.values()):
+        return None
+    return [str(label) for label in range(max(sizes))]
+
+
+def _overlaps(listings: dict[str, Listing]) -> list[Problem]:
+    problems, first_in = [], dict[bytes, str]()
+    for split, listing in listings.items():
+        if listing.source.is_dir():
+            continue  # trees have a folder for each split
+        for path in listing.paths.all_raw():
+            other = first_in.setdefault(path, split)
+            if other != split:
+                detail = f"{path.decode()!r} is in the {other} set as well"
+                problems.append(Problem("overlap", str(listing.source), detail))
+    return problems
+
+
+def _all_files(sources: Sources, listings: dict[str, Listing]) -> list[str]:
+    """Every file once, folder after folder, so that disks that turn needn't seek."""
+    files = {
+        os.path.join(listing.source if listing.source.is_dir() else sources.root, path)
+        for listing in listings.values()
+        for path in listing.paths
+    }
+    return sorted(files)
+
+
+def _file_problems(
+    files: list[str], *, workers: int, quick: bool, progress: Progress | None
+) -> Iterator[Problem]:
+    """What is wrong with the files, in their order."""
+    done = 0
+    for found in _results(files, workers, quick):
+        done = min(done + _CHUNK, len(files))
+        if progress is not None:
+            progress(done, len(files), "headers" if quick else "images")
+        yield from found
+
+
+def _results(files: list[str], workers: int, quick: bool) -> Iterator[list[Problem]]:
+    chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
+    work = partial(_check_files, quick=quick)
+    if workers == 1 or len(chunks) < 2:
+        yield from map(work, chunks)
+        return
+    pool = ProcessPoolExecutor(min(workers, len(chunks)))
+    try:
+        position = 0
+        # A few chunks at a time: the pool's queue would hold every name of the data set again.
+        while ahead := list(islice(chunks, position, position + 64 * workers)):
+            for found in pool.map(work, ahead):
+                position += 1
+                yield found
+    except BrokenProcessPool as error:
+        raise ChildProcessError(
+            errno.ECHILD,
+            f"a worker process died while it checked a file near {chunks[position][0]}; if the "
+            f"machine ran out of memory, use fewer workers; with workers=1 (--workers 1) no "
+            f"process is started",
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _check_files(files: list[str], *, quick: bool) -> list[Problem]:
+    found = ((file, check_photo(file, quick=quick)) for file in files)
+    return [Problem(fault.kind, file, fault.reason) for file, fault in found if fault is not None]
+
+
+def is_on_disk(name: str | Path) -> bool:
+    """Whether `check_data` goes through a data set file by file, rather than `load` as a whole."""
+    return name in LARGE or Path(name).is_dir() or Path(name).suffix.lower() in (".txt", ".json")

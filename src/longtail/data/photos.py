@@ -1,0 +1,246 @@
+"""One photograph from a file into an array: which part of it, and what can be wrong with it.
+
+The sampling rules of the crops are those that torchvision documents, written anew. Batches and
+worker processes are in `streaming`; this file needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Pixels = NDArray[np.uint8]
+
+_ATTEMPTS = 10
+# Modes of a byte a channel; transparency is dropped, as every ImageNet loader does.
+_BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa")
+
+
+class PhotoError(Exception):
+    """A file that can't be used: `kind` is one of `check.KINDS`, `reason` says it in words."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(kind, reason)
+        self.kind, self.reason = kind, reason
+
+
+class Box(NamedTuple):
+    """A part of an image, in its pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+def random_box(
+    size: tuple[int, int],
+    random: np.random.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Box:
+    """A random part of an image: area and shape at random, then the place.
+
+        area = u·W·H,  u ~ U(scale);   r = e^v,  v ~ U(log ratio)
+        w = round √(area·r),   h = round √(area/r),   until the box fits, ten times at most
+
+    After ten boxes that don't fit, the largest centred one whose shape lies within `ratio`.
+
+    Args:
+        size: (W, H).
+        random: two numbers for each attempt, and two for the place.
+        scale: the least and the largest share of the area.
+        ratio: the least and the largest width over height.
+
+    Examples:
+        >>> random_box((40, 20), np.random.default_rng(0), scale=(1.0, 1.0), ratio=(2.0, 2.0))
+        Box(left=0, top=0, width=40, height=20)
+    """
+    width, height = size
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(_ATTEMPTS):
+        area = width * height * random.uniform(*scale)
+        shape = math.exp(random.uniform(low, high))
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = random.integers(width - w + 1), random.integers(height - h + 1)
+            return Box(int(left), int(top), w, h)
+    w, h = width, height
+    if width / height < ratio[0]:
+        h = round(width / ratio[0])
+    elif width / height > ratio[1]:
+        w = round(height * ratio[1])
+    return Box((width - w) // 2, (height - h) // 2, w, h)
+
+
+def center_box(size: tuple[int, int], *, resize: int, crop: int) -> Box:
+    """The centre that is left when the shorter side is made `resize` and `crop` squared cut out.
+
+    Args:
+        size: (W, H).
+        resize: pixels of the shorter side after scaling.
+        crop: pixels of the square.
+
+    Returns:
+        The square in pixels of the unscaled image, not whole numbers in general.
+
+    Examples:
+        >>> center_box((512, 256), resize=256, crop=224)
+        Box(left=144.0, top=16.0, width=224.0, height=224.0)
+    """
+    width, height = size
+    short = min(width, height)
+    new_width, new_height = (resize * side // short for side in size)
+    across, down = width / new_width, height / new_height
+    left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
+    return Box(left * across, top * down, crop * across, crop * down)
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """The view of training: a random part of the image, mirrored half of the time.
+
+    Attributes:
+        size: pixels of a side of the result.
+        scale: see `random_box`.
+        ratio: see `random_box`.
+        flip: how often the image is mirrored left to right.
+    """
+
+    size: int = 224
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        _checks.whole(self.size, "RandomCrop", name="size")
+        for name in ("scale", "ratio"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high or (name == "scale" and high > 1):
+                limit = " and at most 1" if name == "scale" else ""
+                raise InputError(
+                    f"RandomCrop: `{name}` must be (least, largest), above zero{limit}; "
+                    f"got {(low, high)}."
+                )
+        _checks.fraction(self.flip, "RandomCrop", name="flip")
+
+    def __call__(self, file: str, random: np.random.Generator) -> Pixels:
+        """The view of one file, shape (size, size, 3)."""
+        with _opened(file) as image:
+            box = random_box(image.size, random, scale=self.scale, ratio=self.ratio)
+            pixels = _resampled(image, box, self.size)
+        return pixels[:, ::-1] if random.random() < self.flip else pixels
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """The view of evaluation: the shorter side scaled to `resize`, then the centre.
+
+    Attributes:
+        size: pixels of a side of the result.
+        resize: pixels of the shorter side before that, at least `size`.
+    """
+
+    size: int = 224
+    resize: int = 256
+
+    def __post_init__(self) -> None:
+        _checks.whole(self.size, "CenterCrop", name="size")
+        _checks.whole(self.resize, "CenterCrop", name="resize", at_least=self.size)
+
+    def __call__(self, file: str, random: np.random.Generator | None = None) -> Pixels:
+        """The view of one file, shape (size, size, 3); nothing in it is random."""
+        with _opened(file) as image:
+            box = center_box(image.size, resize=self.resize, crop=self.size)
+            return _resampled(image, box, self.size)
+
+
+class _opened:
+    """An image with its header read; every error of reading becomes a PhotoError."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.image: Image.Image | None = None
+
+    def __enter__(self) -> Image.Image:
+        from PIL import Image
+
+        try:
+            self.image = Image.open(self.file)
+            if self.image.mode not in _BYTES:
+                raise PhotoError(
+                    "unreadable", f"has more than a byte a channel (mode {self.image.mode!r})"
+                )
+        except Exception as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self.image
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self.image is not None:
+            self.image.close()
+        # A decoder meets damaged bytes with whatever exception its code happens to raise.
+        if isinstance(error, Exception) and not isinstance(error, PhotoError | MemoryError):
+            raise _diagnosed(self.file, error) from error
+
+
+def _diagnosed(file: str, error: Exception) -> PhotoError:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return PhotoError("missing", "is not there")
+    if isinstance(error, OSError) and error.errno is not None:
+        return PhotoError("unreadable", f"can't be read: {error.strerror}")
+    if isinstance(error, UnidentifiedImageError):
+        empty = os.path.getsize(file) == 0
+        return PhotoError(*(("truncated", "is empty") if empty else ("format", "is no image")))
+    text = str(error) or type(error).__name__
+    cut = isinstance(error, EOFError) or "truncated" in text.lower()
+    return PhotoError("truncated" if cut else "unreadable", f"can't be decoded: {text}")
+
+
+def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
+    """A box of an image as (size, size, 3), bilinear with anti-aliasing."""
+    from PIL import Image
+
+    width, height = image.size
+    if image.format == "JPEG":
+        # The decoder can leave out high frequencies, up to where the box still has `size` pixels.
+        enough = (math.ceil(width * size / box.width), math.ceil(height * size / box.height))
+        image.draft(image.mode, enough)
+    across, down = image.width / width, image.height / height
+    left, top = box.left * across, box.top * down
+    # Rounding may lead a hair beyond the edge, which Pillow refuses.
+    right = min(left + box.width * across, image.width)
+    bottom = min(top + box.height * down, image.height)
+    colour = image if image.mode == "RGB" else image.convert("RGB")
+    scaled = colour.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, right, bottom))
+    return np.asarray(scaled)
+
+
+def check_photo(file: str, *, quick: bool = False) -> PhotoError | None:
+    """What is wrong with a file, or None.
+
+    Args:
+        file: of an image.
+        quick: read its header only, which finds neither damage nor most truncation.
+    """
+    try:
+        with _opened(file) as image:
+            if not quick:
+                image.load()
+    except PhotoError as error:
+        return error
+    return None

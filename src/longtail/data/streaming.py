@@ -1,0 +1,406 @@
+"""Batches of images from disk: decoded and cropped in worker processes, in a fixed order.
+
+What a crop is, `photos` says; which examples an epoch has, `samplers`. Pixels stay bytes here:
+they are normalised where the network is.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import InputError, IntArray
+from longtail.data.decoding import _cores
+from longtail.data.lists import ListedImages
+from longtail.data.photos import CenterCrop, PhotoError, RandomCrop
+from longtail.data.samplers import ClassSampler
+
+_checks.require("torch", extra="torch", caller="longtail.data.streaming")
+
+import torch  # noqa: E402
+from torch import distributed  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
+
+from longtail.data.torch_samplers import DistributedClassSampler  # noqa: E402
+
+View = RandomCrop | CenterCrop
+
+_SHARED = "/dev/shm"  # where Linux keeps memory that processes share
+_logger = logging.getLogger("longtail")
+
+
+class Batch(NamedTuple):
+    """Some examples.
+
+    Attributes:
+        images: uint8, shape (examples, 3, size, size), channels last in memory.
+        labels: int64, shape (examples,).
+        indices: int64, shape (examples,); positions in the data set.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+
+class _Request(NamedTuple):
+    """What a worker is asked for; `draws` number an epoch's draws, over all processes."""
+
+    epoch: int
+    indices: IntArray
+    draws: IntArray
+
+
+class _Fetched(NamedTuple):
+    """What it answers: `failures` are (index, what is wrong), and their places are left out."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+    failures: list[tuple[int, str]]
+
+
+class StreamedImages(Dataset[Any]):
+    """The data set that torch's workers hold; it answers requests for whole batches."""
+
+    def __init__(self, data: ListedImages, *, view: View, seed: int) -> None:
+        self.data, self.view, self.seed = data, view, seed
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, request: _Request) -> _Fetched:
+        """Decode a batch; torch's fetcher calls this with what the batch sampler yields."""
+        size, wanted = self.view.size, len(request.indices)
+        pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            # Too little of it is an error here; in the thread of torch's queue it is a hang.
+            pixels.share_memory_()  # type: ignore[no-untyped-call]
+        out = pixels.numpy()
+        kept: list[int] = []
+        failures: list[tuple[int, str]] = []
+        for index, draw in zip(request.indices.tolist(), request.draws.tolist(), strict=True):
+            random = np.random.default_rng([self.seed, request.epoch, draw])
+            try:
+                out[len(kept)] = self.view(self.data.file(index), random)
+            except PhotoError as error:
+                failures.append((index, error.reason))
+            else:
+                kept.append(index)
+        chosen = np.array(kept, np.int64)
+        return _Fetched(
+            pixels[: len(kept)].permute(0, 3, 1, 2),
+            torch.from_numpy(self.data.labels[chosen]),
+            torch.from_numpy(chosen),
+            failures,
+        )
+
+
+class _Requests:
+    """The batch sampler: an epoch's indices with the numbers of their draws, in batches."""
+
+    def __init__(self, source: Any, batch_size: int, drop_last: bool) -> None:
+        self.source, self.batch_size, self.drop_last = source, batch_size, drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.source), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[_Request]:
+        some: list[tuple[int, int]] = []
+        for pair in self.source.draws():
+            some.append(pair)
+            if len(some) == self.batch_size:
+                yield self._request(some)
+                some = []
+        if some and not self.drop_last:
+            yield self._request(some)
+
+    def _request(self, pairs: list[tuple[int, int]]) -> _Request:
+        indices, draws = np.array(pairs, np.int64).T
+        return _Request(self.source.epoch, indices, draws)
+
+
+class _Sampled:
+    """The draws of a sampler: each index with its place in the epoch of all processes."""
+
+    def __init__(self, sampler: DistributedClassSampler) -> None:
+        self.sampler = sampler
+
+    @property
+    def epoch(self) -> int:
+        return int(self.sampler.epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def draws(self) -> Iterator[tuple[int, int]]:
+        first = None
+        for number, index in enumerate(self.sampler):
+            if first is None:  # known once the sampler has begun
+                first = self.sampler.state_dict(taken=0)["position"] + self.sampler.rank
+            yield index, first + number * self.sampler.num_replicas
+
+
+class _InOrder:
+    """Every num_replicas-th example from `rank` on: each one once, on one process."""
+
+    epoch = 0
+
+    def __init__(self, examples: int, num_replicas: int | None, rank: int | None) -> None:
+        caller = "evaluation_stream"
+        running = distributed.is_available() and distributed.is_initialized()
+        if num_replicas is None:
+            num_replicas = distributed.get_world_size() if running else 1
+        if rank is None:
+            rank = distributed.get_rank() if running else 0
+        num_replicas = _checks.whole(num_replicas, caller, name="num_replicas")
+        rank = _checks.whole(rank, caller, name="rank", at_least=0)
+        if rank >= num_replicas:
+            raise InputError(
+                f"{caller}: `rank` must be below `num_replicas`, {num_replicas}; got {rank}."
+            )
+        self.mine = range(rank, examples, num_replicas)
+
+    def __len__(self) -> int:
+        return len(self.mine)
+
+    def draws(self) -> Iterator[tuple[int, int]]:
+        return zip(self.mine, self.mine, strict=True)
+
+
+def training_stream(
+    data: ListedImages,
+    *,
+    batch_size: int,
+    sampler: DistributedClassSampler | None = None,
+    view: RandomCrop | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> ImageStream:
+    """Shuffled or resampled epochs with random crops.
+
+    A crop depends on `seed`, the epoch and the number of its draw in the epoch of all processes,
+    on nothing else: neither workers nor processes change it, and an example that is drawn more
+    than once is cropped anew each time.
+
+    Args:
+        data: what to stream.
+        batch_size: of this process.
+        sampler: which examples, and this process's share; every example once if None.
+        view: the crop; `RandomCrop` to 224 pixels if None.
+        seed: of crops, and of the order where there is no sampler.
+        options: of `ImageStream`: workers, prefetch, on_error, drop_last, pin_memory.
+
+    Returns:
+        The stream; call `set_epoch` before each epoch.
+    """
+    caller = "training_stream"
+    seed = _checks.whole(seed, caller, name="seed", at_least=0)
+    if sampler is None:
+        drawn = ClassSampler(data.labels, num_classes=data.num_classes, seed=seed)
+        sampler = DistributedClassSampler(drawn)
+    elif not isinstance(sampler, DistributedClassSampler):
+        raise InputError(
+            f"{caller}: `sampler` must be a DistributedClassSampler, which is right for one "
+            f"process too; got {type(sampler).__name__}."
+        )
+    examples = int(sampler.sampler.counts.sum())
+    if examples != len(data):
+        raise InputError(
+            f"{caller}: `sampler` draws from {examples:,} examples, but the data has "
+            f"{len(data):,}; make it from data.labels."
+        )
+    return ImageStream(
+        data, _Sampled(sampler), batch_size=batch_size, view=view or RandomCrop(), seed=seed,
+        **options,
+    )  # fmt: skip
+
+
+def evaluation_stream(
+    data: ListedImages,
+    *,
+    batch_size: int,
+    view: CenterCrop | None = None,
+    num_replicas: int | None = None,
+    rank: int | None = None,
+    **options: Any,
+) -> ImageStream:
+    """Every example once, over all processes together, with nothing random.
+
+    Args:
+        data: what to stream.
+        batch_size: of this process.
+        view: the crop; `CenterCrop`, 256 to 224 pixels, if None.
+        num_replicas: number of processes; by default torch.distributed's, or 1 without it.
+        rank: of this process, likewise; it sees every `num_replicas`-th example from here on.
+        options: of `ImageStream`: workers, prefetch, on_error, pin_memory.
+
+    Returns:
+        The stream; `Batch.indices` says where results belong.
+    """
+    source = _InOrder(len(data), num_replicas, rank)
+    return ImageStream(
+        data, source, batch_size=batch_size, view=view or CenterCrop(), seed=0, **options
+    )
+
+
+class ImageStream:
+    """An iterable of `Batch`es; made by `training_stream` and `evaluation_stream`.
+
+    Args:
+        data: what to stream.
+        source: which examples, in which order.
+        batch_size: of this process.
+        view: the crop.
+        seed: of the crops.
+        workers: processes that decode; by default this process's share of the cores. With 0
+            the images are decoded here, when they are asked for.
+        prefetch: batches that each worker keeps ready.
+        on_error: what a file that can't be decoded does: ``stop``, with its name; or ``skip``,
+            which leaves it out of its batch, logs its name and counts it.
+        drop_last: whether to leave out a last batch that is smaller than the others.
+        pin_memory: page-locked batches, which reach a GPU faster; by default where there is one.
+
+    Attributes:
+        skipped: position of each example that was left out -> how often so far.
+    """
+
+    def __init__(
+        self,
+        data: ListedImages,
+        source: _Sampled | _InOrder,
+        *,
+        batch_size: int,
+        view: View,
+        seed: int,
+        workers: int | None = None,
+        prefetch: int = 4,
+        on_error: str = "stop",
+        drop_last: bool = False,
+        pin_memory: bool | None = None,
+    ) -> None:
+        caller = "ImageStream"
+        _checks.require("PIL", extra="torch", caller="longtail.data.streaming")
+        batch_size = _checks.whole(batch_size, caller, name="batch_size")
+        if workers is None:
+            workers = default_workers()
+        self.workers = _checks.whole(workers, caller, name="workers", at_least=0)
+        self.prefetch = _checks.whole(prefetch, caller, name="prefetch")
+        self.on_error = _checks.choice(on_error, ("stop", "skip"), caller, name="on_error")
+        self.data, self.skipped = data, Counter[int]()
+        self._source = source
+        self._batch_bytes = batch_size * 3 * view.size**2
+        self._check_shared_memory()
+        self._loader: DataLoader[Any] = DataLoader(
+            StreamedImages(data, view=view, seed=seed),
+            batch_sampler=_Requests(source, batch_size, drop_last),  # type: ignore[arg-type]
+            num_workers=self.workers,
+            collate_fn=_as_it_is,  # a request is answered with a batch
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            prefetch_factor=self.prefetch if self.workers else None,
+            persistent_workers=self.workers > 0,
+        )
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch."""
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, for its order and its crops."""
+        if isinstance(self._source, _InOrder):
+            raise InputError("ImageStream.set_epoch: evaluation has no epochs.")
+        self._source.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of an epoch, or what the sampler's state has left of it."""
+        batches = iter(self._loader)
+        while True:
+            try:
+                fetched = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                raise self._explained(error) from error
+            if fetched.failures:
+                self._leave_out(fetched)
+            yield Batch(fetched.images, fetched.labels, fetched.indices)
+
+    def _leave_out(self, fetched: _Fetched) -> None:
+        """Count files that can't be decoded, if that was asked for; else stop at the first."""
+        index, reason = fetched.failures[0]
+        if self.on_error == "stop":
+            raise InputError(
+                f"ImageStream: {self.data.file(index)} {reason}. Replace it or take it off the "
+                f"list; `longtail data check` finds all such files beforehand, and "
+                f"on_error='skip' leaves them out."
+            )
+        if not len(fetched.indices):
+            raise InputError(
+                f"ImageStream: none of the {len(fetched.failures)} images of a batch can be "
+                f"decoded, so nothing is left of it; the first, {self.data.file(index)}, {reason}."
+            )
+        for index, reason in fetched.failures:
+            if index not in self.skipped:
+                _logger.warning("%s %s; left out", self.data.file(index), reason)
+            self.skipped[index] += 1
+
+    def _check_shared_memory(self) -> None:
+        """Refuse before any work what would fail when the batches are ready."""
+        if not self.workers or not os.path.isdir(_SHARED):
+            return
+        need = self._batch_bytes * (self.workers * self.prefetch + 1)
+        free = shutil.disk_usage(_SHARED).free
+        if need > free:
+            raise InputError(
+                f"ImageStream: {self.workers} workers that keep {self.prefetch} batches of "
+                f"{_megabytes(self._batch_bytes)} ready need {_megabytes(need)} of shared memory, "
+                f"but {_SHARED} has {_megabytes(free)} free; {_MORE_SHARED}."
+            )
+
+    def _explained(self, error: RuntimeError) -> Exception:
+        """What torch says when a worker is lost, with what to do about it."""
+        text = str(error)
+        if "shared memory" in text or "Bus error" in text or "No space left" in text:
+            return OSError(
+                errno.ENOSPC,
+                f"a worker process found too little shared memory in {_SHARED} for batches of "
+                f"{_megabytes(self._batch_bytes)}; {_MORE_SHARED}",
+            )
+        if "DataLoader worker" in text and ("killed" in text or "exited" in text):
+            said = text.split("\n")[0].rstrip(". ")
+            return ChildProcessError(
+                errno.ECHILD,
+                f"a worker process that decodes images died ({said}). If the machine ran out of "
+                f"memory, use fewer workers or a smaller prefetch; if a file crashes the decoder, "
+                f"`longtail data check` says which",
+            )
+        return error
+
+
+_MORE_SHARED = (
+    "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "
+    "batches"
+)
+
+
+def _as_it_is(fetched: Any) -> Any:
+    return fetched
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
+
+
+def default_workers() -> int:
+    """This process's share of the cores that it may use; torchrun says among how many."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, _cores() // (int(local) if local.isdigit() and int(local) else 1))
