@@ -43,6 +43,7 @@ def files(cli):
     Path("counts.csv").write_text("class,count\nemu,10\ncat,900\ndog,90\n")
     Path("names.txt").write_text("cat\n" * 900 + "dog\n" * 90 + "emu\n" * 10)
     np.save("y.npy", np.repeat([0, 1, 2], [900, 90, 10]))
+    np.save("gap.npy", np.repeat([0, 2], [900, 10]))
     np.savez("inputs.npz", x=np.ones((2, 4), np.float32))
 
 
@@ -55,6 +56,11 @@ def test_there_and_back(cli, files, model):
     text = " ".join(result.out.split())
     assert text.startswith(f"Baked logit adjustment with tau = 1.25 into {out}, added to the bias")
     assert f"`longtail bake {out} --undo --out FILE` gives the original back." in text
+    checked = {
+        "m.onnx": "on random inputs: its outputs are",
+        "m.safetensors": "on random features:",
+    }
+    assert f"Checked {checked[model]}" in text
     np.testing.assert_allclose(bias_of(out), BIAS - 1.25 * LOG_PI, atol=1e-6)
     undone = cli("bake", out, "--undo", "-o", "back")
     assert (undone.code, undone.err) == (0, "")
@@ -82,6 +88,13 @@ def test_every_way_to_say_the_same(cli, files, words):
     wanted = {"out": "b.onnx", "undone": False, "method": "logit_adjustment", "tau": 1.0}
     assert {key: document[key] for key in wanted} == wanted
     np.testing.assert_allclose(bias_of("b.onnx"), BIAS - LOG_PI, atol=1e-6)
+
+
+def test_it_says_what_it_was_checked_on(cli, files):
+    result = cli("bake", "m.onnx", *COUNTS, "--inputs", "inputs.npz", "-o", "b.onnx")
+    assert "Checked on inputs.npz: its outputs are the adjusted ones." in " ".join(
+        result.out.split()
+    )
 
 
 def test_target_costs_and_smoothing(cli, files):
@@ -129,6 +142,9 @@ def test_a_run_folder(cli, tmp_path):
     assert (result.code, result.err) == (0, "")
     log_pi = ClassPrior.from_counts([90, 9, 1]).log_probs
     np.testing.assert_allclose(bias_of("b.safetensors"), BIAS - log_pi, atol=1e-6)
+    assert cli("bake", run.folder, "--smoothing", 1, "-o", "s.safetensors").code == 0
+    smoothed = ClassPrior.from_counts([91, 10, 2]).log_probs
+    np.testing.assert_allclose(bias_of("s.safetensors"), BIAS - smoothed, atol=1e-6)
     inside = cli("bake", run.folder, "-o", run.folder / "b.safetensors")
     assert inside.code == 1
     assert "is a run's record and stays as it is; write elsewhere" in inside.err
@@ -174,7 +190,11 @@ def test_a_run_without_weights(cli, tmp_path):
         (["m.onnx", "-o", "b"], 1, "the numbers of training examples per class are needed"),
         (["m.onnx", "--counts", "9,1", "-o", "b"], 1, "no output of the model is 2 wide"),
         (["m.onnx", "--counts", "many", "-o", "b"], 1, "there is no file 'many'"),
-        (["m.onnx", "--counts", "900,90,0", "-o", "b"], 1, "class(es) 2 have no examples"),
+        (["m.onnx", "--counts", "900,90,0", "-o", "b"], 1, "pass --smoothing 1 to count"),
+        (["m.onnx", "--train-labels", "gap.npy", "-o", "b"], 1, "class(es) 1 have no training"),
+        (["m.onnx", *COUNTS, "--bias-mode", "drop", "-o", "b"], 2, "--bias-mode is for --method w"),
+        (["m.onnx", "--prior", ".9,.09,.01", "--smoothing", 1, "-o", "b"], 2, "--prior gives none"),
+        (["m.onnx", "--undo", "--layer", "fc", "-o", "b"], 2, "leave out --layer"),
         (["m.onnx", "--train-labels", "names.txt", "-o", "b"], 1, "with --classes"),
         (["m.onnx", *COUNTS, "--output", "z", "-o", "b"], 1, "has no output 'z'; it has 'y'"),
         (["m.onnx", *COUNTS, "-o", "m.safetensors"], 1, "m.safetensors exists; pass force=True"),

@@ -1,11 +1,13 @@
-"""What `adjust` and `tune` have in common: options that name predictions, and what they name.
+"""What `adjust`, `tune` and `bake` have in common: options, and what they name.
 
-Files are read in `longtail.predictions`; here are only the options, spelt the same in both
-commands, and the training prior that they give.
+Files are read in `longtail.predictions`; here are only the options, spelt the same in every
+command, and the training prior that they give.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,14 @@ import typer
 if TYPE_CHECKING:
     from longtail.predictions import Kind, Predictions
     from longtail.priors import ClassPrior
+
+
+class Method(StrEnum):
+    """The post-hoc methods, as the command line spells them."""
+
+    logit_adjustment = "logit-adjustment"
+    weight_normalization = "weight-normalization"
+
 
 LabelsOption = Annotated[
     str | None,
@@ -93,10 +103,8 @@ def read_prior(
     """The prior of the training data: from an option if there is one, else from the source."""
     import numpy as np
 
-    from longtail import _checks
     from longtail._checks import InputError
     from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
-    from longtail.priors import ClassPrior
 
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
@@ -122,10 +130,23 @@ def read_prior(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE or --train-labels FILE."
         )
-    if not smoothing and len(numbers) == width and np.any(numbers == 0) and np.any(numbers > 0):
-        never = _checks.listing(found.label(int(k)) for k in np.flatnonzero(numbers == 0))
+    return prior_of_counts(numbers, source=source, smoothing=smoothing, label=found.label)
+
+
+def prior_of_counts(
+    counts: Any, *, source: str, smoothing: float, label: Callable[[int], str] = str
+) -> ClassPrior:
+    """The prior of counts, one per class; a class without examples is told by its `label`."""
+    import numpy as np
+
+    from longtail import _checks
+    from longtail._checks import InputError
+    from longtail.priors import ClassPrior
+
+    if not smoothing and np.any(counts == 0) and np.any(counts > 0):
+        never = _checks.listing(label(int(k)) for k in np.flatnonzero(counts == 0))
         raise InputError(
             f"{source}: class(es) {never} have no training examples, so log π is infinite; pass "
             f"--smoothing 1 to count one more example of every class."
         )
-    return ClassPrior.from_counts(numbers, smoothing=smoothing)
+    return ClassPrior.from_counts(counts, smoothing=smoothing)

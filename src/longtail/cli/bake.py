@@ -14,8 +14,10 @@ from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._inputs import (
     ClassesOption,
     CountsOption,
+    Method,
     SmoothingOption,
     TrainLabelsOption,
+    prior_of_counts,
 )
 
 if TYPE_CHECKING:
@@ -26,11 +28,10 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-class Method(StrEnum):
-    """The post-hoc methods, spelt as in `longtail tune`."""
-
-    logit_adjustment = "logit-adjustment"
-    weight_normalization = "weight-normalization"
+# What says by how much to adjust each class.
+_ADJUSTING = {
+    *("--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target", "--costs")
+}
 
 
 class BiasMode(StrEnum):
@@ -75,8 +76,9 @@ def bake(
     ] = None,
     method: Annotated[Method, typer.Option(help="What to bake in.")] = Method.logit_adjustment,
     bias_mode: Annotated[
-        BiasMode, typer.Option(help="What weight normalization does with the bias.")
-    ] = BiasMode.scale,
+        BiasMode | None,
+        typer.Option(help="What weight normalization does with the bias (default: scale)."),
+    ] = None,
     layer: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Last layer of a state dict, if several may be meant."),
@@ -114,8 +116,14 @@ def bake(
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
 
     run, file = _source(model, out)
-    given = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
-    _refuse_contradictions(given, tau, tau_from, undo)
+    given: dict[str, Any] = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
+    given |= {"--costs": costs, "--target": None if target == "balanced" else target}
+    given |= {"--smoothing": smoothing or None, "--classes": classes, "--bias-mode": bias_mode}
+    given |= {"--tau": tau, "--tau-from": tau_from}
+    given |= {"--layer": layer, "--output": output, "--inputs": inputs}
+    named = [name for name, value in given.items() if value is not None]
+    _refuse_contradictions(named)
+    _refuse_unused(named, method, undo=undo)
     if undo:
         record = bake_record(file)
         unbake(file, out=out, force=force)
@@ -127,8 +135,7 @@ def bake(
     common |= {"inputs": None if inputs is None else _arrays(inputs)}
     with _console.working("baking"):
         if method is Method.weight_normalization:
-            _refuse_unused({**given, "--costs": costs}, target)
-            bake_weight_normalization(file, bias_mode=bias_mode.value, **common)
+            bake_weight_normalization(file, bias_mode=(bias_mode or BiasMode.scale).value, **common)
         else:
             found = _prior(run, counts, train_labels, prior, classes, smoothing)
             width = found.num_classes
@@ -140,19 +147,32 @@ def bake(
                 costs=None if costs is None else _numbers(costs, "--costs", width, classes),
                 **common,
             )
-    _finish(file, out, bake_record(out), json=json, undone=False)
+    _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
 
 
-def _refuse_contradictions(
-    given: dict[str, Any], tau: float | None, tau_from: Path | None, undo: bool
-) -> None:
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
-        raise typer.BadParameter(f"{' and '.join(names)} say the same; give one")
-    if tau is not None and tau_from is not None:
+def _refuse_contradictions(given: list[str]) -> None:
+    priors = [name for name in given if name in ("--counts", "--train-labels", "--prior")]
+    if len(priors) > 1:
+        raise typer.BadParameter(f"{' and '.join(priors)} say the same; give one")
+    if {"--tau", "--tau-from"} <= set(given):
         raise typer.BadParameter("give either --tau or --tau-from, not both")
-    if undo and (names or tau is not None or tau_from is not None):
-        raise typer.BadParameter("--undo takes out what was baked in, and needs no numbers")
+    if {"--prior", "--smoothing"} <= set(given):
+        raise typer.BadParameter("--smoothing is added to counts, and --prior gives none")
+
+
+def _refuse_unused(given: list[str], method: Method, *, undo: bool) -> None:
+    """Refuse options that would do nothing."""
+    if undo:
+        if given:
+            raise typer.BadParameter(f"--undo takes out what was baked in; leave out {given[0]}")
+    elif method is Method.weight_normalization:
+        unused = [name for name in given if name in _ADJUSTING]
+        if unused:
+            raise typer.BadParameter(
+                f"weight normalization takes the norms from the layer itself; leave out {unused[0]}"
+            )
+    elif "--bias-mode" in given:
+        raise typer.BadParameter("--bias-mode is for --method weight-normalization; leave it out")
 
 
 def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
@@ -192,6 +212,7 @@ def _prior(
 ) -> ClassPrior:
     import numpy as np
 
+    from longtail import _checks
     from longtail._checks import InputError
     from longtail.predictions.labels import LabelEncoder, read_class_names, read_labels
     from longtail.priors import ClassPrior
@@ -200,7 +221,7 @@ def _prior(
         return ClassPrior.from_probs(_numbers(prior, "--prior", None, classes))
     if counts is not None:
         numbers = _numbers(counts, "--counts", None, classes)
-        return ClassPrior.from_counts(numbers, smoothing=smoothing)
+        return prior_of_counts(numbers, source="--counts", smoothing=smoothing)
     if train_labels is not None:
         labels = read_labels(train_labels)
         if classes is None:
@@ -210,12 +231,18 @@ def _prior(
                     f"--train-labels {train_labels}: labels that are names need the classes in "
                     f"the order of the model's outputs, with --classes."
                 )
-            return ClassPrior.from_labels(encoded, smoothing=smoothing)
+            numbers = np.bincount(_checks.labels(encoded, caller="--train-labels", name="labels"))
+            return prior_of_counts(numbers, source="--train-labels", smoothing=smoothing)
         names = read_class_names(classes)
         encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
-        return ClassPrior.from_labels(encode(labels), num_classes=len(names), smoothing=smoothing)
+        numbers = np.bincount(encode(labels), minlength=len(names))
+        return prior_of_counts(
+            numbers, source="--train-labels", smoothing=smoothing, label=lambda k: names[k]
+        )
     if run is not None:
-        return run.prior
+        if not smoothing or run.prior.counts is None:
+            return run.prior
+        return ClassPrior.from_counts(run.prior.counts, smoothing=smoothing)
     raise InputError(
         "the numbers of training examples per class are needed: pass --counts 900,90,10, "
         "--counts FILE, --train-labels FILE or --prior FILE."
@@ -230,11 +257,9 @@ def _whole(labels: Any) -> bool:
 
 def _numbers(text: str, option: str, width: int | None, classes: str | None) -> Any:
     """One number per class; how many there are is for the model to judge if `width` is None."""
-    from longtail.predictions.labels import _given_numbers, read_class_names, read_numbers
+    from longtail.predictions.labels import read_class_names, read_numbers
 
     names = None if classes is None else read_class_names(classes)
-    if width is None:
-        width = len(names) if names is not None else len(_given_numbers(text, option))
     return read_numbers(text, option=option, num_classes=width, class_names=names)
 
 
@@ -299,16 +324,15 @@ def _warn_if_adjusted(run: Run | None, prior: ClassPrior, tau: float) -> None:
             adjust_logits(np.zeros((1, prior.num_classes)), prior, tau=tau, trained_with=margin)
 
 
-def _refuse_unused(given: dict[str, Any], target: str) -> None:
-    used = [name for name, value in given.items() if value is not None]
-    used += ["--target"] if target != "balanced" else []
-    if used:
-        raise typer.BadParameter(
-            f"weight normalization takes the norms from the layer itself; leave out {used[0]}"
-        )
-
-
-def _finish(file: Path, out: Path, record: BakeRecord | None, *, json: bool, undone: bool) -> None:
+def _finish(
+    file: Path,
+    out: Path,
+    record: BakeRecord | None,
+    *,
+    json: bool,
+    undone: bool,
+    inputs: Path | None = None,
+) -> None:
     if record is None:  # a bake that left no record would have failed
         return
     if json:
@@ -323,7 +347,15 @@ def _finish(file: Path, out: Path, record: BakeRecord | None, *, json: bool, und
     _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
     _console.line(
         _console.wrapped(
-            "Checked on random inputs: its outputs are the adjusted ones. It needs no new code; "
-            f"`longtail bake {out} --undo --out FILE` gives the original back."
+            f"{_checked(record, inputs)} It needs no new code; `longtail bake {out} --undo "
+            f"--out FILE` gives the original back."
         )
     )
+
+
+def _checked(record: BakeRecord, inputs: Path | None) -> str:
+    """What the check before writing was."""
+    if "layer" in record.undo:  # a state dict: what stands around the layer is not known
+        return "Checked on random features: the layer gives the adjusted logits."
+    on = "random inputs" if inputs is None else inputs
+    return f"Checked on {on}: its outputs are the adjusted ones."

@@ -16,6 +16,7 @@ from longtail.cli._inputs import (
     CountsOption,
     LabelsOption,
     LogitsOption,
+    Method,
     ProbsOption,
     SmoothingOption,
     TrainLabelsOption,
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
     from longtail.tuning import TauResult
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-
-class Method(StrEnum):
-    """The post-hoc methods, as the command line spells them."""
-
-    logit_adjustment = "logit-adjustment"
-    weight_normalization = "weight-normalization"
 
 
 class BiasMode(StrEnum):

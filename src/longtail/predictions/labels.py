@@ -215,20 +215,22 @@ def read_class_names(text: str) -> list[str]:
 
 
 def read_numbers(
-    text: str, *, option: str, num_classes: int, class_names: Sequence[str] | None
+    text: str, *, option: str, num_classes: int | None, class_names: Sequence[str] | None
 ) -> FloatArray | IntArray:
     """One number per class: ``900,90,10``, or a file of them by position or by class name.
 
     Args:
         text: numbers, or the name of an .npy, .json, .csv (class, number) or text file.
         option: which option it came from, for messages.
-        num_classes: how many there must be.
+        num_classes: how many there must be; None for as many as there are names, or numbers.
         class_names: to which names in the file refer.
 
     Returns:
         Shape (num_classes,), integers if all are whole.
     """
     values = _given_numbers(text, option)
+    if num_classes is None:
+        num_classes = len(values if class_names is None else class_names)
     if isinstance(values, Mapping):
         encode = LabelEncoder(num_classes, class_names, name=f"{option} {text}")
         places = encode(np.array(list(values)), place=lambda row: f"entry {row + 1}")
