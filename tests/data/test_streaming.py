@@ -1,0 +1,486 @@
+"""Images from disk to batches: crops against their rule, order, workers, processes, bad files."""
+
+import logging
+import math
+import os
+import pickle
+import signal
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+
+from data_factory import photo, write_photos
+from longtail._checks import InputError
+from longtail.data import streaming
+from longtail.data.lists import ListedImages
+from longtail.data.photos import (
+    CenterCrop,
+    PhotoError,
+    RandomCrop,
+    center_box,
+    check_photo,
+    random_box,
+)
+from longtail.data.samplers import ClassSampler
+from longtail.data.streaming import evaluation_stream, training_stream
+from longtail.data.torch_samplers import DistributedClassSampler
+
+SMALL = RandomCrop(size=16)
+CENTER = CenterCrop(size=16, resize=20)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Twelve images of a head class, six of a middle one, two of a tail class."""
+    labels = np.repeat([0, 1, 2], [12, 6, 2])
+    paths = [f"c{label}/{i}.jpg" for i, label in enumerate(labels)]
+    write_photos(tmp_path, paths)
+    return ListedImages(tmp_path, paths, labels, ("a", "b", "c"))
+
+
+# The crops.
+
+
+def rejection_boxes(count, width, height, scale, ratio, random):
+    """Boxes by the rule, one by one, without a limit on the attempts."""
+    boxes = []
+    while len(boxes) < count:
+        area = random.uniform(*scale) * width * height
+        shape = np.exp(random.uniform(*np.log(ratio)))
+        w, h = int(np.rint(np.sqrt(area * shape))), int(np.rint(np.sqrt(area / shape)))
+        if w <= width and h <= height:
+            boxes.append((w * h / (width * height), np.log(w / h)))
+    return np.array(boxes)
+
+
+def test_random_boxes_follow_the_documented_rule():
+    width, height, count = 500, 400, 4000
+    random = np.random.default_rng(1)
+    boxes = [random_box((width, height), random) for _ in range(count)]
+    for box in boxes:
+        assert 0 <= box.left <= width - box.width
+        assert 0 <= box.top <= height - box.height
+    got = np.array([(b.width * b.height / 2e5, math.log(b.width / b.height)) for b in boxes])
+    expected = rejection_boxes(
+        count, width, height, (0.08, 1), (3 / 4, 4 / 3), np.random.default_rng(2)
+    )
+    for column in range(2):
+        grid = np.quantile(expected[:, column], np.linspace(0.02, 0.98, 30))
+        ours = np.searchsorted(np.sort(got[:, column]), grid) / count
+        theirs = np.searchsorted(np.sort(expected[:, column]), grid) / count
+        assert np.abs(ours - theirs).max() < 1.95 * math.sqrt(2 / count)  # Kolmogorov, 0.1%
+    free = [b for b in boxes if b.width < 300]
+    places = np.array([b.left / (width - b.width) for b in free])
+    assert abs(places.mean() - 0.5) < 5 / math.sqrt(12 * len(free))
+    assert places.min() < 0.01
+    assert places.max() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((1000, 30), (480, 0, 40, 30)), ((30, 1000), (0, 480, 30, 40))],
+    ids=["wide", "tall"],
+)
+def test_where_no_box_fits_the_centre_is_taken(size, expected):
+    box = random_box(size, np.random.default_rng(0), scale=(0.9, 1.0))
+    assert box == expected
+
+
+def test_a_whole_image_stays_whole():
+    box = random_box((30, 30), np.random.default_rng(0), scale=(1, 1), ratio=(1, 1))
+    assert box == (0, 0, 30, 30)
+
+
+@pytest.mark.parametrize("size", [(500, 333), (333, 500), (257, 256), (90, 40), (224, 224)])
+def test_the_centre_is_that_of_the_resized_image(tmp_path, size):
+    image = photo(*size)
+    image.save(tmp_path / "a.png")
+    got = CenterCrop()(str(tmp_path / "a.png"))
+    short = min(size)
+    width, height = (int(256 * side / short) for side in size)
+    left, top = round((width - 224) / 2), round((height - 224) / 2)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    expected = np.asarray(resized.crop((left, top, left + 224, top + 224)))
+    assert got.shape == (224, 224, 3)
+    assert np.abs(got.astype(int) - expected).max() <= 1
+
+
+def test_a_crop_is_that_part_of_the_image(tmp_path):
+    image = photo(120, 90)
+    image.save(tmp_path / "a.png")
+    view = RandomCrop(size=16, flip=0.0)
+    for seed in range(5):
+        box = random_box(image.size, np.random.default_rng(seed))
+        got = view(str(tmp_path / "a.png"), np.random.default_rng(seed))
+        right, bottom = box.left + box.width, box.top + box.height
+        part = image.crop((box.left, box.top, right, bottom))
+        expected = np.asarray(part.resize((16, 16), Image.Resampling.BILINEAR)).astype(int)
+        # Only the outermost pixels see beyond the box.
+        assert np.abs(got[1:-1, 1:-1] - expected[1:-1, 1:-1]).max() <= 1
+        mirrored = RandomCrop(size=16, flip=1.0)(
+            str(tmp_path / "a.png"), np.random.default_rng(seed)
+        )
+        assert np.array_equal(mirrored, got[:, ::-1])
+
+
+def test_half_of_the_images_are_mirrored(tmp_path):
+    photo(20, 20).save(tmp_path / "a.png")
+    view = RandomCrop(size=20, scale=(1, 1), ratio=(1, 1))
+    made = [view(str(tmp_path / "a.png"), np.random.default_rng(s)).tobytes() for s in range(200)]
+    counts = Counter(made)
+    assert len(counts) == 2
+    assert min(counts.values()) > 70
+
+
+@pytest.mark.parametrize("view", [RandomCrop(size=64, scale=(0.9, 1.0)), CenterCrop(64, 72)])
+def test_large_jpegs_are_decoded_small(tmp_path, view, monkeypatch):
+    photo(1200, 900).save(tmp_path / "a.jpg", quality=95)
+    photo(1200, 900).save(tmp_path / "a.png")
+    decoded = []
+    load = JpegImageFile.load
+
+    def spy(image):
+        decoded.append(image.size)
+        return load(image)
+
+    monkeypatch.setattr(JpegImageFile, "load", spy)
+    small, whole = (
+        view(str(tmp_path / name), np.random.default_rng(3)).astype(int)
+        for name in ("a.jpg", "a.png")
+    )
+    assert decoded[0] in [(150, 113), (300, 225)]  # an eighth or a quarter
+    assert np.abs(small - whole).mean() < 1.5
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "LA"])
+def test_every_kind_of_pixel_becomes_colour(tmp_path, mode):
+    file = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    photo(30, 20).convert(mode).save(file)
+    assert check_photo(str(file)) is None
+    assert CENTER(str(file)).shape == (16, 16, 3)
+    assert CENTER(str(file)).dtype == np.uint8
+
+
+def broken_files(folder):
+    whole = folder / "whole.jpg"
+    photo(60, 50).save(whole)
+    content = whole.read_bytes()
+    (folder / "cut.jpg").write_bytes(content[:-100])
+    (folder / "empty.jpg").touch()
+    (folder / "page.jpg").write_text("<html>404 not found</html>")
+    (folder / "folder.jpg").mkdir()
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(folder / "deep.png")
+    return {
+        "cut.jpg": ("truncated", "can't be decoded: .*truncated"),
+        "empty.jpg": ("truncated", "is empty"),
+        "page.jpg": ("format", "is no image"),
+        "folder.jpg": ("unreadable", "can't be read: Is a directory"),
+        "gone.jpg": ("missing", "is not there"),
+        "deep.png": ("unreadable", "more than a byte a channel"),
+    }
+
+
+def test_bad_files_are_told_apart(tmp_path):
+    for name, (kind, reason) in broken_files(tmp_path).items():
+        with pytest.raises(PhotoError, match=reason) as caught:
+            CENTER(str(tmp_path / name))
+        assert caught.value.kind == kind, name
+        assert check_photo(str(tmp_path / name)).kind == kind
+    assert check_photo(str(tmp_path / "whole.jpg")) is None
+    assert check_photo(str(tmp_path / "cut.jpg"), quick=True) is None
+    assert check_photo(str(tmp_path / "page.jpg"), quick=True).kind == "format"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomCrop(scale=(0.5, 1.2)), "`scale` must be .* at most 1"),
+        (lambda: RandomCrop(ratio=(2, 1)), "`ratio` must be"),
+        (lambda: RandomCrop(size=0), "`size` must be a whole number"),
+        (lambda: RandomCrop(flip=2), r"`flip` must lie in \[0, 1\]"),
+        (lambda: CenterCrop(224, 200), "`resize` must be a whole number, at least 224"),
+    ],
+)
+def test_bad_views_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+# The stream.
+
+
+def by_draw(batches):
+    """Every image of some batches under (index, its pixels)."""
+    return [
+        (int(i), int(label), image.numpy().tobytes())
+        for batch in batches
+        for image, label, i in zip(batch.images, batch.labels, batch.indices, strict=True)
+    ]
+
+
+def test_an_epoch_has_every_example_once_as_bytes(data):
+    stream = training_stream(data, batch_size=8, view=SMALL, workers=0)
+    batches = list(stream)
+    assert len(stream) == len(batches) == 3
+    assert [len(batch.images) for batch in batches] == [8, 8, 4]
+    first = batches[0]
+    assert first.images.shape == (8, 3, 16, 16)
+    assert first.images.dtype == torch.uint8
+    assert first.images.is_contiguous(memory_format=torch.channels_last)
+    assert sorted(int(i) for batch in batches for i in batch.indices) == list(range(20))
+    for batch in batches:
+        assert np.array_equal(batch.labels.numpy(), data.labels[batch.indices.numpy()])
+    dropped = training_stream(data, batch_size=8, view=SMALL, workers=0, drop_last=True)
+    assert [len(batch.images) for batch in dropped] == [8, 8]
+    assert len(dropped) == 2
+
+
+def test_the_pixels_are_those_of_the_view(data):
+    stream = evaluation_stream(data, batch_size=7, view=CENTER, workers=0)
+    for batch in stream:
+        for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
+            expected = CENTER(data.file(index))
+            assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
+
+
+def test_workers_change_nothing(data):
+    def epochs(workers):
+        stream = training_stream(data, batch_size=6, view=SMALL, seed=3, workers=workers)
+        made = []
+        for epoch in (0, 1):
+            stream.set_epoch(epoch)
+            made.append(by_draw(stream))
+        return made
+
+    alone = epochs(0)
+    assert alone == epochs(2)
+    assert alone[0] != alone[1]
+    pixels = [{i: p for i, _, p in epoch} for epoch in alone]
+    assert all(pixels[0][i] != pixels[1][i] for i in range(20))  # other crops, not only order
+
+
+def sampler_of(data, *, replicas=1, rank=0, rule="instance", **options):
+    sampler = ClassSampler(data.labels, rule=rule, seed=5, **options)
+    return DistributedClassSampler(sampler, num_replicas=replicas, rank=rank)
+
+
+@pytest.mark.parametrize("rule", ["instance", "class-balanced"])
+def test_processes_change_nothing(data, rule):
+    def share(replicas, rank):
+        sampler = sampler_of(data, replicas=replicas, rank=rank, rule=rule)
+        sampler.set_epoch(2)
+        stream = training_stream(
+            data, batch_size=12 // replicas, view=SMALL, sampler=sampler, workers=0
+        )
+        return by_draw(stream)
+
+    together = [pair for pairs in zip(share(2, 0), share(2, 1), strict=True) for pair in pairs]
+    assert together == share(1, 0)
+
+
+def test_an_example_drawn_twice_is_cropped_twice(data):
+    sampler = sampler_of(data, rule="class-balanced", num_samples=30)
+    drawn = by_draw(training_stream(data, batch_size=10, view=SMALL, sampler=sampler, workers=0))
+    tail = [pixels for index, label, pixels in drawn if label == 2]
+    assert len(tail) == 10
+    assert len(set(tail)) == 10
+
+
+def test_an_epoch_goes_on_where_it_was_left(data):
+    def stream(sampler):
+        return training_stream(data, batch_size=4, view=SMALL, sampler=sampler, workers=0)
+
+    whole = by_draw(stream(sampler_of(data)))
+    sampler = sampler_of(data)
+    batches = iter(stream(sampler))
+    begun = [next(batches), next(batches)]
+    state = sampler.state_dict(taken=8)
+    again = sampler_of(data)
+    again.load_state_dict(state)
+    assert by_draw(begun) + by_draw(stream(again)) == whole
+    # And with another number of processes.
+    parts = [sampler_of(data, replicas=2, rank=rank) for rank in (0, 1)]
+    for part in parts:
+        part.load_state_dict(state)
+    rest = [by_draw(stream(part)) for part in parts]
+    assert [pair for pairs in zip(*rest, strict=True) for pair in pairs] == whole[8:]
+
+
+def test_evaluation_sees_each_example_once_over_all_processes(data):
+    seen = []
+    for rank in range(3):
+        stream = evaluation_stream(
+            data, batch_size=4, view=CENTER, workers=0, num_replicas=3, rank=rank
+        )
+        seen += by_draw(stream)
+    assert sorted(i for i, _, _ in seen) == list(range(20))
+    alone = by_draw(evaluation_stream(data, batch_size=20, view=CENTER, workers=0))
+    assert sorted(seen) == sorted(alone)
+
+
+def test_the_data_set_travels_to_a_fresh_process(data):
+    images = streaming.StreamedImages(data, view=SMALL, seed=1)
+    request = streaming._Request(0, np.array([3, 19]), np.array([0, 1]))
+    there = pickle.loads(pickle.dumps(images)).__getitems__(request)
+    assert torch.equal(there.images, images.__getitems__(request).images)
+
+
+# Bad files, lost workers, too little memory.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corrupt_file_in_an_epoch_stops_with_its_name(data, workers):
+    with open(data.file(7), "r+b") as file:
+        file.truncate(300)
+    stream = evaluation_stream(data, batch_size=3, view=CENTER, workers=workers)
+    batches = iter(stream)
+    assert next(batches).indices.tolist() == [0, 1, 2]
+    assert next(batches).indices.tolist() == [3, 4, 5]
+    with pytest.raises(InputError) as caught:
+        next(batches)
+    message = str(caught.value)
+    assert message.startswith(f"ImageStream: {data.file(7)} can't be decoded: ")
+    assert "on_error='skip'" in message
+    assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_corrupt_files_are_left_out_and_counted_if_asked(data, workers, caplog):
+    with open(data.file(7), "r+b") as file:
+        file.truncate(300)
+    os.unlink(data.file(12))
+    stream = evaluation_stream(data, batch_size=5, view=CENTER, workers=workers, on_error="skip")
+    with caplog.at_level(logging.WARNING, logger="longtail"):
+        batches = list(stream)
+        assert [len(batch.images) for batch in batches] == [5, 4, 4, 5]
+        assert stream.skipped == {7: 1, 12: 1}
+        left = [int(i) for batch in batches for i in batch.indices]
+        assert left == [i for i in range(20) if i not in (7, 12)]
+        for batch in batches:
+            assert np.array_equal(batch.labels.numpy(), data.labels[batch.indices.numpy()])
+            for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
+                assert np.array_equal(image.permute(1, 2, 0).numpy(), CENTER(data.file(index)))
+        list(stream)
+    assert stream.skipped.total() == 4
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2  # once for each file, not for each epoch
+    assert messages[1] == f"{data.file(12)} is not there; left out"
+
+
+def test_a_batch_of_which_nothing_is_left_stops(data):
+    for index in range(4):
+        os.unlink(data.file(index))
+    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=0, on_error="skip")
+    with pytest.raises(InputError, match="none of the 4 images of a batch can be decoded"):
+        list(stream)
+
+
+class Deadly(CenterCrop):
+    def __call__(self, file, random=None):
+        if file.endswith("/9.jpg"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(file, random)
+
+
+def test_a_worker_that_dies_is_reported_with_what_to_do(data):
+    stream = evaluation_stream(data, batch_size=4, view=Deadly(16, 20), workers=1)
+    with pytest.raises(ChildProcessError, match="use fewer workers or a smaller prefetch") as error:
+        list(stream)
+    assert "died (DataLoader worker (pid" in str(error.value)
+    assert error.value.__cause__ is not None
+
+
+def test_too_little_shared_memory_is_refused_before_the_work(data, monkeypatch):
+    monkeypatch.setattr(streaming.os.path, "isdir", lambda path: True)
+    monkeypatch.setattr(
+        streaming.shutil, "disk_usage", lambda path: SimpleNamespace(free=64_000_000)
+    )
+    with pytest.raises(InputError) as caught:
+        training_stream(data, batch_size=512, workers=4, prefetch=2)
+    message = str(caught.value)
+    # 512·3·224² bytes a batch, of which 4·2 are ready and one is in use.
+    assert "keep 2 batches of 77 MB ready need 694 MB of shared memory" in message
+    assert "has 64 MB free; enlarge it (docker run --shm-size=8g)" in message
+    training_stream(data, batch_size=512, workers=0)
+    training_stream(data, batch_size=4, workers=1, prefetch=2)
+
+
+# What torch 2.13 said on a machine with 4 MB of it, and what it says of a bus error.
+LOST = [
+    "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\nRuntimeError: "
+    "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)",
+    "DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that dataloader's "
+    "workers are out of shared memory. Please try to raise your shared memory limit.",
+]
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_too_little_shared_memory_later_on_is_explained(data, text, monkeypatch):
+    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=0)
+
+    def fail(_):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(type(stream._loader), "__iter__", lambda self: map(fail, [0]))
+    with pytest.raises(OSError, match="too little shared memory in /dev/shm for batches of 3 kB"):
+        list(stream)
+
+
+def test_other_errors_pass_as_they_are(data, monkeypatch):
+    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=0)
+
+    def fail(_):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(type(stream._loader), "__iter__", lambda self: map(fail, [0]))
+    with pytest.raises(RuntimeError, match=r"^something else$"):
+        list(stream)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` must be a whole number, at least 1; got 0"),
+        ({"workers": -1}, "`workers` must be a whole number, at least 0; got -1"),
+        ({"prefetch": 0}, "`prefetch` must be"),
+        ({"on_error": "ignore"}, "`on_error` must be one of 'stop', 'skip'; got 'ignore'"),
+        ({"seed": -1}, "`seed` must be"),
+        ({"sampler": [0, 1]}, "`sampler` must be a DistributedClassSampler.* got list"),
+    ],
+)
+def test_bad_options_are_refused(data, options, message):
+    with pytest.raises(InputError, match=message):
+        training_stream(data, **{"batch_size": 4, **options})
+
+
+def test_a_sampler_of_other_data_is_refused(data):
+    other = DistributedClassSampler(ClassSampler([0, 1, 1]))
+    with pytest.raises(InputError, match="draws from 3 examples, but the data has 20"):
+        training_stream(data, batch_size=4, sampler=other)
+    with pytest.raises(InputError, match="`rank` must be below `num_replicas`, 2; got 2"):
+        evaluation_stream(data, batch_size=4, num_replicas=2, rank=2)
+    with pytest.raises(InputError, match="evaluation has no epochs"):
+        evaluation_stream(data, batch_size=4, workers=0).set_epoch(1)
+
+
+def test_processes_of_one_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(streaming, "_cores", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert streaming.default_workers() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
+    assert streaming.default_workers() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert streaming.default_workers() == 16
+
+
+def test_the_square_is_in_pixels_of_the_unscaled_image():
+    # 1000 x 500 -> 512 x 256; the middle 224 of both sides, times 1000/512.
+    factor = 1000 / 512
+    assert center_box((1000, 500), resize=256, crop=224) == pytest.approx(
+        (144 * factor, 16 * factor, 224 * factor, 224 * factor)
+    )
