@@ -177,6 +177,19 @@ def test_the_sanity_check_leaves_nothing_behind(tmp_path):
     assert run.log()[0].keys() == {"epoch", "loss"}
 
 
+def test_a_fast_dev_run_leaves_no_run_and_needs_no_class(tmp_path):
+    """Of one batch: it must neither stand in the way of the training nor lack examples."""
+    net = example.record(example.Net(), tmp_path)
+    used = trainer(fast_dev_run=True)
+    first = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] == 0))
+    used.fit(net, DataLoader(example.TRAIN, batch_size=8), DataLoader(first, batch_size=8))
+    used.test(net, DataLoader(first, batch_size=8), verbose=False)
+    assert used.callback_metrics["test_balanced_error"].item() <= 1
+    assert find_runs(tmp_path) == []
+    trainer(max_epochs=1).fit(net, example.Data(16))
+    assert len(find_runs(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("start", [1, None])
 def test_deferred_reweighting_begins_at_its_epoch(start):
     net = example.Net(SoftmaxLoss(example.PRIOR))
@@ -203,7 +216,8 @@ def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
 
 def test_missing_classes_are_an_error_or_skipped():
     few = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] != 1))
-    with pytest.raises(InputError, match="every class needs examples, but 1 of 3 have none"):
+    message = '1 of 3 classes have no val examples: 1; set `missing = "skip"` in your class'
+    with pytest.raises(InputError, match=message):
         trainer().validate(example.Net(), DataLoader(few, batch_size=2), verbose=False)
     net = example.Net()
     net.missing = "skip"
@@ -262,13 +276,33 @@ def test_several_loaders_are_refused():
     with pytest.raises(InputError, match="there are 2 val loaders"):
         trainer().validate(Two(), loaders, verbose=False)
 
+    class OneOfTwo(example.Net):
+        def validation_step(self, batch, number, dataloader_idx=0):
+            points, target = batch
+            if dataloader_idx == 1:
+                self.collect(self(points), target, indices=torch.tensor([number]))
+
+    net, used = OneOfTwo(), trainer()
+    used.validate(net, loaders, verbose=False)
+    wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
+    assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
+
+
+def test_what_is_handed_over_is_checked(tmp_path):
+    with pytest.raises(InputError, match=r"`logits` must have shape \(examples, classes\)"):
+        example.Net().collect(torch.zeros(3), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(
+        InputError, match="has no part 'head' for `head`; its linear layers are .fc."
+    ):
+        example.Net().record_run(tmp_path, example.SPEC, prior=example.PRIOR, data="x", head="head")
+
 
 def test_the_reweighting_needs_one_loss():
     class Bare(LongTailMixin, lightning.LightningModule):
         pass
 
     found = DeferredReweighting(example.PRIOR)
-    with pytest.raises(InputError, match=r"must have one loss of .*; there: none"):
+    with pytest.raises(InputError, match=r"must have one loss of .*; there: none\.$"):
         found.setup(trainer(), Bare(), "fit")
     net = example.Net()
     net.second = SoftmaxLoss(example.PRIOR)

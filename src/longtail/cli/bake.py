@@ -30,7 +30,13 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # What says by how much to adjust each class.
 _ADJUSTING = {
-    *("--counts", "--train-labels", "--prior", "--smoothing", "--classes", "--target", "--costs")
+    "--counts",
+    "--train-labels",
+    "--prior",
+    "--smoothing",
+    "--classes",
+    "--target",
+    "--costs",
 }
 
 

@@ -114,8 +114,8 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
         there = _checks.listing(losses) or "none"
         raise InputError(
             f"{caller}: the LightningModule must have one loss of longtail.losses"
-            f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}. "
-            f"{'Say which with `loss`.' if len(losses) > 1 else ''}"
+            f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}."
+            f"{' Say which with `loss`.' if len(losses) > 1 else ''}"
         )
 
 
@@ -178,12 +178,13 @@ class LongTailMixin:
     current_epoch: int
     log: Callable[..., None]
     get_submodule: Callable[[str], torch.nn.Module]
+    named_modules: Callable[[], Any]
     parameters: Callable[[], Any]
     state_dict: Callable[[], dict[str, Tensor]]
 
     _collected: list[_Examples] | None = None
     _collected_at: int | None = None
-    _recording: _Recording | None = None
+    _told: _Recording | None = None
     _writer: RunWriter | None = None
     _losses: tuple[Any, int] = (0.0, 0)
     _latest_error: float | None = None
@@ -199,7 +200,8 @@ class LongTailMixin:
                 DistributedSampler, which Lightning puts in by itself, nor one of its kind.
         """
         batch = _Examples(
-            _checks.as_numpy(logits),
+            # Whether they are finite is asked once, of all of them.
+            _checks.matrix(logits, caller="LongTailMixin.collect", finite=False),
             _checks.labels(target, caller="LongTailMixin.collect"),
             None
             if indices is None
@@ -235,8 +237,8 @@ class LongTailMixin:
             force: replace a run that is there already.
         """
         if head is not None:
-            effective_weight_and_bias(self.get_submodule(head))  # refuses what has no rows
-        self._recording = _Recording(
+            self._head(head)
+        self._told = _Recording(
             Path(root),
             spec,
             _checks.prior(prior, "LongTailMixin.record_run"),
@@ -245,6 +247,27 @@ class LongTailMixin:
             head,
             force,
         )
+
+    @property
+    def _recording(self) -> _Recording | None:
+        """What to record; a `fast_dev_run` is no training and leaves nothing behind."""
+        return None if self.trainer.fast_dev_run else self._told
+
+    def _head(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the last layer; refuses what has no rows."""
+        try:
+            module = self.get_submodule(name)
+        except AttributeError as error:
+            linear = (
+                key
+                for key, part in self.named_modules()
+                if getattr(getattr(part, "weight", None), "ndim", 0) == 2
+            )
+            raise InputError(
+                f"LongTailMixin.record_run: the module has no part {name!r} for `head`; its "
+                f"linear layers are {_checks.listing(map(repr, reversed(list(linear))), most=5)}."
+            ) from error
+        return effective_weight_and_bias(module)
 
     # Lightning's hooks, in the order in which they come.
 
@@ -334,14 +357,25 @@ class LongTailMixin:
         # What the processes send each other is as short as it can be: labels, not logits.
         decided = None if mine is None else mine._replace(scores=mine.scores.argmax(axis=1))
         split = _together(decided)
+        missing = "skip" if self.trainer.fast_dev_run else self.missing
+        self._refuse_missing(split.target, known[0][0], missing, stage)
         error = metrics.balanced_error(
-            split.target, split.scores, num_classes=known[0][0], missing=self.missing
+            split.target, split.scores, num_classes=known[0][0], missing=missing
         )
         if stage == "val":
             self._latest_error = error
         # Every process has computed the same; Lightning wants to be told how to reduce it.
         self.log(f"{stage}_balanced_error", error, prog_bar=True, sync_dist=True)
         return True
+
+    def _refuse_missing(self, target: IntArray, width: int, missing: str, stage: str) -> None:
+        absent = np.setdiff1d(np.arange(width), target)
+        if missing == "error" and len(absent):
+            raise InputError(
+                f"LongTailMixin: {len(absent)} of {width} classes have no {stage} examples: "
+                f'{_checks.listing(absent.tolist())}; set `missing = "skip"` in your class to '
+                f"leave them out of the balanced error, or evaluate on more data."
+            )
 
     def _mine(self, stage: Literal["val", "test"]) -> _Examples | None:
         """What this process has collected."""
@@ -365,7 +399,8 @@ class LongTailMixin:
             if len(loaders) != 1:
                 raise InputError(
                     f"LongTailMixin: there are {len(loaders)} {stage} loaders; the balanced "
-                    f"error is of one data set, so collect from one and pass one."
+                    f"error is of one data set, so pass one loader, or collect from one only and "
+                    f"say which examples they are with collect(..., indices=...)."
                 )
             loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
         sampler = getattr(loaders, "sampler", None)
@@ -424,7 +459,7 @@ class LongTailMixin:
         norms = bias = None
         head = self._the_recording(self._recording).head
         if head is not None:
-            weight, bias = effective_weight_and_bias(self.get_submodule(head))
+            weight, bias = self._head(head)
             norms = weight.detach().double().norm(dim=1)
         writer.write_logits(
             name,
