@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtail.cli import main
-from longtail.cli.reproduce import EXPERIMENTS
+from longtail.cli.reproduce import EXPERIMENTS, module_of
 from longtail.experiments import separable, synthetic, theory
 from longtail.report import synthetic as synthetic_report
 from longtail.report import theory as theory_report
@@ -113,8 +113,8 @@ def test_theory_as_json(quick_theory, capsys):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_offers_what_the_command_needs(name):
-    computes = importlib.import_module(f"longtail.experiments.{name}")
-    draws = importlib.import_module(f"longtail.report.{name}")
+    computes = importlib.import_module(f"longtail.experiments.{module_of(name)}")
+    draws = importlib.import_module(f"longtail.report.{module_of(name)}")
     assert callable(computes.run)
     assert callable(draws.tables)
     assert callable(draws.write)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console
+from longtail.cli import _console, _training
 from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._data import DataDirOption
+from longtail.cli._training import DeviceOption
+
+if TYPE_CHECKING:
+    from longtail.data import LongTailedData
+    from longtail.experiments.table_exp import Study
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -19,15 +27,28 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 EXPERIMENTS = {
     "synthetic": "Every loss and post-hoc method on two Gaussian classes (figure 2).",
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
+    "table-exp": "The CIFAR EXP table and its figures, by training (a GPU, minutes).",
 }
+# Those that train: the options below are theirs, and they show what is there when time is up.
+TRAINED = ("table-exp",)
+
+
+def module_of(name: str) -> str:
+    """An experiment's module: ``table-exp`` is in ``table_exp``."""
+    return name.replace("-", "_")
 
 
 def _complete(incomplete: str) -> list[str]:
     return [name for name in EXPERIMENTS if name.startswith(incomplete)]
 
 
+def _training_option(name: str, text: str, **more: Any) -> Any:
+    return typer.Option(name, help=text, rich_help_panel="Training", show_default=False, **more)
+
+
 @app.command()
 def reproduce(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -44,12 +65,66 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
+    recipe: Annotated[
+        str | None, _training_option("--recipe", "How to train; tuned if absent.", metavar="NAME")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        _training_option("--dataset", "Only this data set; may be repeated.", metavar="NAME"),
+    ] = None,
+    data_dir: DataDirOption = None,
+    seeds: Annotated[
+        int | None, _training_option("--seeds", "Of each run; 5 if absent.", min=1, metavar="N")
+    ] = None,
+    rows: Annotated[
+        str | None,
+        _training_option(
+            "--rows",
+            "table: the table alone; figures: Adam's runs too; extra: further methods as well. "
+            "figures if absent.",
+            metavar="NAME",
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
+    precision: Annotated[
+        str | None,
+        _training_option(
+            "--precision", "float32 or bfloat16; the latter on a GPU if absent.", metavar="NAME"
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        _training_option("--set", "Change a value of the recipe.", metavar="NAME=VALUE"),
+    ] = None,
+    runs: Annotated[
+        Path | None,
+        _training_option("--runs", "Folder of run folders; runs if absent.", metavar="FOLDER"),
+    ] = None,
+    records: Annotated[
+        Path | None,
+        _training_option(
+            "--records",
+            "Folder of the runs' small records; results/NAME if absent.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        _training_option(
+            "--minutes", "Stop training after so long; the same command goes on.", metavar="N"
+        ),
+    ] = None,
+    train: Annotated[
+        bool,
+        typer.Option("--train/--no-train", help="Train what has no record yet, or nothing."),
+    ] = True,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compute a table or figure of the paper anew.
 
-    The numbers are printed, and written beside the figures (SVG and PNG).
+    The numbers are printed, and written beside the figures (SVG and PNG). An experiment that
+    trains keeps a small record of each run and trains no run twice; it can be stopped and goes on.
 
     \b
     Examples:
@@ -57,6 +132,8 @@ def reproduce(
       longtail reproduce synthetic           print; write longtail-synthetic/
       longtail reproduce synthetic -o paper  write into paper/ instead
       longtail reproduce synthetic --json    numbers only, for a program
+      longtail reproduce table-exp --recipe paper --minutes 9
+      longtail reproduce table-exp --no-train    from the records alone
     """
     if name is None:
         _list(json)
@@ -65,13 +142,37 @@ def reproduce(
         raise typer.BadParameter(
             f"there is no experiment {name!r}; the experiments are {', '.join(EXPERIMENTS)}"
         )
-    experiment = importlib.import_module(f"longtail.experiments.{name}")
-    report = importlib.import_module(f"longtail.report.{name}")
+    options: dict[str, Any] = {}
+    if name in TRAINED:
+        if minutes is not None and not minutes > 0:
+            raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
+        options = _table_options(
+            recipe=recipe,
+            datasets=dataset,
+            seeds=seeds,
+            rows=rows,
+            overrides=overrides or [],
+            minutes=minutes,
+            runs=runs or Path("runs"),
+            folder=records or Path("results") / name,
+        )
+        if train:
+            options |= _training_options(context, data_dir, device, precision)
+    else:
+        _refuse_training_options(context, name)
+    report = importlib.import_module(f"longtail.report.{module_of(name)}")
+    # What can be made again from records at no cost needs no --force.
+    force = force or (name in TRAINED and out is None)
     folder = out if out is not None or json else Path(f"longtail-{name}")
     if folder is not None:
         _refuse_early(report, folder, force)
+    experiment = importlib.import_module(f"longtail.experiments.{module_of(name)}")
     with _console.progress(f"reproducing {name}") as progress:
-        results = experiment.run(progress=progress)
+        results = experiment.run(progress=progress, **options)
+    if name in TRAINED and results.stopped:
+        _say_stopped(results, _command(context))
+        if not results.parts:
+            return
     written = report.write(results, folder) if folder is not None else []
     if json:
         _console.print_json(results.to_dict())
@@ -81,6 +182,107 @@ def reproduce(
     _console.line(
         _console.wrapped(f"Written to {folder}: {', '.join(path.name for path in written)}")
     )
+
+
+def _given(context: typer.Context) -> list[str]:
+    found = []
+    for option in context.params:
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":
+            found.append(option)
+    return found
+
+
+def _refuse_training_options(context: typer.Context, name: str) -> None:
+    """An option that would silently do nothing is refused."""
+    known = {"name", "out", "force", "json"}
+    for option in context.command.params:
+        if option.name in _given(context) and option.name not in known:
+            raise typer.BadParameter(
+                f"{option.opts[0]} has no part in {name}, which trains nothing; "
+                f"it belongs to {', '.join(TRAINED)}"
+            )
+
+
+def _table_options(
+    *,
+    recipe: str | None,
+    datasets: list[str] | None,
+    seeds: int | None,
+    rows: str | None,
+    overrides: list[str],
+    minutes: float | None,
+    runs: Path,
+    folder: Path,
+) -> dict[str, Any]:
+    """What `experiments.table_exp.run` takes, checked; what was not typed has its defaults."""
+    from longtail import _checks
+    from longtail.experiments.exp_runs import CIFARS
+    from longtail.train.recipe import parse_overrides, recipe_values
+
+    caller = "longtail reproduce"
+    if recipe is not None:
+        recipe_values(recipe)  # refuses an unknown name
+    for dataset in datasets or []:
+        _checks.choice(dataset, CIFARS, caller, name="--dataset")
+    if rows is not None:
+        _checks.choice(rows, ("table", "figures", "extra"), caller, name="--rows")
+    typed = {"recipe": recipe, "datasets": datasets, "seeds": seeds, "rows": rows}
+    found = {key: value for key, value in typed.items() if value is not None}
+    changed = parse_overrides(overrides)
+    return {**found, "overrides": changed, "minutes": minutes, "runs": runs, "folder": folder}
+
+
+def _training_options(
+    context: typer.Context, data_dir: Path | None, device: str, precision: str | None
+) -> dict[str, Any]:
+    from longtail import _checks
+
+    for module in ("torch", "safetensors"):
+        _checks.require(module, extra="torch", caller="longtail reproduce")
+    where = _training.find_device(device)
+    if precision is None:
+        precision = "bfloat16" if where.type == "cuda" else "float32"
+    _checks.choice(precision, ("float32", "bfloat16"), "longtail reproduce", name="--precision")
+    return {
+        "load": _loader(data_dir),
+        "device": where,
+        "precision": precision,
+        "command": _command(context),
+    }
+
+
+def _loader(data_dir: Path | None) -> Callable[[str], LongTailedData]:
+    def load(name: str) -> LongTailedData:
+        from longtail.data import load as load_data
+
+        return load_data(name, data_dir=data_dir)
+
+    return load
+
+
+def _command(context: typer.Context) -> str:
+    """What to type to go on: what was typed, without what only concerns the output."""
+    given, words = _given(context), ["longtail", "reproduce", str(context.params["name"])]
+    for option in context.command.params:
+        if option.name not in given or option.name in ("name", "force", "json", "out"):
+            continue
+        value = context.params[option.name]
+        if isinstance(value, bool):
+            words.append(option.opts[0] if value else option.secondary_opts[0])
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [option.opts[0], str(one)]
+    return shlex.join(words)
+
+
+def _say_stopped(study: Study, command: str) -> None:
+    """What is there when time is up, and how to go on."""
+    done = sum(len(part.records) for part in study.parts)
+    left = sum(len(part.missing()) for part in study.parts)
+    text = f"Time is up: {done} run{'' if done == 1 else 's'} finished"
+    text += f", {left} of the table's still missing" if left else ""
+    _console.note(f"{text}. Nothing is lost; to go on:\n  {command}")
 
 
 def _list(json: bool) -> None:

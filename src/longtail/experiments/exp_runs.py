@@ -1,0 +1,325 @@
+"""The runs behind the paper's CIFAR EXP table and its figures: which they are, and training them.
+
+A `Kind` is one way to train; a table has several seeds of each. `train` does what is missing, in
+parts that fit a GPU, and leaves a record of each run (see `records`); it stops at an epoch's end
+when its time is up, and the same call goes on. What the table makes of the records is in
+`table_exp`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.data import DATASETS
+from longtail.experiments import Progress, records
+from longtail.experiments.comparison import BASELINE
+from longtail.experiments.records import HELD_OUT, TEST, Record
+from longtail.runs import DataSpec, RunSpec, Settings
+from longtail.train.recipe import make_spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from longtail.data import LongTailedData
+    from longtail.train.engine import EpochEnd
+
+Rows = Literal["table", "figures", "extra"]
+CIFARS = ("cifar10-lt", "cifar100-lt")
+FRACTION = 0.2
+# Adam's rates to choose from, on held-out data: the paper doesn't give the one it used.
+ADAM_RATES = (3e-4, 1e-3, 3e-3)
+_CHECKPOINT_SECONDS = 30.0  # what a stop may cost, at most
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to train.
+
+    Attributes:
+        name: short, unique, for people.
+        method: as the command line takes it.
+        overrides: of the recipe.
+        held_out: fraction of each class kept out of training.
+    """
+
+    name: str
+    method: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    held_out: float = 0.0
+
+
+PLAIN = Kind("softmax", BASELINE)
+PARTNER = Kind("softmax, 20% held out", BASELINE, held_out=FRACTION)
+TABLE = (
+    PLAIN,
+    Kind("adaptive", "adaptive"),
+    Kind("equalized-threshold", "equalized-threshold"),
+    Kind("logit-adjusted", "logit-adjusted"),
+    PARTNER,
+)
+# In the order in which they are trained, as time allows.
+EXTRA = (
+    Kind("balanced", "balanced"),
+    Kind("class-balanced", "class-balanced"),
+    Kind("softmax+drw", "softmax+drw"),
+    Kind("logit-adjusted+drw", "logit-adjusted+drw"),
+    Kind("logit-adjusted-adaptive", "logit-adjusted-adaptive"),
+    Kind("softmax+label-smoothing", "softmax+label-smoothing"),
+    Kind("unit-norm head", BASELINE, {"head": "unit-norm"}),
+)
+
+
+def adam(rate: float) -> Kind:
+    """Softmax under Adam, for the figure of weight norms."""
+    return Kind(f"Adam, lr {rate:g}", BASELINE, {"optimizer": "adam", "lr": rate})
+
+
+def adam_trial(rate: float) -> Kind:
+    """The same with a held-out part, on which the rate is chosen."""
+    return replace(adam(rate), name=f"Adam, lr {rate:g}, 20% held out", held_out=FRACTION)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which runs a table is made of.
+
+    Attributes:
+        dataset: one of `CIFARS`; its subset is the literature's.
+        recipe: a name of `train.recipe.RECIPES`.
+        seeds: how many of each kind.
+        overrides: recipe values to change, for a trial in small.
+
+    Examples:
+        >>> plan = Plan("cifar10-lt", "tuned", seeds=2)
+        >>> plan.spec(PLAIN, 1).method.name, plan.spec(PLAIN, 1).seed
+        ('softmax', 1)
+    """
+
+    dataset: str
+    recipe: str
+    seeds: int = 5
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _checks.choice(self.dataset, CIFARS, "table-exp", name="dataset")
+        _checks.whole(self.seeds, "table-exp", name="seeds")
+
+    def spec(self, kind: Kind, seed: int) -> RunSpec:
+        """What one run is, but for its precision."""
+        data = DataSpec(self.dataset, profile="exp", imbalance_ratio=DATASETS[self.dataset])
+        return make_spec(
+            replace(data, held_out=kind.held_out),
+            method=kind.method,
+            recipe=self.recipe,
+            seed=seed,
+            overrides={**self.overrides, **kind.overrides},
+        )
+
+    def specs(self, kinds: Iterable[Kind]) -> list[RunSpec]:
+        """Every seed of some kinds, all kinds of a seed together."""
+        kinds = list(kinds)
+        return [self.spec(kind, seed) for seed in range(self.seeds) for kind in kinds]
+
+    def trials(self) -> list[RunSpec]:
+        """The runs that choose Adam's rate: one seed of each rate, with a held-out part."""
+        return [self.spec(adam_trial(rate), 0) for rate in ADAM_RATES]
+
+    def command(self, rows: Rows = "table") -> str:
+        """What to type to train these runs."""
+        words = f"longtail reproduce table-exp --recipe {self.recipe} --dataset {self.dataset}"
+        words += f" --seeds {self.seeds}" if self.seeds != 5 else ""
+        return words if rows == "figures" else f"{words} --rows {rows}"
+
+
+def without_precision(spec: RunSpec) -> RunSpec:
+    """The spec as a plan has it: on a GPU runs are in bfloat16, which a plan leaves open."""
+    settings = {key: value for key, value in spec.settings.items() if key != "precision"}
+    return replace(spec, settings=Settings(settings))
+
+
+class Shelf:
+    """Records by what they are records of.
+
+    Args:
+        found: records, one of each run.
+    """
+
+    def __init__(self, found: Iterable[Record] = ()) -> None:
+        self._records: dict[Path, Record] = {}
+        for one in found:
+            other = self.get(one.spec)
+            if other is not None:
+                raise InputError(
+                    f"records: {other.name} and {one.name} are the same run in {other.precision} "
+                    f"and {one.precision}; keep one of them."
+                )
+            self.put(one)
+        records.one_data(self.records)
+
+    @property
+    def records(self) -> list[Record]:
+        """All of them."""
+        return list(self._records.values())
+
+    def get(self, spec: RunSpec) -> Record | None:
+        """The record of a run, in whatever precision, or None."""
+        return self._records.get(without_precision(spec).folder)
+
+    def put(self, one: Record) -> None:
+        """Add a record, in the place of what was there of the same run."""
+        self._records[without_precision(one.spec).folder] = one
+
+    def adam_rate(self, plan: Plan) -> float | None:
+        """The rate with the least balanced error on held-out data; None while one is missing."""
+        errors = []
+        for rate in ADAM_RATES:
+            trial = self.get(plan.spec(adam_trial(rate), 0))
+            if trial is None:
+                return None
+            errors.append(float(trial.per_class(HELD_OUT).mean()))
+        return ADAM_RATES[int(np.argmin(errors))]
+
+
+def needs_partner(spec: RunSpec) -> bool:
+    """Whether a run's record is whole only with the taus that its partner chose."""
+    plain = spec.method.name == BASELINE and not spec.model.settings.get("head")
+    return plain and not spec.dataset.held_out and spec.recipe.values["optimizer"] != "adam"
+
+
+def is_whole(found: Record | None) -> bool:
+    """Whether a record has all that a table needs of its run."""
+    if found is None:
+        return False
+    if found.spec.dataset.held_out:
+        return found.data_of(HELD_OUT) is not None
+    if found.data_of(TEST) is None:
+        return False
+    point = found.point(records.LOGIT_ADJUSTMENT, "held-out")
+    return point is not None or not needs_partner(found.spec)
+
+
+class OutOfTimeError(Exception):
+    """The time that `train` was given is over; what was trained is kept."""
+
+
+@dataclass
+class Trainer:
+    """Trains plans' runs where records are missing, and writes the records.
+
+    Attributes:
+        load: gives a data set by name.
+        runs: the folder of run folders.
+        folder: of records.
+        device: where to train.
+        precision: of the networks, ``float32`` or ``bfloat16``.
+        together: how many runs share a GPU.
+        command: what to type to do this again, for the runs' own records.
+        deadline: on the clock of `time.monotonic`, or None for no end.
+        progress: called as ``progress(epochs done, epochs in all, what)``.
+    """
+
+    load: Callable[[str], LongTailedData]
+    runs: Path
+    folder: Path
+    device: torch.device | str = "cpu"
+    precision: str = "float32"
+    together: int = 16
+    command: str | None = None
+    deadline: float | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        self.shelf = Shelf(records.read_all(self.folder))
+        self._data: dict[str, LongTailedData] = {}
+
+    def run(self, plans: Sequence[Plan], *, rows: Rows = "figures") -> bool:
+        """Train what is missing: the table's runs of every plan first, then the others.
+
+        Returns:
+            Whether everything is there; False if time ran out.
+        """
+        _checks.choice(rows, ("table", "figures", "extra"), "table-exp", name="rows")
+        try:
+            for plan in plans:
+                self._train(plan, plan.specs(TABLE))
+            if rows != "table":
+                for plan in plans:
+                    self._train(plan, plan.trials())
+                    rate = self.shelf.adam_rate(plan)
+                    if rate is not None:
+                        self._train(plan, plan.specs([adam(rate)]))
+            if rows == "extra":
+                for plan in plans:
+                    for kind in EXTRA:
+                        self._train(plan, plan.specs([kind]))
+        except OutOfTimeError:
+            return False
+        return True
+
+    def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
+        missing = [spec for spec in specs if not is_whole(self.shelf.get(spec))]
+        if not missing:
+            return
+        # A run and its partner are trained in one part: its record needs both.
+        seeds = sorted({spec.seed for spec in missing})
+        of_a_seed = -(-len(missing) // len(seeds))
+        most = max(1, self.together // of_a_seed)
+        for first in range(0, len(seeds), most):
+            some = set(seeds[first : first + most])
+            self._part(plan, [spec for spec in missing if spec.seed in some])
+
+    def _part(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
+        """Train some runs together, judge them, and write their records."""
+        from longtail.train.engine import evaluate, train_cohort
+
+        self._check_time()
+        data = self._data_of(plan.dataset)
+        precise = [self._precise(spec) for spec in specs]
+        trained = train_cohort(
+            precise,
+            data.train,
+            root=self.runs,
+            device=self.device,
+            command=self.command,
+            together=self.together,
+            checkpoint_seconds=_CHECKPOINT_SECONDS,
+            progress=self.progress,
+            after_epoch=self._after_epoch,
+        )
+        # Those with a held-out part first: the others' records take their taus from them.
+        for run in sorted(trained, key=lambda run: not run.spec.dataset.held_out):
+            partner = None
+            if run.spec.dataset.held_out == 0:
+                run = evaluate(run, data.test, device=self.device)
+                if needs_partner(run.spec):
+                    partner = self.shelf.get(plan.spec(PARTNER, run.spec.seed))
+            found = records.record(run, partner=partner)
+            records.write(found, self.folder)
+            self.shelf.put(found)
+
+    def _precise(self, spec: RunSpec) -> RunSpec:
+        """The spec with the precision; float32 goes without saying."""
+        if self.precision == "float32":
+            return spec
+        return replace(spec, settings=Settings({**spec.settings, "precision": self.precision}))
+
+    def _data_of(self, name: str) -> LongTailedData:
+        if name not in self._data:
+            self._data[name] = self.load(name)
+        return self._data[name]
+
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise OutOfTimeError
+
+    def _after_epoch(self, end: EpochEnd) -> None:
+        if end.epoch < end.epochs:  # what is at its end is better finished
+            self._check_time()

@@ -1,0 +1,203 @@
+"""The documentation's page on the EXP table and the README's table, made from records alone.
+
+    python -m longtail.report.reproduction [ROOT]
+
+reads ``ROOT/results/table-exp`` and writes ``ROOT/docs/reproduction.md``, its figures beside it,
+and the part of ``ROOT/README.md`` between the two marks. The same records give the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from longtail._checks import InputError
+from longtail.experiments import records
+from longtail.experiments.exp_runs import CIFARS
+from longtail.experiments.records import Record
+from longtail.experiments.table_exp import ROWS, Part, Row, Study
+from longtail.report import table_exp
+from longtail.report.claims import claims_table, effects_table, marks_table
+from longtail.report.exp_rows import row_name
+from longtail.report.tables import Table, percent
+from longtail.runs import files
+
+RECORDS = Path("results/table-exp")
+PAGE = Path("docs/reproduction.md")
+FIGURES = Path("docs/reproduction")
+README = Path("README.md")
+BEGIN, END = "<!-- reproduction: begin -->", "<!-- reproduction: end -->"
+RECIPES = ("tuned", "paper", "released")
+_RECIPE_WORDS = {
+    "tuned": "the paper's schedule with a weight decay of 5e-4",
+    "paper": "the paper's appendix, with a weight decay of 1e-4",
+    "released": "the settings of the authors' public code",
+}
+
+logger = logging.getLogger("longtail")
+
+
+def study_of(found: list[Record], *, seeds: int = 5, datasets: tuple[str, ...] = CIFARS) -> Study:
+    """The table of the recipes that there are records of."""
+    study = Study.of(found, recipes=RECIPES, datasets=datasets, seeds=seeds)
+    study.require_parts()
+    return study
+
+
+def overview(study: Study) -> Table:
+    """The paper's rows beside ours, all data sets and recipes: the README's table.
+
+    Args:
+        study: of any recipes.
+    """
+    header = ["method"]
+    for dataset in study.datasets:
+        recipes = [part.recipe for part in study.parts if part.dataset == dataset]
+        header += [f"{dataset}, paper", *(f"`{recipe}`" for recipe in recipes)]
+    rows = [
+        (row_name(row), *_overview_cells(study, row))
+        for row in ROWS
+        if any(part.cell(row) for part in study.parts)
+    ]
+    return Table(
+        "Balanced test error in percent, imbalance ratio 100", header, rows, note=_note(study)
+    )
+
+
+def _overview_cells(study: Study, row: Row) -> list[str]:
+    cells = []
+    for dataset in study.datasets:
+        paper = row.paper_value(dataset)
+        cells.append("" if paper is None else f"{paper:.2f}")
+        cells += [
+            table_exp.mean_deviation(part, row) for part in study.parts if part.dataset == dataset
+        ]
+    return cells
+
+
+def _note(study: Study) -> str:
+    seeds = max(part.plan.seeds for part in study.parts)
+    recipes = "; ".join(f"`{name}`: {_RECIPE_WORDS.get(name, name)}" for name in study.recipes)
+    text = (
+        f"Mean and standard deviation over {seeds} training seeds. {recipes}. "
+        f"τ held-out is chosen on data held out of a second run; oracle τ* on the test set "
+        f"itself, as in the paper."
+    )
+    lacking = [part for part in study.parts if part.missing()]
+    if lacking:
+        text += " Fewer seeds than asked: " + "; ".join(
+            f"{part.dataset}, `{part.recipe}` lacks {len(part.missing())} runs" for part in lacking
+        )
+        text += "."
+    return text
+
+
+def page(study: Study) -> str:
+    """The page as Markdown."""
+    minutes = sum(part.minutes for part in study.parts)
+    runs = sum(len(part.records) for part in study.parts)
+    blocks = [
+        "# The paper's CIFAR table, trained again",
+        "This page is made from the records in `results/table-exp` by "
+        "`python -m longtail.report.reproduction`; nothing on it is typed by hand, and only the "
+        "columns headed *paper* are the paper's (Menon et al., ICLR 2021, its table of results "
+        f"on real-world data). {runs} runs, {minutes:.0f} minutes of training. To train them:",
+        "```sh\n" + "\n".join(_commands(study)) + "\n```",
+        overview(study).markdown(),
+    ]
+    for recipe in study.recipes:
+        blocks += _recipe_blocks(study, recipe)
+    effects = [effects_table(study, dataset) for dataset in study.datasets]
+    if any(effects):
+        blocks.append("## Where the numbers differ from the paper's")
+        blocks += [table.markdown() for table in effects if table is not None]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _commands(study: Study) -> list[str]:
+    return [f"longtail reproduce table-exp --recipe {recipe}" for recipe in study.recipes]
+
+
+def _recipe_blocks(study: Study, recipe: str) -> list[str]:
+    parts = [part for part in study.parts if part.recipe == recipe]
+    words = _RECIPE_WORDS.get(recipe)
+    blocks = [f"## Recipe `{recipe}`" + (f": {words}" if words else "")]
+    for part in parts:
+        blocks += [
+            f"### {part.dataset}",
+            table_exp.cells_table(part).markdown(),
+            _sentence(part),
+        ]
+        found = (marks_table(part), claims_table(part))
+        blocks += [table.markdown() for table in found if table is not None]
+    blocks.append(f"### Figures, recipe `{recipe}`")
+    captions = table_exp.figure_captions(parts[0])
+    for name, (make, title) in table_exp.FIGURES.items():
+        if make(parts) is not None:
+            path = f"{FIGURES.name}/{recipe}-{name}.svg"
+            blocks += [f"![{title}]({path})", captions[name]]
+    return blocks
+
+
+def _sentence(part: Part) -> str:
+    """What stands out, in one plain sentence made from the numbers."""
+    cells = [(row, cell) for row in ROWS if row.source != "oracle" and (cell := part.cell(row))]
+    row, best = min(cells, key=lambda pair: pair[1].mean)
+    return (
+        f"Of the rows that never saw the test set, {row_name(row)} has the lowest balanced error, "
+        f"{percent(best.mean, digits=2)}%."
+    )
+
+
+def readme_block(study: Study) -> str:
+    """What stands between the two marks in the README."""
+    return f"{BEGIN}\n{overview(study).markdown()}\n{END}"
+
+
+def with_block(text: str, block: str) -> str:
+    """A README's text with the block in the place of the old one.
+
+    Args:
+        text: has the two marks, each once.
+        block: begins and ends with them.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise InputError(
+            f"reproduction: the README must have the lines {BEGIN} and {END}, each once and in "
+            f"this order, where the table goes."
+        )
+    return text[: text.index(BEGIN)] + block + text[text.index(END) + len(END) :]
+
+
+def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
+    """Write the page, its figures and the README's table below a root.
+
+    Args:
+        root: the repository.
+        study: the table, from the records below `root` if absent.
+
+    Returns:
+        The paths written.
+    """
+    root = Path(root)
+    study = study_of(records.read_all(root / RECORDS)) if study is None else study
+    readme = with_block((root / README).read_text(encoding="utf-8"), readme_block(study))
+    (root / FIGURES).mkdir(parents=True, exist_ok=True)
+    drawn: list[Path] = []
+    for recipe in study.recipes:
+        parts = [part for part in study.parts if part.recipe == recipe]
+        for path in table_exp.draw(parts, root / FIGURES / recipe):
+            if path.suffix == ".png":
+                path.unlink()  # the page shows the SVG
+            else:
+                drawn.append(path)
+    files.write_bytes(root / PAGE, page(study).encode())
+    files.write_bytes(root / README, readme.encode())
+    return [root / PAGE, root / README, *drawn]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for written in write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(".")):
+        logger.info("wrote %s", written)

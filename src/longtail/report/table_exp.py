@@ -1,0 +1,169 @@
+"""How the EXP table looks: the paper's cells beside ours, the verdicts, and the figures.
+
+The numbers come from `longtail.experiments.table_exp`; nothing is computed here but means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from longtail.experiments.exp_runs import ADAM_RATES, PLAIN
+from longtail.experiments.table_exp import EXTRA_ROWS, ROWS, Part, Row, Study
+from longtail.report import figures, per_class, tau_curves, weight_norms
+from longtail.report.claims import claims_table, marks_table
+from longtail.report.exp_rows import row_name
+from longtail.report.tables import Table, percent, signed
+from longtail.runs import files
+
+FIGURES: dict[str, tuple[Callable[[Sequence[Part]], Any | None], str]] = {
+    "weight-norms": (weight_norms.draw, weight_norms.TITLE),
+    "tau-curves": (tau_curves.draw, tau_curves.TITLE),
+    "per-class": (per_class.draw_classes, per_class.CLASSES_TITLE),
+    "groups": (per_class.draw_groups, per_class.GROUPS_TITLE),
+}
+FILES = (
+    "table-exp.json",
+    "table-exp.md",
+    *(f"table-exp-{name}.{ending}" for name in FIGURES for ending in ("svg", "png")),
+)
+
+
+def tables(study: Study) -> list[Table]:
+    """For each data set and recipe the cells, the marks and the verdicts."""
+    found: list[Table | None] = []
+    for part in study.parts:
+        found += [cells_table(part), marks_table(part), claims_table(part)]
+    return [table for table in found if table is not None]
+
+
+def cells_table(part: Part) -> Table:
+    """Every cell of the paper's table beside ours.
+
+    Args:
+        part: a data set and recipe.
+    """
+    rows = []
+    for row in (*ROWS, *EXTRA_ROWS):
+        cell, paper = part.cell(row), row.paper_value(part.dataset)
+        if cell is None and row not in ROWS:
+            continue
+        rows.append(
+            (
+                row_name(row),
+                "" if paper is None else f"{paper:.2f}",
+                mean_deviation(part, row),
+                "" if paper is None or cell is None else signed(cell.mean - paper / 100, digits=2),
+                "" if cell is None or cell.taus is None else f"{cell.taus.mean():.2f}",
+            )
+        )
+    return Table(
+        f"Balanced error in percent on {part.dataset}, recipe {part.recipe}",
+        ("method", "paper", "ours", "difference", "τ"),
+        rows,
+        note=caption(part),
+    )
+
+
+def mean_deviation(part: Part, row: Row) -> str:
+    """``27.03 ± 0.41``: mean and standard deviation over the seeds, and how many if not all."""
+    cell = part.cell(row)
+    if cell is None:
+        return "–"
+    text = percent(cell.mean, digits=2)
+    if not math.isnan(cell.deviation):
+        text += f" ± {percent(cell.deviation, digits=2)}"
+    if len(cell.seeds) < part.plan.seeds:
+        text += f" ({len(cell.seeds)} of {part.plan.seeds})"
+    return text
+
+
+def caption(part: Part) -> str:
+    """What a reader must know: seeds, device, time, what is missing and how to make it."""
+    used = part.records
+    devices = sorted({str(one.document["device"]) for one in used})
+    precisions = sorted({one.precision for one in used})
+    parts = [
+        f"ours: mean and standard deviation over {part.plan.seeds} training seeds, last epoch, "
+        f"whole test set; {len(used)} runs in {part.minutes:.1f} minutes of "
+        f"{' and '.join(devices)}, {' and '.join(precisions)}.",
+        "τ held-out: chosen on data held out of a second run of the same seed; oracle τ*: the "
+        "best on the test set itself, as in the paper, which nobody has in use.",
+        "The paper does not say what weight normalisation does to the bias; its value stands "
+        "beside both ways. Its row `adaptive` is quoted there from Cao et al. (LDAM).",
+    ]
+    lacking = part.missing()
+    if lacking:
+        parts.append(
+            f"Fewer runs than asked: missing are {'; '.join(lacking)}. "
+            f"To train them: {part.plan.command('table')}"
+        )
+    return " ".join(parts)
+
+
+def figure_captions(part: Part) -> dict[str, str]:
+    """What each figure shows, by its name."""
+    runs = len(part.records_of(PLAIN))
+    over = f"Mean and standard deviation over {runs} run{'s' if runs != 1 else ''}"
+    rates = ", ".join(f"{rate:g}" for rate in ADAM_RATES)
+    return {
+        "weight-norms": (
+            f"{over} of the norm of each class's weights in the last layer. r: correlation with "
+            f"log class frequency. Adam's learning rate is the best of {rates} on the held-out "
+            f"fifth of one more run of each (the paper does not give its own); all else is as "
+            f"for SGD."
+        ),
+        "tau-curves": (
+            f"{over} of the balanced test error, exact at every τ. The error at τ = 0 is ERM's."
+        ),
+        "per-class": (
+            f"{over} of the test error by class, from the most frequent to the rarest; the "
+            f"classes of CIFAR-100-LT in ten groups."
+        ),
+        "groups": (
+            f"{over} of the test error of the classes with many, medium and few training examples."
+        ),
+    }
+
+
+def draw(parts: Sequence[Part], stem: Path | str) -> list[Path]:
+    """Write every figure of some data sets with one recipe as SVG and PNG.
+
+    Args:
+        parts: one for each data set.
+        stem: the figures' names are added to it.
+
+    Returns:
+        The paths written; a figure without runs is left out.
+    """
+    written: list[Path] = []
+    for name, (make, title) in FIGURES.items():
+        figure = make(parts)
+        if figure is not None:
+            written += figures.save(figure, Path(f"{stem}-{name}"), title=title)
+    return written
+
+
+def markdown(study: Study) -> str:
+    """All tables as Markdown."""
+    return "\n\n".join(table.markdown() for table in tables(study)) + "\n"
+
+
+def write(study: Study, folder: str | Path) -> list[Path]:
+    """Write all numbers as JSON, the tables as Markdown and the figures as SVG and PNG.
+
+    Args:
+        study: of one recipe.
+        folder: made if need be; files of the same names are replaced.
+
+    Returns:
+        The paths written, in the order of `FILES`.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers, text = folder / FILES[0], folder / FILES[1]
+    files.write_json(numbers, study.to_dict())
+    files.write_bytes(text, markdown(study).encode())
+    return [numbers, text, *draw(study.parts, folder / "table-exp")]
