@@ -224,6 +224,16 @@ class CausalLMOutput(dict):
             r"`labels` must have shape \(4,\)",
         ),
         (
+            lambda: TrainerLoss(SoftmaxLoss(PRIOR))(
+                (batch(2)[0],), torch.tensor([[1.0, 0, 0], [1, 1, 0]])
+            ),
+            r"off 1 by 1\. Several labels per example \(problem_type='multi_label",
+        ),
+        (
+            lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(1)[0],), torch.full((1, 3), torch.nan)),
+            "off 1 by nan",
+        ),
+        (
             lambda: TrainerLoss(SoftmaxLoss(PRIOR))(CausalLMOutput(), None),
             "does not shift the labels",
         ),

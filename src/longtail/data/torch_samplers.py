@@ -140,10 +140,16 @@ class DistributedClassSampler(DistributedSampler[int]):
         The next iteration yields what was left of the epoch, and the ones after it whole epochs;
         `len` is always that of a whole one.
         """
+        caller = "DistributedClassSampler.load_state_dict"
+        if not isinstance(state, dict) or not {"epoch", "position", "drawn_from"} <= set(state):
+            raise InputError(
+                f"{caller}: `state` must be what state_dict() gave, with `epoch`, `position` and "
+                f"`drawn_from`."
+            )
         if state["drawn_from"] != repr(self.sampler):
             raise InputError(
-                f"DistributedClassSampler.load_state_dict: the state was drawn from "
-                f"{state['drawn_from']}, and this sampler is {self.sampler!r}."
+                f"{caller}: the state was drawn from {state['drawn_from']}, and this sampler is "
+                f"{self.sampler!r}."
             )
         self.epoch = int(state["epoch"])
         self._start = self._begun = self._handed_out = int(state["position"])

@@ -17,6 +17,7 @@ from longtail.priors import ClassPrior
 _checks.require("torch", extra="torch", caller="longtail.integrations.huggingface")
 _checks.require("transformers", extra="hf", caller="longtail.integrations.huggingface")
 
+import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers.trainer_callback import TrainerCallback  # noqa: E402
 
@@ -108,6 +109,8 @@ class TrainerLoss:
             self.loss.to(logits.device)
         num_classes = logits.shape[-1]
         soft = labels.shape == logits.shape
+        if soft:
+            _refuse_several(labels)
         total: Tensor = self.loss(
             logits.reshape(-1, num_classes),
             labels.reshape(-1, num_classes) if soft else _flat_labels(labels, logits),
@@ -190,6 +193,18 @@ def _logits(outputs: Any) -> Tensor:
             f"(B, L) or (B, T, L); got {came}."
         )
     return outputs
+
+
+def _refuse_several(labels: Tensor) -> None:
+    """Refuse rows of multi-label data; to look at them costs no more than Trainer's NaN filter."""
+    off = (labels.sum(dim=-1, dtype=torch.float64) - 1).abs().max().item()
+    if not off <= 1e-2:
+        raise InputError(
+            f"TrainerLoss: `labels` of the logits' shape {tuple(labels.shape)} are class "
+            f"probabilities, but a row's sum is off 1 by {off:.3g}. Several labels per example "
+            f"(problem_type='multi_label_classification') are another problem, for which these "
+            f"losses are not made."
+        )
 
 
 def _flat_labels(labels: Tensor, logits: Tensor) -> Tensor:
