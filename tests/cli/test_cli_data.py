@@ -200,7 +200,7 @@ def test_freeze_reads_nothing_for_a_file_it_cannot_write(cli, monkeypatch, out, 
         (["describe", "digits-lt", "--counts", "x.txt"], 1, "there is no file x.txt"),
         (["freeze", "digits-lt"], 2, "missing option '--out'"),
         (["freeze", "digits-lt", "--out", "no/d.frozen"], 1, "there is no folder no"),
-        (["check"], 2, "longtail data has no command 'check'"),
+        (["verify"], 2, "longtail data has no command 'verify'"),
     ],
 )
 def test_what_is_wrong_is_one_line(cli, arguments, code, message):

@@ -289,14 +289,23 @@ def check(
       longtail data check photos --quick
       longtail data check train2018.json --root images --out problems.txt
     """
-    from longtail.data.check import check_data, is_on_disk
+    from longtail._checks import InputError
+    from longtail.data.check import check_data, is_read_whole
     from longtail.runs.files import write_bytes
 
-    if out is not None:
-        _console.refuse_overwrite(out, force)
-    if not is_on_disk(name):
+    if is_read_whole(name):
+        options = {"--root": root, "--workers": workers, "--quick": quick or None, "--out": out}
+        given = [option for option, value in options.items() if value is not None]
+        if given:
+            raise InputError(
+                f"{name} is read as a whole; {', '.join(given)} are for data sets of many files."
+            )
         _check_loaded(name, data_dir, json)
         return
+    if out is not None:
+        _console.refuse_overwrite(out, force)
+        if out.is_dir() or not out.parent.is_dir():
+            raise InputError(f"--out names {out}, which can't be a file there.")
     with _console.progress(f"checking {Path(name).name}") as progress:
         result = check_data(
             name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress
@@ -350,6 +359,8 @@ def _check_document(result: CheckResult) -> dict[str, Any]:
 
 
 def _split_words(images: dict[str, int]) -> str:
+    if len(images) == 1:
+        return f"{sum(images.values()):,} images"
     words = {"train": "training", "val": "validation", "test": "test"}
     return ", ".join(f"{count:,} {words[split]}" for split, count in images.items()) + " images"
 

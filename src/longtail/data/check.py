@@ -20,9 +20,10 @@ from pathlib import Path
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.decoding import Progress, _cores
-from longtail.data.large import LARGE, SPLITS, Sources, find_sources, scan
+from longtail.data.large import SPLITS, Sources, find_sources, scan
 from longtail.data.lists import Listing, Paths, Problem, label_problems, list_folder
 from longtail.data.photos import check_photo
+from longtail.data.registry import DATASETS
 
 # Every kind of problem, in the order of a report.
 KINDS = {
@@ -230,6 +231,12 @@ def _check_files(files: list[str], *, quick: bool) -> list[Problem]:
     return [Problem(fault.kind, file, fault.reason) for file, fault in found if fault is not None]
 
 
-def is_on_disk(name: str | Path) -> bool:
-    """Whether `check_data` goes through a data set file by file, rather than `load` as a whole."""
-    return name in LARGE or Path(name).is_dir() or Path(name).suffix.lower() in (".txt", ".json")
+def is_read_whole(name: str | Path) -> bool:
+    """Whether a data set is one that `load` checks by reading it, not one of files in folders.
+
+    Examples:
+        >>> is_read_whole("digits-lt"), is_read_whole("imagenet-lt")
+        (True, False)
+    """
+    is_list = Path(name).suffix.lower() in (".txt", ".json")
+    return name in DATASETS or (Path(name).is_file() and not is_list)

@@ -1,0 +1,145 @@
+"""`longtail data check`: what it prints, writes and returns."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_factory import write_large, write_photos
+from longtail.data import load
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+def test_a_sound_data_set(cli):
+    write_large(Path("set"))
+    result = cli("data", "check", "set")
+    assert result.code == 0
+    assert result.err == ""
+    first, second = result.out.splitlines()
+    assert first == "set: 10 training, 3 validation, 3 test images, 3 classes"
+    assert second.startswith("No problems (every image decoded, 0.")
+    assert "No problems (headers only" in cli("data", "check", "set", "--quick").out
+
+
+def broken_set():
+    root = write_large(Path("set"))
+    files = sorted((root / "train").rglob("*.JPEG"))
+    for file in files[:5]:
+        file.unlink()
+    files[5].write_text("x")
+    return [str(file) for file in files[:6]]
+
+
+def test_problems_are_listed_and_the_exit_code_is_one(cli):
+    files = broken_set()
+    result = cli("data", "check", "set", "--workers", 1)
+    assert result.code == 1
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[2] == "5 x missing: files that are not there"
+    assert lines[3] == f"  {files[0]}: is not there"
+    assert lines[6:9] == ["  and 2 more", "", "1 x format: files that are no images"]
+    assert lines[9] == f"  {files[5]}: is no image"
+    assert lines[-2:] == ["6 problems (every image decoded).", "All of them: --out FILE or --json"]
+
+
+def test_all_problems_go_to_a_file(cli):
+    files = broken_set()
+    result = cli("data", "check", "set", "--workers", 1, "--out", "problems.txt")
+    assert result.code == 1
+    assert result.out.endswith("Written: problems.txt\n")
+    lines = [line.split("\t") for line in Path("problems.txt").read_text().splitlines()]
+    assert lines == [
+        *(["missing", file, "is not there"] for file in files[:5]),
+        ["format", files[5], "is no image"],
+    ]
+    again = cli("data", "check", "set", "--out", "problems.txt")
+    assert again.code == 1
+    assert "problems.txt exists; pass --force" in again.err
+    assert again.out == ""
+    for out in ("no/a.txt", "set"):
+        refused = cli("data", "check", "set", "--out", out, "--force")
+        assert (refused.code, refused.out) == (1, "")
+        assert f"--out names {out}, which can't be a file there" in refused.err
+
+
+def test_as_json(cli):
+    files = broken_set()
+    result = cli("data", "check", "set", "--json")
+    assert result.code == 1
+    document = json.loads(result.out)
+    assert document["ok"] is False
+    assert document["images"] == {"train": 10, "val": 3, "test": 3}
+    assert document["counts"] == {"missing": 5, "format": 1}
+    assert document["problems"][0] == {
+        "kind": "missing",
+        "where": files[0],
+        "detail": "is not there",
+    }
+    assert document["seconds"] >= 0
+    assert len(document["problems"]) == 6
+
+
+def test_lists_apart_from_their_images(cli):
+    write_large(Path("images"), "places-lt")
+    Path("lists").mkdir()
+    for file in Path("images").glob("*.txt"):
+        file.rename(Path("lists") / file.name)
+    assert cli("data", "check", "lists").code == 1
+    assert cli("data", "check", "lists", "--root", "images").code == 0
+    result = cli("data", "check", "lists/Places_LT_test.txt", "--root", "images")
+    assert (result.code, result.out.splitlines()[0]) == (
+        0,
+        "Places_LT_test: 3 images, 3 classes",
+    )
+    by_name = cli("data", "check", "places-lt", "--data-dir", "lists", "--root", "images")
+    assert by_name.code == 1
+    assert "has 10 images; the train set of Places-LT has 62,500" in by_name.out
+
+
+def test_data_read_as_a_whole_is_checked_by_reading(cli):
+    result = cli("data", "check", "digits-lt")
+    assert result.code == 0
+    assert result.out == "digits-lt: 314 training, 600 test images, 10 classes\nNo problems.\n"
+    document = json.loads(cli("data", "check", "digits-lt", "--json").out)
+    assert (document["ok"], document["images"]) == (True, {"train": 314, "test": 600})
+    assert cli("data", "freeze", "digits-lt", "--out", "d.frozen").code == 0
+    assert cli("data", "check", "d.frozen").code == 0
+    damaged = bytearray(Path("d.frozen").read_bytes())
+    damaged[-20] ^= 1
+    Path("d.frozen").write_bytes(damaged)
+    result = cli("data", "check", "d.frozen")
+    assert result.code == 1
+    assert result.err.startswith("longtail: error: ")
+    result = cli("data", "check", "digits-lt", "--quick", "--workers", 2)
+    assert result.code == 1
+    assert "digits-lt is read as a whole; --workers, --quick are for data sets of" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["mnist"], 1, "there is no data set, list or folder 'mnist'"),
+        (["imagenet-lt"], 1, "where the lists of imagenet-lt are (ImageNet_LT_train.txt and"),
+        (["imagenet-lt", "--data-dir", "."], 1, "there is no list of ImageNet-LT in ."),
+        (["."], 1, "has neither lists (train.txt and test.txt"),
+        ([".", "--workers", "0"], 2, "--workers"),
+        ([], 2, "missing argument 'NAME'"),
+    ],
+)
+def test_bad_input(cli, arguments, code, message):
+    result = cli("data", "check", *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_folder_that_load_takes_is_checked_file_by_file(cli):
+    write_photos(Path("set"), ["train/a/1.jpg", "train/b/3.jpg", "test/a/2.jpg", "test/b/4.jpg"],
+                 size=(8, 8))  # fmt: skip
+    assert cli("data", "check", "set").code == 0
+    assert len(load("set").train) == 2

@@ -1,0 +1,197 @@
+"""A whole data set gone through: every kind of problem is found, and nothing else."""
+
+import json
+import os
+import shutil
+import signal
+from multiprocessing import get_start_method
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_factory import (
+    LIST_NAMES,
+    competition,
+    listed_entries,
+    photo,
+    write_large,
+    write_list,
+    write_photos,
+)
+from longtail._checks import InputError
+from longtail.data import check
+from longtail.data.check import KINDS, check_data
+from longtail.data.large import LARGE
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+def found(result):
+    return {(problem.kind, Path(problem.where).name) for problem in result.problems}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("form", LARGE)
+def test_a_sound_data_set_has_no_problems(tmp_path, form, workers):
+    write_large(tmp_path, form, counts=(40, 20, 10))
+    steps = []
+    result = check_data(tmp_path, workers=workers, progress=lambda *step: steps.append(step))
+    assert result.ok
+    assert result.problems == []
+    assert result.counts == {}
+    assert result.images["train"] == 70
+    assert result.classes == 3
+    total = sum(result.images.values())
+    assert [done for done, _, _ in steps] == [*range(32, total, 32), total]
+    assert {(total, "images")} == {step[1:] for step in steps}
+
+
+def test_a_sound_competition_file_and_a_sound_tree(tmp_path):
+    write_large(tmp_path, "inaturalist")
+    for split, name in (("train", "train2018.json"), ("test", "val2018.json")):
+        entries = listed_entries((6, 3, 1) if split == "train" else (1, 1, 1), form="inaturalist",
+                                 split=split)  # fmt: skip
+        (tmp_path / name).write_text(json.dumps(competition(entries, num_classes=3)))
+        (tmp_path / LIST_NAMES["inaturalist"][split]).unlink()
+    assert check_data(tmp_path, workers=1).ok
+    assert check_data(tmp_path / "train2018.json", workers=1).images == {"train": 10}
+    tree = tmp_path / "tree"
+    write_photos(tree, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"])
+    assert check_data(tree, workers=1).ok
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_bad_file_is_found_and_no_other(tmp_path, workers):
+    root = write_large(tmp_path, counts=(60, 20, 10))
+    files = sorted((root / "train").rglob("*.JPEG"))
+    assert len(files) > 3 * check._CHUNK - 10  # the faults lie in several chunks
+    content = files[5].read_bytes()
+    files[5].write_bytes(content[:-60])
+    files[33].write_text("no image")
+    files[50].write_bytes(b"")
+    files[70].unlink()
+    files[80].unlink()
+    files[80].mkdir()
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(files[81], "PNG")
+    result = check_data(root, workers=workers)
+    expected = {5: "truncated", 33: "format", 50: "truncated", 70: "missing", 80: "unreadable",
+                81: "unreadable"}  # fmt: skip
+    got = [(problem.kind, problem.where) for problem in result.problems]
+    order = list(KINDS)
+    assert got == sorted(
+        ((kind, str(files[i])) for i, kind in expected.items()),
+        key=lambda pair: (order.index(pair[0]), pair[1]),
+    )
+    assert result.counts == {"missing": 1, "truncated": 2, "unreadable": 2, "format": 1}
+    assert not result.ok
+    quick = check_data(root, workers=1, quick=True)
+    assert quick.quick
+    assert quick.counts == {"missing": 1, "truncated": 1, "unreadable": 2, "format": 1}
+
+
+def test_faults_of_the_lists_are_found_together(tmp_path):
+    root = write_large(tmp_path, "places-lt", counts=(4, 2, 2, 1))
+    path = root / "Places_LT_train.txt"
+    lines = path.read_text().splitlines()
+    del lines[6:8]  # class 2
+    lines += [lines[0], lines[1].rsplit(" ")[0] + " 3", "alone", "a/b.jpg cat", "/abs.jpg 0"]
+    held = (root / "Places_LT_val.txt").read_text().splitlines()[0]
+    path.write_text("\n".join([*lines, held]))
+    result = check_data(root, workers=1)
+    assert result.counts == {"line": 1, "path": 1, "label": 2, "duplicate": 2, "overlap": 1}
+    text = "\n".join(f"{p.where}: {p.detail}" for p in result.problems)
+    for piece in (
+        f"{path}:10: a line is `path label`; got 'alone' alone",
+        f"{path}:11: the label must be a whole number, 0 or more; got 'cat'",
+        f"{path}:12: a path must be relative to the image root",
+        f"{path}: labels must be 0 .. 3 without holes, but no image has label 2",
+        f"{path}:8: ",
+        "(label 3, and 0 there)",
+        f"{root / 'Places_LT_val.txt'}: 'train/scene_0/val_00000000.jpg' is in the train set",
+    ):
+        assert piece in text
+
+
+def test_a_split_that_lacks_a_class_is_told_of_it(tmp_path):
+    root = write_large(tmp_path, counts=(3, 2, 2))
+    path = root / "ImageNet_LT_test.txt"
+    path.write_text("\n".join(path.read_text().splitlines()[:2]))
+    (problem,) = check_data(root, workers=1).problems
+    assert problem.where == str(path)
+    assert "no image has label 2" in problem.detail
+
+
+def test_an_empty_list_and_a_mistyped_label(tmp_path):
+    (tmp_path / "train.txt").write_text("")
+    (problem,) = check_data(tmp_path, workers=1).problems
+    assert (problem.kind, problem.detail[:17]) == ("line", "the list is empty")
+    write_photos(tmp_path, ["a.jpg", "b.jpg"])
+    write_list(tmp_path / "train.txt", [("a.jpg", 0), ("b.jpg", 999_999_999)])
+    (problem,) = check_data(tmp_path, workers=1).problems
+    assert "but no image has label 1, 2, 3 and 999,999,995 more" in problem.detail
+
+
+def test_trees_must_have_the_same_classes(tmp_path):
+    write_photos(tmp_path, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/c/1.jpg"])
+    (problem,) = check_data(tmp_path, workers=1).problems
+    assert problem.detail == "has other class folders than the training set: b, c"
+    (tmp_path / "train/a/notes.txt").write_text("remember")
+    assert ("format", "notes.txt") in found(check_data(tmp_path, workers=1))
+
+
+def test_by_name_the_published_numbers_hold(tmp_path):
+    root = write_large(tmp_path / "imagenet-lt")
+    result = check_data("imagenet-lt", data_dir=tmp_path, workers=1)
+    assert result.counts == {"size": 3, "label": 3}
+    first = result.problems[0]
+    assert first.where == str(root / "ImageNet_LT_train.txt")
+    assert first.detail == "has 10 images; the train set of ImageNet-LT has 115,846"
+    assert "no image has label 3, 4, 5 and 994 more" in result.problems[3].detail
+
+
+def test_what_can_not_be_checked_is_refused(tmp_path):
+    write_large(tmp_path / "set")
+    with pytest.raises(InputError, match=r"no folder .*gone, the image root of set; .*--root"):
+        check_data(tmp_path / "set", root=tmp_path / "gone")
+    with pytest.raises(InputError, match="`workers` must be a whole number, at least 1"):
+        check_data(tmp_path / "set", workers=0)
+    with pytest.raises(InputError, match="there is no data set, list or folder 'mnist'"):
+        check_data("mnist")
+
+
+def test_images_elsewhere_are_checked_there(tmp_path):
+    root = write_large(tmp_path / "set")
+    shutil.move(root / "train", tmp_path / "photos/train")
+    shutil.move(root / "val", tmp_path / "photos/val")
+    assert check_data(root, workers=1).counts == {"missing": 16}
+    assert check_data(root, root=tmp_path / "photos", workers=1).ok
+
+
+def _deadly(file, *, quick=False):
+    if file.endswith("train_40.JPEG"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(get_start_method() != "fork", reason="the patch reaches forked processes")
+def test_a_worker_that_dies_is_reported(tmp_path, monkeypatch):
+    root = write_large(tmp_path, counts=(90, 1, 1))
+    monkeypatch.setattr(check, "check_photo", _deadly)
+    with pytest.raises(ChildProcessError, match=r"a worker process died .*near .*JPEG; .*--work"):
+        check_data(root, workers=2)
+
+
+def test_damage_that_the_decoder_stumbles_over_is_found(tmp_path):
+    photo(200, 150).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 40] = bytes(byte ^ 255 for byte in content[middle : middle + 40])
+    (tmp_path / "a.png").write_bytes(content)
+    write_list(tmp_path / "train.txt", [("a.png", 0)])
+    (problem,) = check_data(tmp_path, workers=1).problems
+    assert problem.kind in ("unreadable", "truncated")
+    assert check_data(tmp_path, workers=1, quick=True).ok
