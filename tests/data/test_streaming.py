@@ -311,6 +311,35 @@ def test_an_epoch_goes_on_where_it_was_left(data):
     assert [pair for pairs in zip(*rest, strict=True) for pair in pairs] == whole[8:]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_was_broken_off_can_be_begun_anew(data, workers):
+    stream = training_stream(data, batch_size=4, view=SMALL, workers=workers)
+    whole = by_draw(stream)
+    for batch in stream:
+        assert by_draw([batch]) == whole[:4]
+        break
+    assert by_draw(stream) == whole
+
+
+def test_the_epoch_is_that_of_the_beginning(data):
+    stream = training_stream(data, batch_size=4, view=SMALL, workers=0)
+    whole = by_draw(stream)
+    batches = iter(stream)
+    begun = [next(batches)]
+    stream.set_epoch(1)
+    assert by_draw(begun) + by_draw(batches) == whole
+    assert by_draw(stream) != whole
+
+
+def test_other_random_numbers_are_left_alone(data):
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    list(training_stream(data, batch_size=4, view=SMALL, workers=0))
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+
+
 def test_evaluation_sees_each_example_once_over_all_processes(data):
     seen = []
     for rank in range(3):

@@ -115,18 +115,19 @@ class _Requests:
         return full + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[_Request]:
-        some: list[tuple[int, int]] = []
+        epoch, some = self.source.epoch, list[tuple[int, int]]()
         for pair in self.source.draws():
             some.append(pair)
             if len(some) == self.batch_size:
-                yield self._request(some)
+                yield _request(epoch, some)
                 some = []
         if some and not self.drop_last:
-            yield self._request(some)
+            yield _request(epoch, some)
 
-    def _request(self, pairs: list[tuple[int, int]]) -> _Request:
-        indices, draws = np.array(pairs, np.int64).T
-        return _Request(self.source.epoch, indices, draws)
+
+def _request(epoch: int, pairs: list[tuple[int, int]]) -> _Request:
+    indices, draws = np.array(pairs, np.int64).T
+    return _Request(epoch, indices, draws)
 
 
 class _Sampled:
@@ -184,7 +185,11 @@ def training_stream(
     sampler: DistributedClassSampler | None = None,
     view: RandomCrop | None = None,
     seed: int = 0,
-    **options: Any,
+    workers: int | None = None,
+    prefetch: int = 4,
+    on_error: str = "stop",
+    drop_last: bool = False,
+    pin_memory: bool | None = None,
 ) -> ImageStream:
     """Shuffled or resampled epochs with random crops.
 
@@ -198,7 +203,11 @@ def training_stream(
         sampler: which examples, and this process's share; every example once if None.
         view: the crop; `RandomCrop` to 224 pixels if None.
         seed: of crops, and of the order where there is no sampler.
-        options: of `ImageStream`: workers, prefetch, on_error, drop_last, pin_memory.
+        workers: and what follows: see `ImageStream`.
+        prefetch: likewise.
+        on_error: likewise.
+        drop_last: likewise.
+        pin_memory: likewise.
 
     Returns:
         The stream; call `set_epoch` before each epoch.
@@ -220,9 +229,17 @@ def training_stream(
             f"{len(data):,}; make it from data.labels."
         )
     return ImageStream(
-        data, _Sampled(sampler), batch_size=batch_size, view=view or RandomCrop(), seed=seed,
-        **options,
-    )  # fmt: skip
+        data,
+        _Sampled(sampler),
+        batch_size=batch_size,
+        view=view or RandomCrop(),
+        seed=seed,
+        workers=workers,
+        prefetch=prefetch,
+        on_error=on_error,
+        drop_last=drop_last,
+        pin_memory=pin_memory,
+    )
 
 
 def evaluation_stream(
@@ -232,7 +249,10 @@ def evaluation_stream(
     view: CenterCrop | None = None,
     num_replicas: int | None = None,
     rank: int | None = None,
-    **options: Any,
+    workers: int | None = None,
+    prefetch: int = 4,
+    on_error: str = "stop",
+    pin_memory: bool | None = None,
 ) -> ImageStream:
     """Every example once, over all processes together, with nothing random.
 
@@ -242,14 +262,24 @@ def evaluation_stream(
         view: the crop; `CenterCrop`, 256 to 224 pixels, if None.
         num_replicas: number of processes; by default torch.distributed's, or 1 without it.
         rank: of this process, likewise; it sees every `num_replicas`-th example from here on.
-        options: of `ImageStream`: workers, prefetch, on_error, pin_memory.
+        workers: and what follows: see `ImageStream`.
+        prefetch: likewise.
+        on_error: likewise.
+        pin_memory: likewise.
 
     Returns:
         The stream; `Batch.indices` says where results belong.
     """
-    source = _InOrder(len(data), num_replicas, rank)
     return ImageStream(
-        data, source, batch_size=batch_size, view=view or CenterCrop(), seed=0, **options
+        data,
+        _InOrder(len(data), num_replicas, rank),
+        batch_size=batch_size,
+        view=view or CenterCrop(),
+        seed=0,
+        workers=workers,
+        prefetch=prefetch,
+        on_error=on_error,
+        pin_memory=pin_memory,
     )
 
 
@@ -307,6 +337,7 @@ class ImageStream:
             collate_fn=_as_it_is,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             prefetch_factor=self.prefetch if self.workers else None,
+            generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
             persistent_workers=self.workers > 0,
         )
 
