@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Describe long-tailed data sets, check their files, freeze them into one.",
+    help="Describe, check and freeze long-tailed data sets.",
 )
 
 # A table of this many classes still fits a screen.
