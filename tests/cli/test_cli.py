@@ -271,6 +271,20 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(capsys, clock):
     ]
 
 
+def test_the_time_left_of_a_second_part_is_counted_from_its_own_start(capsys, clock):
+    with _console.progress("reading", every=5) as progress:
+        for done in range(0, 51, 10):
+            clock.now = 100 + done / 10
+            progress(done, 50, "images")
+        for done in (1, 2, 6):
+            clock.now = 105 + done
+            progress(done, 10, "images")
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 20 of 50 (40%), 3 s left  images",
+        "reading: 2 of 10 (20%), 8 s left  images",
+    ]
+
+
 def test_what_takes_under_two_seconds_says_nothing(capsys, clock):
     with _console.progress("packing") as progress:
         for step in range(20):

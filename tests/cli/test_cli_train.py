@@ -1,6 +1,8 @@
 """`longtail train`: what it trains, what it refuses, and how it goes on."""
 
+import errno
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,7 +17,7 @@ import pytest
 from data_factory import write_folder
 from longtail.cli import _cohort, _data, _training, main
 from longtail.data.digits import load_digits_lt
-from longtail.runs import Run, find_runs
+from longtail.runs import Run, files, find_runs
 from longtail.train import engine
 from longtail.train.methods import EXTRAS
 from longtail.train.recipe import RECIPES, make_spec
@@ -243,6 +245,24 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(interrupted, cli, monkeypatc
     assert cli(*WORDS, "--method", "softmax", "--seed", 1, "--out", "whole").code == 0
     (whole,) = find_runs("whole")
     assert same_weights(Run.open(left), whole)
+
+
+def test_a_full_disk_says_what_is_saved_and_how_to_go_on(cli, monkeypatch):
+    write = files.write_tensors
+
+    def full(path, tensors, *, caller):
+        if "-s1-" in str(path) and path.name == "checkpoint-000003.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, tensors, caller=caller)
+
+    with pytest.MonkeyPatch.context() as patch:
+        stopping(patch, after=None)
+        patch.setattr(files, "write_tensors", full)
+        result = cli(*WORDS, "--method", "softmax", "--seeds", 2)
+    assert result.code == 1
+    said = "Stopped: 1 of 2 runs finished, 1 saved after epoch 2. To go on:\n  longtail train "
+    assert said in result.err
+    assert re.search(r"error: No space left on device: .*checkpoint-000003", result.err)
 
 
 def test_resume_continues_exactly_that_run(interrupted, cli, monkeypatch):

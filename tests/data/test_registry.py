@@ -299,6 +299,13 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypat
         assert words in str(caught.value)
 
 
+def test_half_of_the_parquet_files_is_not_taken_for_none(tmp_path):
+    write_hub(tmp_path)
+    (tmp_path / "cifar10" / "test.parquet").unlink()
+    with pytest.raises(InputError, match=r"cifar10 has train\*\.parquet but no test\*\.parquet"):
+        load("cifar10-lt", data_dir=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -145,7 +145,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     {call}
 except OSError as error:
-    print(error.errno, sorted(os.listdir(sys.argv[1])))
+    print(error.errno, error.filename, sorted(os.listdir(sys.argv[1])))
 """
 
 
@@ -164,7 +164,8 @@ def test_a_write_that_the_disk_refuses_midway_leaves_nothing_half_named(tmp_path
         text=True,
         check=True,
     )
-    number, listing = out.stdout.split(maxsplit=1)
+    number, name, listing = out.stdout.split(maxsplit=2)
+    assert name == str(tmp_path / "a")
     assert int(number) in (errno.EFBIG, errno.ENOSPC)
     assert listing.strip() == str(left)
     assert all((tmp_path / name).stat().st_size == 0 for name in left)

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +117,25 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, caplog, dama
     assert "the one before" in caplog.text
 
 
+def test_without_one_before_it_says_so(tmp_path, caplog):
+    checkpoint.save(tmp_path, tensors(), epochs=4, seconds=0.0)
+    (tmp_path / "checkpoint-000004.safetensors").write_bytes(b"")
+    with caplog.at_level("WARNING", logger="longtail"):
+        assert checkpoint.latest(tmp_path) is None
+    assert "there is none before it, so training begins again" in caplog.text
+
+
+def test_damaged_checkpoints_do_not_push_out_whole_ones(tmp_path):
+    """A run that had to go back saves earlier epochs than those that were damaged."""
+    for epochs in (8, 9):
+        checkpoint.save(tmp_path, tensors(), epochs=epochs, seconds=0.0)
+        (tmp_path / f"checkpoint-{epochs:06d}.safetensors").write_bytes(b"")
+    checkpoint.save(tmp_path, tensors(), epochs=2, seconds=0.0)
+    checkpoint.save(tmp_path, tensors(), epochs=3, seconds=0.0)
+    assert {path.stem for path in tmp_path.iterdir()} == {"checkpoint-000002", "checkpoint-000003"}
+    assert checkpoint.latest(tmp_path).epochs == 3
+
+
 def test_tensors_without_their_record_do_not_count(tmp_path):
     """A kill between the two files leaves the tensors alone."""
     checkpoint.save(tmp_path, tensors(), epochs=4, seconds=0.0)
@@ -177,11 +197,18 @@ def epochs_logged(folder):
     return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
-@pytest.mark.slow
-def test_kill_nine_ten_times(tmp_path):
-    """SIGKILL at ten random moments of one training: the weights are those of an unkilled one."""
+@pytest.fixture
+def context(monkeypatch):
+    """Processes that begin at once: they fork from one that has imported this file."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["longtail.train.engine", "test_checkpoint"])
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+@pytest.mark.slow
+def test_kill_nine_ten_times(tmp_path, context):
+    """SIGKILL at ten random moments of one training: the weights are those of an unkilled one."""
     undisturbed = context.Process(target=_train, args=(tmp_path / "a",))
     undisturbed.start()
     undisturbed.join()
@@ -296,8 +323,7 @@ def _hold(root, begun, end):
             time.sleep(0.005)
 
 
-def test_two_processes_do_not_train_one_run(tmp_path):
-    context = multiprocessing.get_context("forkserver")
+def test_two_processes_do_not_train_one_run(tmp_path, context):
     begun, end = tmp_path / "begun", tmp_path / "end"
     other = context.Process(target=_hold, args=(tmp_path, begun, end))
     other.start()

@@ -238,10 +238,14 @@ def _bar(title: str) -> Iterator[Progress]:
 def _lines(title: str, every: float) -> Iterator[Progress]:
     started = time.monotonic()
     latest = started + _PATIENCE - every  # the first line comes when patience ends
+    before: tuple[float, int, float] = (0, 0, started)
 
     def update(done: float, total: int, text: str) -> None:
-        nonlocal latest
+        nonlocal latest, started, before
         now = time.monotonic()
+        if done < before[0] and total != before[1]:  # another part, which takes a time of its own
+            started = before[2]
+        before = done, total, now
         if now - latest < every:
             return
         latest = now

@@ -343,12 +343,12 @@ def _say_what(job: _cohort.Job, states: list[str], device: torch.device) -> None
 
 @contextmanager
 def _saying_what_is_saved(job: _cohort.Job, command: str) -> Iterator[None]:
-    """On Ctrl-C, say what is kept and how to go on."""
+    """On Ctrl-C, a full disk and the like, say what is kept and how to go on."""
     from longtail.train import checkpoint
 
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError):
         states = job.states()
         saved = [
             found.epochs

@@ -136,6 +136,8 @@ def _decode(source: bytes | Path, name: str, caller: str, expected: tuple[str, .
             lossless = mode in (*_GREY, *_COLOUR) and "transparency" not in image.info
             kept = mode in ("L", "RGB")
             pixels = np.asarray(image if kept else image.convert("L" if mode == "1" else "RGB"))
+    except UnidentifiedImageError as error:  # whose words name an object in memory
+        raise InputError(f"{caller}: {name} can't be read as an image.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(
             f"{caller}: {name} can't be read as an image: {error}; it is damaged, or no image."

@@ -55,7 +55,8 @@ def verify_official(base: str, train: ImageSet, test: ImageSet, *, where: Path |
                 f"other images or labels, or in another order (fingerprint "
                 f"{part.fingerprint[:16]} instead of {expected[split][:16]}), so results would "
                 f"not compare with any others; get it anew from {ARCHIVES[base].url} (MD5 "
-                f"{ARCHIVES[base].md5}), or pass verify=False to use it all the same."
+                f"{ARCHIVES[base].md5}), or, in Python, pass verify=False to use "
+                f"it all the same."
             )
 
 

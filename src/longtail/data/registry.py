@@ -271,6 +271,11 @@ def _find_cifar(
         splits = [_parquet_files(place, split) for split in ("train", "test")]
         if all(splits):
             return partial(_read_splits, splits, progress), looked
+        if any(splits):
+            there, lacking = ("train", "test") if splits[0] else ("test", "train")
+            raise InputError(
+                f"load: {place} has {there}*.parquet but no {lacking}*.parquet; both are needed."
+            )
     return None, looked
 
 

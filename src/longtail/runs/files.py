@@ -67,11 +67,18 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        raise
+        raise _named(error, path) from None
     _sync(path.parent)
+
+
+def _named(error: BaseException, path: Path | str) -> BaseException:
+    """The error, saying for which file a full disk had no room."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
+    return error
 
 
 def _sync(path: Path) -> None:
@@ -115,10 +122,10 @@ def append(path: Path | str, content: bytes) -> None:
             written = file.write(content)
             if written != len(content):  # a disk that fills up can take a part
                 raise OSError(28, "No space left on device", str(path))
-        except BaseException:
+        except BaseException as error:
             with suppress(OSError):
                 file.truncate(before)
-            raise
+            raise _named(error, path) from None
 
 
 def canonical_json(document: Any) -> str:

@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: float) -> None:
-    """Write a checkpoint, then delete those older than the last two.
+    """Write a checkpoint, then delete all but it and the one before.
 
     Args:
         folder: the run's.
@@ -58,8 +58,10 @@ def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: f
     record.unlink(missing_ok=True)  # of an attempt before: it must not vouch for the new tensors
     files.write_tensors(path, tensors, caller="checkpoint.save")
     files.write_json(record, {"epochs": epochs, "seconds": seconds, "sha256": files.sha256(path)})
-    for old in _records(folder)[_KEPT:]:
-        _delete(old)
+    records = _records(folder)
+    here = records.index(record)
+    for other in records[:here] + records[here + _KEPT :]:  # later ones are damaged: it went back
+        _delete(other)
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -71,14 +73,18 @@ def latest(folder: Path) -> Checkpoint | None:
     Returns:
         The checkpoint, or None if there is none to go on from.
     """
-    for record in _records(folder):
+    records = _records(folder)
+    for record in records:
         try:
             return _read(record)
         except (InputError, OSError, KeyError, TypeError, ValueError) as error:
             logger.warning(
-                "%s can't be used (%s); going back to the one before.",
+                "%s can't be used (%s); %s.",
                 record.with_suffix(".safetensors"),
                 str(error).rstrip("."),
+                "there is none before it, so training begins again"
+                if record == records[-1]
+                else "going back to the one before",
             )
     return None
 
