@@ -42,8 +42,9 @@ def _complete(incomplete: str) -> list[str]:
     return [name for name in EXPERIMENTS if name.startswith(incomplete)]
 
 
-def _training_option(name: str, text: str, **more: Any) -> Any:
-    return typer.Option(name, help=text, rich_help_panel="Training", show_default=False, **more)
+def _option(name: str, text: str, **more: Any) -> Any:
+    """An option of the experiments that train; its default is in its help."""
+    return typer.Option(name, help=text, show_default=False, **more)
 
 
 @app.command()
@@ -66,19 +67,19 @@ def reproduce(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, _training_option("--recipe", "How to train; tuned if absent.", metavar="NAME")
+        str | None, _option("--recipe", "How to train; tuned if absent.", metavar="NAME")
     ] = None,
     dataset: Annotated[
         list[str] | None,
-        _training_option("--dataset", "Only this data set; may be repeated.", metavar="NAME"),
+        _option("--dataset", "Only this data set; may be repeated.", metavar="NAME"),
     ] = None,
     data_dir: DataDirOption = None,
     seeds: Annotated[
-        int | None, _training_option("--seeds", "Of each run; 5 if absent.", min=1, metavar="N")
+        int | None, _option("--seeds", "Of each run; 5 if absent.", min=1, metavar="N")
     ] = None,
     rows: Annotated[
         str | None,
-        _training_option(
+        _option(
             "--rows",
             "table: the table alone; figures: Adam's runs too; extra: further methods as well. "
             "figures if absent.",
@@ -88,21 +89,21 @@ def reproduce(
     device: DeviceOption = "auto",
     precision: Annotated[
         str | None,
-        _training_option(
+        _option(
             "--precision", "float32 or bfloat16; the latter on a GPU if absent.", metavar="NAME"
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        _training_option("--set", "Change a value of the recipe.", metavar="NAME=VALUE"),
+        _option("--set", "Change a value of the recipe.", metavar="NAME=VALUE"),
     ] = None,
     runs: Annotated[
         Path | None,
-        _training_option("--runs", "Folder of run folders; runs if absent.", metavar="FOLDER"),
+        _option("--runs", "Folder of run folders; runs if absent.", metavar="FOLDER"),
     ] = None,
     records: Annotated[
         Path | None,
-        _training_option(
+        _option(
             "--records",
             "Folder of the runs' small records; results/NAME if absent.",
             metavar="FOLDER",
@@ -110,9 +111,7 @@ def reproduce(
     ] = None,
     minutes: Annotated[
         float | None,
-        _training_option(
-            "--minutes", "Stop training after so long; the same command goes on.", metavar="N"
-        ),
+        _option("--minutes", "Stop training after so long; the same command goes on.", metavar="N"),
     ] = None,
     train: Annotated[
         bool,
@@ -161,8 +160,8 @@ def reproduce(
     else:
         _refuse_training_options(context, name)
     report = importlib.import_module(f"longtail.report.{module_of(name)}")
-    # What can be made again from records at no cost needs no --force.
-    force = force or (name in TRAINED and out is None)
+    # The same command goes on and replaces its own tables, which records can make again.
+    force = force or name in TRAINED
     folder = out if out is not None or json else Path(f"longtail-{name}")
     if folder is not None:
         _refuse_early(report, folder, force)

@@ -7,7 +7,7 @@ if it includes zero. How the verdicts read is in `longtail.report.claims`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,47 +70,21 @@ def verdict(interval: Interval | None) -> Verdict:
     return "held" if interval.low > 0 else "not held"
 
 
-_TAU_ONE = posthoc(LOGIT_ADJUSTMENT, "fixed")
-_TAU_BEST = posthoc(LOGIT_ADJUSTMENT, "oracle")
+_TAU_ONE, _TAU_BEST = (posthoc(LOGIT_ADJUSTMENT, source) for source in ("fixed", "oracle"))
+_MODES = (("bias scaled", SCALE), ("bias dropped", DROP))
 
 
-def _worse(text: str, worse: Row, better: Row) -> tuple[str, Callable[[Part], Interval | None]]:
-    return text, lambda part: part.difference(worse, better)
-
-
-# Text -> the difference that should be above zero.
-_ERRORS: tuple[tuple[str, Callable[[Part], Interval | None]], ...] = (
-    _worse("ERM errs more than post-hoc logit adjustment (τ = 1)", ERM, _TAU_ONE),
-    _worse("ERM errs more than the logit-adjusted loss", ERM, LOSS),
-    *(
-        _worse(
-            f"weight normalisation (bias {mode}) errs more than post-hoc logit adjustment, "
-            f"both at τ = 1",
-            posthoc(variant, "fixed"),
-            _TAU_ONE,
-        )
-        for mode, variant in (("scaled", SCALE), ("dropped", DROP))
-    ),
-    *(
-        _worse(
-            f"weight normalisation (bias {mode}) errs more than post-hoc logit adjustment, "
-            f"each at its best τ on the test set",
-            posthoc(variant, "oracle"),
-            _TAU_BEST,
-        )
-        for mode, variant in (("scaled", SCALE), ("dropped", DROP))
-    ),
-    *(
-        _worse(
-            f"weight normalisation (bias {mode}) at its best τ errs more than post-hoc logit "
-            f"adjustment at τ = 1",
-            posthoc(variant, "oracle"),
-            _TAU_ONE,
-        )
-        for mode, variant in (("scaled", SCALE), ("dropped", DROP))
-    ),
-    _worse("post-hoc logit adjustment (τ = 1) errs more than the loss", _TAU_ONE, LOSS),
-)
+def _errors() -> Iterator[tuple[str, Row, Row]]:
+    """(claim, the row that should err more, the other one)."""
+    yield "ERM errs more than post-hoc logit adjustment, τ = 1", ERM, _TAU_ONE
+    yield "ERM errs more than the logit-adjusted loss", ERM, LOSS
+    for mode, variant in _MODES:
+        text = f"weight normalisation ({mode}) errs more than post-hoc logit adjustment"
+        one, best = posthoc(variant, "fixed"), posthoc(variant, "oracle")
+        yield f"{text}, both at τ = 1", one, _TAU_ONE
+        yield f"{text}, each at its best τ on the test set", best, _TAU_BEST
+        yield f"{text}, the former at its best τ, the latter at τ = 1", best, _TAU_ONE
+    yield "post-hoc logit adjustment, τ = 1, errs more than the loss", _TAU_ONE, LOSS
 
 
 def claims(part: Part) -> list[Claim]:
@@ -119,7 +93,9 @@ def claims(part: Part) -> list[Claim]:
     Args:
         part: which.
     """
-    found = [_claim(text, "points", measure(part)) for text, measure in _ERRORS]
+    found = [
+        _claim(text, "points", part.difference(worse, better)) for text, worse, better in _errors()
+    ]
     return [*found, _rare(part), *_norms(part)]
 
 
@@ -185,6 +161,13 @@ def judged(part: Part) -> list[Judged]:
     return found
 
 
+# What a recipe changes from `paper`.
+_CHANGES = {
+    "tuned": "weight decay 5e-4 instead of 1e-4",
+    "released": "network, schedule and weight decay of the authors' code",
+}
+
+
 @dataclass(frozen=True)
 class Effect:
     """What one change of the setting does to a row, all else equal.
@@ -203,15 +186,16 @@ class Effect:
 def recipe_effects(study: Study, dataset: str) -> list[Effect]:
     """How each row's error changes from the recipe `paper` to the others, paired by seed."""
     base = study.part(dataset, "paper")
+    rows = [row for row in ROWS if row.paper]
     found = []
     for recipe in study.recipes:
         part = study.part(dataset, recipe)
         if base is None or part is None or part is base:
             continue
-        for row in ROWS:
+        for row in rows:
             interval = paired(part.cell(row), base.cell(row), lambda errors: errors.mean(axis=1))
             if interval is not None:
-                found.append(Effect(f"recipe {recipe} instead of paper", row, interval))
+                found.append(Effect(_CHANGES.get(recipe, f"recipe {recipe}"), row, interval))
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,8 +53,11 @@ class Kind:
 
     name: str
     method: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=Settings)
     held_out: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", Settings(self.overrides))
 
 
 PLAIN = Kind("softmax", BASELINE)
@@ -106,22 +110,16 @@ class Plan:
     dataset: str
     recipe: str
     seeds: int = 5
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", Settings(self.overrides))
         _checks.choice(self.dataset, CIFARS, "table-exp", name="dataset")
         _checks.whole(self.seeds, "table-exp", name="seeds")
 
     def spec(self, kind: Kind, seed: int) -> RunSpec:
         """What one run is, but for its precision."""
-        data = DataSpec(self.dataset, profile="exp", imbalance_ratio=DATASETS[self.dataset])
-        return make_spec(
-            replace(data, held_out=kind.held_out),
-            method=kind.method,
-            recipe=self.recipe,
-            seed=seed,
-            overrides={**self.overrides, **kind.overrides},
-        )
+        return _spec(self, kind, seed)
 
     def specs(self, kinds: Iterable[Kind]) -> list[RunSpec]:
         """Every seed of some kinds, all kinds of a seed together."""
@@ -139,6 +137,19 @@ class Plan:
         return words if rows == "figures" else f"{words} --rows {rows}"
 
 
+@cache  # a table asks for each many times
+def _spec(plan: Plan, kind: Kind, seed: int) -> RunSpec:
+    data = DataSpec(plan.dataset, profile="exp", imbalance_ratio=DATASETS[plan.dataset])
+    return make_spec(
+        replace(data, held_out=kind.held_out),
+        method=kind.method,
+        recipe=plan.recipe,
+        seed=seed,
+        overrides={**plan.overrides, **kind.overrides},
+    )
+
+
+@cache
 def without_precision(spec: RunSpec) -> RunSpec:
     """The spec as a plan has it: on a GPU runs are in bfloat16, which a plan leaves open."""
     settings = {key: value for key, value in spec.settings.items() if key != "precision"}

@@ -10,5 +10,8 @@ charts       the page's charts (plotly); those over tau are in `tau_charts`
 run_figures  the same charts as SVG and PNG for papers (matplotlib)
 blocks       what a page is made of, and how it becomes one HTML file
 page         the page about runs
+table_exp    the CIFAR EXP table with its figures: weight_norms, tau_curves, per_class
+claims       the verdicts on the paper's claims; `exp_rows` names rows and intervals
+reproduction the documentation's page and the README's table on all that
 adjusting    what is said about adjusted predictions; `adjusting_page` is the page about them
 """

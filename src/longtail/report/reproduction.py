@@ -14,7 +14,7 @@ from pathlib import Path
 
 from longtail._checks import InputError
 from longtail.experiments import records
-from longtail.experiments.exp_runs import CIFARS
+from longtail.experiments.exp_runs import CIFARS, PLAIN
 from longtail.experiments.records import Record
 from longtail.experiments.table_exp import ROWS, Part, Row, Study
 from longtail.report import table_exp
@@ -131,10 +131,10 @@ def _recipe_blocks(study: Study, recipe: str) -> list[str]:
         ]
         found = (marks_table(part), claims_table(part))
         blocks += [table.markdown() for table in found if table is not None]
-    blocks.append(f"### Figures, recipe `{recipe}`")
-    captions = table_exp.figure_captions(parts[0])
-    for name, (make, title) in table_exp.FIGURES.items():
-        if make(parts) is not None:
+    if any(part.records_of(PLAIN) for part in parts):
+        blocks.append(f"### Figures, recipe `{recipe}`")
+        captions = table_exp.figure_captions(parts[0])
+        for name, (_, title) in table_exp.FIGURES.items():
             path = f"{FIGURES.name}/{recipe}-{name}.svg"
             blocks += [f"![{title}]({path})", captions[name]]
     return blocks

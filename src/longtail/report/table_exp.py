@@ -18,6 +18,7 @@ from longtail.report.exp_rows import row_name
 from longtail.report.tables import Table, percent, signed
 from longtail.runs import files
 
+# All of them need a softmax run, and nothing else.
 FIGURES: dict[str, tuple[Callable[[Sequence[Part]], Any | None], str]] = {
     "weight-norms": (weight_norms.draw, weight_norms.TITLE),
     "tau-curves": (tau_curves.draw, tau_curves.TITLE),

@@ -27,7 +27,7 @@ def draw(parts: Sequence[Part]) -> Any | None:
     Returns:
         A matplotlib Figure, or None without runs.
     """
-    shown = [(part, norms) for part in parts if (norms := weight_norms(part))]
+    shown = [(part, norms) for part in parts if "sgd" in (norms := weight_norms(part))]
     if not shown:
         return None
     with figures.style():
