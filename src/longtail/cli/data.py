@@ -278,7 +278,7 @@ def check(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Go through a whole data set: lists, labels, and every image file.
+    """Go through a whole data set: lists, labels, every image.
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
     splits are found before training stops at them. Exit code 1 if there is any.
