@@ -13,6 +13,15 @@ folder       images from a folder with one sub-folder per class
 digits       scikit-learn's handwritten digits
 frozen       a training set and its test set in one small file
 official     the fingerprints of the official CIFARs and their subsets
+
+Data sets too large for memory, as lists of files:
+
+lists        ListedImages: paths, labels and their fingerprint
+inaturalist  the competition's json
+large        ImageNet-LT, Places-LT and iNaturalist 2018 by name
+photos       one photograph into a crop
+streaming    batches decoded in worker processes
+check        every file of a data set tried before training
 """
 
 from longtail.data.frozen import freeze, read_frozen
