@@ -199,10 +199,10 @@ def epochs_logged(folder):
 
 @pytest.fixture
 def context(monkeypatch):
-    """Processes that begin at once: they fork from one that has imported this file."""
+    """Processes that begin at once: they fork from one that has imported what they need."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, "torch._dynamo"])  # a first step imports the latter
     return context
 
 
