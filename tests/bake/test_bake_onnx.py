@@ -286,7 +286,9 @@ def test_skl2onnx_one_margin():
     classifier = LinearSVC().fit(X[:1000], Y[:1000] > 0)
     model = to_onnx(classifier, X[:1])
     margin = classifier.decision_function(X)
-    label, scores = run(bake_logit_adjustment(model, ClassPrior.from_counts([9, 1])), X=X)
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
+    assert bake_record(baked).how == "added to the intercepts of the LinearClassifier"
+    label, scores = run(baked, X=X)
     np.testing.assert_allclose(scores.ravel(), margin + np.log(9), atol=1e-5)
     np.testing.assert_array_equal(label, (margin + np.log(9) > 0).astype(int))
 

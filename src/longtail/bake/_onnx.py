@@ -133,13 +133,11 @@ def _edited(
 def _computed_from(graph: Graph, target: Target, outputs: Arrays) -> list[str]:
     """Outputs that are neither scores nor label but change with them: a margin, another head."""
     start = target.source or target.tensor
-    return [
-        name
-        for name in graph.outputs
-        if name in graph.downstream(start)
-        and graph.trace(name).tensor not in (target.tensor, start)
-        and not one_per_row(outputs[name])
-    ]
+    scored = {name for name in graph.outputs if graph.trace(name).tensor in (target.tensor, start)}
+    if not scored:  # a converter's nodes stand between: what is computed from it are the scores
+        return []
+    others = [name for name in graph.outputs if name in graph.downstream(start) - scored]
+    return [name for name in others if not one_per_row(outputs[name])]
 
 
 def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Affine, str]:
