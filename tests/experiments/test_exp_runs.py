@@ -21,7 +21,7 @@ from longtail.experiments.exp_runs import (
     adam_trial,
     is_whole,
 )
-from longtail.runs import find_runs
+from longtail.runs import RunError, find_runs
 from longtail.train import engine
 from longtail.train.recipe import Recipe
 
@@ -110,6 +110,23 @@ def test_it_stops_at_an_epochs_end_and_goes_on(tmp_path, monkeypatch):
     assert ("softmax", 1) in seen  # the held-out one; the plain one was finished
     assert len([one for one in seen if one == ("softmax", 1)]) == 1
     assert all(is_whole(second.shelf.get(spec)) for spec in plan.specs(TABLE))
+
+
+def test_a_run_that_diverges_does_not_cost_the_others(tmp_path, monkeypatch):
+    plan = small_plan(seeds=1, overrides={**OVERRIDES, "epochs": 2, "milestones": [[1, 0.1]]})
+    whole = engine.train_cohort
+
+    def one_diverges(specs, *arguments, **options):
+        kept = [spec for spec in specs if spec.method.name != "adaptive"]
+        whole(kept, *arguments, **options)
+        raise RunError("the loss of 1 run(s) became infinite")
+
+    monkeypatch.setattr(engine, "train_cohort", one_diverges)
+    fresh = trainer(tmp_path)
+    with one_thread(), pytest.raises(RunError, match="became infinite"):
+        fresh.run([plan], rows="table")
+    there = [one.spec.method.name for one in records.read_all(tmp_path / "kept")]
+    assert there == ["equalized-threshold", "logit-adjusted", "softmax", "softmax"]
 
 
 def test_a_deadline_in_the_past_trains_nothing(tmp_path, monkeypatch):

@@ -39,6 +39,12 @@ def test_the_caption_says_seeds_device_and_time(study):
     assert "Fewer runs" not in note
 
 
+def test_one_seed_has_no_deviation():
+    table = table_exp.cells_table(made(seeds=1).parts[0])
+    assert "one training seed, so no deviation" in table.note
+    assert "±" not in table.rows[0][2]
+
+
 def test_fewer_seeds_than_asked_are_said_in_the_caption():
     part = made(asked=5).parts[0]
     table = table_exp.cells_table(part)
@@ -59,6 +65,8 @@ def test_verdicts_and_marks_read_as_they_were_judged(study):
     claim, measured, verdict = table.rows[1]
     assert (claim, verdict) == ("ERM errs more than the logit-adjusted loss", "held")
     assert measured.startswith("+")
+    counts = [row[2] for row in table.rows].count("held")
+    assert table.note.startswith(f"Of 12 claims {counts} held")
     assert marks_table(study.parts[0]) is not None
     assert marks_table(made(recipes=("paper",)).parts[0]) is None
 

@@ -23,7 +23,7 @@ from longtail.data import DATASETS
 from longtail.experiments import Progress, records
 from longtail.experiments.comparison import BASELINE
 from longtail.experiments.records import HELD_OUT, TEST, Record
-from longtail.runs import DataSpec, RunSpec, Settings
+from longtail.runs import DataSpec, Run, RunError, RunSpec, Settings
 from longtail.train.recipe import make_spec
 
 if TYPE_CHECKING:
@@ -289,22 +289,38 @@ class Trainer:
 
     def _part(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
         """Train some runs together, judge them, and write their records."""
-        from longtail.train.engine import evaluate, train_cohort
+        from longtail.train.engine import train_cohort
 
         self._check_time()
         data = self._data_of(plan.dataset)
         precise = [self._precise(spec) for spec in specs]
-        trained = train_cohort(
-            precise,
-            data.train,
-            root=self.runs,
-            device=self.device,
-            command=self.command,
-            together=self.together,
-            checkpoint_seconds=_CHECKPOINT_SECONDS,
-            progress=self.progress,
-            after_epoch=self._after_epoch,
-        )
+        try:
+            trained = train_cohort(
+                precise,
+                data.train,
+                root=self.runs,
+                device=self.device,
+                command=self.command,
+                together=self.together,
+                checkpoint_seconds=_CHECKPOINT_SECONDS,
+                progress=self.progress,
+                after_epoch=self._after_epoch,
+            )
+        except RunError:  # one whose loss became infinite must not cost the others
+            self._keep(plan, data, self._finished(precise))
+            raise
+        self._keep(plan, data, trained)
+
+    def _finished(self, specs: Sequence[RunSpec]) -> list[Run]:
+        folders = [self.runs / spec.folder for spec in specs]
+        begun = [folder for folder in folders if (folder / "run.json").exists()]
+        opened = [Run.open(folder, verify=False, unfinished=True) for folder in begun]
+        return [run for run in opened if run.finished]
+
+    def _keep(self, plan: Plan, data: LongTailedData, trained: Sequence[Run]) -> None:
+        """Judge finished runs and write their records."""
+        from longtail.train.engine import evaluate
+
         # Those with a held-out part first: the others' records take their taus from them.
         for run in sorted(trained, key=lambda run: not run.spec.dataset.held_out):
             partner = None

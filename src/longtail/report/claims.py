@@ -24,15 +24,17 @@ def claims_table(part: Part) -> Table:
     Args:
         part: which.
     """
+    found = claims(part)
     rows = [
         (claim.text, interval_text(claim.interval, unit=claim.unit), _said(claim))
-        for claim in claims(part)
+        for claim in found
     ]
     return Table(
         f"The paper's claims on {part.dataset}, recipe {part.recipe}",
         ("claim", "measured", "verdict"),
         rows,
         note=(
+            f"Of {len(rows)} claims {_counted([claim.verdict for claim in found])}. "
             "measured: the difference that the claim says is above zero, in points of balanced "
             "error and paired by seed, with its 95% interval; for norms, the correlation with "
             "log class frequency. held: the interval lies above zero; not held: below; "
@@ -40,6 +42,13 @@ def claims_table(part: Part) -> Table:
             "above zero."
         ),
     )
+
+
+def _counted(verdicts: list[str]) -> str:
+    """``9 held, 1 not held, 2 undecided``, in this order, without zeros."""
+    counts = {name: verdicts.count(name) for name in ("held", "not held", "undecided")}
+    counts["had no runs"] = verdicts.count("no runs")
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def _said(claim: Claim) -> str:

@@ -79,8 +79,9 @@ def _overview_cells(study: Study, row: Row) -> list[str]:
 def _note(study: Study) -> str:
     seeds = max(part.plan.seeds for part in study.parts)
     recipes = "; ".join(f"`{name}`: {_RECIPE_WORDS.get(name, name)}" for name in study.recipes)
+    over = table_exp.spread_words(seeds)
     text = (
-        f"Mean and standard deviation over {seeds} training seeds. {recipes}. "
+        f"{over[0].upper()}{over[1:]}. {recipes}. "
         f"τ held-out is chosen on data held out of a second run; oracle τ* on the test set "
         f"itself, as in the paper."
     )

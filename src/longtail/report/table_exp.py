@@ -81,15 +81,21 @@ def mean_deviation(part: Part, row: Row) -> str:
     return text
 
 
+def spread_words(seeds: int) -> str:
+    """Over what a mean is taken."""
+    if seeds == 1:
+        return "one training seed, so no deviation"
+    return f"mean and standard deviation over {seeds} training seeds"
+
+
 def caption(part: Part) -> str:
     """What a reader must know: seeds, device, time, what is missing and how to make it."""
     used = part.records
     devices = sorted({str(one.document["device"]) for one in used})
     precisions = sorted({one.precision for one in used})
     parts = [
-        f"ours: mean and standard deviation over {part.plan.seeds} training seeds, last epoch, "
-        f"whole test set; {len(used)} runs in {part.minutes:.1f} minutes of "
-        f"{' and '.join(devices)}, {' and '.join(precisions)}.",
+        f"ours: {spread_words(part.plan.seeds)}, last epoch, whole test set; {len(used)} runs "
+        f"in {part.minutes:.1f} minutes of {' and '.join(devices)}, {' and '.join(precisions)}.",
         "τ held-out: chosen on data held out of a second run of the same seed; oracle τ*: the "
         "best on the test set itself, as in the paper, which nobody has in use.",
         "The paper does not say what weight normalisation does to the bias; its value stands "
@@ -117,7 +123,8 @@ def figure_captions(part: Part) -> dict[str, str]:
             f"for SGD."
         ),
         "tau-curves": (
-            f"{over} of the balanced test error, exact at every τ. The error at τ = 0 is ERM's."
+            f"{over} of the balanced test error, exact at every τ. At τ = 0 it is ERM's, but for "
+            f"the bias where that is dropped."
         ),
         "per-class": (
             f"{over} of the test error by class, from the most frequent to the rarest; the "

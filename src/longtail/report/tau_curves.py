@@ -71,7 +71,14 @@ def _draw_curve(axes: Any, curve: Curve) -> None:
 def _mark(axes: Any, cell: Cell, marker: str, size: float, color: str) -> None:
     """The mean of the seeds' own taus and of the errors they give."""
     tau = float(np.mean(cell.taus)) if cell.taus is not None else 1.0
-    look = {"color": figures.BLACK, "mfc": color, "mew": 0.8, "ls": "", "zorder": 3}
+    look = {
+        "color": figures.BLACK,
+        "mfc": color,
+        "mew": 0.8,
+        "ls": "",
+        "zorder": 3,
+        "clip_on": False,
+    }
     axes.plot([tau], [100 * cell.mean], marker, ms=size, **look)
 
 
