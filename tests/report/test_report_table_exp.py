@@ -116,6 +116,14 @@ def test_the_figures_show_what_they_say(study):
     assert ticks[-1] == "few (under 20)\n30 classes"
     classes = table_exp.FIGURES["per-class"][0](study.parts)
     assert classes.axes[1].get_xlabel() == "group of 10 classes, most frequent first"
-    captions = table_exp.figure_captions(study.parts[0])
+    captions = table_exp.figure_captions(study.parts)
     assert set(captions) == set(table_exp.FIGURES)
     assert "0.0003, 0.001, 0.003" in captions["weight-norms"]
+    assert captions["groups"].startswith("Mean and standard deviation over 2 runs of each kind")
+
+
+def test_a_figures_caption_counts_each_data_sets_runs():
+    found = made_up_records(small_plan(seeds=3))
+    found += made_up_records(small_plan(dataset="cifar100-lt", seeds=2))
+    caption = table_exp.figure_captions(Study.of(found, recipes=["tuned"]).parts)["groups"]
+    assert "over 3 (cifar10-lt) and 2 (cifar100-lt) runs" in caption

@@ -1,5 +1,6 @@
 """The page on the EXP table and the README's table: made from records, checked to be up to date."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from exp_factory import made_up_records, small_plan
 from longtail import InputError
 from longtail.experiments import records
+from longtail.experiments.exp_runs import PARTNER
 from longtail.report import reproduction
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +68,14 @@ def test_a_new_record_changes_the_page(site, tmp_path):
     assert "(4 of 5)" in text
 
 
+def test_a_page_of_a_few_records_says_what_is_missing():
+    plan = small_plan(seeds=5)
+    found = made_up_records(plan, kinds=[PARTNER], adam_runs=False)
+    text = reproduction.page(reproduction.study_of(found))
+    assert "missing are softmax, seed 0" in text
+    assert "Figures" not in text
+
+
 @pytest.mark.parametrize("text", ["no marks", f"{reproduction.END}{reproduction.BEGIN}"])
 def test_a_readme_without_its_marks_is_refused(text):
     with pytest.raises(InputError, match="each once and in this order"):
@@ -84,3 +94,5 @@ def test_the_repositorys_own_page_is_up_to_date():
     study, run = reproduction.study_of(found), "run: python -m longtail.report.reproduction"
     assert (ROOT / reproduction.PAGE).read_text() == reproduction.page(study), run
     assert reproduction.readme_block(study) in (ROOT / reproduction.README).read_text(), run
+    for figure in re.findall(r"\]\((\S+\.svg)\)", reproduction.page(study)):
+        assert (ROOT / reproduction.PAGE.parent / figure).is_file(), run

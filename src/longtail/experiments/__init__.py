@@ -5,6 +5,10 @@ JSON values); `progress`, if given, is called as ``progress(done, total, what)``
 results look lives in the module of the same name in `longtail.report`, with ``FILES`` (what it
 writes), ``tables(results)`` and ``write(results, folder)``. ``longtail reproduce NAME`` joins
 the two.
+
+`table_exp` trains: `exp_runs` says which runs and trains them, `records` keeps what tables need of
+each, and `weight_norms`, `tau_curves`, `per_class` and `claims` are made from its result. It may
+stop before everything is trained; its result has `stopped` then.
 """
 
 from __future__ import annotations

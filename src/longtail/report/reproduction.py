@@ -128,27 +128,29 @@ def _recipe_blocks(study: Study, recipe: str) -> list[str]:
         blocks += [
             f"### {part.dataset}",
             table_exp.cells_table(part).markdown(),
-            _sentence(part),
+            *_sentence(part),
         ]
         found = (marks_table(part), claims_table(part))
         blocks += [table.markdown() for table in found if table is not None]
     if any(part.records_of(PLAIN) for part in parts):
         blocks.append(f"### Figures, recipe `{recipe}`")
-        captions = table_exp.figure_captions(parts[0])
+        captions = table_exp.figure_captions(parts)
         for name, (_, title) in table_exp.FIGURES.items():
             path = f"{FIGURES.name}/{recipe}-{name}.svg"
             blocks += [f"![{title}]({path})", captions[name]]
     return blocks
 
 
-def _sentence(part: Part) -> str:
-    """What stands out, in one plain sentence made from the numbers."""
+def _sentence(part: Part) -> list[str]:
+    """What stands out, in one plain sentence made from the numbers; none without runs."""
     cells = [(row, cell) for row in ROWS if row.source != "oracle" and (cell := part.cell(row))]
+    if not cells:
+        return []
     row, best = min(cells, key=lambda pair: pair[1].mean)
-    return (
+    return [
         f"Of the rows that never saw the test set, {row_name(row)} has the lowest balanced error, "
         f"{percent(best.mean, digits=2)}%."
-    )
+    ]
 
 
 def readme_block(study: Study) -> str:

@@ -110,10 +110,17 @@ def caption(part: Part) -> str:
     return " ".join(parts)
 
 
-def figure_captions(part: Part) -> dict[str, str]:
-    """What each figure shows, by its name."""
-    runs = len(part.records_of(PLAIN))
-    over = f"Mean and standard deviation over {runs} run{'s' if runs != 1 else ''}"
+def figure_captions(parts: Sequence[Part]) -> dict[str, str]:
+    """What each figure shows, by its name.
+
+    Args:
+        parts: the data sets in it.
+    """
+    counts = {part.dataset: len(part.records_of(PLAIN)) for part in parts}
+    runs = " and ".join(f"{count} ({name})" for name, count in counts.items())
+    if len(set(counts.values())) == 1:
+        runs = str(next(iter(counts.values())))
+    over = f"Mean and standard deviation over {runs} run{'' if runs == '1' else 's'} of each kind"
     rates = ", ".join(f"{rate:g}" for rate in ADAM_RATES)
     return {
         "weight-norms": (
