@@ -172,6 +172,23 @@ def test_a_write_that_the_disk_refuses_midway_leaves_nothing_half_named(tmp_path
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EACCES])
+def test_a_file_system_without_locks_is_written_all_the_same(tmp_path, monkeypatch, number):
+    import fcntl
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if number == errno.EACCES:  # what else goes wrong is told
+        with pytest.raises(PermissionError), files.exclusive(tmp_path / "run"):
+            pass
+        return
+    with files.exclusive(tmp_path / "run"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_safetensors_the_message_is_the_install_command(tmp_path, monkeypatch):
     from longtail import MissingExtraError
 

@@ -6,6 +6,7 @@ fingerprints and tensors in files. Nothing here knows what a run is.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -298,6 +299,10 @@ def exclusive(folder: Path) -> Iterator[None]:
             raise InputError(
                 f"{folder} is being written by another process; wait for it to end, or stop it."
             ) from None
+        except OSError as error:  # some network file systems have no locks: go on without
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                os.close(handle)
+                raise
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 break
