@@ -485,6 +485,7 @@ def test_a_long_epoch_is_told_by_its_share():
     tell.within(0.25)
     assert shown[-1] == (0.25, 40, "")
     tell.within(1.0)  # nothing more until the epoch is judged
+    assert shown[-1] == (0.25, 40, "")
     tell(epoch_end("softmax", 0, 1, 0.5))
     tell.within(0.5)
     assert shown[-1] == (1.5, 40, "loss 0.50 epoch 1/20 (softmax, seed 0)")

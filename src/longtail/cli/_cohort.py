@@ -235,7 +235,8 @@ class News:
 
     def within(self, share: float) -> None:
         """Take in how much of an epoch is done, of a run that trains by itself."""
-        self._count(share if share < 1 else 0.0)  # a whole one is told when it is judged
+        if share < 1:  # a whole one is told when it is judged
+            self._count(share)
 
     def _count(self, share: float = 0.0) -> None:
         # Only this session's epochs count, or the time left would be wrong after a resume.

@@ -110,7 +110,7 @@ def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[Int
         if len(indices) < 2:
             raise InputError(
                 f"{caller}: class {label} has only {len(indices)} example, so none can be held "
-                f"out and still be trained on."
+                f"out and still be trained on; lower the imbalance ratio, or hold nothing out."
             )
         order = np.random.default_rng([seed, int(label)]).permutation(indices)
         size = min(max(round(fraction * len(indices)), 1), len(indices) - 1)
