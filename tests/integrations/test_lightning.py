@@ -292,7 +292,7 @@ def test_what_is_handed_over_is_checked(tmp_path):
     with pytest.raises(InputError, match=r"`logits` must have shape \(examples, classes\)"):
         example.Net().collect(torch.zeros(3), torch.zeros(3, dtype=torch.long))
     with pytest.raises(
-        InputError, match="has no part 'head' for `head`; its linear layers are .fc."
+        InputError, match=r"has no part 'head' for `head`; its linear layers are .fc."
     ):
         example.Net().record_run(tmp_path, example.SPEC, prior=example.PRIOR, data="x", head="head")
 

@@ -302,13 +302,16 @@ def test_too_little_gpu_memory_says_what_to_change(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(engine, "run_epoch", out_of_memory)
-    with pytest.raises(RunError, match="--together N"):
+    with pytest.raises(RunError, match="does not hold the data and a run; override batch_size"):
         train(spec(), DATA.train, root=tmp_path)
+    fewer = r"2 runs at once; train fewer together \(--together N"
+    with pytest.raises(RunError, match=fewer), engine._explained([None, None]):
+        out_of_memory(None, None)
 
 
 def test_a_diverging_run_does_not_take_the_others_down(tmp_path):
     wild, tame = spec(seed=1, lr=1e9, epochs=3, warmup_epochs=0), spec(seed=1, epochs=3)
-    with pytest.raises(RunError, match=r"1 run\(s\) became infinite or NaN"):
+    with pytest.raises(RunError, match=r"1 run\(s\) became infinite or NaN.* The others are"):
         train_cohort([wild, tame], DATA.train, root=tmp_path)
     assert Run.open(tmp_path / tame.folder).finished
     stuck = Run.open(tmp_path / wild.folder, unfinished=True)
@@ -350,3 +353,11 @@ def test_news_within_an_epoch(tmp_path):
     steps = len(shares) // 2
     expected = [(number + 1) / steps for number in range(steps)]
     assert shares == pytest.approx(expected * 2)
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_taken_as_it_is(tmp_path, monkeypatch):
+    finished = train(spec(epochs=1), DATA.train, root=tmp_path)
+    answers = iter([None, finished])  # not finished when asked first, finished once claimed
+    monkeypatch.setattr(engine, "_finished", lambda folder: next(answers))
+    (run,) = train_cohort([spec(epochs=1)], DATA.train, root=tmp_path)
+    assert run is finished

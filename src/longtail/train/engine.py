@@ -166,19 +166,24 @@ def train_cohort(
     refuse_early(list(waiting.values()), images)
     width = together if device.type == "cuda" else 1
     pending = list(waiting.items())
-    data = Resident(images, device) if pending else None
+    with _explained(()):
+        data = Resident(images, device) if pending else None
     diverged: list[Path] = []
     for first in range(0, len(pending), width):
         wave = dict(pending[first : first + width])
         with ExitStack() as claims:
             for folder in wave:
                 claims.enter_context(files.exclusive(folder))
+            # Another process may have finished some just before they were claimed.
+            done = {} if force else {folder: run for folder in wave if (run := _finished(folder))}
+            runs |= done
             jobs = [
                 _start(spec, images, root=root, device=device, command=command, force=force)
-                for spec in wave.values()
+                for folder, spec in wave.items()
+                if folder not in done
             ]
-            with _explained(jobs):
-                crews = _crews(jobs, cast(Resident, data), device=device, graphs=graphs)
+            claims.enter_context(_explained(jobs))
+            crews = _crews(jobs, cast(Resident, data), device=device, graphs=graphs)
             _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
             for crew in crews:
                 for member, job in enumerate(crew.jobs):
@@ -187,11 +192,11 @@ def train_cohort(
                     else:
                         runs[job.writer.folder] = _finish(crew, member, images)
     if diverged:
+        rest = " The others are finished, for `longtail evaluate` to judge." if runs else ""
         raise RunError(
             f"train: the loss of {len(diverged)} run(s) became infinite or NaN, so they stay "
-            f"unfinished: {', '.join(map(str, diverged))}. The others are finished, for "
-            f"`longtail evaluate` to judge. A lower lr or a longer warm-up (override lr or "
-            f"warmup_epochs) may help."
+            f"unfinished: {', '.join(map(str, diverged))}.{rest} A lower lr or a longer warm-up "
+            f"(override lr or warmup_epochs) may help."
         )
     return [runs[folder] for folder in folders]
 
@@ -344,12 +349,11 @@ def _train_together(
     while active := [crew for crew in crews if not crew.done]:
         jobs = [job for crew in active for job in crew.jobs]
         started = time.monotonic()
-        with _explained(jobs):
-            losses = run_epoch(
-                [crew.lane for crew in active],
-                [crew.epoch for crew in active],
-                after_step=report.within_epoch,
-            )
+        losses = run_epoch(
+            [crew.lane for crew in active],
+            [crew.epoch for crew in active],
+            after_step=report.within_epoch,
+        )
         share = (time.monotonic() - started) / len(jobs)
         for crew, of_crew in zip(active, losses, strict=True):
             for member, (job, loss) in enumerate(zip(crew.jobs, of_crew, strict=True)):
@@ -377,10 +381,10 @@ def _explained(jobs: Sequence[_Job]) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise RunError(
-            f"train: the GPU's memory does not hold {len(jobs)} runs at once; train fewer together "
-            f"(--together N, together=N). {_UNLOST}"
-        ) from error
+        what = f"{len(jobs)} runs at once; train fewer together (--together N, together=N)."
+        if len(jobs) < 2:
+            what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
+        raise RunError(f"train: the GPU's memory does not hold {what} {_UNLOST}") from error
     except RuntimeError as error:
         if "CUDA" not in str(error) and "cuda" not in str(error):
             raise
@@ -502,6 +506,7 @@ def evaluate(
     model = new_network(recipe, images, seed=run.spec.seed)
     # A copy: the file's arrays are read-only maps, which torch can't take.
     model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in run.model().items()})
-    writer = RunWriter.reopen(run.folder)
-    _write_split(writer, model.to(device), images, recipe, split=split)
+    with files.exclusive(run.folder):
+        writer = RunWriter.reopen(run.folder)
+        _write_split(writer, model.to(device), images, recipe, split=split)
     return Run.open(run.folder, verify=False)
