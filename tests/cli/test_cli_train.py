@@ -499,7 +499,7 @@ def test_runs_side_by_side_are_summarised():
     assert shown[-1] == (2, 20, "loss 0.50 held-out 40.0% epoch 2/20")
 
 
-def test_only_the_epochs_of_this_session_count_towards_the_time_left():
+def test_epochs_before_a_resume_do_not_count_towards_the_time_left():
     shown, tell = news(runs=2, together=1)
     tell(epoch_end("softmax", 0, 16, 0.5))  # resumed after 15 epochs
     assert shown[-1][:2] == (1, 25)

@@ -239,7 +239,7 @@ class News:
             self._count(share)
 
     def _count(self, share: float = 0.0) -> None:
-        # Only this session's epochs count, or the time left would be wrong after a resume.
+        # Epochs before a resume don't count, or the time left would be wrong.
         skipped = sum(self.skipped.values())
         done = sum(one.epoch for one in self.latest.values()) - skipped
         total = self.runs * self.epochs - skipped
