@@ -25,11 +25,11 @@ $(VENV)/.demo: $(DEPS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(DEPS) | $(BIN)/python
-	$(PIP) -e ".[torch,report]" --group test
+	$(PIP) -e ".[all]" --group test
 	@touch $@
 
 $(VENV)/.check: $(DEPS) | $(BIN)/python
-	$(PIP) -e ".[torch,report]" --group test --group check
+	$(PIP) -e ".[all]" --group test --group check
 	@touch $@
 
 $(VENV)/.docs: $(DEPS) | $(BIN)/python
