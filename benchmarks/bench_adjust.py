@@ -26,9 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from bench_tuning import FILE_SHAPE, Peak, machine, problem, write_file
+from bench_tuning import FILE_SHAPE, Peak, problem, write_file
 from longtail import ClassPrior
 from longtail.predictions import adjust_predictions, from_arrays, open_predictions
+from machine import machine
 
 TURNS = 5
 ROWS = 4096

@@ -12,7 +12,6 @@ examples.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -22,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-import longtail
 from longtail.data.samplers import RULES, ClassSampler
+from machine import machine
 
 EXAMPLES = 10_000_000
 CLASSES = (1000, 8142, 1_000_000)
@@ -89,20 +88,6 @@ def measure_torch(target):
         "slowest_epoch_seconds": max(seconds),
         "examples_per_epoch": len(target),
         "peak_mb_beyond_labels": memory_mb("VmHWM") - before,
-    }
-
-
-def machine():
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.split(":")[1].strip()
-            break
-    return {
-        "device": f"{name}, {os.cpu_count()} cores, one thread used",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "longtail": longtail.__version__,
     }
 
 

@@ -46,6 +46,7 @@ from longtail import ClassPrior, balanced_error
 from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
 from longtail.sklearn._scores import ScoreReader
 from longtail.tuning import TauCurve, TauIntervals
+from machine import processor_name
 
 # Name: loader, size of the largest class, ratio of largest to smallest (as far as sizes allow).
 DATA = {
@@ -363,14 +364,6 @@ def show_zeros(table):
             for k, m in zip(keys, means, strict=True)
         ]
         print(f"  {treatment:<38}" + "".join(f"{text:>30}" for text in texts))
-
-
-def processor_name():
-    """The processor's own name where the system tells it, or its architecture."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def describe(samples):

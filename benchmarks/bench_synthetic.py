@@ -26,6 +26,7 @@ from threadpoolctl import threadpool_limits
 import longtail
 from longtail import ClassPrior, margins
 from longtail.experiments import affine, synthetic
+from machine import processor_name
 
 
 def batched(train):
@@ -45,14 +46,6 @@ def timed(function):
     wall, processor = time.perf_counter(), time.process_time()
     result = function()
     return result, time.perf_counter() - wall, time.process_time() - processor
-
-
-def processor_name():
-    """The processor's own name where the system tells it, or its architecture."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def measure(repeats):

@@ -14,7 +14,6 @@ plain argmax over the same file, also from a warm cache, is the yardstick for ti
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,8 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-import longtail
 from longtail import ClassPrior, tune_tau
+from machine import machine
 
 TAUS = np.linspace(0.0, 4.0, 101)
 SHAPES = [(200_000, 100), (100_000, 1000)]
@@ -197,20 +196,6 @@ def file_record(folder):
             text=True,
         )
     return json.loads(out.stdout.splitlines()[-1])
-
-
-def machine():
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.split(":")[1].strip()
-            break
-    return {
-        "device": f"{name}, {os.cpu_count()} cores, one thread used",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "longtail": longtail.__version__,
-    }
 
 
 def show(record):

@@ -117,14 +117,6 @@ def test_the_kernels_and_torch_share_the_work():
         assert (moments is not None) == by_kernel
 
 
-def test_weights_in_low_precision_are_taken_as_they_are():
-    x, weight, _ = make((2, 32, 4, 4), 32, groups=2, stride=1)
-    low = (2 * weight).bfloat16()
-    found, _ = grouped_conv(x, weight, low, groups=2)
-    expected, _ = grouped_conv(x, 2 * weight, groups=2)
-    assert torch.equal(found, expected)
-
-
 def test_many_tiles_hand_on_no_moments(monkeypatch):
     x, weight, _ = make((3, 32, 9, 9), 32, groups=1, stride=1)
     monkeypatch.setattr(module, "MOST_PARTS", 1)

@@ -42,7 +42,7 @@ MOST_PARTS = 2048  # moments of more tiles would take longer to combine than to 
 
 
 def grouped_conv(
-    x: Tensor, weight: Tensor, low: Tensor | None = None, *, stride: int = 1, groups: int = 1
+    x: Tensor, weight: Tensor, *, stride: int = 1, groups: int = 1
 ) -> tuple[Tensor, Moments | None]:
     """The convolution of window 3 and padding 1 of `groups` networks side by side.
 
@@ -54,8 +54,6 @@ def grouped_conv(
     Args:
         x: shape (N, G·I, H, W).
         weight: W, shape (G·O, I, 3, 3), float32; its gradient is float32.
-        low: W in the type of x, channels last, or None to make it here; who makes it for all
-            layers at once saves a launch for each. Nothing is differentiated by it.
         stride: s, 1 or 2.
         groups: G.
 
@@ -74,7 +72,7 @@ def grouped_conv(
     _check(x, weight, stride=stride, groups=groups)
     if not serves(x, weight, groups=groups):
         return grouped_conv_torch(x, weight, stride=stride, groups=groups), None
-    low = weight.detach().to(x.dtype) if low is None else low.detach()
+    low = weight.detach().to(x.dtype)
     missing = max(FEWEST - weight.shape[1], 0)
     if missing:
         x, low = _filled_up(x, groups, missing), _filled_up(low, 1, missing)

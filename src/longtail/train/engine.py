@@ -123,7 +123,6 @@ def train_cohort(
     command: str | None = None,
     force: bool = False,
     together: int = TOGETHER,
-    graphs: bool = True,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
     after_epoch: Callable[[EpochEnd], None] | None = None,
@@ -142,7 +141,6 @@ def train_cohort(
         command: what to type to do this again, for the record.
         force: train finished and interrupted runs again, from the start.
         together: how many runs share a GPU at a time.
-        graphs: on a GPU, capture each run's step as a CUDA graph.
         checkpoint_seconds: how much work an interruption may cost, at epoch ends.
         progress: called as ``progress(epochs done, epochs in all, what)``.
         after_epoch: called after each epoch of each run.
@@ -183,7 +181,7 @@ def train_cohort(
                 if folder not in done
             ]
             claims.enter_context(_explained(jobs))
-            crews = _crews(jobs, cast(Resident, data), device=device, graphs=graphs)
+            crews = _crews(jobs, cast(Resident, data), device=device)
             _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
             for crew in crews:
                 for member, job in enumerate(crew.jobs):
@@ -314,9 +312,7 @@ def _start(
     return job
 
 
-def _crews(
-    jobs: Sequence[_Job], data: Resident, *, device: torch.device, graphs: bool
-) -> list[_Crew]:
+def _crews(jobs: Sequence[_Job], data: Resident, *, device: torch.device) -> list[_Crew]:
     """The jobs in as few teams as they allow, each on its lane, where each was left."""
     teams: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
@@ -332,7 +328,7 @@ def _crews(
             precision=precision_of(members[0].spec),
             device=device,
         )
-        lane = Lane(make, device=device, graphs=graphs)
+        lane = Lane(make, device=device)
         with lane.active():
             for member, job in enumerate(members):
                 if job.start is not None:
