@@ -82,33 +82,26 @@ def test_records_are_enough_without_run_folders(tmp_path, monkeypatch):
 def test_it_stops_at_an_epochs_end_and_goes_on(tmp_path, monkeypatch):
     plan = small_plan(seeds=1, overrides={**OVERRIDES, "epochs": 4, "milestones": [[3, 0.1]]})
     clock, seen = [0.0], []
-    monkeypatch.setattr("longtail.experiments.exp_runs._CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda real=time.monotonic: real() + clock[0])
-    first = trainer(tmp_path, deadline=time.monotonic() + 600)
-    told = first._after_epoch
 
-    def watch(end):
-        seen.append((end.spec.method.name, end.epoch))
-        if seen.count(seen[-1]) == 1 and seen[-1] == ("adaptive", 3):
+    def watch(done, total, words):
+        method, _, epoch, *_ = words.split(", ")
+        seen.append((method, epoch))
+        if seen[-1] == ("adaptive", "epoch 3/4"):
             clock[0] += 601  # time is up in the middle of the second run
-        told(end)
 
-    first._after_epoch = watch
+    first = trainer(tmp_path, deadline=time.monotonic() + 600, progress=watch)
     with one_thread():
         assert first.run([plan], rows="table") is False
-        assert seen[-1] == ("adaptive", 3)
+        assert seen[-1] == ("adaptive", "epoch 3/4")
         begun = {run.spec.method.name: run for run in find_runs(tmp_path / "runs", unfinished=True)}
         assert begun["softmax"].finished
         assert not begun["adaptive"].finished
         seen.clear()
-        second = trainer(tmp_path)
-        told = second._after_epoch
-        second._after_epoch = watch
-        clock[0] = 0.0
+        second = trainer(tmp_path, progress=watch)
         assert second.run([plan], rows="table") is True
-    assert seen[0] == ("adaptive", 3)  # from the checkpoint after epoch 2
-    assert ("softmax", 1) in seen  # the held-out one; the plain one was finished
-    assert len([one for one in seen if one == ("softmax", 1)]) == 1
+    assert seen[0] == ("adaptive", "epoch 4/4")  # nothing is trained twice
+    assert seen.count(("softmax", "epoch 1/4")) == 1  # the held-out one; the plain one is finished
     assert all(is_whole(second.shelf.get(spec)) for spec in plan.specs(TABLE))
 
 

@@ -72,6 +72,10 @@ class EpochEnd:
     rate: float
 
 
+class StoppedError(Exception):
+    """`stop` asked for it; every run was saved after its last whole epoch."""
+
+
 @dataclass
 class _Job:
     """A run to train: its part of the data, its writer, and how far it is."""
@@ -127,6 +131,7 @@ def train_cohort(
     progress: Progress | None = None,
     after_epoch: Callable[[EpochEnd], None] | None = None,
     within_epoch: Callable[[float], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> list[Run]:
     """Train several runs of one data set, each into its folder below `root`.
 
@@ -146,6 +151,8 @@ def train_cohort(
         after_epoch: called after each epoch of each run.
         within_epoch: called on a CPU, where epochs can be long, after each step with the share
             of the epoch that is done.
+        stop: asked after each epoch of all runs that train together; once it says yes, they are
+            saved and `StoppedError` is raised.
 
     Returns:
         The finished runs, in the order of `specs`.
@@ -182,7 +189,9 @@ def train_cohort(
             ]
             claims.enter_context(_explained(jobs))
             crews = _crews(jobs, cast(Resident, data), device=device)
-            _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
+            _train_together(
+                crews, images, report=report, checkpoint_seconds=checkpoint_seconds, stop=stop
+            )
             for crew in crews:
                 for member, job in enumerate(crew.jobs):
                     if job.diverged:
@@ -339,7 +348,12 @@ def _crews(jobs: Sequence[_Job], data: Resident, *, device: torch.device) -> lis
 
 
 def _train_together(
-    crews: Sequence[_Crew], images: ImageSet, *, report: _Report, checkpoint_seconds: float
+    crews: Sequence[_Crew],
+    images: ImageSet,
+    *,
+    report: _Report,
+    checkpoint_seconds: float,
+    stop: Callable[[], bool] | None,
 ) -> None:
     """Take all jobs to their last epoch, or to where their loss leaves the numbers."""
     while active := [crew for crew in crews if not crew.done]:
@@ -360,6 +374,11 @@ def _train_together(
                     _after_epoch(crew, member, loss, images, report)
             if not crew.done and time.monotonic() - crew.saved >= checkpoint_seconds:
                 _save(crew)
+        # What is at its end is better finished.
+        if stop is not None and not all(crew.done for crew in crews) and stop():
+            for crew in crews:
+                _save(crew)
+            raise StoppedError
 
 
 def _save(crew: _Crew) -> None:
