@@ -143,12 +143,14 @@ def made_up_records(
             found.append(made_up(spec, partner=plain, level=level, **data))
     if adam_runs:
         flat = np.linspace(1.0, 1.2, classes)
-        for rate in (3e-4, 1e-3, 3e-3):
-            spec = precise(plan.spec(adam_trial(rate), 0))
-            found.append(made_up(spec, level=0.3 + more + 40 * abs(rate - 1e-3), **data))
-        for seed in range(plan.seeds):
-            spec = precise(plan.spec(adam(1e-3), seed))
-            found.append(made_up(spec, level=0.31 + more, norms=flat + 0.01 * seed, **data))
+        for decay in plan.adam_ways:
+            best = 1e-3 if decay else 3e-4
+            for rate in (3e-4, 1e-3, 3e-3):
+                spec = precise(plan.spec(adam_trial(rate, decay=decay), 0))
+                found.append(made_up(spec, level=0.3 + more + 40 * abs(rate - best), **data))
+            for seed in range(plan.seeds):
+                spec = precise(plan.spec(adam(best, decay=decay), seed))
+                found.append(made_up(spec, level=0.31 + more, norms=flat + 0.01 * seed, **data))
     return found
 
 

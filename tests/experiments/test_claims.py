@@ -90,9 +90,11 @@ def test_norms_under_adam(norms, expected):
             one = made_up(one.spec, norms=norms + 0.01 * one.spec.seed, data=one.data)
         found.append(one)
     part = part_of(plan, found)
-    assert part.adam == adam(1e-3)
-    claim = by_text(part)["under Adam the norms do not grow with class frequency"]
-    assert claim.verdict == expected
+    assert part.adam() == adam(1e-3)
+    assert part.adam(decay=False) == adam(3e-4, decay=False)
+    for name in ("Adam", "Adam without weight decay"):
+        claim = by_text(part)[f"under {name} the norms do not grow with class frequency"]
+        assert claim.verdict == expected
     assert by_text(part)["under SGD the norms grow with class frequency"].verdict == "held"
 
 
@@ -138,3 +140,15 @@ def test_effects_are_paired_by_seed():
     chosen = claims.selection_effects(tuned)
     assert len(chosen) == 3
     assert all(one.interval.mean < 0.02 for one in chosen)
+
+
+def test_what_precision_changes_is_paired_by_seed():
+    plan = small_plan(seeds=5)
+    mine = made_up_records(plan, adam_runs=False)
+    others = made_up_records(plan, adam_runs=False, precision="float32", kinds=TABLE[:1])
+    assert claims.precision_effects(part_of(plan, mine), []) == []
+    found = claims.precision_effects(part_of(plan, mine), others)
+    assert found[0].what == "bfloat16 instead of float32"
+    assert found[0].row is ERM
+    assert (found[0].interval.mean, found[0].interval.seeds) == (0.0, 5)  # the same numbers
+    assert all(one.row.kind is ERM.kind for one in found)

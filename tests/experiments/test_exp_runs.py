@@ -19,6 +19,7 @@ from longtail.experiments.exp_runs import (
     Plan,
     Shelf,
     adam_trial,
+    is_judged,
     is_whole,
 )
 from longtail.runs import RunError, find_runs
@@ -68,14 +69,16 @@ def test_what_is_trained_has_whole_records():
 
 
 def test_nothing_is_trained_twice(monkeypatch):
+    root = trained_root()
     monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
-    fresh = trainer(trained_root(), load=lambda name: pytest.fail("read data"))
+    fresh = trainer(root, load=lambda name: pytest.fail("read data"))
     assert fresh.run([PLAN], rows="table")
 
 
 def test_records_are_enough_without_run_folders(tmp_path, monkeypatch):
+    kept = trained_root() / "kept"
     monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
-    fresh = trainer(tmp_path, folder=trained_root() / "kept")
+    fresh = trainer(tmp_path, folder=kept)
     assert fresh.run([PLAN], rows="table")
 
 
@@ -178,22 +181,45 @@ def test_adam_runs_follow_their_trials(tmp_path, monkeypatch):
         parts.append(specs)
         for spec in specs:
             rate = spec.recipe.values["lr"]
-            fresh.shelf.put(made_up(spec, partner=True, level=0.2 if rate == 3e-3 else 0.3))
+            best = 3e-3 if spec.recipe.values["weight_decay"] else 1e-3
+            fresh.shelf.put(made_up(spec, partner=True, level=0.2 if rate == best else 0.3))
 
     monkeypatch.setattr(fresh, "_part", pretend)
     assert fresh.run([plan], rows="extra")
-    order = [spec for part in parts for spec in part]
-    table, trials, adam = order[:25], order[25:28], order[28:33]
-    assert {spec.recipe.values["optimizer"] for spec in table} == {"sgd"}
-    assert [spec.recipe.values["lr"] for spec in trials] == list(ADAM_RATES)
-    assert {(s.recipe.values["lr"], s.dataset.held_out) for s in adam} == {(3e-3, 0.0)}
-    assert len(order) == 25 + 3 + 5 + 5 * len(EXTRA)
+    assert [len(part) for part in parts] == [31, 10] + [5] * len(EXTRA)
+    table = [spec for spec in parts[0] if spec.recipe.values["optimizer"] == "sgd"]
+    trials = [spec for spec in parts[0] if spec.recipe.values["optimizer"] == "adam"]
+    assert len(table) == 25
+    assert [spec.recipe.values["lr"] for spec in trials] == list(ADAM_RATES) * 2
+    assert {spec.dataset.held_out for spec in trials} == {0.2}
+    assert {
+        (s.recipe.values["lr"], s.recipe.values["weight_decay"], s.dataset.held_out)
+        for s in parts[1]
+    } == {(3e-3, 5e-4, 0.0), (1e-3, 0.0, 0.0)}
     parts.clear()
     again = trainer(tmp_path)
     again.shelf = fresh.shelf
     monkeypatch.setattr(again, "_part", pretend)
     assert again.run([plan], rows="extra")
     assert parts == []
+
+
+def test_only_some_kinds_are_trained_and_need_no_partner(tmp_path):
+    plan = small_plan(seeds=1, overrides={**OVERRIDES, "epochs": 1, "milestones": []})
+    plan = replace(plan, overrides={**plan.overrides, "schedule": "cosine"})
+    fresh = trainer(tmp_path, only=["softmax"])
+    with one_thread():
+        assert fresh.run([plan], rows="table")
+    (found,) = records.read_all(tmp_path / "kept")
+    assert (found.spec.method.name, found.spec.dataset.held_out) == ("softmax", 0.0)
+    assert is_judged(found)
+    assert not is_whole(found)
+    again = trainer(tmp_path, only=["softmax"], load=lambda name: pytest.fail("trained again"))
+    assert again.run([plan], rows="table")
+    with pytest.raises(InputError, match="`only` picks among the table's runs"):
+        again.run([plan], rows="figures")
+    with pytest.raises(InputError, match="`only` must be one of"):
+        trainer(tmp_path, only=["sofmax"])
 
 
 def test_the_command_names_what_makes_a_run():

@@ -118,8 +118,8 @@ def test_records_of_other_settings_play_no_part():
 
 def test_minutes_add_up(both):
     part = both.parts[0]
-    assert len(part.records) == 25 + 3 + 5
-    assert part.minutes == pytest.approx(33 * 30 / 60)
+    assert len(part.records) == 25 + 2 * (3 + 5)
+    assert part.minutes == pytest.approx(41 * 30 / 60)
 
 
 def test_optional_rows_are_shown_where_there_are_runs():
@@ -159,7 +159,7 @@ def test_run_out_of_time_is_told(tmp_path):
 def test_norms_are_sorted_by_frequency_and_correlated(both):
     for part in both.parts:
         found = weight_norms.weight_norms(part)
-        assert list(found) == ["sgd", "adam"]
+        assert list(found) == ["sgd", "adam", "adam-no-decay"]
         record = part.records_of(PLAIN)[0]
         counts = record.prior.counts
         assert np.all(np.diff(counts[weight_norms.by_frequency(counts)]) <= 0)
@@ -168,6 +168,7 @@ def test_norms_are_sorted_by_frequency_and_correlated(both):
         assert found["sgd"].correlation.low > 0.9
         assert found["adam"].correlation.high < -0.9
         assert found["adam"].optimizer == "Adam, lr 0.001"
+        assert found["adam-no-decay"].optimizer == "Adam without weight decay, lr 0.0003"
 
 
 def test_a_correlations_interval_stays_within_one():

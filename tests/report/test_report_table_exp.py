@@ -35,7 +35,7 @@ def test_every_cell_stands_beside_the_papers(study):
 def test_the_caption_says_seeds_device_and_time(study):
     note = table_exp.cells_table(study.parts[0]).note
     assert "2 training seeds" in note
-    assert "15 runs in 7.5 minutes of NVIDIA H200, bfloat16" in note
+    assert "20 runs in 10.0 minutes of NVIDIA H200, bfloat16" in note
     assert "Fewer runs" not in note
 
 
@@ -66,7 +66,7 @@ def test_verdicts_and_marks_read_as_they_were_judged(study):
     assert (claim, verdict) == ("ERM errs more than the logit-adjusted loss", "held")
     assert measured.startswith("+")
     counts = [row[2] for row in table.rows].count("held")
-    assert table.note.startswith(f"Of 12 claims {counts} held")
+    assert table.note.startswith(f"Of 13 claims {counts} held")
     assert marks_table(study.parts[0]) is not None
     assert marks_table(made(recipes=("paper",)).parts[0]) is None
 
@@ -104,6 +104,7 @@ def test_the_figures_show_what_they_say(study):
     legend = [text.get_text() for text in norms.axes[0].get_legend().get_texts()]
     assert legend[0].startswith("SGD with momentum: r = +")
     assert legend[1].startswith("Adam, lr 0.001: r = −")
+    assert legend[2].startswith("Adam without weight decay, lr 0.0003: r = −")
     curves = table_exp.FIGURES["tau-curves"][0](study.parts)
     assert [axes.get_title(loc="left") for axes in curves.axes] == ["cifar10-lt", "cifar100-lt"]
     line = curves.axes[0].get_lines()[0]

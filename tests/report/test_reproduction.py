@@ -36,7 +36,7 @@ def test_the_page_has_tables_figures_and_commands(site):
         for name in ("weight-norms", "tau-curves", "per-class", "groups"):
             assert f"(reproduction/{recipe}-{name}.svg)" in text
             assert (site / "docs" / "reproduction" / f"{recipe}-{name}.svg").is_file()
-    assert "99 runs, 50 minutes of training" in text
+    assert "115 runs, 58 minutes of training" in text
     assert "## Where the numbers differ from the paper's" in text
     assert "weight decay 5e-4 instead of 1e-4" in text
     assert "The paper's claims on cifar100-lt, recipe tuned" in text

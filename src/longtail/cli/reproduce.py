@@ -86,6 +86,14 @@ def reproduce(
             metavar="NAME",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        _option(
+            "--only",
+            "Train only these of the table's runs such as softmax; may be repeated.",
+            metavar="NAME",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     precision: Annotated[
         str | None,
@@ -150,6 +158,7 @@ def reproduce(
             datasets=dataset,
             seeds=seeds,
             rows=rows,
+            only=only,
             overrides=overrides or [],
             minutes=minutes,
             runs=runs or Path("runs"),
@@ -209,6 +218,7 @@ def _table_options(
     datasets: list[str] | None,
     seeds: int | None,
     rows: str | None,
+    only: list[str] | None,
     overrides: list[str],
     minutes: float | None,
     runs: Path,
@@ -216,7 +226,7 @@ def _table_options(
 ) -> dict[str, Any]:
     """What `experiments.table_exp.run` takes, checked; what was not typed has its defaults."""
     from longtail import _checks
-    from longtail.experiments.exp_runs import CIFARS
+    from longtail.experiments.exp_runs import CIFARS, TABLE
     from longtail.train.recipe import parse_overrides, recipe_values
 
     caller = "longtail reproduce"
@@ -226,7 +236,12 @@ def _table_options(
         _checks.choice(dataset, CIFARS, caller, name="--dataset")
     if rows is not None:
         _checks.choice(rows, ("table", "figures", "extra"), caller, name="--rows")
+    for kind in only or []:
+        _checks.choice(kind, [known.name for known in TABLE], caller, name="--only")
+    if only and rows is None:
+        rows = "table"  # what it picks from
     typed = {"recipe": recipe, "datasets": datasets, "seeds": seeds, "rows": rows}
+    typed |= {"only": only}
     found = {key: value for key, value in typed.items() if value is not None}
     changed = parse_overrides(overrides)
     return {**found, "overrides": changed, "minutes": minutes, "runs": runs, "folder": folder}

@@ -7,7 +7,7 @@ if it includes zero. How the verdicts read is in `longtail.report.claims`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from longtail.experiments import per_class
 from longtail.experiments.comparison import Interval
-from longtail.experiments.exp_runs import PLAIN
-from longtail.experiments.records import LOGIT_ADJUSTMENT
+from longtail.experiments.exp_runs import PLAIN, Shelf
+from longtail.experiments.records import LOGIT_ADJUSTMENT, Record
 from longtail.experiments.table_exp import (
     ALLOWANCE,
     DROP,
@@ -118,15 +118,19 @@ def _norms(part: Part) -> list[Claim]:
     found = weight_norms(part)
     sgd = found["sgd"].correlation if "sgd" in found else None
     claimed = [_claim("under SGD the norms grow with class frequency", "r", sgd)]
-    text = "under Adam the norms do not grow with class frequency"
-    if "adam" not in found:
-        return [*claimed, _claim(text, "r", None)]
-    # Here not being above zero is the claim: an interval below zero or around it bears it out.
-    interval = found["adam"].correlation
-    judged: Verdict = "held" if interval.low <= 0 else "not held"
-    if np.isnan(interval.low):
-        judged = "undecided"
-    return [*claimed, Claim(text, "r", interval, judged)]
+    for name, optimizer in (("adam", "Adam"), ("adam-no-decay", "Adam without weight decay")):
+        if name == "adam-no-decay" and False not in part.plan.adam_ways:
+            continue
+        text = f"under {optimizer} the norms do not grow with class frequency"
+        interval = found[name].correlation if name in found else None
+        # Here not being above zero is the claim: an interval below or around zero bears it out.
+        judged: Verdict = "held" if interval and interval.low <= 0 else "not held"
+        if interval is None:
+            judged = "no runs"
+        elif np.isnan(interval.low):
+            judged = "undecided"
+        claimed.append(Claim(text, "r", interval, judged))
+    return claimed
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def judged(part: Part) -> list[Judged]:
 
 
 # What a recipe changes from `paper`.
-_CHANGES = {
+CHANGES = {
     "tuned": "weight decay 5e-4 instead of 1e-4",
     "released": "network, schedule and weight decay of the authors' code",
 }
@@ -195,7 +199,7 @@ def recipe_effects(study: Study, dataset: str) -> list[Effect]:
         for row in rows:
             interval = paired(part.cell(row), base.cell(row), lambda errors: errors.mean(axis=1))
             if interval is not None:
-                found.append(Effect(_CHANGES.get(recipe, f"recipe {recipe}"), row, interval))
+                found.append(Effect(CHANGES.get(recipe, f"recipe {recipe}"), row, interval))
     return found
 
 
@@ -207,4 +211,23 @@ def selection_effects(part: Part) -> list[Effect]:
         interval = part.difference(row, posthoc(variant, "held-out"))
         if interval is not None:
             found.append(Effect("τ chosen on the test set instead of held-out data", row, interval))
+    return found
+
+
+def precision_effects(part: Part, others: Sequence[Record]) -> list[Effect]:
+    """How each row's error changes from runs in another precision to the table's own.
+
+    Args:
+        part: a data set and recipe.
+        others: records of the same runs in another precision; those of other plans play no part.
+    """
+    other = Part(part.plan, Shelf(others))
+    if not other.records or not part.records:
+        return []
+    what = f"{part.records[0].precision} instead of {other.records[0].precision}"
+    found = []
+    for row in ROWS:
+        interval = paired(part.cell(row), other.cell(row), lambda errors: errors.mean(axis=1))
+        if interval is not None:
+            found.append(Effect(what, row, interval))
     return found

@@ -79,14 +79,22 @@ EXTRA = (
 )
 
 
-def adam(rate: float) -> Kind:
-    """Softmax under Adam, for the figure of weight norms."""
-    return Kind(f"Adam, lr {rate:g}", BASELINE, {"optimizer": "adam", "lr": rate})
+def adam(rate: float, *, decay: bool = True) -> Kind:
+    """Softmax under Adam, for the figure of weight norms.
+
+    Args:
+        rate: learning rate.
+        decay: with the recipe's weight decay, as a term of the loss, or without any.
+    """
+    changed = {"optimizer": "adam", "lr": rate} | ({} if decay else {"weight_decay": 0.0})
+    name = "Adam" if decay else "Adam without weight decay"
+    return Kind(f"{name}, lr {rate:g}", BASELINE, changed)
 
 
-def adam_trial(rate: float) -> Kind:
+def adam_trial(rate: float, *, decay: bool = True) -> Kind:
     """The same with a held-out part, on which the rate is chosen."""
-    return replace(adam(rate), name=f"Adam, lr {rate:g}, 20% held out", held_out=FRACTION)
+    kind = adam(rate, decay=decay)
+    return replace(kind, name=f"{kind.name}, 20% held out", held_out=FRACTION)
 
 
 @dataclass(frozen=True)
@@ -124,9 +132,17 @@ class Plan:
         kinds = list(kinds)
         return [self.spec(kind, seed) for seed in range(self.seeds) for kind in kinds]
 
-    def trials(self) -> list[RunSpec]:
+    @property
+    def adam_ways(self) -> tuple[bool, ...]:
+        """With which weight decay Adam is tried: the recipe's, and none at all.
+
+        Without any, `paper` and `tuned` are one and the same, so these runs are `tuned`'s alone.
+        """
+        return (True, False) if self.recipe == "tuned" else (True,)
+
+    def trials(self, *, decay: bool = True) -> list[RunSpec]:
         """The runs that choose Adam's rate: one seed of each rate, with a held-out part."""
-        return [self.spec(adam_trial(rate), 0) for rate in ADAM_RATES]
+        return [self.spec(adam_trial(rate, decay=decay), 0) for rate in ADAM_RATES]
 
     def command(self, rows: Rows = "table") -> str:
         """What to type to train these runs."""
@@ -186,11 +202,11 @@ class Shelf:
         """Add a record, in the place of what was there of the same run."""
         self._records[without_precision(one.spec).folder] = one
 
-    def adam_rate(self, plan: Plan) -> float | None:
+    def adam_rate(self, plan: Plan, *, decay: bool = True) -> float | None:
         """The rate with the least balanced error on held-out data; None while one is missing."""
         errors = []
-        for rate in ADAM_RATES:
-            trial = self.get(plan.spec(adam_trial(rate), 0))
+        for spec in plan.trials(decay=decay):
+            trial = self.get(spec)
             if trial is None:
                 return None
             errors.append(float(trial.per_class(HELD_OUT).mean()))
@@ -203,13 +219,16 @@ def needs_partner(spec: RunSpec) -> bool:
     return plain and not spec.dataset.held_out and spec.recipe.values["optimizer"] != "adam"
 
 
-def is_whole(found: Record | None) -> bool:
-    """Whether a record has all that a table needs of its run."""
+def is_judged(found: Record | None) -> bool:
+    """Whether a record has its run's errors: on the held-out part, or on the test set."""
     if found is None:
         return False
-    if found.spec.dataset.held_out:
-        return found.data_of(HELD_OUT) is not None
-    if found.data_of(TEST) is None:
+    return found.data_of(HELD_OUT if found.spec.dataset.held_out else TEST) is not None
+
+
+def is_whole(found: Record | None) -> bool:
+    """Whether a record has all that a table needs of its run, its partner's taus included."""
+    if found is None or not is_judged(found):
         return False
     point = found.point(records.LOGIT_ADJUSTMENT, "held-out")
     return point is not None or not needs_partner(found.spec)
@@ -231,6 +250,7 @@ class Trainer:
         precision: of the networks, ``float32`` or ``bfloat16``.
         together: how many runs share a GPU.
         command: what to type to do this again, for the runs' own records.
+        only: kinds of the table's runs to train, by name; none for all.
         deadline: on the clock of `time.monotonic`, or None for no end.
         progress: called as ``progress(epochs done, epochs in all, what)``.
     """
@@ -242,10 +262,14 @@ class Trainer:
     precision: str = "float32"
     together: int = 32
     command: str | None = None
+    only: Sequence[str] = ()
     deadline: float | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
+        for name in self.only:
+            _checks.choice(name, [kind.name for kind in TABLE], "table-exp", name="only")
+        self.table = [kind for kind in TABLE if not self.only or kind.name in self.only]
         self.shelf = Shelf(records.read_all(self.folder))
         self._data: dict[str, LongTailedData] = {}
 
@@ -256,15 +280,21 @@ class Trainer:
             Whether everything is there; False if time ran out.
         """
         _checks.choice(rows, ("table", "figures", "extra"), "table-exp", name="rows")
+        if self.only and rows != "table":
+            raise InputError(
+                f"table-exp: `only` picks among the table's runs, so it goes with rows 'table'; "
+                f"got {rows!r}."
+            )
         try:
             for plan in plans:
                 # What waits for nothing trains together: Adam's trials fill the table's gaps.
-                self._train(plan, plan.specs(TABLE) + (plan.trials() if rows != "table" else []))
+                trials = [spec for decay in plan.adam_ways for spec in plan.trials(decay=decay)]
+                self._train(plan, plan.specs(self.table) + (trials if rows != "table" else []))
             if rows != "table":
                 for plan in plans:
-                    rate = self.shelf.adam_rate(plan)
-                    if rate is not None:
-                        self._train(plan, plan.specs([adam(rate)]))
+                    rates = {way: self.shelf.adam_rate(plan, decay=way) for way in plan.adam_ways}
+                    chosen = [adam(rate, decay=way) for way, rate in rates.items() if rate]
+                    self._train(plan, plan.specs(chosen))
             if rows == "extra":
                 for plan in plans:
                     for kind in EXTRA:
@@ -274,16 +304,19 @@ class Trainer:
         return True
 
     def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
-        missing = [spec for spec in specs if not is_whole(self.shelf.get(spec))]
+        is_done = is_whole if PARTNER in self.table else is_judged
+        missing = [spec for spec in specs if not is_done(self.shelf.get(spec))]
         if not missing:
             return
         # A run and its partner are trained in one part: its record needs both.
-        seeds = sorted({spec.seed for spec in missing})
-        of_a_seed = -(-len(missing) // len(seeds))
-        most = max(1, self.together // of_a_seed)
-        for first in range(0, len(seeds), most):
-            some = set(seeds[first : first + most])
-            self._part(plan, [spec for spec in missing if spec.seed in some])
+        part: list[RunSpec] = []
+        for seed in sorted({spec.seed for spec in missing}):
+            of_seed = [spec for spec in missing if spec.seed == seed]
+            if part and len(part) + len(of_seed) > self.together:
+                self._part(plan, part)
+                part = []
+            part += of_seed
+        self._part(plan, part)
 
     def _part(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
         """Train some runs together, judge them, and write their records."""

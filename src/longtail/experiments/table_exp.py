@@ -30,6 +30,7 @@ from longtail.experiments.exp_runs import (
     Shelf,
     Trainer,
     adam,
+    is_judged,
     is_whole,
 )
 from longtail.experiments.records import LOGIT_ADJUSTMENT, Record
@@ -169,13 +170,14 @@ class Part:
     def records_of(self, kind: Kind) -> list[Record]:
         """The records of a kind, in order of seed."""
         found = (self.shelf.get(self.plan.spec(kind, seed)) for seed in range(self.plan.seeds))
-        return [one for one in found if one is not None and is_whole(one)]
+        return [one for one in found if one is not None and is_judged(one)]
 
-    @property
-    def adam(self) -> Kind | None:
+    def adam(self, *, decay: bool = True) -> Kind | None:
         """Softmax under Adam at the rate that held-out data chose; None before it is chosen."""
-        rate = self.shelf.adam_rate(self.plan)
-        return None if rate is None else adam(rate)
+        if decay not in self.plan.adam_ways:
+            return None
+        rate = self.shelf.adam_rate(self.plan, decay=decay)
+        return None if rate is None else adam(rate, decay=decay)
 
     def cell(self, row: Row) -> Cell | None:
         """A row's errors, or None where there is no run of it."""
@@ -206,7 +208,7 @@ class Part:
         """The runs that a table should have and doesn't: ``adaptive, seed 3``."""
         lacking = []
         for kind in kinds:
-            there = {one.spec.seed for one in self.records_of(kind)}
+            there = {one.spec.seed for one in self.records_of(kind) if is_whole(one)}
             lacking += [
                 f"{kind.name}, seed {seed}" for seed in range(self.plan.seeds) if seed not in there
             ]
@@ -215,9 +217,12 @@ class Part:
     @cached_property
     def records(self) -> list[Record]:
         """Every record of this data set and recipe that a table or figure uses."""
-        kinds = [*TABLE, *EXTRA, *([self.adam] if self.adam else [])]
-        found = [one for kind in kinds for one in self.records_of(kind)]
-        trials = [self.shelf.get(spec) for spec in self.plan.trials()]
+        found = [one for kind in (*TABLE, *EXTRA) for one in self.records_of(kind)]
+        trials = []
+        for decay in self.plan.adam_ways:
+            kind = self.adam(decay=decay)
+            found += [] if kind is None else self.records_of(kind)
+            trials += [self.shelf.get(spec) for spec in self.plan.trials(decay=decay)]
         return [*found, *(one for one in trials if one is not None)]
 
     @property
@@ -367,6 +372,7 @@ def run(
     seeds: int = 5,
     rows: Rows = "figures",
     overrides: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
     minutes: float | None = None,
     device: torch.device | str = "cpu",
     precision: str = "float32",
@@ -384,6 +390,7 @@ def run(
         seeds: of each kind of run.
         rows: ``table``; ``figures``, which adds Adam's runs; ``extra``, which adds other methods.
         overrides: recipe values to change, for a trial in small.
+        only: kinds of the table's runs to train, by name; none for all.
         minutes: stop at an epoch's end after so long; the same call goes on.
         device: where to train.
         precision: of the networks, ``float32`` or ``bfloat16``.
@@ -403,6 +410,7 @@ def run(
             device=device,
             precision=precision,
             command=command,
+            only=only,
             deadline=None if minutes is None else time.monotonic() + 60.0 * minutes,
             progress=progress,
         )

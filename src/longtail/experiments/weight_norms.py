@@ -1,7 +1,7 @@
 """The paper's first figure: do the last layer's weight norms follow class frequency?
 
-Under SGD with momentum, and under Adam at the rate that held-out data chose. How it looks is in
-`longtail.report.weight_norms`.
+Under SGD with momentum, and under Adam at the rate that held-out data chose, with the recipe's
+weight decay and without any. How it looks is in `longtail.report.weight_norms`.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def by_frequency(counts: IntArray) -> IntArray:
 
 
 def weight_norms(part: Part) -> dict[str, Norms]:
-    """Norms by optimiser, ``sgd`` and ``adam``, as far as there are runs.
+    """Norms by optimiser, ``sgd``, ``adam`` and ``adam-no-decay``, as far as there are runs.
 
     Args:
         part: a data set and recipe.
     """
-    kinds = {"sgd": PLAIN, "adam": part.adam}
+    kinds = {"sgd": PLAIN, "adam": part.adam(), "adam-no-decay": part.adam(decay=False)}
     found = {}
     for name, kind in kinds.items():
         runs = [] if kind is None else part.records_of(kind)

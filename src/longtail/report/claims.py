@@ -5,17 +5,21 @@ The verdicts come from `longtail.experiments.claims`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from longtail.experiments.claims import (
     Claim,
     Effect,
     claims,
     judged,
+    precision_effects,
     recipe_effects,
     selection_effects,
 )
+from longtail.experiments.records import Record
 from longtail.experiments.table_exp import ALLOWANCE, Part, Study
 from longtail.report.exp_rows import interval_text, row_name
-from longtail.report.tables import Table
+from longtail.report.tables import Table, signed
 
 
 def claims_table(part: Part) -> Table:
@@ -67,6 +71,7 @@ def marks_table(part: Part) -> Table | None:
             row_name(one.row),
             f"{one.paper + ALLOWANCE:.2f}",
             f"{one.ours:.2f}",
+            signed((one.paper + ALLOWANCE - one.ours) / 100, digits=3),
             "yes" if one.reached else "no",
         )
         for one in judged(part)
@@ -75,24 +80,28 @@ def marks_table(part: Part) -> Table | None:
         return None
     return Table(
         f"Marks set before training, {part.dataset}, recipe {part.recipe}",
-        ("cell", "at most", "ours", "reached"),
+        ("cell", "at most", "ours", "to spare", "reached"),
         rows,
         note=f"The mark is the paper's value plus {ALLOWANCE:g} points of balanced error.",
     )
 
 
-def effects_table(study: Study, dataset: str) -> Table | None:
-    """What the recipe and the choice of tau change, all else equal; None without such pairs.
+def effects_table(
+    study: Study, dataset: str, *, other_precision: Sequence[Record] = ()
+) -> Table | None:
+    """What the recipe, the choice of tau and the precision change; None without such pairs.
 
     Args:
         study: with several recipes.
         dataset: which.
+        other_precision: records of some of the runs in another precision.
     """
     found: list[tuple[str, Effect]] = [("", one) for one in recipe_effects(study, dataset)]
     for recipe in study.recipes:
         part = study.part(dataset, recipe)
         if part is not None:
-            found += [(f", recipe {recipe}", one) for one in selection_effects(part)]
+            effects = [*selection_effects(part), *precision_effects(part, other_precision)]
+            found += [(f", recipe {recipe}", one) for one in effects]
     if not found:
         return None
     rows = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from longtail._checks import InputError
@@ -20,10 +21,12 @@ from longtail.experiments.table_exp import ROWS, Part, Row, Study
 from longtail.report import table_exp
 from longtail.report.claims import claims_table, effects_table, marks_table
 from longtail.report.exp_rows import row_name
+from longtail.report.exp_summary import summary
 from longtail.report.tables import Table, percent
 from longtail.runs import files
 
 RECORDS = Path("results/table-exp")
+FLOAT32 = Path("results/table-exp-float32")  # some of the runs again, for what precision changes
 PAGE = Path("docs/reproduction.md")
 FIGURES = Path("docs/reproduction")
 README = Path("README.md")
@@ -94,8 +97,13 @@ def _note(study: Study) -> str:
     return text
 
 
-def page(study: Study) -> str:
-    """The page as Markdown."""
+def page(study: Study, *, other_precision: Sequence[Record] = ()) -> str:
+    """The page as Markdown.
+
+    Args:
+        study: of any recipes.
+        other_precision: records of some of its runs in another precision.
+    """
     minutes = sum(part.minutes for part in study.parts)
     runs = sum(len(part.records) for part in study.parts)
     blocks = [
@@ -106,10 +114,14 @@ def page(study: Study) -> str:
         f"on real-world data). {runs} runs, {minutes:.0f} minutes of training. To train them:",
         "```sh\n" + "\n".join(_commands(study)) + "\n```",
         overview(study).markdown(),
+        "## In short",
+        *summary(study, other_precision=other_precision),
     ]
     for recipe in study.recipes:
         blocks += _recipe_blocks(study, recipe)
-    effects = [effects_table(study, dataset) for dataset in study.datasets]
+    effects = [
+        effects_table(study, dataset, other_precision=other_precision) for dataset in study.datasets
+    ]
     if any(effects):
         blocks.append("## Where the numbers differ from the paper's")
         blocks += [table.markdown() for table in effects if table is not None]
@@ -185,6 +197,7 @@ def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
     """
     root = Path(root)
     study = study_of(records.read_all(root / RECORDS)) if study is None else study
+    float32 = records.read_all(root / FLOAT32) if (root / FLOAT32).exists() else []
     readme = with_block((root / README).read_text(encoding="utf-8"), readme_block(study))
     (root / FIGURES).mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
@@ -195,7 +208,7 @@ def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
                 path.unlink()  # the page shows the SVG
             else:
                 drawn.append(path)
-    files.write_bytes(root / PAGE, page(study).encode())
+    files.write_bytes(root / PAGE, page(study, other_precision=float32).encode())
     files.write_bytes(root / README, readme.encode())
     return [root / PAGE, root / README, *drawn]
 

@@ -126,12 +126,13 @@ def figure_captions(parts: Sequence[Part]) -> dict[str, str]:
         "weight-norms": (
             f"{over} of the norm of each class's weights in the last layer. r: correlation with "
             f"log class frequency. Adam's learning rate is the best of {rates} on the held-out "
-            f"fifth of one more run of each (the paper does not give its own); all else is as "
-            f"for SGD."
+            f"fifth of one more run of each (the paper gives neither its rate nor its weight "
+            f"decay); weight decay is a term of the loss, as for SGD, unless said otherwise."
         ),
         "tau-curves": (
             f"{over} of the balanced test error, exact at every τ. At τ = 0 it is ERM's, but for "
-            f"the bias where that is dropped."
+            f"the bias where that is dropped. Diamonds and stars: means over the runs of τ and of "
+            f"the error at each run's own τ, so they need not lie on the curve."
         ),
         "per-class": (
             f"{over} of the test error by class, from the most frequent to the rarest; the "

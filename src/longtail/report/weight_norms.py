@@ -15,7 +15,11 @@ from longtail.experiments.weight_norms import Norms, weight_norms
 from longtail.report import figures
 
 TITLE = "Norms of the last layer's weights by class, under SGD and Adam"
-_LOOKS = {"sgd": (figures.BLUE, "o"), "adam": (figures.VERMILION, "s")}
+_LOOKS = {
+    "sgd": (figures.BLUE, "o"),
+    "adam": (figures.VERMILION, "s"),
+    "adam-no-decay": (figures.GREEN, "^"),
+}
 
 
 def draw(parts: Sequence[Part]) -> Any | None:
@@ -39,7 +43,7 @@ def draw(parts: Sequence[Part]) -> Any | None:
             axes.set_xlabel("class, most frequent first")
             axes.set_ylim(bottom=0)
             low, high = axes.get_ylim()
-            axes.set_ylim(low, high + 0.24 * (high - low))  # room for the legend
+            axes.set_ylim(low, high + 0.12 * len(norms) * (high - low))  # room for the legend
             axes.legend(loc="upper center", ncols=1)
         grid[0, 0].set_ylabel("norm of the class's weights")
     return figure
