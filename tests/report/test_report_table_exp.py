@@ -27,7 +27,12 @@ def test_every_cell_stands_beside_the_papers(study):
     cell = study.parts[1].cell(table_exp.ROWS[0])
     mean, spread = 100 * cell.mean, 100 * cell.deviation
     difference = f"{mean - 61.64:+.2f}".replace("-", "−")
-    assert rows["softmax (ERM)"] == ("61.64", f"{mean:.2f} ± {spread:.2f}", difference, "")
+    assert rows["softmax (ERM)"] == (
+        "61.64",
+        f"{mean:.2f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{spread:.2f}",
+        difference,
+        "",
+    )
     assert rows["weight norm., bias dropped, τ held-out"][0] == ""
     assert rows["post-hoc logit adj., oracle τ*"][-1] == "1.60"
 

@@ -48,7 +48,7 @@ def test_the_readme_keeps_its_own_words(site):
     assert text.endswith("<!-- reproduction: end -->\n\nafter\n")
     header = next(line for line in text.splitlines() if line.startswith("| method"))
     assert header == (
-        "| method | cifar10-lt, paper | `tuned` | `paper` | cifar100-lt, paper | `tuned` |"
+        "| method | cifar10-lt, published | `tuned` | `paper` | cifar100-lt, published | `tuned` |"
     )
 
 

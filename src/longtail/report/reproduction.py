@@ -57,7 +57,7 @@ def overview(study: Study) -> Table:
     header = ["method"]
     for dataset in study.datasets:
         recipes = [part.recipe for part in study.parts if part.dataset == dataset]
-        header += [f"{dataset}, paper", *(f"`{recipe}`" for recipe in recipes)]
+        header += [f"{dataset}, published", *(f"`{recipe}`" for recipe in recipes)]
     rows = [
         (row_name(row), *_overview_cells(study, row))
         for row in ROWS
@@ -110,8 +110,9 @@ def page(study: Study, *, other_precision: Sequence[Record] = ()) -> str:
         "# The paper's CIFAR table, trained again",
         "This page is made from the records in `results/table-exp` by "
         "`python -m longtail.report.reproduction`; nothing on it is typed by hand, and only the "
-        "columns headed *paper* are the paper's (Menon et al., ICLR 2021, its table of results "
-        f"on real-world data). {runs} runs, {minutes:.0f} minutes of training. To train them:",
+        "columns headed *paper* or *published* are the paper's (Menon et al., ICLR 2021, its table "
+        f"of results on real-world data). {runs} runs, {minutes:.0f} minutes of training. "
+        "To train them:",
         "```sh\n" + "\n".join(_commands(study)) + "\n```",
         overview(study).markdown(),
         "## In short",
