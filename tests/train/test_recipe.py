@@ -294,6 +294,6 @@ def test_unknown_names_are_listed(call, message):
 
 def test_a_record_of_a_newer_version_is_refused():
     document = spec().to_json()
-    document["recipe"]["values"]["mixup"] = 0.2
-    with pytest.raises(InputError, match="has mixup, which this version does not know"):
+    document["recipe"]["values"]["mixdown"] = 0.2
+    with pytest.raises(InputError, match="has mixdown, which this version does not know"):
         Recipe.of(RunSpec.from_json(document))

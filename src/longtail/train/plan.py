@@ -3,6 +3,8 @@
 A plan holds the order of the examples, how each is cropped and flipped, and the learning rate
 of every step. It depends on the run's seed, its recipe and the epoch, so a resumed run, a
 neighbour in a cohort or another device can't change it; a training step only looks things up.
+Everything about images comes from the recipe's `image_seed` where it has one: runs that share it
+see the same images, whatever else differs.
 """
 
 from __future__ import annotations
@@ -77,14 +79,21 @@ class Planner:
         seed: int,
     ) -> None:
         self.recipe, self.method, self.prior, self.seed = recipe, method, prior, seed
+        self.image_seed = seed if recipe.image_seed is None else recipe.image_seed
         self.kept = torch.from_numpy(kept)
         self.sampler = ClassSampler(
             labels[kept],
             rule=method.sampling,
             num_classes=prior.num_classes,
-            seed=stream_seed(seed, "order"),
+            seed=stream_seed(self.image_seed, "order"),
         )
         self.batch_sizes = self._batch_sizes()
+
+    @property
+    def stream(self) -> tuple[object, ...]:
+        """Runs of one recipe for which this is equal see the same images in the same order."""
+        kept = hashlib.sha256(self.kept.numpy().tobytes()).hexdigest()
+        return self.image_seed, self.method.sampling, kept
 
     def _batch_sizes(self) -> list[int]:
         positions, size = len(self.sampler), self.recipe.batch_size
@@ -102,7 +111,7 @@ class Planner:
         """The plan of one epoch, counted from 0."""
         steps, positions = len(self.batch_sizes), sum(self.batch_sizes)
         order = torch.from_numpy(self.sampler.indices(epoch)[:positions])
-        generator = torch.Generator().manual_seed(stream_seed(self.seed, "crop", epoch))
+        generator = torch.Generator().manual_seed(stream_seed(self.image_seed, "crop", epoch))
         dy, dx, flip = plan_crop_flip(
             positions,
             padding=self.recipe.crop_padding,

@@ -11,23 +11,29 @@ graph, see `lane`; and it reads top to bottom.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from longtail import models
+from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.models.stacked import part_of, stack
 from longtail.train.augment import gather_normalized
+from longtail.train.distillation import distillation_loss
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
 
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
 _BLOCK_BYTES = 2**28
+_TEACHER_BATCH = 4096  # images that teachers see at once
+
+Teachers = Callable[[Tensor], Tensor]  # normalised images (n, channels, h, w) -> logits (n, L)
 
 
 class Resident:
@@ -92,6 +98,20 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     )
 
 
+class Batch(NamedTuple):
+    """What a step learns from: the next examples of every run.
+
+    Attributes:
+        images: shape (size, members · channels, height, width), channels-last.
+        targets: shape (members, size).
+        teacher_logits: shape (members or 1, size, num_classes), where the runs have teachers.
+    """
+
+    images: Tensor
+    targets: Tensor
+    teacher_logits: Tensor | None
+
+
 class Team:
     """Runs of one recipe that step as one.
 
@@ -100,11 +120,19 @@ class Team:
         data: the training set on the device.
         precision: ``float32`` or ``bfloat16``, of the networks' features.
         device: where they train.
+        teachers: for distillation: gives the logits, float32 on the device, of the images that
+            the runs see, which come augmented, mixed and normalised as the recipe says, float32
+            of shape (n, channels, height, width). Called when a block is made, not in the step.
 
     Attributes:
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         block: how many steps `prepare` makes the batches of.
+        inputs: the images of the block, shape (positions, height, width, members, channels).
+        stream_of: for each member the number of its image stream; members with the same one see
+            the same images, which are made once.
+        teacher_logits: shape (streams, positions of the block, num_classes); None without
+            teachers.
     """
 
     def __init__(
@@ -114,10 +142,15 @@ class Team:
         *,
         precision: str = "float32",
         device: torch.device | str = "cpu",
+        teachers: Teachers | None = None,
     ) -> None:
-        self.planners, self.data = list(planners), data
+        self.planners, self.data, self.teachers = list(planners), data, teachers
         self.recipe, self.batch_sizes = planners[0].recipe, planners[0].batch_sizes
         self.device, self.precision = torch.device(device), precision
+        self._check_teachers()
+        streams = {stream: n for n, stream in enumerate(dict.fromkeys(p.stream for p in planners))}
+        self.stream_of = [streams[planner.stream] for planner in planners]
+        self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
         self.model: nn.Module = stack(networks).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
@@ -133,6 +166,21 @@ class Team:
 
     def __len__(self) -> int:
         return len(self.planners)
+
+    def _check_teachers(self) -> None:
+        """Refuse a recipe that distils without teachers, and teachers that nobody listens to."""
+        recipe = self.recipe
+        if (recipe.distill_weight > 0) != (self.teachers is not None):
+            raise InputError(
+                f"recipe {recipe.name!r}: `distill_weight` is {recipe.distill_weight:g}, but there "
+                f"are {'no ' * (self.teachers is None)}teachers; give both or neither."
+            )
+        empty = [n for p in self.planners for n in (p.prior.probs == 0).nonzero()[0].tolist()]
+        if recipe.distill_adjusted and empty:
+            raise InputError(
+                f"recipe {recipe.name!r}: `distill_adjusted` adds log π to the logits, but class "
+                f"{empty[0]} has no training examples; set distill_adjusted=false."
+            )
 
     def _make_state(self) -> None:
         """Have the optimiser make its state now, at zero, where checkpoints and graphs find it."""
@@ -160,6 +208,12 @@ class Team:
         ahead = sum(sizes[: self.block])
         self.inputs = torch.zeros(ahead, *image, dtype=dtype, device=self.device)
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
+        self.teacher_logits: Tensor | None = None
+        if self.teachers is not None:
+            shape = (len(self.leaders), ahead, self.data.num_classes)
+            self.teacher_logits = torch.zeros(shape, device=self.device)
+        log_priors = np.stack([planner.prior.log_probs for planner in self.planners])
+        self.log_priors = torch.from_numpy(log_priors).float().to(self.device)[:, None]
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -192,42 +246,91 @@ class Team:
         """Before step `number`, where a block of steps begins: make all its batches at once."""
         first = sum(self.batch_sizes[:number])
         here = slice(first, first + sum(self.batch_sizes[number : number + self.block]))
-        for member, plan in enumerate(self.plans):
-            rows, dy, dx, flip = (
-                part[here].to(self.device) for part in (plan.rows, plan.dy, plan.dx, plan.flip)
-            )
-            pixels = gather_normalized(
-                self.data.pixels,
-                rows,
-                dy,
-                dx,
-                flip,
-                padding=self.recipe.crop_padding,
-                pixel_range=self.data.pixel_range,
-                **self.colours,
-            )
-            self.inputs[: len(rows), :, :, member].copy_(pixels.permute(0, 2, 3, 1))
-            self.targets[member, : len(rows)].copy_(self.data.labels[rows])
+        for leader in self.leaders:
+            self._make_images(leader, here)
+        for member, stream in enumerate(self.stream_of):
+            leader = self.leaders[stream]
+            if member != leader:
+                self.inputs[:, :, :, member].copy_(self.inputs[:, :, :, leader])
+                self.targets[member].copy_(self.targets[leader])
+        self._ask_teachers(here.stop - here.start)
         self.cursor.zero_()
+
+    def _make_images(self, member: int, here: slice) -> None:
+        plan = self.plans[member]
+        rows, dy, dx, flip = (
+            part[here].to(self.device) for part in (plan.rows, plan.dy, plan.dx, plan.flip)
+        )
+        pixels = gather_normalized(
+            self.data.pixels,
+            rows,
+            dy,
+            dx,
+            flip,
+            padding=self.recipe.crop_padding,
+            pixel_range=self.data.pixel_range,
+            **self.colours,
+        )
+        self.inputs[: len(rows), :, :, member].copy_(pixels.permute(0, 2, 3, 1))
+        self.targets[member, : len(rows)].copy_(self.data.labels[rows])
+
+    def _ask_teachers(self, count: int) -> None:
+        """Fill in the teachers' logits on the first images of the block, once for each stream."""
+        if self.teachers is None or self.teacher_logits is None:
+            return
+        for stream, leader in enumerate(self.leaders):
+            for first in range(0, count, _TEACHER_BATCH):
+                part = slice(first, min(first + _TEACHER_BATCH, count))
+                images = self.inputs[part, :, :, leader].float().permute(0, 3, 1, 2)
+                with torch.no_grad():
+                    logits = self.teachers(images)
+                self.teacher_logits[stream, part].copy_(logits)
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
-        at = self.cursor + self.offsets[:size]
-        images = self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2)  # channels_last
-        targets = self.targets.index_select(1, at)
+        batch = self._batch(size)
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
-            features = self.model.features(images)  # type: ignore[operator]
-        logits = self.model.fc(features.float()).view(len(self), size, -1)  # type: ignore[operator]
-        losses = torch.stack(
-            [loss(f, y) for loss, f, y in zip(self.criteria, logits, targets, strict=True)]
-        )
+        losses = self._losses(batch)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._set_rate(self.rates.index_select(0, self.number))
         self.optimizer.step()
         self.totals += losses.detach().double() * size
         self.cursor += size
         self.number += 1
+
+    def _batch(self, size: int) -> Batch:
+        at = self.cursor + self.offsets[:size]
+        teacher_logits = self.teacher_logits
+        if teacher_logits is not None:
+            teacher_logits = teacher_logits.index_select(1, at)
+            if len(self.leaders) not in (1, len(self)):
+                teacher_logits = torch.stack([teacher_logits[n] for n in self.stream_of])
+        return Batch(
+            self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
+            self.targets.index_select(1, at),
+            teacher_logits,
+        )
+
+    def _losses(self, batch: Batch) -> Tensor:
+        """The loss of each run, shape (members,)."""
+        with self._autocast():
+            features = self.model.features(batch.images)  # type: ignore[operator]
+        logits = self.model.fc(features.float())  # type: ignore[operator]
+        logits = logits.view(len(self), len(batch.images), -1)
+        losses = torch.stack(
+            [loss(f, y) for loss, f, y in zip(self.criteria, logits, batch.targets, strict=True)]
+        )
+        if batch.teacher_logits is None:
+            return losses
+        recipe = self.recipe
+        divergence = distillation_loss(
+            logits,
+            batch.teacher_logits,
+            temperature=recipe.distill_temperature,
+            log_prior=self.log_priors if recipe.distill_adjusted else None,
+            reduction="none",
+        ).mean(1)
+        return (1.0 - recipe.distill_weight) * losses + recipe.distill_weight * divergence
 
     def _set_rate(self, rate: Tensor) -> None:
         for group in self.optimizer.param_groups:
