@@ -94,8 +94,8 @@ def train(
         typer.Option(
             "--recipe",
             metavar="NAME",
-            help="paper, tuned, released, ldam or digits. If absent, tuned for the CIFARs and "
-            "digits for the digits.",
+            help="paper, tuned, strong, strong-student, released, ldam or digits. If absent, "
+            "tuned for the CIFARs and digits for the digits.",
             autocompletion=_complete_recipe,
             show_default=False,
         ),
@@ -106,6 +106,15 @@ def train(
             "--set",
             metavar="KEY=VALUE",
             help="Change a value of the recipe, such as epochs=50; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    teachers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--teachers",
+            metavar="RUN",
+            help="Learn from this finished run as well, or from all in a folder; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -179,6 +188,9 @@ def train(
     under-sampling and sqrt-sampling. Post-hoc methods need no training: `longtail report`
     computes them from softmax runs.
 
+    With --teachers the runs also learn from the mean logits of finished runs of the same data,
+    as much as the recipe's distill_weight says; the teachers become part of their specs.
+
     \b
     Examples:
       longtail train --dataset digits-lt --method softmax --method balanced
@@ -186,6 +198,8 @@ def train(
       longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
       longtail train --dataset a.frozen --method softmax --set epochs=50
+      longtail train --dataset cifar100-lt --method logit-adjusted \\
+        --recipe strong-student --teachers teachers/cifar100-lt
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
     """
     from longtail import _checks
@@ -203,6 +217,7 @@ def train(
         overrides=overrides or [],
         held_out=held_out,
         precision=_precision(precision, where, resumed=resume is not None),
+        teachers=_opened(teachers or []),
     )
     if resume is not None:
         for name in ("force", "counts", "fit", "out"):
@@ -236,6 +251,16 @@ def train(
         _console.print_json(_document(runs))
     else:
         _show(runs, job)
+
+
+def _opened(folders: list[Path]) -> list[Run]:
+    """The teachers; an ensemble among its own members adds nothing to them."""
+    from longtail.cli.report import _open
+    from longtail.runs.ensemble import MEMBERS
+
+    found = _open(folders) if folders else []
+    names = {run.name for run in found}
+    return [run for run in found if not set(run.spec.settings.get(MEMBERS, ("",))) <= names]
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -307,6 +332,7 @@ def _train(
             job.specs,
             job.data.train,
             root=job.root,
+            teachers=job.teachers,
             device=device,
             command=command,
             force=force,

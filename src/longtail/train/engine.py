@@ -39,6 +39,7 @@ from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe
+from longtail.train.teachers import Staff, names_of, refuse_half
 from longtail.train.team import Resident, Team, new_network
 
 logger = logging.getLogger("longtail")
@@ -93,7 +94,7 @@ class _Job:
     def team(self) -> tuple[object, ...]:
         """Runs for which this is equal can step as one."""
         sizes = tuple(self.planner.batch_sizes)
-        return self.recipe, precision_of(self.spec), sizes, self.epoch
+        return self.recipe, precision_of(self.spec), sizes, self.epoch, names_of(self.spec)
 
 
 @dataclass
@@ -119,6 +120,7 @@ def train_cohort(
     images: ImageSet,
     *,
     root: Path | str,
+    teachers: Sequence[Run] = (),
     device: torch.device | str = "cpu",
     command: str | None = None,
     force: bool = False,
@@ -137,6 +139,8 @@ def train_cohort(
         specs: what to train; all name the data set that `images` is.
         images: the training set, before anything is held out of it. No test set comes here.
         root: the folder of runs.
+        teachers: those of the specs' teachers (see `teachers.with_teachers`) that are not below
+            `root`.
         device: where to train.
         command: what to type to do this again, for the record.
         force: train finished and interrupted runs again, from the start.
@@ -162,6 +166,7 @@ def train_cohort(
             runs[folder] = run
     report = _Report(progress, after_epoch, within_epoch, list(waiting.values()))
     refuse_early(list(waiting.values()), images)
+    staff = Staff(list(waiting.values()), images, root=root, given=teachers)
     width = together if device.type == "cuda" else 1
     pending = list(waiting.items())
     with _explained(()):
@@ -181,7 +186,9 @@ def train_cohort(
                 if folder not in done
             ]
             claims.enter_context(_explained(jobs))
-            crews = _crews(jobs, cast(Resident, data), device=device)
+            for job in jobs:
+                staff.pin(job.writer.folder, job.spec)
+            crews = _crews(jobs, cast(Resident, data), staff, device=device)
             _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
             for crew in crews:
                 for member, job in enumerate(crew.jobs):
@@ -239,9 +246,15 @@ def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
         specs: of the runs.
         images: the training set.
     """
+    if images.role:
+        raise InputError(
+            f"train: these images are a {images.role} set, to be judged on; nothing is trained on "
+            f"them."
+        )
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
         recipe, channels = Recipe.of(spec), images.image_shape[0]
         precision_of(spec)
+        refuse_half(spec, recipe)
         for key in ("mean", "std"):
             if len(getattr(recipe, key)) not in (1, channels):
                 raise InputError(
@@ -312,7 +325,9 @@ def _start(
     return job
 
 
-def _crews(jobs: Sequence[_Job], data: Resident, *, device: torch.device) -> list[_Crew]:
+def _crews(
+    jobs: Sequence[_Job], data: Resident, staff: Staff, *, device: torch.device
+) -> list[_Crew]:
     """The jobs in as few teams as they allow, each on its lane, where each was left."""
     teams: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
@@ -327,6 +342,7 @@ def _crews(jobs: Sequence[_Job], data: Resident, *, device: torch.device) -> lis
             data,
             precision=precision_of(members[0].spec),
             device=device,
+            teachers=staff.answering(members[0].spec, members[0].recipe, data, device),
         )
         lane = Lane(make, device=device)
         with lane.active():
