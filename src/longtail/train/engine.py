@@ -35,6 +35,7 @@ from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
+from longtail.train.batches import refuse_images
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -262,6 +263,7 @@ def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
                     f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
                     f"(--set), or take another recipe."
                 )
+        refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
             new_network(recipe, images, seed=0)
         Method.of(spec.method).criterion(images.prior)

@@ -256,6 +256,17 @@ _PAPER: dict[str, Any] = {
     "flip": True,
 }
 
+# One network trained well: see docs/ingredients.md for what each part is.
+_STRONG: dict[str, Any] = _PAPER | {
+    "epochs": 400,
+    "optimizer": "nesterov",
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "milestones": (),
+    "trivial_augment": True,
+    "cutout": 16,
+}
+
 RECIPES: dict[str, dict[str, Any]] = {
     # Settled by hand for the demo; see experiments.demo.
     "digits": {
@@ -296,11 +307,22 @@ RECIPES: dict[str, dict[str, Any]] = {
     # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
+    # A single network without teachers; and one that learns from them, which SAM did not help.
+    "strong": _STRONG | {"sam_rho": 0.1},
+    "strong-student": _STRONG
+    | {
+        "cutmix": 0.5,
+        "mix_partner": "minority",
+        "distill_weight": 0.8,
+        "distill_temperature": 2.0,
+    },
 }
 
-# Values that depend on the data set: here the training was fixed in steps, 119,136 of 96 an
-# epoch and 119,196 of 84, with the exponential profile of ratio 100.
+# Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
+# 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
+    "strong": {"cifar10-lt": {"epochs": 300}},
+    "strong-student": {"cifar10-lt": {"epochs": 300}},
     "released": {
         "cifar10-lt": {
             "epochs": 1241,

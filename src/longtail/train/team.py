@@ -22,11 +22,15 @@ from torch import Tensor, nn
 from longtail import models
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
+from longtail.losses import EqualizedThresholdLoss
 from longtail.models.stacked import part_of, stack
-from longtail.train.augment import gather_normalized
+from longtail.train.averaging import WeightAverage
+from longtail.train.batches import BatchMaker, ImagePlan, Made
+from longtail.train.batches import Resident as Resident  # what a team trains on
 from longtail.train.distillation import distillation_loss
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
+from longtail.train.sam import Perturbation, frozen_statistics
 
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
@@ -34,25 +38,6 @@ _BLOCK_BYTES = 2**28
 _TEACHER_BATCH = 4096  # images that teachers see at once
 
 Teachers = Callable[[Tensor], Tensor]  # normalised images (n, channels, h, w) -> logits (n, L)
-
-
-class Resident:
-    """A training set on a device, shared by all runs of a cohort.
-
-    Args:
-        images: the training set.
-        device: where it lives from now on.
-
-    Attributes:
-        pixels: uint8, shape (examples, channels, height, width).
-        labels: shape (examples,).
-    """
-
-    def __init__(self, images: ImageSet, device: torch.device) -> None:
-        self.pixels = torch.from_numpy(images.images).to(device)
-        self.labels = torch.from_numpy(images.labels).to(device)
-        self.pixel_range = images.pixel_range
-        self.image_shape, self.num_classes = images.image_shape, images.num_classes
 
 
 def new_network(recipe: Recipe, data: ImageSet | Resident, *, seed: int) -> nn.Module:
@@ -104,11 +89,17 @@ class Batch(NamedTuple):
     Attributes:
         images: shape (size, members · channels, height, width), channels-last.
         targets: shape (members, size).
+        seconds: the labels of what was mixed in, likewise; None where nothing is.
+        shares: of the first label, likewise.
+        dropped: for each member what its loss has drawn, None for most losses.
         teacher_logits: shape (members or 1, size, num_classes), where the runs have teachers.
     """
 
     images: Tensor
     targets: Tensor
+    seconds: Tensor | None
+    shares: Tensor | None
+    dropped: list[Tensor | None]
     teacher_logits: Tensor | None
 
 
@@ -163,6 +154,11 @@ class Team:
         self._ahead: tuple[int, list[EpochPlan]] = (-1, [])
         self._make_state()
         self._allocate()
+        recipe, self.sam, self.average = self.recipe, None, None
+        if recipe.sam_rho > 0:
+            self.sam = Perturbation(self.parameters, rho=recipe.sam_rho, parts=len(self))
+        if recipe.ema_decay > 0:
+            self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
     def __len__(self) -> int:
         return len(self.planners)
@@ -199,7 +195,7 @@ class Team:
 
     def _allocate(self) -> None:
         """Make the tensors a step looks things up in; `load` and `prepare` fill them."""
-        sizes, recipe = self.batch_sizes, self.recipe
+        sizes = self.batch_sizes
         channels, height, width = self.data.image_shape
         image = (height, width, len(self), channels)
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
@@ -208,6 +204,11 @@ class Team:
         ahead = sum(sizes[: self.block])
         self.inputs = torch.zeros(ahead, *image, dtype=dtype, device=self.device)
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
+        self.seconds: Tensor | None = None
+        self.shares: Tensor | None = None
+        if self.recipe.cutmix + self.recipe.mixup > 0:
+            self.seconds = torch.zeros_like(self.targets)
+            self.shares = torch.ones(self.targets.shape, device=self.device)
         self.teacher_logits: Tensor | None = None
         if self.teachers is not None:
             shape = (len(self.leaders), ahead, self.data.num_classes)
@@ -219,8 +220,7 @@ class Team:
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.totals = torch.zeros(len(self), dtype=torch.float64, device=self.device)
-        colours = {"mean": recipe.mean, "std": recipe.std, "fill": recipe.border}
-        self.colours = {k: torch.tensor(v, device=self.device) for k, v in colours.items()}
+        self.maker = BatchMaker(self.data, self.recipe)
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
@@ -246,33 +246,35 @@ class Team:
         """Before step `number`, where a block of steps begins: make all its batches at once."""
         first = sum(self.batch_sizes[:number])
         here = slice(first, first + sum(self.batch_sizes[number : number + self.block]))
-        for leader in self.leaders:
-            self._make_images(leader, here)
+        count = here.stop - here.start
+        plan = ImagePlan.join([self.plans[leader].take(here) for leader in self.leaders])
+        for made in self.maker.make(plan):
+            for stream, leader in enumerate(self.leaders):
+                first, end = (at - made.first for at in (stream * count, (stream + 1) * count))
+                part = slice(max(first, 0), min(end, len(made.pixels)))
+                if part.start < part.stop:  # else none of this run's images is among them
+                    self._store(made, part, leader, slice(part.start - first, part.stop - first))
+        self._share_images()
+        self._ask_teachers(count)
+        self.cursor.zero_()
+
+    def _store(self, made: Made, part: slice, member: int, at: slice) -> None:
+        """Put a part of what was made where a run's step will look for it."""
+        self.inputs[at, :, :, member].copy_(made.pixels[part].permute(0, 2, 3, 1))
+        self.targets[member, at].copy_(made.labels[part])
+        for place, values in ((self.seconds, made.seconds), (self.shares, made.shares)):
+            if place is not None and values is not None:
+                place[member, at].copy_(values[part])
+
+    def _share_images(self) -> None:
+        """Give members that see the same images as another what was made for that one."""
+        places = (self.inputs.permute(3, 0, 1, 2, 4), self.targets, self.seconds, self.shares)
         for member, stream in enumerate(self.stream_of):
             leader = self.leaders[stream]
             if member != leader:
-                self.inputs[:, :, :, member].copy_(self.inputs[:, :, :, leader])
-                self.targets[member].copy_(self.targets[leader])
-        self._ask_teachers(here.stop - here.start)
-        self.cursor.zero_()
-
-    def _make_images(self, member: int, here: slice) -> None:
-        plan = self.plans[member]
-        rows, dy, dx, flip = (
-            part[here].to(self.device) for part in (plan.rows, plan.dy, plan.dx, plan.flip)
-        )
-        pixels = gather_normalized(
-            self.data.pixels,
-            rows,
-            dy,
-            dx,
-            flip,
-            padding=self.recipe.crop_padding,
-            pixel_range=self.data.pixel_range,
-            **self.colours,
-        )
-        self.inputs[: len(rows), :, :, member].copy_(pixels.permute(0, 2, 3, 1))
-        self.targets[member, : len(rows)].copy_(self.data.labels[rows])
+                for place in places:
+                    if place is not None:
+                        place[member].copy_(place[leader])
 
     def _ask_teachers(self, count: int) -> None:
         """Fill in the teachers' logits on the first images of the block, once for each stream."""
@@ -292,11 +294,23 @@ class Team:
         self.optimizer.zero_grad(set_to_none=True)
         losses = self._losses(batch)
         losses.sum().backward()  # type: ignore[no-untyped-call]
+        if self.sam is not None:
+            self._look_around(self.sam, batch)
         self._set_rate(self.rates.index_select(0, self.number))
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         self.totals += losses.detach().double() * size
         self.cursor += size
         self.number += 1
+
+    def _look_around(self, sam: Perturbation, batch: Batch) -> None:
+        """Replace the gradients by those at each run's own w + e, on the same batch."""
+        sam.go()
+        self.optimizer.zero_grad(set_to_none=True)
+        with frozen_statistics(self.model):
+            self._losses(batch).sum().backward()  # type: ignore[no-untyped-call]
+        sam.back()
 
     def _batch(self, size: int) -> Batch:
         at = self.cursor + self.offsets[:size]
@@ -305,10 +319,17 @@ class Team:
             teacher_logits = teacher_logits.index_select(1, at)
             if len(self.leaders) not in (1, len(self)):
                 teacher_logits = torch.stack([teacher_logits[n] for n in self.stream_of])
+        like = torch.empty(size, self.data.num_classes, device=self.device)
         return Batch(
-            self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
-            self.targets.index_select(1, at),
-            teacher_logits,
+            images=self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
+            targets=self.targets.index_select(1, at),
+            seconds=None if self.seconds is None else self.seconds.index_select(1, at),
+            shares=None if self.shares is None else self.shares.index_select(1, at),
+            dropped=[
+                loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
+                for loss in self.criteria
+            ],
+            teacher_logits=teacher_logits,
         )
 
     def _losses(self, batch: Batch) -> Tensor:
@@ -317,20 +338,33 @@ class Team:
             features = self.model.features(batch.images)  # type: ignore[operator]
         logits = self.model.fc(features.float())  # type: ignore[operator]
         logits = logits.view(len(self), len(batch.images), -1)
-        losses = torch.stack(
-            [loss(f, y) for loss, f, y in zip(self.criteria, logits, batch.targets, strict=True)]
-        )
+        weight = self.recipe.distill_weight
         if batch.teacher_logits is None:
-            return losses
-        recipe = self.recipe
+            return self._of_labels(logits, batch)
         divergence = distillation_loss(
             logits,
             batch.teacher_logits,
-            temperature=recipe.distill_temperature,
-            log_prior=self.log_priors if recipe.distill_adjusted else None,
+            temperature=self.recipe.distill_temperature,
+            log_prior=self.log_priors if self.recipe.distill_adjusted else None,
             reduction="none",
         ).mean(1)
-        return (1.0 - recipe.distill_weight) * losses + recipe.distill_weight * divergence
+        if weight == 1:
+            return divergence
+        return (1.0 - weight) * self._of_labels(logits, batch) + weight * divergence
+
+    def _of_labels(self, logits: Tensor, batch: Batch) -> Tensor:
+        """What the runs' own losses say of the labels, shape (members,)."""
+        losses = []
+        for member, criterion in enumerate(self.criteria):
+            dropped = batch.dropped[member]
+            drawn = {} if dropped is None else {"dropped": dropped}
+            f, y = logits[member], batch.targets[member]
+            if batch.seconds is None or batch.shares is None:
+                losses.append(criterion(f, y, **drawn))
+            else:
+                both = (y, batch.seconds[member], batch.shares[member])
+                losses.append(criterion.mixed(f, *both, **drawn))
+        return torch.stack(losses)
 
     def _set_rate(self, rate: Tensor) -> None:
         for group in self.optimizer.param_groups:
@@ -355,6 +389,9 @@ class Team:
             for key, value in self.optimizer.state[parameter].items():
                 if isinstance(value, Tensor):
                     found[f"optimizer/{index}/{key}"] = value
+        if self.average is not None:
+            found |= {f"average/{name}": value for name, value in self.average.sums.items()}
+            found["average/steps"] = self.average.steps
         return {
             name: part_of(value.detach(), index=member, count=len(self))
             for name, value in found.items()
@@ -366,15 +403,16 @@ class Team:
             value.copy_(tensors[name])
 
     def network(self, member: int) -> nn.Module:
-        """A run's network by itself, with its weights as they are now."""
-        if len(self) == 1:
+        """A run's network by itself, with its weights, or their average, as they are now."""
+        if len(self) == 1 and self.average is None:
             return self.model
         seed = self.planners[member].seed
         alone: nn.Module = new_network(self.recipe, self.data, seed=seed).to(self.device)
+        whole = self.model if self.average is None else self.average
         alone.load_state_dict(
             {
                 name: part_of(value, index=member, count=len(self))
-                for name, value in self.model.state_dict().items()
+                for name, value in whole.state_dict().items()
             }
         )
         return alone
