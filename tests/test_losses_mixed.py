@@ -35,7 +35,7 @@ def test_loss_and_gradient_match_the_oracle(contract):
             rows[n], int(other), contract.alpha, contract.delta, contract.scale
         )
         share = float(share)
-        assert float(found[n]) == pytest.approx(share * one + (1 - share) * two, rel=1e-6)
+        assert found[n].item() == pytest.approx(share * one + (1 - share) * two, rel=1e-6)
         np.testing.assert_allclose(
             grad[n], share * slope + (1 - share) * rise, rtol=1e-5, atol=1e-9
         )

@@ -76,7 +76,7 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
     sides = torch.tensor([height, width])
     first = (centre.cpu() * sides).floor().long() - size // 2
     box = torch.cat([first, first + size], 1).to(pixels.device, non_blocking=True)
-    return pixels.masked_fill(_inside(box, height, width), fill)
+    return pixels.clone().masked_fill_(_inside(box, height, width), fill)
 
 
 class MixPlan(NamedTuple):
