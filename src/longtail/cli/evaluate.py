@@ -96,7 +96,8 @@ def _members(opened: list[Run]) -> list[Run]:
     from longtail.runs.ensemble import NAME, ensemble_spec
 
     members = [run for run in opened if run.spec.method.name != NAME]
-    ensemble_spec(members)  # refuses a single one, before any work
+    # Refuses a single one, before any work.
+    ensemble_spec(opened[0].spec.dataset, [run.name for run in members])
     return members
 
 

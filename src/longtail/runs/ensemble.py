@@ -14,26 +14,27 @@ from numpy.typing import NDArray
 from longtail._checks import InputError
 from longtail.runs import files
 from longtail.runs.folder import Run, RunError, SplitLogits, same_data
-from longtail.runs.spec import Part, RecipeSpec, RunSpec, Settings
+from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.runs.writer import RunWriter
 
 NAME = "ensemble"
 MEMBERS = "runs"
 
 
-def ensemble_spec(runs: Sequence[Run]) -> RunSpec:
+def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
     """What names an ensemble: its data set and its members, in one order however they came.
 
     Args:
-        runs: two or more, of one data set.
+        dataset: that of every member.
+        members: names of two or more runs, ``<dataset>/<method>-s<seed>-<hash8>``.
     """
-    names = sorted(run.name for run in runs)
+    names = sorted(members)
     if len(set(names)) < max(2, len(names)):
         raise InputError(
             f"ensemble: two or more different runs are needed; got {', '.join(names) or 'none'}."
         )
     return RunSpec(
-        dataset=runs[0].spec.dataset,
+        dataset=dataset,
         model=Part(NAME),
         method=Part(NAME),
         recipe=RecipeSpec(NAME),
@@ -101,7 +102,8 @@ def ensemble(
     Returns:
         The ensemble, a finished run without weights; its time is that of all members.
     """
-    spec = ensemble_spec(runs)
+    names = [run.name for run in runs]
+    spec = ensemble_spec(runs[0].spec.dataset if runs else DataSpec("none"), names)
     folder, first = Path(root) / spec.folder, runs[0]
     logits, target, indices = mean_logits(runs, split=split)
     there = _finished(folder)
