@@ -149,6 +149,31 @@ def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     assert run_epoch([blocks], [0]) == run_epoch([lane(planners[0])], [0])
 
 
+def test_class_weights_of_mixed_examples_by_hand():
+    """Σ λ w_y ℓ(y) + (1 − λ) w_y' ℓ(y') over Σ λ w_y + (1 − λ) w_y', where a neighbour has none."""
+    settings = {"cutmix": 0.5, "mixup": 0.2, "batch_size": 47}
+    planners = [planner("softmax+drw:start=0", 0, **settings), planner("softmax", 1, **settings)]
+    together = lane(*planners)
+    found = run_epoch([together], [0])[0]
+    team = together.team
+    for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
+        network = new_network(team.recipe, IMAGES, seed=member)
+        images = team.inputs[:, :, :, member].permute(0, 3, 1, 2)
+        logits = network(images).detach().double().numpy()
+        log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        above, below = 0.0, 0.0
+        for n in range(47):
+            share = float(team.shares[member, n])
+            for label, part in (
+                (int(team.targets[member, n]), share),
+                (int(team.seconds[member, n]), 1 - share),
+            ):
+                above -= part * prior_weights[label] * log_p[n, label]
+                below += part * prior_weights[label]
+        assert found[member] == pytest.approx(above / below, rel=1e-3)
+    assert prior_weights.std() == 0 < planners[0].plan(0).weights.std()
+
+
 def by_hand_with_sam(team, plan):
     """One step of the equation in float64: the gradient at w + ρ g/‖g‖, then torch's SGD."""
     network = new_network(team.recipe, IMAGES, seed=0).double()
@@ -252,6 +277,14 @@ def test_the_average_is_what_is_judged():
             expected = np.tensordot(weights, seen, 1) / weights.sum()
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
     assert not torch.equal(found["conv1.weight"].double(), states[-1]["conv1.weight"])
+
+
+def test_bfloat16_is_close_to_float32_with_everything():
+    made, data = planner(**EVERYTHING), Resident(IMAGES, CPU)
+    rough = Lane(lambda: Team([made], data, precision="bfloat16"), device=CPU)
+    one, other = run_epoch([rough], [0])[0][0], run_epoch([lane(made)], [0])[0][0]
+    assert one != other
+    assert one == pytest.approx(other, rel=0.05)
 
 
 def spec(method="logit-adjusted+drw:start=2", **overrides):

@@ -54,33 +54,32 @@ def mixed_loss(
         logits = logits.float()
         if torch.is_autocast_enabled(logits.device.type):
             out = torch.float32
-    losses, counted = [], []
-    for target in (first, second):
-        losses.append(
-            family_loss(
-                logits,
-                target,
-                margin,
-                caller=caller,
-                weight=weight,
-                ignore_index=ignore_index,
-                reduction="none",
-                **options,
-            )
+    losses = [
+        family_loss(
+            logits,
+            target,
+            margin,
+            caller=caller,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction="none",
+            **options,
         )
-        there = target != ignore_index
-        if weight is None:
-            counted.append(there)
-        else:
-            counted.append(weight[target.masked_fill(~there, 0)] * there)
+        for target in (first, second)
+    ]
     share = share.to(losses[0].dtype)
-    rest = 1.0 - share
-    both = share * losses[0] + rest * losses[1]
+    both = torch.lerp(losses[1], losses[0], share)
     if reduction == "none":
         return both.to(out)
     if reduction == "sum":
         return both.sum().to(out)
-    return (both.sum() / (share * counted[0] + rest * counted[1]).sum()).to(out)
+    counts = []
+    for target in (first, second):
+        there = target != ignore_index
+        if weight is not None:
+            there = weight[target.masked_fill(~there, 0)] * there
+        counts.append(there.to(share.dtype))
+    return (both.sum() / torch.lerp(counts[1], counts[0], share).sum()).to(out)
 
 
 def _check_share(share: Any, first: Tensor, second: Tensor, *, caller: str) -> None:

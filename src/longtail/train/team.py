@@ -206,9 +206,17 @@ class Team:
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
         self.seconds: Tensor | None = None
         self.shares: Tensor | None = None
+        self.class_weights: Tensor | None = None
         if self.recipe.cutmix + self.recipe.mixup > 0:
             self.seconds = torch.zeros_like(self.targets)
             self.shares = torch.ones(self.targets.shape, device=self.device)
+            # The mean over a batch, with class weights or without, is then taken for all runs at
+            # once: with two labels it would be a dozen short kernels for each.
+            for criterion in self.criteria:
+                criterion.reduction = "none"
+            if any(criterion.weight is not None for criterion in self.criteria):
+                weights = torch.ones(len(self), self.data.num_classes)
+                self.class_weights = weights.to(self.device)
         self.teacher_logits: Tensor | None = None
         if self.teachers is not None:
             shape = (len(self.leaders), ahead, self.data.num_classes)
@@ -227,11 +235,12 @@ class Team:
         self.look_ahead(epoch)
         self.plans = self._ahead[1]
         self.rates.copy_(self.plans[0].rates)
-        for planner, plan, criterion, generator in zip(
-            self.planners, self.plans, self.criteria, self.generators, strict=True
-        ):
+        parts = zip(self.planners, self.plans, self.criteria, self.generators, strict=True)
+        for member, (planner, plan, criterion, generator) in enumerate(parts):
             if criterion.weight is not None:
                 criterion.weight.copy_(plan.weights)
+            if self.class_weights is not None:
+                self.class_weights[member].copy_(plan.weights)
             generator.manual_seed(stream_seed(planner.seed, "loss", epoch))
         self.number.zero_()
         self.totals.zero_()
@@ -354,17 +363,19 @@ class Team:
 
     def _of_labels(self, logits: Tensor, batch: Batch) -> Tensor:
         """What the runs' own losses say of the labels, shape (members,)."""
-        losses = []
-        for member, criterion in enumerate(self.criteria):
-            dropped = batch.dropped[member]
-            drawn = {} if dropped is None else {"dropped": dropped}
-            f, y = logits[member], batch.targets[member]
-            if batch.seconds is None or batch.shares is None:
-                losses.append(criterion(f, y, **drawn))
-            else:
-                both = (y, batch.seconds[member], batch.shares[member])
-                losses.append(criterion.mixed(f, *both, **drawn))
-        return torch.stack(losses)
+        drawn = [{} if draw is None else {"dropped": draw} for draw in batch.dropped]
+        every = list(zip(self.criteria, logits, batch.targets, drawn, strict=True))
+        if batch.seconds is None or batch.shares is None:
+            return torch.stack([loss(f, y, **draw) for loss, f, y, draw in every])
+        others = zip(every, batch.seconds, batch.shares, strict=True)
+        losses = torch.stack(
+            [loss.mixed(f, y, z, share, **draw) for (loss, f, y, draw), z, share in others]
+        )
+        if self.class_weights is None:
+            return losses.mean(1)
+        first = self.class_weights.gather(1, batch.targets)
+        second = self.class_weights.gather(1, batch.seconds)
+        return losses.sum(1) / torch.lerp(second, first, batch.shares).sum(1)
 
     def _set_rate(self, rate: Tensor) -> None:
         for group in self.optimizer.param_groups:
