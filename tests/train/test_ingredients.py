@@ -92,11 +92,12 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
     for n in range(len(plan.rows)):
         image, label = image_by_hand(plan, n, recipe), int(IMAGES.labels[plan.rows[n]])
         share, second = 1.0, label
-        if plan.mixing is not None and plan.mixing.share[n] < 1:
-            partner = image_by_hand(plan.partners, n, recipe)
-            how = (float(plan.mixing.share[n]), bool(plan.mixing.patch[n]))
-            image, share = by_loops(image, partner, *how, plan.mixing.centre[n].tolist())
-            second, mixed = int(IMAGES.labels[plan.partners.rows[n]]), mixed + 1
+        if plan.mixed is not None and n in plan.mixed:
+            k = plan.mixed.tolist().index(n)
+            partner = image_by_hand(plan.partners, k, recipe)
+            how = (float(plan.mixing.share[k]), bool(plan.mixing.patch[k]))
+            image, share = by_loops(image, partner, *how, plan.mixing.centre[k].tolist())
+            second, mixed = int(IMAGES.labels[plan.partners.rows[k]]), mixed + 1
         found = one.team.inputs[n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
         assert int(one.team.targets[0, n]) == label
@@ -112,12 +113,15 @@ def test_an_ingredient_changes_nothing_about_the_others():
         assert torch.equal(getattr(plain, name), getattr(full, name)), name
     without = planner(**{**EVERYTHING, "cutout": 0, "mixup": 0.0, "mixup_alpha": 1.0}).plan(1)
     assert torch.equal(without.operation, full.operation)
-    assert torch.equal(without.mixing.patch, full.mixing.patch)
-    assert torch.equal(without.partners.rows, full.partners.rows)
+    patched = full.mixing.patch
+    assert torch.equal(without.mixed, full.mixed[patched])
+    assert torch.equal(without.partners.rows, full.partners.rows[patched])
+    assert torch.equal(without.partners.strength, full.partners.strength[patched])
     again, other = planner(**EVERYTHING).plan(1), planner(**EVERYTHING).plan(2)
     assert torch.equal(again.partners.strength, full.partners.strength)
-    assert not torch.equal(other.partners.strength, full.partners.strength)
-    assert not torch.equal(full.operation, full.partners.operation)
+    count = min(len(other.mixed), len(full.mixed))
+    assert not torch.equal(other.partners.strength[:count], full.partners.strength[:count])
+    assert not torch.equal(full.operation[full.mixed], full.partners.operation)
 
 
 def test_partners_come_from_what_the_run_trains_on():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +66,9 @@ class ImagePlan:
         operation: of TrivialAugment, shape (positions,), or None without.
         strength: of the operation, likewise.
         hole: the centre of Cutout's square, shape (positions, 2), or None without.
-        mixing: how it is mixed with its partner, or None without.
-        partners: the partners, one for each position, or None without.
+        mixed: the positions of the images that have a partner, ascending; None without mixing.
+        mixing: how each of those is mixed, or None.
+        partners: what is mixed in, one for each of those, or None.
     """
 
     rows: Tensor
@@ -76,21 +78,24 @@ class ImagePlan:
     operation: Tensor | None = None
     strength: Tensor | None = None
     hole: Tensor | None = None
+    mixed: Tensor | None = None
     mixing: MixPlan | None = None
     partners: ImagePlan | None = None
 
-    def take(self, index: Tensor | slice) -> ImagePlan:
-        """The plan of some of the positions."""
+    def take(self, first: int, end: int) -> ImagePlan:
+        """The plan of the positions from `first` to `end`, without copying."""
+        here, found = slice(first, end), dict[str, Any]()
+        for name in _OF_IMAGES:
+            value = getattr(self, name)
+            found[name] = None if value is None else value[here]
+        if self.mixed is None or self.mixing is None or self.partners is None:
+            return ImagePlan(**found)
+        low, high = torch.searchsorted(self.mixed, torch.tensor([first, end])).tolist()
         return ImagePlan(
-            rows=self.rows[index],
-            dy=self.dy[index],
-            dx=self.dx[index],
-            flip=self.flip[index],
-            operation=None if self.operation is None else self.operation[index],
-            strength=None if self.strength is None else self.strength[index],
-            hole=None if self.hole is None else self.hole[index],
-            mixing=None if self.mixing is None else self.mixing.take(index),
-            partners=None if self.partners is None else self.partners.take(index),
+            **found,
+            mixed=self.mixed[low:high] - first,
+            mixing=self.mixing.take(slice(low, high)),
+            partners=self.partners.take(low, high),
         )
 
     @staticmethod
@@ -101,6 +106,9 @@ class ImagePlan:
         joined: dict[str, Any] = {}
         for name in (field.name for field in fields(ImagePlan)):
             parts = [getattr(plan, name) for plan in plans]
+            if name == "mixed" and parts[0] is not None:
+                starts = accumulate((len(plan.rows) for plan in plans[:-1]), initial=0)
+                parts = [part + start for part, start in zip(parts, starts, strict=True)]
             if isinstance(parts[0], Tensor):
                 joined[name] = torch.cat(parts)
             elif isinstance(parts[0], MixPlan):
@@ -108,6 +116,9 @@ class ImagePlan:
             elif isinstance(parts[0], ImagePlan):
                 joined[name] = ImagePlan.join(parts)
         return ImagePlan(**joined)
+
+
+_OF_IMAGES = ("rows", "dy", "dx", "flip", "operation", "strength", "hole")
 
 
 def plan_images(
@@ -140,8 +151,15 @@ def plan_images(
         mixup_alpha=recipe.mixup_alpha,
         generator=draw("mixing"),
     )
+    mixed = (mixing.share < 1).nonzero().squeeze(1)
     partners = _plan_views(recipe, kept[others], draw, "partners' ")
-    return ImagePlan(**{**vars(own), "mixing": mixing, "partners": partners})
+    some: dict[str, Any] = {
+        name: None if value is None else value[mixed]
+        for name, value in vars(partners).items()
+        if name in _OF_IMAGES
+    }
+    whole = {name: getattr(own, name) for name in _OF_IMAGES}
+    return ImagePlan(**whole, mixed=mixed, mixing=mixing.take(mixed), partners=ImagePlan(**some))
 
 
 def _plan_views(
@@ -223,12 +241,18 @@ class BatchMaker:
     def make(self, plan: ImagePlan) -> Iterator[Made]:
         """The images of a plan, some at a time, so that memory holds little more than they need."""
         for first in range(0, len(plan.rows), self.chunk):
-            part = plan.take(slice(first, first + self.chunk))
+            part = plan.take(first, min(first + self.chunk, len(plan.rows)))
             pixels = self._views(part)
             labels = self.data.labels[part.rows.to(self.device, non_blocking=True)]
             seconds, shares = None, None
-            if part.mixing is not None and part.partners is not None:
-                seconds, shares = self._mix(pixels, labels, part.mixing, part.partners)
+            if part.mixed is not None and part.mixing is not None and part.partners is not None:
+                index = part.mixed.to(self.device, non_blocking=True)
+                others = self._views(part.partners)
+                mixed, share = mix(pixels.index_select(0, index), others, part.mixing)
+                pixels.index_copy_(0, index, mixed)
+                shares = torch.ones(len(pixels), device=self.device).index_copy_(0, index, share)
+                theirs = part.partners.rows.to(self.device, non_blocking=True)
+                seconds = labels.clone().index_copy_(0, index, self.data.labels[theirs])
             yield Made(first, pixels, labels, seconds, shares)
 
     def _views(self, plan: ImagePlan) -> Tensor:
@@ -248,18 +272,3 @@ class BatchMaker:
         if plan.hole is not None:
             pixels = cutout(pixels, plan.hole, size=self.recipe.cutout)
         return pixels
-
-    def _mix(
-        self, pixels: Tensor, labels: Tensor, mixing: MixPlan, partners: ImagePlan
-    ) -> tuple[Tensor, Tensor]:
-        """Mix, in place, the images that have partners; the second labels and the shares."""
-        shares, seconds = torch.ones(len(pixels)), labels.clone()
-        at = (mixing.share < 1).nonzero().squeeze(1)
-        if len(at):
-            index = at.to(self.device, non_blocking=True)
-            some = partners.take(at)
-            mixed, share = mix(pixels.index_select(0, index), self._views(some), mixing.take(at))
-            pixels.index_copy_(0, index, mixed)
-            seconds[index] = self.data.labels[some.rows.to(self.device, non_blocking=True)]
-            shares[at] = share
-        return seconds, shares.to(self.device, non_blocking=True)

@@ -73,10 +73,10 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
             f"{caller}: `centre` must have a row and a column for each of the {len(pixels)} "
             f"images; its shape is {tuple(centre.shape)}."
         )
-    sides = torch.tensor([height, width])
-    first = (centre.cpu() * sides).floor().long() - size // 2
-    box = torch.cat([first, first + size], 1).to(pixels.device, non_blocking=True)
-    return pixels.clone().masked_fill_(_inside(box, height, width), fill)
+    centre = centre.to(pixels.device, non_blocking=True)
+    top, left = (_pixel(centre[:, n], side) - size // 2 for n, side in enumerate((height, width)))
+    hole = _inside(top, top + size, height)[:, :, None] & _inside(left, left + size, width)[:, None]
+    return pixels.clone().masked_fill_(hole[:, None], fill)
 
 
 class MixPlan(NamedTuple):
@@ -208,8 +208,8 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
         plan: as from `plan_mixing`.
 
     Returns:
-        The mixed images, and λ, the share of the first of the two labels: float32 on the CPU,
-        shape (batch,). For a patch it is the area that remains after the edge cut it off.
+        The mixed images, and λ, the share of the first of the two labels: float32, shape
+        (batch,), on their device. For a patch it is the area that remains.
 
     Examples:
         >>> plan = MixPlan(torch.tensor([0.75]), torch.tensor([True]), torch.tensor([[0.5, 1.0]]))
@@ -234,35 +234,29 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
         raise InputError(
             f"{caller}: `plan` is for {len(plan.share)} images, but there are {len(pixels)}."
         )
-    box, share = _patches(plan, height, width)
-    weight = torch.where(plan.patch, 1.0, 1 - plan.share).to(pixels.device, non_blocking=True)
-    box = box.to(pixels.device, non_blocking=True)
-    weight = weight.view(-1, 1, 1, 1) * _inside(box, height, width)
-    return torch.lerp(pixels, partners.to(pixels.dtype), weight.to(pixels.dtype)), share
+    share, patch, centre = (part.to(pixels.device, non_blocking=True) for part in plan)
+    within, areas = [], []
+    for n, side in enumerate((height, width)):
+        extent = ((1 - share).sqrt() * side).floor().long()
+        first = _pixel(centre[:, n], side) - extent // 2
+        within.append(_inside(first, first + extent, side))
+        areas.append((first + extent).clamp(max=side) - first.clamp(min=0))
+    inside = within[0][:, :, None] & within[1][:, None] | ~patch[:, None, None]
+    own = torch.where(patch, 1 - areas[0] * areas[1] / (height * width), share)
+    weight = torch.where(patch, torch.ones_like(share), 1 - share)[:, None, None] * inside
+    mixed = torch.lerp(pixels, partners.to(pixels.dtype), weight[:, None].to(pixels.dtype))
+    return mixed, own
 
 
-def _patches(plan: MixPlan, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where the partner comes in, (first row, first column, end, end); and λ."""
-    sides = torch.tensor([height, width])
-    extent = ((1 - plan.share).clamp(0, 1).sqrt()[:, None] * sides).floor().long()
-    centre = (plan.centre * sides).floor().long()
-    first = centre - extent.div(2, rounding_mode="floor")
-    end = torch.minimum(first + extent, sides)
-    first = first.clamp(min=0)
-    all_over = ~plan.patch[:, None]
-    first, end = first.masked_fill(all_over, 0), torch.where(all_over, sides, end)
-    area = (end - first).clamp(min=0).prod(1) / (height * width)
-    share = torch.where(plan.patch, 1 - area, plan.share)
-    return torch.cat([first, end], 1), share.float()
+def _pixel(at: Tensor, side: int) -> Tensor:
+    """The pixel that a share of a side falls on."""
+    return (at * side).floor().long()
 
 
-def _inside(box: Tensor, height: int, width: int) -> Tensor:
-    """Which pixels lie in each box, bool, shape (batch, 1, height, width)."""
-    row = torch.arange(height, device=box.device)
-    column = torch.arange(width, device=box.device)
-    top, left, bottom, right = box[:, :, None].unbind(1)
-    rows, columns = (row >= top) & (row < bottom), (column >= left) & (column < right)
-    return (rows[:, :, None] & columns[:, None, :])[:, None]
+def _inside(first: Tensor, end: Tensor, side: int) -> Tensor:
+    """Which of a side's pixels lie between, bool, shape (batch, side)."""
+    pixel = torch.arange(side, device=first.device)
+    return (pixel >= first[:, None]) & (pixel < end[:, None])
 
 
 def check_cutout(size: int, height: int, width: int, *, caller: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ from longtail.train.sam import Perturbation, frozen_statistics
 _BLOCK_BYTES = 2**28
 _TEACHER_BATCH = 4096  # images that teachers see at once
 
-Teachers = Callable[[Tensor], Tensor]  # normalised images (n, channels, h, w) -> logits (n, L)
+# Normalised images (n, channels, h, w) -> logits (n, L); or logits of all examples.
+Teachers = Callable[[Tensor], Tensor] | Tensor
 
 
 def new_network(recipe: Recipe, data: ImageSet | Resident, *, seed: int) -> nn.Module:
@@ -114,6 +116,7 @@ class Team:
         teachers: for distillation: gives the logits, float32 on the device, of the images that
             the runs see, which come augmented, mixed and normalised as the recipe says, float32
             of shape (n, channels, height, width). Called when a block is made, not in the step.
+            Or a table of saved logits there, one row for each example of the training set.
 
     Attributes:
         model: the networks, stacked where there are several.
@@ -151,7 +154,7 @@ class Team:
                 criterion.generator = generator  # type: ignore[assignment]
         self.optimizer = make_optimizer(self.model, self.recipe, self.device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._ahead: tuple[int, list[EpochPlan]] = (-1, [])
+        self._ahead: tuple[int, list[EpochPlan], list[ImagePlan]] = (-1, [], [])
         self._make_state()
         self._allocate()
         recipe, self.sam, self.average = self.recipe, None, None
@@ -221,8 +224,10 @@ class Team:
         if self.teachers is not None:
             shape = (len(self.leaders), ahead, self.data.num_classes)
             self.teacher_logits = torch.zeros(shape, device=self.device)
-        log_priors = np.stack([planner.prior.log_probs for planner in self.planners])
-        self.log_priors = torch.from_numpy(log_priors).float().to(self.device)[:, None]
+        self.log_priors: Tensor | None = None
+        if self.recipe.distill_adjusted:
+            log_priors = np.stack([planner.prior.log_probs for planner in self.planners])
+            self.log_priors = torch.from_numpy(log_priors).float().to(self.device)[:, None]
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -233,7 +238,7 @@ class Team:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
         self.look_ahead(epoch)
-        self.plans = self._ahead[1]
+        _, self.plans, self.image_plans = self._ahead
         self.rates.copy_(self.plans[0].rates)
         parts = zip(self.planners, self.plans, self.criteria, self.generators, strict=True)
         for member, (planner, plan, criterion, generator) in enumerate(parts):
@@ -248,15 +253,21 @@ class Team:
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
-        if self._ahead[0] != epoch:
-            self._ahead = (epoch, [planner.plan(epoch) for planner in self.planners])
+        if self._ahead[0] == epoch:
+            return
+        plans = [planner.plan(epoch) for planner in self.planners]
+        positions = [0, *accumulate(self.batch_sizes)]
+        ends = [positions[n] for n in range(0, len(self.batch_sizes), self.block)]
+        blocks = [
+            ImagePlan.join([plans[leader].take(first, end) for leader in self.leaders])
+            for first, end in pairwise([*ends, positions[-1]])
+        ]
+        self._ahead = epoch, plans, blocks
 
     def prepare(self, number: int) -> None:
         """Before step `number`, where a block of steps begins: make all its batches at once."""
-        first = sum(self.batch_sizes[:number])
-        here = slice(first, first + sum(self.batch_sizes[number : number + self.block]))
-        count = here.stop - here.start
-        plan = ImagePlan.join([self.plans[leader].take(here) for leader in self.leaders])
+        plan = self.image_plans[number // self.block]
+        count = len(plan.rows) // len(self.leaders)
         for made in self.maker.make(plan):
             for stream, leader in enumerate(self.leaders):
                 first, end = (at - made.first for at in (stream * count, (stream + 1) * count))
@@ -264,7 +275,7 @@ class Team:
                 if part.start < part.stop:  # else none of this run's images is among them
                     self._store(made, part, leader, slice(part.start - first, part.stop - first))
         self._share_images()
-        self._ask_teachers(count)
+        self._ask_teachers(plan)
         self.cursor.zero_()
 
     def _store(self, made: Made, part: slice, member: int, at: slice) -> None:
@@ -285,11 +296,16 @@ class Team:
                     if place is not None:
                         place[member].copy_(place[leader])
 
-    def _ask_teachers(self, count: int) -> None:
-        """Fill in the teachers' logits on the first images of the block, once for each stream."""
+    def _ask_teachers(self, plan: ImagePlan) -> None:
+        """Fill in the teachers' logits on the images of the block, once for each stream."""
         if self.teachers is None or self.teacher_logits is None:
             return
+        count = len(plan.rows) // len(self.leaders)
         for stream, leader in enumerate(self.leaders):
+            if isinstance(self.teachers, Tensor):
+                rows = plan.rows[stream * count : (stream + 1) * count].to(self.device)
+                self.teacher_logits[stream, :count].copy_(self.teachers[rows])
+                continue
             for first in range(0, count, _TEACHER_BATCH):
                 part = slice(first, min(first + _TEACHER_BATCH, count))
                 images = self.inputs[part, :, :, leader].float().permute(0, 3, 1, 2)
@@ -354,7 +370,7 @@ class Team:
             logits,
             batch.teacher_logits,
             temperature=self.recipe.distill_temperature,
-            log_prior=self.log_priors if self.recipe.distill_adjusted else None,
+            log_prior=self.log_priors,
             reduction="none",
         ).mean(1)
         if weight == 1:

@@ -22,6 +22,8 @@ edge. With m the strength, 0 .. 30, and a random sign ±:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ BLENDS = ("color", "contrast", "brightness", "sharpness")
 GEOMETRY = ("rotate", "shear-x", "shear-y", "translate-x", "translate-y")
 OPERATIONS = ("identity", "autocontrast", "equalize", "solarize", "posterize", *BLENDS, *GEOMETRY)
 STRENGTHS = 30  # the largest; 0 is the least
+_LEVELS = 2 * STRENGTHS + 1  # with their signs
 
 
 def plan_trivial_augment(count: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -82,38 +85,47 @@ def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor) -> Tens
                 [200,   0]], dtype=torch.uint8)
     """
     _check(pixels, operation, strength)
-    order = operation.argsort(stable=True)
-    operation, strength = operation[order], strength[order]
     out = pixels.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
-    # Everything that a kernel needs from the host is sent before the first of them starts.
+    # How many images get which operation is all that the host has to know.
+    counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()
     device = pixels.device
-    where = order.to(device, non_blocking=True)
-    amount = _amounts(operation, strength).to(device, non_blocking=True)
-    geometric = operation >= OPERATIONS.index("rotate")
-    matrices = _matrices(operation[geometric], strength[geometric], pixels.shape[2:])
-    matrices = matrices.to(device, non_blocking=True)
-    ends = torch.bincount(operation, minlength=len(OPERATIONS)).cumsum(0).tolist()
-    starts = dict(zip(OPERATIONS, [0, *ends], strict=False))
-    first = len(operation) - len(matrices)
-    parts: list[tuple[int, int, Callable[[Tensor, Tensor], Tensor]]] = [
-        (starts["autocontrast"], starts["equalize"], lambda x, _: _autocontrast(x)),
-        (starts["equalize"], starts["solarize"], lambda x, _: _equalize(x)),
-        (starts["solarize"], starts["posterize"], _solarize),
-        (starts["posterize"], starts["color"], _posterize),
-        (first, len(operation), lambda x, _: _affine(x, matrices)),
+    on_device = operation.to(device, non_blocking=True)
+    where = on_device.argsort(stable=True)
+    level = strength.to(device, non_blocking=True) + STRENGTHS
+    row = (on_device * _LEVELS + level).index_select(0, where)
+    amounts, matrices = _tables(pixels.shape[2], pixels.shape[3], device)
+    amount = amounts.index_select(0, row)
+    starts = dict(zip((*OPERATIONS, "end"), accumulate(counts, initial=0), strict=True))
+    blends = counts[OPERATIONS.index("color") : OPERATIONS.index("rotate")]
+    parts: list[tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = [
+        ("autocontrast", "equalize", lambda x, _: _autocontrast(x)),
+        ("equalize", "solarize", lambda x, _: _equalize(x)),
+        ("solarize", "posterize", _solarize),
+        ("posterize", "color", _posterize),
+        ("color", "rotate", lambda x, a: _blend(x, a, blends)),
+        ("rotate", "end", lambda x, _: _affine(x, matrices.index_select(0, row[-len(x) :]))),
     ]
-    counts = [
-        starts[after] - starts[name]
-        for name, after in zip(BLENDS, (*BLENDS[1:], "rotate"), strict=True)
-    ]
-    parts.append((starts["color"], starts["rotate"], lambda x, a: _blend(x, a, counts)))
-    for start, end, apply in parts:
+    for first, after, apply in parts:
+        start, end = starts[first], starts[after]
         if end > start:
             index = where[start:end]
             x = out.index_select(0, index).permute(0, 3, 1, 2)
             y = apply(x, amount[start:end].view(-1, 1, 1, 1))
             out.index_copy_(0, index, y.permute(0, 2, 3, 1))
     return out.permute(0, 3, 1, 2)
+
+
+@cache
+def _tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`_amounts` and `_matrices` of every operation at every strength, on a device.
+
+    Made on the CPU, so that they are the same to the bit on every device; by the row
+    61 · operation + 30 + strength.
+    """
+    operation = torch.arange(len(OPERATIONS)).repeat_interleave(_LEVELS)
+    strength = torch.arange(-STRENGTHS, STRENGTHS + 1).repeat(len(OPERATIONS))
+    matrices = _matrices(operation, strength, (height, width))
+    return _amounts(operation, strength).to(device), matrices.to(device)
 
 
 def _amounts(operation: Tensor, strength: Tensor) -> Tensor:
@@ -126,7 +138,7 @@ def _amounts(operation: Tensor, strength: Tensor) -> Tensor:
     return torch.where(operation == OPERATIONS.index("posterize"), step.double(), amount).float()
 
 
-def _matrices(operation: Tensor, strength: Tensor, size: tuple[int, int] | torch.Size) -> Tensor:
+def _matrices(operation: Tensor, strength: Tensor, size: tuple[int, int]) -> Tensor:
     """Where pixel (x, y) comes from, in 16.16 fixed point: (a, b, c, d, e, f), int32, (n, 6).
 
     x' = (a x + b y + c) >> 16 and y' = (d x + e y + f) >> 16, with the half pixel in c and f.
