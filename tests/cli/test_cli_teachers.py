@@ -125,3 +125,20 @@ def test_the_engine_alone_does_the_same(teachers, cli, monkeypatch):
     assert run.spec == other.spec
     for name, weight in run.model().items():
         np.testing.assert_array_equal(weight, other.model()[name])
+
+
+def test_saved_logits_in_the_place_of_networks(teachers, cli):
+    words = (*STUDENT, "--teachers", next(teachers.glob("*/ensemble-*")), "--out", "runs")
+    without = cli(*words, "--teacher-logits")
+    assert without.code == 1
+    assert "has no logits of the split 'train'" in without.err
+    assert cli("evaluate", teachers, "--split", "train", "--ensemble").code == 0
+    taught = cli(*words, "--teacher-logits")
+    assert taught.code == 0, taught.err
+    (run,) = find_runs("runs")
+    assert run.spec.settings["teacher_logits"] is True
+    moved = cli(*words, "--teacher-logits", "--set", "flip=true")
+    assert "saved logits are of images as they are" in moved.err
+    alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
+    assert alone.code == 2
+    assert "--teacher-logits needs --teachers" in alone.err

@@ -245,3 +245,46 @@ def test_teachers_without_weights_or_end_are_refused(root, teachers, tmp_path):
     RunWriter.create(tmp_path, first.spec, **options, force=True)
     with pytest.raises(UnfinishedRunError, match="is half written"):
         Staff([student([first.name])], DATA.train, root=tmp_path)
+
+
+def test_saved_logits_teach_as_networks_do(root, teachers, tmp_path):
+    """On images as they are the two are the same, up to rounding; and no weights are needed."""
+    saved = [evaluate(run, DATA.train, split="train") for run in teachers]
+    one = student(teachers)
+    other = with_teachers(spec("logit-adjusted", 5, **DISTILL), saved, saved=True)
+    assert one.hash8 != other.hash8
+    by_networks = train(one, DATA.train, root=root)
+    by_logits = train(other, DATA.train, root=tmp_path, teachers=saved)
+    for name, weight in by_networks.model().items():
+        np.testing.assert_allclose(weight, by_logits.model()[name], rtol=1e-2, atol=1e-4)
+    together = ensemble(saved, root=tmp_path, split="train")
+    mean = with_teachers(spec("logit-adjusted", 5, **DISTILL), [together], saved=True)
+    by_mean = train(mean, DATA.train, root=tmp_path)
+    for name, weight in by_logits.model().items():
+        np.testing.assert_allclose(weight, by_mean.model()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_saved_logits_of_other_images_are_refused(teachers, tmp_path):
+    first = teachers[0]
+    options = {"prior": first.prior, "data": first.data, "class_names": first.class_names}
+    writer = RunWriter.create(tmp_path, first.spec, **options)
+    bare = writer.finish()
+    one = with_teachers(spec(**DISTILL), [bare], saved=True)
+    with pytest.raises(RunError, match="--split train"):
+        Staff([one], DATA.train, root=tmp_path)
+    turned = DATA.train.take(np.arange(len(DATA.train))[::-1])
+    RunWriter.reopen(bare.folder).write_logits(
+        "train", np.zeros((len(turned), 10)), turned.labels, data=turned.fingerprint
+    )
+    with pytest.raises(RunError, match="or in another order"):
+        Staff([one], DATA.train, root=tmp_path)
+
+
+def test_saved_logits_do_not_go_with_augmentation(teachers):
+    from longtail.train.engine import refuse_early
+
+    for change in ({"crop_padding": 1}, {"flip": True}, {"cutmix": 0.5}, {"mixup": 0.5}):
+        one = with_teachers(spec(**DISTILL, **change), teachers, saved=True)
+        with pytest.raises(InputError, match="saved logits are of images as they are"):
+            refuse_early([one], DATA.train)
+    refuse_early([with_teachers(spec(**DISTILL), teachers, saved=True)], DATA.train)

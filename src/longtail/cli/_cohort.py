@@ -33,6 +33,7 @@ class Asked:
         held_out: fraction of each class.
         precision: of the network.
         teachers: that the runs learn from.
+        teacher_logits: from their saved logits.
     """
 
     methods: Sequence[str]
@@ -42,6 +43,7 @@ class Asked:
     held_out: float | None
     precision: str | None
     teachers: Sequence[Run] = ()
+    teacher_logits: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def _whole(spec: RunSpec, asked: Asked) -> RunSpec:
     from longtail.train.teachers import with_teachers
 
     precise = _precise(spec, asked.precision)
-    return with_teachers(precise, asked.teachers) if asked.teachers else precise
+    if not asked.teachers:
+        return precise
+    return with_teachers(precise, asked.teachers, saved=asked.teacher_logits)
 
 
 def _precise(spec: RunSpec, precision: str | None) -> RunSpec:
@@ -200,7 +204,9 @@ def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:
         found = replace(found, model=remade.model, method=remade.method, recipe=remade.recipe)
     if asked.precision is not None:
         found = _precise(found, asked.precision)
-    return with_teachers(found, asked.teachers) if asked.teachers else found
+    if not asked.teachers:
+        return found
+    return with_teachers(found, asked.teachers, saved=asked.teacher_logits)
 
 
 def _state(folder: Path, data: str) -> str:

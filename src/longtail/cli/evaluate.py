@@ -24,6 +24,7 @@ class Split(StrEnum):
     test = "test"
     dev = "dev"
     held_out = "held-out"
+    train = "train"
 
 
 @app.command()
@@ -58,6 +59,8 @@ def evaluate(
     network nor the data. Logits on the held-out part were written when training ended. The
     development set (dev) is made of images that the training set leaves out: choose on it, and
     open the test set once.
+
+    Logits on the training set (train) are for students to learn from, not to judge by.
 
     With --ensemble the mean logits of all of them become one more run, without weights, which
     every command reads.
@@ -146,7 +149,11 @@ def _write(
     where, data = _training.find_device(device), _training.RunData(dataset, data_dir)
     own = [data.of(run) for run in missing]  # all of them, before any work
     images = [
-        one.development(run) if split == Split.dev else one.test
+        one.development(run)
+        if split == Split.dev
+        else one.train
+        if split == Split.train
+        else one.test
         for run, one in zip(missing, own, strict=True)
     ]
     found: dict[Path, Run] = {}

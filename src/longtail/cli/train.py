@@ -118,6 +118,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    teacher_logits: Annotated[
+        bool,
+        typer.Option(
+            "--teacher-logits",
+            help="Learn from the teachers' saved logits (evaluate --split train), not networks; "
+            "for recipes without augmentation.",
+        ),
+    ] = False,
     held_out: Annotated[
         float | None,
         typer.Option(
@@ -218,7 +226,10 @@ def train(
         held_out=held_out,
         precision=_precision(precision, where, resumed=resume is not None),
         teachers=_opened(teachers or []),
+        teacher_logits=teacher_logits,
     )
+    if teacher_logits and not teachers:
+        raise typer.BadParameter("--teacher-logits needs --teachers")
     if resume is not None:
         for name in ("force", "counts", "fit", "out"):
             if name in given:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.data.subsets import DEVELOPMENT_IMAGES
 from longtail.experiments import records
 from longtail.experiments.development import with_tau_again
 from longtail.experiments.exp_runs import CIFARS, Kind, OutOfTimeError, Plan, Trainer
@@ -316,9 +317,10 @@ class StrongTrainer(Trainer):
             self._data.clear()  # one at a time: a setting is finished before the next
             self._data[key] = self.load(plan.dataset, plan.ratio)
             if self._data[key].dev is None:
+                each = DEVELOPMENT_IMAGES // self._data[key].train.num_classes
                 raise InputError(
                     f"strong: {plan.dataset} needs a development set; a frozen file has one if it "
                     f"was written with: longtail data freeze {plan.dataset} --ratio "
-                    f"{plan.ratio or 100:g} --dev 50"
+                    f"{plan.ratio or 100:g} --dev {each}"
                 )
         return self._data[key]

@@ -212,6 +212,12 @@ class Recipe:
                 )
 
     @property
+    def changes_images(self) -> bool:
+        """Whether a run sees its images otherwise than they are: cropped, augmented or mixed."""
+        views = (self.crop_padding, self.flip, self.trivial_augment, self.cutout)
+        return any((*views, self.cutmix, self.mixup))
+
+    @property
     def border(self) -> tuple[float, ...]:
         """What crops are padded with, normalised: per channel, or one for all."""
         width = max(len(self.mean), len(self.std))

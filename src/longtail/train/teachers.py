@@ -2,8 +2,9 @@
 
 A student's spec names its teachers, so its hash depends on them; their folders are looked for
 below the same folder of runs, or given. They are opened and checked here before anything is
-trained (`Staff`), and then answer together, many images at a time (`Teachers`). What a student
-makes of the answers is in `team`.
+trained (`Staff`), and then answer together, many images at a time (`Teachers`). Where images come
+unaugmented, their logits on the training images may be saved ones, which need no networks. What a
+student makes of the answers is in `team`.
 """
 
 from __future__ import annotations
@@ -16,26 +17,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.models.stacked import can_stack, stack
-from longtail.runs import Run, RunError, RunSpec, Settings, files
-from longtail.runs.folder import MODEL
+from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
+from longtail.runs.folder import MODEL, logits_file
 from longtail.train.recipe import Recipe
 from longtail.train.team import Resident, new_network
 
-SETTING = "teachers"
+SETTING, SAVED = "teachers", "teacher_logits"
+SPLIT = "train"  # the split of a run that holds its logits on the training images
 PINNED = "teachers.json"
 
 
-def with_teachers(spec: RunSpec, teachers: Iterable[Run | str]) -> RunSpec:
+def with_teachers(spec: RunSpec, teachers: Iterable[Run | str], *, saved: bool = False) -> RunSpec:
     """A student's spec: with the names of its teachers, in one order however they were given.
 
     Args:
         spec: of a run whose recipe has a `distill_weight`.
         teachers: runs, or their names.
+        saved: learn from their saved logits on the training images instead of their networks.
 
     Examples:
         >>> spec = RunSpec("digits-lt", "small-conv", "softmax", "digits")
@@ -45,7 +49,8 @@ def with_teachers(spec: RunSpec, teachers: Iterable[Run | str]) -> RunSpec:
     names = sorted(one if isinstance(one, str) else one.name for one in teachers)
     for name in {name for name in names if names.count(name) > 1}:
         raise InputError(f"train: the teacher {name} is named twice; each counts once.")
-    return replace(spec, settings=Settings({**spec.settings, SETTING: names}))
+    found = {SETTING: names, **({SAVED: True} if saved else {})}
+    return replace(spec, settings=Settings({**spec.settings, **found}))
 
 
 def names_of(spec: RunSpec) -> tuple[str, ...]:
@@ -53,8 +58,19 @@ def names_of(spec: RunSpec) -> tuple[str, ...]:
     return tuple(spec.settings.get(SETTING, ()))
 
 
+def by_saved_logits(spec: RunSpec) -> bool:
+    """Whether a student learns from saved logits."""
+    return bool(spec.settings.get(SAVED, False))
+
+
 def refuse_half(spec: RunSpec, recipe: Recipe) -> None:
     """Refuse a run that has teachers it would not listen to, or should listen to none."""
+    if by_saved_logits(spec) and recipe.changes_images:
+        raise InputError(
+            f"train: recipe {recipe.name!r} crops, flips, augments or mixes images, but saved "
+            f"logits are of images as they are; let the teachers' networks answer (without "
+            f"--teacher-logits), or set crop_padding=0, flip=false and the like."
+        )
     if names_of(spec) and recipe.distill_weight == 0:
         raise InputError(
             f"train: teachers are named, but recipe {recipe.name!r} has distill_weight 0, so they "
@@ -98,7 +114,7 @@ class Staff:
                 if name not in self._runs:
                     self._runs[name] = elsewhere.get(name) or Run.open(Path(root) / name)
                 check_teacher(self._runs[name], spec, images)
-        self._answering: dict[tuple[object, ...], Teachers] = {}
+        self._answering: dict[tuple[object, ...], Teachers | Tensor] = {}
 
     def of(self, spec: RunSpec) -> list[Run]:
         """A student's teachers, in the order of their names; none for any other run."""
@@ -112,7 +128,8 @@ class Staff:
         """
         if not names_of(spec):
             return
-        weights = {run.name: str(run.record["files"][MODEL]) for run in self.of(spec)}
+        what = logits_file(SPLIT) if by_saved_logits(spec) else MODEL
+        weights = {run.name: str(run.record["files"][what]) for run in self.of(spec)}
         path = folder / PINNED
         if not path.exists():
             files.write_json(path, weights)
@@ -124,14 +141,30 @@ class Staff:
 
     def answering(
         self, spec: RunSpec, recipe: Recipe, data: Resident, device: torch.device
-    ) -> Teachers | None:
-        """A student's teachers ready to be asked; students with the same ones share them."""
+    ) -> Teachers | Tensor | None:
+        """A student's teachers ready to be asked; students with the same ones share them.
+
+        Returns:
+            The teachers, their saved logits of shape (examples, num_classes), or None.
+        """
         if not names_of(spec):
             return None
-        key = (names_of(spec), recipe.mean, recipe.std)
+        key = (names_of(spec), by_saved_logits(spec), recipe.mean, recipe.std)
         if key not in self._answering:
-            self._answering[key] = Teachers(self.of(spec), recipe, data, device=device)
+            runs = self.of(spec)
+            self._answering[key] = (
+                torch.from_numpy(_saved_logits(runs)).to(device)
+                if by_saved_logits(spec)
+                else Teachers(runs, recipe, data, device=device)
+            )
         return self._answering[key]
+
+
+def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
+    """The mean of the teachers' saved logits, shape (examples, num_classes)."""
+    if len(runs) == 1:
+        return np.array(runs[0].logits(SPLIT).logits, dtype=np.float32)
+    return np.asarray(mean_logits(runs, split=SPLIT).logits, dtype=np.float32)
 
 
 def check_teacher(run: Run, student: RunSpec, images: ImageSet) -> None:
@@ -166,6 +199,15 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet) -> None:
             f"it must hold out the same, by --held-out {student.dataset.held_out:g} and seed "
             f"{student.seed}."
         )
+    if by_saved_logits(student):
+        run.logits(SPLIT)  # says how to make them
+        if run.record["splits"][SPLIT]["data"] != images.fingerprint:
+            raise RunError(
+                f"train: the saved logits of {run.folder} are of other images than the training "
+                f"set, or in another order; write them with: longtail evaluate {run.folder} "
+                f"--split {SPLIT} --force"
+            )
+        return
     if not run.has_model and run.spec.settings.get("runs"):
         raise RunError(
             f"train: {run.folder} is an ensemble and has no weights of its own; name its members "
