@@ -172,6 +172,18 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_further_students_are_longer_or_have_students_for_teachers(tmp_path):
+    root = shutil.copytree(trained_root(), tmp_path / "here")
+    part = small_run(root, stages=["further"]).part("cifar10-lt")
+    longer, second = part.further
+    assert longer.epochs == 2 * part.distilled.epochs
+    first = part.distilled.records[0]
+    assert names_of(longer.records[0].spec) == names_of(first.spec)
+    assert set(names_of(second.records[0].spec)) == {*names_of(first.spec), first.name}
+    assert second.shared_seconds == pytest.approx(part.distilled.shared_seconds + first.seconds)
+    assert [line.name for line in part.lines][-2:] == [longer.name, second.name]
+
+
 def test_another_ratio_has_its_own_data_and_records(tmp_path):
     study = small_run(tmp_path, stages=["strong"], ratios=[10.0])
     (part,) = study.parts

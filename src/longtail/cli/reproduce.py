@@ -93,8 +93,8 @@ def reproduce(
         list[str] | None,
         _option(
             "--stage",
-            "Of strong: strong, teachers, students (with their teachers) or ablation; may be "
-            "repeated. strong and students if absent.",
+            "Of strong: strong, teachers, students (with their teachers), further (longer, and a "
+            "second generation) or ablation; may be repeated. strong and students if absent.",
             metavar="NAME",
         ),
     ] = None,

@@ -217,12 +217,23 @@ class Part:
         """The students of all teachers."""
         return self._students(DISTILLED, STUDENT)
 
-    def _students(self, name: str, kind: Kind) -> Line | None:
+    @cached_property
+    def further(self) -> list[Line]:
+        """Students trained for longer, and those that have the first ones for teachers too."""
+        longer = self._students(f"{DISTILLED}, longer", self.setting.longer)
+        first, second = self.distilled, None
+        if first is not None and len(first.records) == first.wanted:
+            second = self._students(f"{DISTILLED}, second generation", STUDENT, also=first.records)
+        return [line for line in (longer, second) if line is not None]
+
+    def _students(self, name: str, kind: Kind, *, also: Sequence[Record] = ()) -> Line | None:
         if self._names is None:
             return None
-        found = [self.shelf.get(spec) for spec in self.setting.students(self._names, [kind])]
+        names = [*self._names, *(one.name for one in also)]
+        found = [self.shelf.get(spec) for spec in self.setting.students(names, [kind])]
         line = _line(name, found, len(found))
-        return line and replace(line, shared_seconds=self._teaching_seconds)
+        shared = self._teaching_seconds + sum(one.seconds for one in also)
+        return line and replace(line, shared_seconds=shared)
 
     @cached_property
     def ablation(self) -> list[Line]:
@@ -238,7 +249,7 @@ class Part:
     @property
     def lines(self) -> list[Line]:
         """The table's own rows, as far as they are there."""
-        found = [self.strong, self.ensemble, self.distilled]
+        found = [self.strong, self.ensemble, self.distilled, *self.further]
         return [line for line in found if line is not None]
 
     @cached_property

@@ -1,9 +1,10 @@
 """The runs behind `strong`: which they are, and training them.
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
-trained in another way; students of all of them together; and the ablation, which adds every
-ingredient to a plain recipe and to `strong`, or takes it away. `StrongTrainer` does what has no
-record yet, judges each finished run once on the development and the test set, and can be stopped
+trained in another way; students of all of them together; students trained for longer, and those of
+a second generation, which have the first students for teachers too; and the ablation, which adds
+every ingredient to a plain recipe and to `strong`, or takes it away. `StrongTrainer` does what has
+no record yet, judges each finished run once on the development and the test set, and can be stopped
 and called again.
 """
 
@@ -28,7 +29,7 @@ from longtail.train.recipe import recipe_values
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
 
-STAGES = ("strong", "teachers", "students", "ablation")
+STAGES = ("strong", "teachers", "students", "further", "ablation")
 RATIOS = (100.0, 50.0, 10.0)
 METHOD = "logit-adjusted"
 
@@ -204,6 +205,12 @@ class Setting:
         names = list(names)
         return [with_teachers(spec, names) for spec in self.student.specs(kinds)]
 
+    @property
+    def longer(self) -> Kind:
+        """Students with twice the epochs."""
+        epochs = 2 * self.student.spec(STUDENT, 0).recipe.values["epochs"]
+        return Kind("student, longer", METHOD, {**STUDENT.overrides, "epochs": epochs})
+
     def ensemble(self, names: Iterable[str]) -> RunSpec:
         """The teachers' mean logits."""
         return ensemble_spec(self.strong.spec(STRONG, 0).dataset, list(names))
@@ -251,13 +258,17 @@ class StrongTrainer(Trainer):
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
                 if "strong" in stages:
                     singles += setting.strong.specs([STRONG])
-                if {"teachers", "students"} & set(stages):
+                taught = bool({"teachers", "students", "further"} & set(stages))
+                if taught:
                     singles += setting.teachers()
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
-                if {"teachers", "students"} & set(stages):
+                if taught:
                     self._average(setting)
-                if "students" in stages:
+                if {"students", "further"} & set(stages):
                     self._teach(setting, [STUDENT])
+                if "further" in stages:
+                    self._teach(setting, [setting.longer])
+                    self._teach(setting, [STUDENT], generation=2)
                 if "ablation" in stages:
                     plan = setting.ablation
                     self._train(plan, plan.specs([STRONG, *ablation(setting.dataset)]))
@@ -266,12 +277,17 @@ class StrongTrainer(Trainer):
             return False
         return True
 
-    def _teach(self, setting: Setting, kinds: Sequence[Kind]) -> None:
+    def _teach(self, setting: Setting, kinds: Sequence[Kind], *, generation: int = 1) -> None:
         """Train students, once their teachers' weights are there."""
-        specs = setting.students(self._teacher_names(setting), kinds)
+        names, first = self._teacher_names(setting), []
+        if generation == 2:
+            first = setting.students(names)
+            names = names + [self._precise(spec).folder.as_posix() for spec in first]
+        specs = setting.students(names, kinds)
         if all(self._is_whole(self.shelf.get(spec)) for spec in specs):
             return
         self._have_teachers(setting)
+        self._have(setting.student, first)
         self._train(setting.student, specs)
 
     def _teacher_names(self, setting: Setting) -> list[str]:
@@ -279,12 +295,15 @@ class StrongTrainer(Trainer):
 
     def _have_teachers(self, setting: Setting) -> list[Run]:
         """The teachers' folders; a record is not enough for a student to learn from."""
-        specs = setting.teachers()
+        self._have(setting.strong, setting.teachers())
+        return [Run.open(self.runs / name) for name in self._teacher_names(setting)]
+
+    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
+        """Train what has no finished folder here, whether there is a record of it or not."""
         there = {run.name for run in self._finished([self._precise(s) for s in specs])}
         lacking = [spec for spec in specs if self._precise(spec).folder.as_posix() not in there]
         if lacking:
-            self._part(setting.strong, lacking)
-        return [Run.open(self.runs / name) for name in self._teacher_names(setting)]
+            self._part(plan, lacking)
 
     def _average(self, setting: Setting) -> None:
         """The ensemble's folder and record."""

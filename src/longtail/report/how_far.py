@@ -263,6 +263,7 @@ def _use() -> list[str]:
         "and goes on:",
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
+        "longtail reproduce strong --stage further\n"
         "longtail reproduce strong --stage ablation\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",

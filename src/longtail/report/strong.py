@@ -306,6 +306,7 @@ def _draw_part(axes: Any, part: Part) -> None:
         ("strong", [part.strong] if part.strong else [], figures.BLUE, "o"),
         ("teachers' mean", [part.ensemble] if part.ensemble else [], figures.ORANGE, "s"),
         (DISTILLED, [part.distilled] if part.distilled else [], figures.VERMILION, "D"),
+        ("further students", part.further, figures.WINE, "D"),
     ]
     for label, lines, color, marker in groups:
         x = [max(line.minutes, 1e-3) for line in lines]
