@@ -197,7 +197,8 @@ def train(
     computes them from softmax runs.
 
     With --teachers the runs also learn from the mean logits of finished runs of the same data,
-    as much as the recipe's distill_weight says; the teachers become part of their specs.
+    as much as the recipe's distill_weight says (that of strong-student is 0.8); the teachers
+    become part of their specs.
 
     \b
     Examples:
@@ -206,8 +207,6 @@ def train(
       longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
       longtail train --dataset a.frozen --method softmax --set epochs=50
-      longtail train --dataset cifar100-lt --method logit-adjusted \\
-        --recipe strong-student --teachers teachers/cifar100-lt
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
     """
     from longtail import _checks
