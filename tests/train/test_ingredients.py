@@ -17,6 +17,7 @@ from longtail import ClassPrior, InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
+from longtail.train.batches import ImagePlan
 from longtail.train.engine import evaluate, train
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
@@ -105,6 +106,37 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
             assert int(one.team.seconds[0, n]) == second
             assert float(one.team.shares[0, n]) == pytest.approx(share, abs=1e-6)
     assert (mixed > 5) == (plan.mixing is not None)
+
+
+def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
+    one = lane(planner(trivial_augment=True, crop_fill="mean"))
+    recipe = one.team.recipe
+    plan = ImagePlan(
+        rows=torch.tensor([4]),
+        dy=torch.tensor([0]),
+        dx=torch.tensor([4]),
+        flip=torch.tensor([0]),
+        operation=torch.tensor([OPERATIONS.index("identity")]),
+        strength=torch.tensor([0]),
+    )
+    (made,) = one.team.maker.make(plan)
+    corner = made.pixels[0, :, 0, 7].numpy()
+    expected = (np.round(255 * np.array(recipe.mean)) / 255 - recipe.mean) / recipe.std
+    np.testing.assert_allclose(corner, expected, atol=1e-6)
+    assert (np.abs(corner) < 0.01).all()
+
+
+def test_where_nothing_is_mixed_nothing_is_missing(monkeypatch):
+    monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
+    one = lane(planner(cutmix=0.05, trivial_augment=True, cutout=3))
+    one.load(0)
+    one.team.prepare(0)
+    plan = one.team.plans[0]
+    chunks = {int(n) // 7 for n in plan.mixed}
+    assert 0 < len(chunks) < 7  # so some chunks have no partner at all
+    own = one.team.shares[0] == 1
+    assert int((~own).sum()) <= len(plan.mixed)
+    assert torch.equal(one.team.seconds[0][own], one.team.targets[0][own])
 
 
 def test_an_ingredient_changes_nothing_about_the_others():
