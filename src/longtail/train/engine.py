@@ -40,7 +40,7 @@ from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe
-from longtail.train.teachers import Staff, names_of, refuse_half
+from longtail.train.teachers import Staff, refuse_half
 from longtail.train.team import Resident, Team, new_network
 
 logger = logging.getLogger("longtail")
@@ -95,7 +95,8 @@ class _Job:
     def team(self) -> tuple[object, ...]:
         """Runs for which this is equal can step as one."""
         sizes = tuple(self.planner.batch_sizes)
-        return self.recipe, precision_of(self.spec), sizes, self.epoch, names_of(self.spec)
+        # The settings are its precision and its teachers.
+        return self.recipe, self.spec.settings, sizes, self.epoch
 
 
 @dataclass

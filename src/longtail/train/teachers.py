@@ -241,6 +241,7 @@ class Teachers:
     ) -> None:
         stacked = device.type == "cuda" if stacked is None else stacked
         self.device, self.count, self.num_classes = device, len(runs), data.num_classes
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         groups: dict[tuple[object, ...], list[nn.Module]] = {}
         for number, run in enumerate(runs):
             own = Recipe.of(run.spec)
@@ -272,7 +273,8 @@ class Teachers:
         total = torch.zeros(len(images), self.num_classes, device=self.device)
         for network, size, change in zip(self.networks, self.sizes, self.changes, strict=True):
             pixels = images if change is None else images * change[0] + change[1]
-            each = pixels.repeat(1, size, 1, 1).contiguous(memory_format=torch.channels_last)
+            each = pixels.to(self.dtype).repeat(1, size, 1, 1)
+            each = each.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
                 with self._autocast():
                     features = network.features(each)  # type: ignore[operator]
@@ -281,9 +283,9 @@ class Teachers:
         return total / self.count
 
     def _autocast(self) -> AbstractContextManager[object]:
-        if self.device.type != "cuda":
+        if self.dtype == torch.float32:
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, self.dtype)
 
 
 def _renormalize(
