@@ -285,6 +285,17 @@ def test_a_team_with_everything_trains_each_run_as_it_would_alone():
         assert np.median(shares) < 0.02, (member, shares)
 
 
+def test_a_neighbour_that_diverges_does_no_harm():
+    planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1)]
+    together, alone = lane(*planners), lane(planners[0])
+    with torch.no_grad():
+        together.team.state(1)["model/conv1.weight"].fill_(float("nan"))
+    mine, neighbour = run_epoch([together], [0])[0]
+    assert np.isnan(neighbour)
+    assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-3)
+    assert all(bool(v.isfinite().all()) for v in together.team.network(0).state_dict().values())
+
+
 def test_sam_looks_twice_with_one_draw_of_the_loss():
     """With ρ tiny the second gradient is the first, unless the loss drew anew in between."""
     method = "equalized-threshold:threshold=0.5,gamma=0.5"
