@@ -13,6 +13,7 @@ sam         sharpness-aware minimisation around any optimiser
 averaging   an average of the weights over the steps
 distillation  how far a network is from its teachers
 team        runs that step as one (on a CPU always a single one), and the step
+teachers    finished runs that others learn from: who may teach, and their mean logits
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 engine      runs into their folders; a finished run's logits on a split
