@@ -12,7 +12,7 @@ from exp_factory import small_cifar
 from longtail.experiments import strong
 from longtail.experiments.demo import one_thread
 from longtail.experiments.records import Record
-from longtail.experiments.strong_runs import STRONG, STUDENT, Setting, ablation, student_ablation
+from longtail.experiments.strong_runs import STRONG, STUDENT, Setting
 
 # Images must be larger than the square that Cutout hides.
 OVERRIDES = {"model": "small-conv", "epochs": 2, "batch_size": 64, "lr": 0.02, "warmup_epochs": 0}
@@ -84,16 +84,17 @@ def made_up_setting(setting: Setting, *, with_ablation=True, level=0.2):
     seconds = sum(one.seconds for one in found if one.name in names)
     together = setting.ensemble(names)
     found.append(made_up(together, level=level - 0.04, minutes=seconds / 60, **more))
-    kinds = [STUDENT, *(student_ablation(setting.dataset) if with_ablation else ())]
+    kinds = [STUDENT, *(setting.ablated_students() if with_ablation else ())]
     found += [
         made_up(precise(spec), level=level - 0.03, minutes=3.0, **more)
         for spec in setting.students(names, kinds)
     ]
     if with_ablation:
-        for number, kind in enumerate(ablation(setting.dataset)):
+        for number, kind in enumerate(setting.ablated()):
+            base = kind.name in ("plain", "strong")
+            error = level if base else level + 0.06 * (number % 3 - 1)
             for spec in setting.ablation.specs([kind]):
-                one = precise(spec)
-                found.append(made_up(one, level=level + 0.06 * (number % 3 - 1), **more))
+                found.append(made_up(precise(spec), level=error, **more))
     return list({one.name: one for one in found}.values())
 
 

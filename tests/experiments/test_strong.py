@@ -14,6 +14,7 @@ from longtail.experiments.exp_runs import Shelf
 from longtail.experiments.records import DEV, TEST
 from longtail.experiments.strong import DISTILLED, PUBLISHED, Study
 from longtail.experiments.strong_runs import (
+    ABLATION_EPOCHS,
     INGREDIENTS,
     OFF,
     STRONG,
@@ -78,6 +79,17 @@ def test_the_ablation_changes_one_ingredient_at_a_time(dataset):
         seen[base] += 1
     assert seen == {"plain": len(INGREDIENTS), "strong": len(INGREDIENTS)}
     assert plan.spec(kinds["strong − logit adjustment"], 0).method.name == "softmax"
+
+
+def test_the_ablation_has_its_own_epochs():
+    setting = Setting("cifar100-lt")
+    kinds = [*setting.ablated(), *setting.ablated_students()]
+    plans = [setting.ablation if "student" not in kind.name else setting.student for kind in kinds]
+    for plan, kind in zip(plans, kinds, strict=True):
+        assert Recipe.of(plan.spec(kind, 0)).epochs == ABLATION_EPOCHS
+    assert {"strong", "student", "plain"} <= {kind.name for kind in kinds}
+    small = Setting("cifar100-lt", overrides={"epochs": 2})
+    assert {kind.overrides["epochs"] for kind in small.ablated()} == {2}
 
 
 def test_students_are_changed_one_at_a_time_too():

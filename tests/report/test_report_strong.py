@@ -65,7 +65,9 @@ def test_the_ablation_is_paired_by_seed(study):
     found = rows(table)
     lines = {line.name: line for line in part.ablation}
     name = "strong − SAM"
-    pairs = lines[name].errors - lines["strong"].errors[:3]
+    pairs = lines[name].errors - lines["strong"].errors
+    assert len(pairs) == 3
+    assert "Each for 200 epochs." in table.note
     interval = mean_interval(pairs)
     half = 100 * (interval.high - interval.mean)
     wanted = f"{100 * interval.mean:+.2f} ± {half:.2f}".replace("-", "−")

@@ -28,9 +28,7 @@ from longtail.experiments.strong_runs import (
     TEACHERS,
     Setting,
     StrongTrainer,
-    ablation,
     is_judged,
-    student_ablation,
 )
 
 if TYPE_CHECKING:
@@ -239,10 +237,8 @@ class Part:
     def ablation(self) -> list[Line]:
         """Every ingredient added or taken away, where it was trained; `strong` among them."""
         wanted = self.setting.ablation.seeds
-        kinds = [*ablation(self.setting.dataset)]
-        lines = [self._line(kind.name, kind, wanted) for kind in kinds]
-        lines.append(self._line("strong", STRONG, wanted))
-        students = (STUDENT, *student_ablation(self.setting.dataset))
+        lines = [self._line(kind.name, kind, wanted) for kind in self.setting.ablated()]
+        students = self.setting.ablated_students()
         lines += [self._students(kind.name, kind) for kind in students]
         return [line for line in lines if line is not None]
 

@@ -11,7 +11,7 @@ and called again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 STAGES = ("strong", "teachers", "students", "further", "ablation")
 RATIOS = (100.0, 50.0, 10.0)
 METHOD = "logit-adjusted"
+ABLATION_EPOCHS = 200  # of everything in it: half of what the recipe takes, for many more runs
 
 OFF: dict[str, Any] = {
     "trivial_augment": False,
@@ -188,6 +189,18 @@ class Setting:
     def _plan(self, recipe: str, seeds: int) -> Plan:
         return Plan(self.dataset, recipe, seeds, self.overrides, self.ratio)
 
+    def ablated(self) -> list[Kind]:
+        """`strong` and every change of it or of the plain recipe, in the ablation's epochs."""
+        return [self._short(kind) for kind in (*ablation(self.dataset), STRONG)]
+
+    def ablated_students(self) -> list[Kind]:
+        """A student and every change of it, in the ablation's epochs."""
+        return [self._short(kind) for kind in (STUDENT, *student_ablation(self.dataset))]
+
+    def _short(self, kind: Kind) -> Kind:
+        epochs = self.overrides.get("epochs", ABLATION_EPOCHS)
+        return replace(kind, overrides={**kind.overrides, "epochs": epochs})
+
     def teachers(self) -> list[RunSpec]:
         """One run of each kind, with seeds that take turns, but for their precision."""
         kinds = TEACHERS[self.dataset]
@@ -271,8 +284,8 @@ class StrongTrainer(Trainer):
                     self._teach(setting, [STUDENT], generation=2)
                 if "ablation" in stages:
                     plan = setting.ablation
-                    self._train(plan, plan.specs([STRONG, *ablation(setting.dataset)]))
-                    self._teach(setting, student_ablation(setting.dataset))
+                    self._train(plan, plan.specs(setting.ablated()))
+                    self._teach(setting, setting.ablated_students())
         except OutOfTimeError:
             return False
         return True

@@ -6,7 +6,7 @@ The numbers come from `longtail.experiments.strong`; nothing is computed here bu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,12 +188,17 @@ def ablation_table(part: Part) -> Table | None:
         ("recipe", "dev", "test", "change", *_GROUPS, "min."),
         rows,
         note=(
-            f"Mean balanced error in percent over {part.setting.ablation.seeds} seeds, on the "
-            "development (dev) and the test set. change: of the test error against plain, strong "
-            "or student, paired by seed, in points, ± half of its 95% interval. plain: crops, "
-            "flips and the schedule of strong. min.: GPU minutes of one network."
+            f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
+            f"{part.setting.ablation.seeds} seeds, on the development (dev) and the test set. "
+            "change: of the test error against plain, strong or student, paired by seed, in "
+            "points, ± half of its 95% interval. plain: crops, flips and the schedule of strong. "
+            "min.: GPU minutes of one network."
         ),
     )
+
+
+def _epochs(lines: Iterable[Line]) -> str:
+    return " or ".join(str(epochs) for epochs in sorted({line.epochs or 0 for line in lines}))
 
 
 def base_of(name: str) -> str:
