@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,19 @@ def test_the_ensemble_is_the_mean_of_the_teachers():
         each = [runs[name].logits(split).logits for name in together.spec.settings["runs"]]
         mean = np.mean(np.asarray(each, np.float64), axis=0)
         np.testing.assert_allclose(together.logits(split).logits, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_seeds_of_a_kind_train_side_by_side(tmp_path, monkeypatch):
+    parts, setting = [], Setting("cifar100-lt")
+    trainer = StrongTrainer(load=None, runs=tmp_path, folder=tmp_path, together=16)
+    monkeypatch.setattr(trainer, "_part", lambda plan, specs: parts.append(specs))
+    wanted = setting.ablation.specs(setting.ablated())
+    trainer._train(setting.ablation, wanted)
+    assert [len(part) for part in parts[:-1]] == [15] * (len(parts) - 1)
+    for part in parts:
+        kinds = Counter(replace(spec, seed=0) for spec in part)
+        assert set(kinds.values()) == {3}
+    assert {spec.folder for part in parts for spec in part} == {spec.folder for spec in wanted}
 
 
 def test_nothing_is_trained_twice(monkeypatch):

@@ -330,6 +330,21 @@ class StrongTrainer(Trainer):
     def _is_whole(self, found: Record | None) -> bool:
         return is_judged(found)
 
+    def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
+        """Train what is missing, in parts that keep the seeds of a kind together: they stack."""
+        kinds: dict[RunSpec, list[RunSpec]] = {}
+        for spec in specs:
+            if not self._is_whole(self.shelf.get(spec)):
+                kinds.setdefault(replace(spec, seed=0), []).append(spec)
+        part: list[RunSpec] = []
+        for of_kind in kinds.values():
+            if part and len(part) + len(of_kind) > self.together:
+                self._part(plan, part)
+                part = []
+            part += of_kind
+        if part:
+            self._part(plan, part)
+
     def _keep(self, plan: Plan, data: LongTailedData, trained: Sequence[Run]) -> None:
         """Judge finished runs, once on either set, and write their records."""
         from longtail.train.engine import evaluate
