@@ -117,8 +117,8 @@ def _results_note(part: Part) -> str:
         "recipe; mean and standard deviation over the runs. τ again: the same networks with their "
         f"logits adjusted once more by a τ chosen on the development set ({taus or 'none'}). "
         f"minutes: of {devices or 'training'} for one such network, as its share of the time of "
-        "all that trained beside it; an ensemble's are those of all teachers, and a student's "
-        "include them."
+        "all that trained beside it, in which SAM counts twice; an ensemble's are those of all "
+        "teachers, and a student's include them."
     )
     lacking = part.missing()
     if lacking:

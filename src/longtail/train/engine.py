@@ -92,6 +92,11 @@ class _Job:
         return self.planner.recipe
 
     @property
+    def passes(self) -> int:
+        """Forward and backward passes of a step; SAM takes two."""
+        return 2 if self.recipe.sam_rho else 1
+
+    @property
     def team(self) -> tuple[object, ...]:
         """Runs for which this is equal can step as one."""
         sizes = tuple(self.planner.batch_sizes)
@@ -369,11 +374,11 @@ def _train_together(
             [crew.epoch for crew in active],
             after_step=report.within_epoch,
         )
-        share = (time.monotonic() - started) / len(jobs)
+        share = (time.monotonic() - started) / sum(job.passes for job in jobs)
         for crew, of_crew in zip(active, losses, strict=True):
             for member, (job, loss) in enumerate(zip(crew.jobs, of_crew, strict=True)):
                 job.epoch += 1
-                job.seconds += share
+                job.seconds += share * job.passes
                 if not job.diverged:
                     job.diverged = not np.isfinite(loss)
                     _after_epoch(crew, member, loss, images, report)
