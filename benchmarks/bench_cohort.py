@@ -1,13 +1,16 @@
 """Training steps on one GPU: cohorts of runs as CUDA graphs, against the plain eager loop.
 
     python benchmarks/bench_cohort.py --data cifar10-lt.frozen --record results/bench_cohort.json
+    python benchmarks/bench_cohort.py --data cifar10-lt.frozen --ingredients \\
+        --record results/bench_ingredients.json
     python benchmarks/bench_cohort.py --show results/bench_cohort.json
 
 CIFAR-10-LT, ResNet-32, batch 128, bfloat16. A model-step is the wall time of a whole epoch over
 its steps and runs, planning and reading the losses included, evaluation apart. The plain loop
 takes the same step as anyone would write it: eagerly, with torch's autocast, batch norm and
 optimiser. It also measures whether the two train alike: losses step by step in float32, and the
-balanced test error of short trainings over five seeds.
+balanced test error of short trainings over five seeds. With --ingredients it measures, instead,
+what the ingredients of the strong recipe cost a cohort.
 """
 
 import argparse
@@ -36,6 +39,23 @@ from longtail.train.recipe import get_recipe
 from longtail.train.team import Resident, Team
 
 DEVICE = torch.device("cuda")
+AUGMENTATION = {
+    "trivial_augment": True,
+    "cutout": 16,
+    "cutmix": 0.5,
+    "mix_partner": "minority",
+}
+INGREDIENTS = {
+    "without": {},
+    "SAM": {"sam_rho": 0.1},
+    "all augmentation": AUGMENTATION,
+    "weight average": {"ema_decay": 0.999},
+    "SAM, all augmentation, weight average": {
+        "sam_rho": 0.1,
+        "ema_decay": 0.999,
+        **AUGMENTATION,
+    },
+}
 SHORT = {"epochs": 8, "warmup_epochs": 1, "milestones": ((5, 0.1), (7, 0.01))}
 
 
@@ -166,6 +186,41 @@ def speed(images, resident, *, epochs, sizes=(1, 4, 8, 16)):
     return found
 
 
+def ingredients(images, resident, *, epochs, size=16):
+    """Each ingredient in a cohort, against one without any; they take turns twice."""
+    found = {}
+    for turn in range(2):
+        for name, overrides in INGREDIENTS.items():
+            recipe = get_recipe("tuned", **overrides)
+            one = lane(images, resident, seeds=range(size), recipe=recipe)
+            row = {**model_step([one], epochs), "prepare_s": prepare_seconds(one)}
+            row["memory_GiB"] = torch.cuda.max_memory_allocated() / 2**30
+            if turn == 0 or row["ms"] < found[name]["ms"]:
+                found[name] = row
+            del one
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    for name, row in found.items():
+        row["ratio"] = row["ms"] / found["without"]["ms"]
+        print(name, row, flush=True)
+    return {"runs": size, "rows": found}
+
+
+def prepare_seconds(one, times=5):
+    """Wall time of making all batches of an epoch."""
+    found = []
+    with one.active():
+        for epoch in range(times):
+            one.team.load(epoch)
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for number in range(0, len(one.team.batch_sizes), one.team.block):
+                one.team.prepare(number)
+            torch.cuda.synchronize()
+            found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
 def step_losses(one, steps):
     """The loss of each of the first steps."""
     one.load(0)
@@ -231,7 +286,7 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
     }
 
 
-def measure(path, *, epochs, speed_only=False):
+def measure(path, *, epochs, speed_only=False, ingredients_only=False):
     pair = data.load(path)
     resident = Resident(pair.train, DEVICE)
     record = {
@@ -242,17 +297,29 @@ def measure(path, *, epochs, speed_only=False):
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "speed": speed(pair.train, resident, epochs=epochs),
     }
+    if ingredients_only:
+        record["ingredients"] = ingredients(pair.train, resident, epochs=epochs)
+        return record
+    record["speed"] = speed(pair.train, resident, epochs=epochs)
     if not speed_only:
         record["agreement"] = agreement(pair.train, resident)
         record["short trainings"] = short_trainings(pair, resident)
     return record
 
 
+def show_ingredients(found):
+    what = f"cohort of {found['runs']}"
+    print(f"{what:40}{'ms a model-step':>16}{'ratio':>8}{'batches, s':>12}")
+    for name, row in found["rows"].items():
+        print(f"{name:40}{row['ms']:16.3f}{row['ratio']:8.2f}{row['prepare_s']:12.3f}")
+
+
 def show(record):
-    found = record["speed"]
     print(f"{record['device']}, torch {record['versions']['torch']}; {record['data']['name']}")
+    if "ingredients" in record:
+        return show_ingredients(record["ingredients"])
+    found = record["speed"]
     print(f"{'':24}{'ms a model-step':>16}{'range':>18}")
     rows = [("plain eager loop", found["plain eager"])]
     rows += [(f"cohort of {size}", row) for size, row in found["cohorts"].items()]
@@ -284,9 +351,15 @@ def main():
     parser.add_argument("--show", type=Path, help="print the tables of a record")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--speed-only", action="store_true", help="leave the comparisons out")
+    parser.add_argument("--ingredients", action="store_true", help="measure those instead")
     given = parser.parse_args()
     if given.record:
-        record = measure(given.data, epochs=given.epochs, speed_only=given.speed_only)
+        record = measure(
+            given.data,
+            epochs=given.epochs,
+            speed_only=given.speed_only,
+            ingredients_only=given.ingredients,
+        )
         given.record.write_text(json.dumps(record, indent=1) + "\n")
         show(record)
     elif given.show:

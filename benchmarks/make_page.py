@@ -161,6 +161,24 @@ def cohorts():
         f"{mean['graph']:.1f}%; the paired 95% interval of the difference is "
         f"[{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}] points.".replace("-", "−"),
         *real_cohort(),
+        *ingredients(),
+    ]
+
+
+def ingredients():
+    if not (ROOT / "results" / "bench_ingredients.json").exists():
+        return []
+    found = record("bench_ingredients")
+    cells = found["ingredients"]["rows"]
+    rows = [
+        [name, f"{row['ms']:.2f}", f"{row['ratio']:.2f}", f"{1000 * row['prepare_s']:.0f}"]
+        for name, row in cells.items()
+    ]
+    return [
+        f"What [the ingredients of the strong recipe](ingredients.md) cost a cohort of "
+        f"{found['ingredients']['runs']} runs there; the last column is the time in which all "
+        "batches of an epoch are made, for all runs.",
+        table(["", "ms a model-step", "times as long", "batches, ms"], rows),
     ]
 
 

@@ -32,18 +32,18 @@ SEEDS = 2
 _folder = tempfile.TemporaryDirectory(prefix="longtail-exp-")
 
 
-def small_cifar(*, seed=0, largest=200, classes=10):
+def small_cifar(*, seed=0, largest=200, classes=10, size=8, ratio=100.0):
     """Noisy pictures, each class around one of its own; sizes from `largest` down to its 1%."""
     random = np.random.default_rng(seed)
-    centres = random.integers(60, 196, (classes, 3, 8, 8))
+    centres = random.integers(60, 196, (classes, 3, size, size))
 
     def pictures(each):
         labels = np.repeat(np.arange(classes), each)
-        noise = random.normal(0, 60, (len(labels), 3, 8, 8))
+        noise = random.normal(0, 60, (len(labels), 3, size, size))
         images = np.clip(centres[labels] + noise, 0, 255).astype(np.uint8)
         return ImageSet(images, labels.astype(np.int64), tuple(f"c{k}" for k in range(classes)))
 
-    spec = DataSpec("cifar10-lt", profile="exp", imbalance_ratio=100.0)
+    spec = DataSpec("cifar10-lt", profile="exp", imbalance_ratio=ratio)
     return make_long_tailed(pictures(largest), pictures(6), spec)
 
 

@@ -157,6 +157,17 @@ def test_freeze_as_json(cli):
     }
 
 
+def test_freeze_with_a_development_set(cli):
+    result = cli("data", "freeze", "digits-lt", "-o", "d.frozen", "--dev", "4")
+    assert result.code == 0
+    dev = load("d.frozen").dev
+    assert dev.fingerprint == load("digits-lt", development=4).dev.fingerprint
+    assert f"314 training, 600 test and {len(dev)} development images" in result.out
+    again = cli("data", "freeze", "digits-lt", "-o", "e.frozen", "--dev", "4", "--json")
+    entry = json.loads(again.out)["dev"]
+    assert entry == {"examples": len(dev), "fingerprint": dev.fingerprint}
+
+
 def test_freeze_replaces_nothing_unasked(cli):
     Path("d.frozen").write_text("precious")
     result = cli("data", "freeze", "digits-lt", "--out", "d.frozen")

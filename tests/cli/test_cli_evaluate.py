@@ -11,7 +11,7 @@ import pytest
 
 from data_factory import write_folder
 from longtail.cli import _cohort, main
-from longtail.data import freeze
+from longtail.data import freeze, load
 from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec, Run, find_runs
 from run_factory import make_run, make_spec
@@ -222,3 +222,60 @@ def test_a_folder_without_runs_is_refused(cli):
     result = cli("evaluate", "empty")
     assert result.code == 1
     assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err)
+
+
+def test_the_development_set_is_judged_without_classes_it_lacks(runs, cli):
+    """The largest class of an exponential profile may be in the training set as a whole."""
+    softmax = sorted((runs / "digits-lt").glob("softmax-*"))
+    result = cli("evaluate", *softmax, "--split", "dev")
+    assert result.code == 0
+    assert "on the dev set" in result.out
+    data = load("digits-lt")
+    for folder in softmax:
+        logits, target, _ = Run.open(folder).logits("dev")
+        assert np.array_equal(target, data.dev.labels)
+        wrong = [np.mean(logits[target == k].argmax(axis=1) != k) for k in np.unique(target)]
+        assert f"{100 * np.mean(wrong):.1f}" in result.out
+    (entry, _) = json.loads(cli("evaluate", *softmax, "--split", "dev", "--json").out)["runs"]
+    assert entry["missing_classes"] == np.flatnonzero(data.dev.counts == 0).tolist()
+    assert entry["examples"] == len(data.dev)
+
+
+def test_a_frozen_file_without_development_set_says_how_to_get_one(runs, cli):
+    freeze(load("digits-lt"), "d.frozen")
+    result = cli("evaluate", runs, "--split", "dev", "--dataset", "d.frozen")
+    assert result.code == 1
+    assert "freeze it with --dev N" in result.err
+
+
+def test_an_ensemble_is_one_more_run(runs, cli):
+    members = sorted((runs / "digits-lt").glob("softmax-*"))
+    result = cli("evaluate", *members, "--ensemble")
+    assert result.code == 0
+    (folder,) = (runs / "digits-lt").glob("ensemble-*")
+    assert f"The mean logits of 2 runs are in {folder}" in result.err
+    found = [Run.open(one).logits("test") for one in members]
+    mean = np.mean([one.logits for one in found], axis=0, dtype=np.float64)
+    together = Run.open(folder)
+    np.testing.assert_allclose(together.logits("test").logits, mean, rtol=1e-6)
+    error = errors_by_hand(together)[0]
+    row = next(line for line in result.out.splitlines() if line.startswith(folder.name))
+    assert row.split()[1] == f"{error:.1f}"
+    # Other commands take it, and evaluating the whole folder again leaves it as it is.
+    assert cli("tune", folder, "--split", "test").code == 0
+    assert cli("report", folder, *members).code == 0
+    document = json.loads(cli("evaluate", *members, folder, "--ensemble", "--json").out)
+    assert document["ensemble"] == str(folder)
+    assert len(document["runs"]) == 3
+
+
+def test_ensembles_that_make_no_sense_are_refused(runs, cli):
+    (one, two) = sorted((runs / "digits-lt").glob("softmax-*"))
+    alone = cli("evaluate", one, "--ensemble")
+    assert alone.code == 1
+    assert "two or more different runs are needed" in alone.err
+    assert cli("evaluate", one, two, "--ensemble").code == 0
+    (folder,) = (runs / "digits-lt").glob("ensemble-*")
+    closed = cli("evaluate", folder, "--split", "dev")
+    assert closed.code == 1
+    assert "is an ensemble and has no logits on the dev set" in closed.err

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from longtail.train.engine import evaluate, train, train_cohort
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
-from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.recipe import Recipe, get_recipe, make_spec
 from longtail.train.team import Resident, Team
 
 DATA = load_digits_lt()
@@ -163,6 +164,24 @@ def test_the_comparison_computes_every_row_from_saved_logits(cohort):
     assert np.all(oracle.errors <= honest.errors + 1e-12)
     gap = table.difference(adjusted)
     assert gap.mean == pytest.approx(np.mean(adjusted.errors - softmax.errors))
+
+
+def test_time_is_shared_by_passes(monkeypatch):
+    """Of 12 seconds of three runs, one of them with SAM, that one is charged 6."""
+    from longtail.train import engine
+
+    jobs = [
+        engine._Job(one, SimpleNamespace(recipe=Recipe.of(one)), None, None, None)
+        for one in (spec(epochs=1), spec(epochs=1, seed=1), spec(epochs=1, sam_rho=0.1))
+    ]
+    crews = [engine._Crew([job], SimpleNamespace(team=None)) for job in jobs]
+    clock = iter([0.0, 12.0])
+    monkeypatch.setattr(engine, "run_epoch", lambda lanes, epochs, **_: [[1.0]] * len(lanes))
+    monkeypatch.setattr(engine, "_after_epoch", lambda *_: None)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: next(clock))
+    report = SimpleNamespace(within_epoch=None)
+    engine._train_together(crews, DATA.train, report=report, checkpoint_seconds=60.0)
+    assert [job.seconds for job in jobs] == [3.0, 3.0, 6.0]
 
 
 def test_the_interval_is_students():

@@ -65,6 +65,74 @@ def test_bfloat16_is_close_to_float32():
     np.testing.assert_allclose(run_epoch([rough], [0])[0], run_epoch([exact], [0])[0], rtol=0.05)
 
 
+EVERYTHING = {
+    "trivial_augment": True,
+    "cutout": 16,
+    "cutmix": 0.4,
+    "mixup": 0.3,
+    "mix_partner": "minority",
+    "sam_rho": 0.1,
+    "ema_decay": 0.9,
+    "lr": 0.003,
+}
+
+
+def test_every_ingredient_in_captured_steps():
+    one, other = lane(**EVERYTHING), lane(graphs=False, **EVERYTHING)
+    for epoch in range(2):
+        graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
+        np.testing.assert_allclose(graph[:3], eager[:3], rtol=2e-3)
+    for member in range(3):
+        mine, its = (team.network(member).state_dict() for team in (one.team, other.team))
+        gaps = [
+            float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
+        ]
+        assert np.median(gaps) < 1e-3
+
+
+def test_images_are_the_same_on_every_device():
+    on_gpu, labels = lane(**EVERYTHING, graphs=False), IMAGES.labels
+    planners = on_gpu.team.planners
+    cpu = torch.device("cpu")
+    on_cpu = Lane(lambda: Team(planners, Resident(IMAGES, cpu)), device=cpu)
+    for one in (on_gpu, on_cpu):
+        one.load(1)
+        with one.active():
+            one.team.prepare(0)
+    count = len(labels)
+    for name in ("targets", "seconds", "shares"):
+        mine, its = (getattr(one.team, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
+        assert torch.equal(mine, its), name
+    mine, its = on_gpu.team.inputs[:count].cpu(), on_cpu.team.inputs[:count]
+    torch.testing.assert_close(mine, its, rtol=0, atol=1e-5)
+
+
+def test_students_learn_from_teachers_in_captured_steps():
+    device, labels = torch.device("cuda"), IMAGES.labels
+    settings = {"image_seed": 7, "distill_weight": 0.8, "distill_temperature": 2.0, "lr": 0.003}
+    recipe = get_recipe("tuned", **{**SHORT, **settings})
+    weights = torch.randn(3 * 32 * 32, 3, device=device) / 30
+    made = {}
+    for graphs in (True, False):
+        planners = [
+            Planner(recipe, Method.of(m), labels, np.arange(len(labels)), IMAGES.prior, seed=seed)
+            for seed, m in enumerate(METHODS[:2])
+        ]
+
+        def make(planners=planners):
+            return Team(
+                planners,
+                Resident(IMAGES, device),
+                device=device,
+                teachers=lambda x: x.flatten(1) @ weights,
+            )
+
+        one = Lane(make, device=device, graphs=graphs)
+        assert one.team.teacher_logits.shape == (1, len(labels), 3)
+        made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(2)]
+    np.testing.assert_allclose(made[True], made[False], rtol=2e-3)
+
+
 def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
     specs = [
         make_spec(

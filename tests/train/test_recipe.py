@@ -119,6 +119,25 @@ TABLE = {
     },
 }
 TABLE["tuned"] = TABLE["paper"] | {"weight_decay": 5e-4}
+TABLE["strong"] = TABLE["tuned"] | {
+    "epochs": 300,
+    "optimizer": "nesterov",
+    "schedule": "cosine",
+    "warmup_epochs": 5,
+    "trivial_augment": True,
+    "cutout": 16,
+    "sam_rho": 0.1,
+    "cutmix": 0.0,
+    "distill_weight": 0.0,
+}
+TABLE["strong-student"] = TABLE["strong"] | {
+    "sam_rho": 0.0,
+    "cutmix": 0.5,
+    "mix_partner": "minority",
+    "distill_weight": 0.8,
+    "distill_temperature": 2.0,
+    "distill_adjusted": False,
+}
 TABLE["ldam"] = TABLE["paper"] | {"weight_decay": 2e-4}
 
 
@@ -294,6 +313,46 @@ def test_unknown_names_are_listed(call, message):
 
 def test_a_record_of_a_newer_version_is_refused():
     document = spec().to_json()
-    document["recipe"]["values"]["mixup"] = 0.2
-    with pytest.raises(InputError, match="has mixup, which this version does not know"):
+    document["recipe"]["values"]["mixdown"] = 0.2
+    with pytest.raises(InputError, match="has mixdown, which this version does not know"):
         Recipe.of(RunSpec.from_json(document))
+
+
+def test_strong_recipes_are_longer_on_the_data_set_of_more_classes():
+    for name in ("strong", "strong-student"):
+        assert get_recipe(name, dataset="cifar100-lt").epochs == 400
+        assert get_recipe(name, dataset="cifar10-lt").epochs == 300
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"cutmix": 1.5}, r"`cutmix` must lie in \[0, 1\]; got 1.5"),
+        ({"mixup": -0.5}, r"`mixup` must lie in \[0, 1\]; got -0.5"),
+        ({"distill_weight": 2}, r"`distill_weight` must lie in \[0, 1\]; got 2"),
+        ({"ema_decay": 1}, r"`ema_decay` must lie in \[0, 1\); got 1"),
+        ({"cutmix": 0.6, "mixup": 0.6}, "mixed in one way at most, .* got 0.6 and 0.6"),
+        ({"sam_rho": -0.1}, "`sam_rho` must not be negative; got -0.1"),
+        ({"cutout": -1}, "`cutout` must be a whole number, at least 0; got -1"),
+        ({"cutout": 3.5}, "`cutout` must be a whole number, at least 0; got 3.5"),
+        ({"image_seed": -1}, "`image_seed` must be a whole number, at least 0; got -1"),
+        ({"mixup_alpha": 0, "mixup": 0.5}, "`mixup_alpha` must be above zero; got 0"),
+        ({"trivial_augment": 1}, "`trivial_augment` must be true or false; got 1"),
+        ({"mix_partner": "rare"}, "`mix_partner` must be one of 'uniform', 'minority'"),
+        ({"mix_partner": "minority"}, "`mix_partner` is 'minority' but cutmix or mixup is 0, so"),
+        ({"mixup_alpha": 0.2}, "`mixup_alpha` is 0.2 but mixup is 0, so it would do nothing"),
+        ({"distill_temperature": 2.0}, "`distill_temperature` is 2.0 but distill_weight is 0"),
+        ({"distill_adjusted": True}, "`distill_adjusted` is True but distill_weight is 0"),
+    ],
+)
+def test_ingredients_that_cannot_be_are_refused(overrides, message):
+    with pytest.raises(InputError, match=message):
+        get_recipe("tuned", **overrides)
+
+
+def test_an_ingredient_at_its_default_leaves_the_hash_alone():
+    plain = spec(recipe="tuned", data=CIFAR10)
+    off = {"image_seed": None, "cutout": 0, "cutmix": 0.0, "sam_rho": 0, "trivial_augment": False}
+    assert spec(recipe="tuned", data=CIFAR10, **off).hash8 == plain.hash8
+    assert spec(recipe="tuned", data=CIFAR10, cutout=16).hash8 != plain.hash8
+    assert spec(recipe="tuned", data=CIFAR10, image_seed=0).hash8 != plain.hash8

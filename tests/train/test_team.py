@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import pixels
+from longtail import InputError
 from longtail.data.images import ImageSet
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
@@ -32,9 +33,9 @@ def planner(method="softmax", seed=0, **overrides):
     return Planner(recipe(**overrides), Method.of(method), labels, kept, IMAGES.prior, seed=seed)
 
 
-def lane(*planners, precision="float32"):
+def lane(*planners, precision="float32", teachers=None):
     data = Resident(IMAGES, CPU)
-    return Lane(lambda: Team(planners, data, precision=precision), device=CPU)
+    return Lane(lambda: Team(planners, data, precision=precision, teachers=teachers), device=CPU)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
@@ -145,3 +146,78 @@ def test_class_weights_come_in_when_drw_starts():
     numbers = (1 - 0.9999 ** np.array(COUNTS)) / (1 - 0.9999)
     expected = 3 / numbers / np.sum(1 / numbers)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def linear_teachers(seed=0):
+    """Teachers that notice every pixel, and how often they were asked about how many images."""
+    weights = torch.randn(3 * 8 * 8, 3, generator=torch.Generator().manual_seed(seed)) / 8
+    asked = []
+
+    def teachers(images):
+        asked.append(len(images))
+        return images.flatten(1) @ weights
+
+    return teachers, asked
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_distillation_by_hand(adjusted):
+    """(1 - w) loss + w T² KL on the run's own images, from the equation."""
+    settings = {"batch_size": 47, "distill_weight": 0.75, "distill_temperature": 2.0}
+    one_planner = planner("logit-adjusted", **settings, distill_adjusted=adjusted)
+    teachers, asked = linear_teachers()
+    one = lane(one_planner, teachers=teachers)
+    found = run_epoch([one], [0])[0][0]
+    assert asked == [47]
+    images = one.team.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    student = new_network(one.team.recipe, IMAGES, seed=0)(images).detach().double().numpy()
+    taught = teachers(images).double().numpy()
+    log_prior = IMAGES.prior.log_probs
+
+    def log_softmax(z):
+        return z - np.log(np.exp(z).sum(1, keepdims=True))
+
+    labels = IMAGES.labels[one.team.plans[0].rows.numpy()]
+    loss = -log_softmax(student + log_prior)[np.arange(47), labels].mean()
+    shift = log_prior if adjusted else 0.0
+    p, q = (log_softmax((z + shift) / 2.0) for z in (taught, student))
+    divergence = 4.0 * (np.exp(p) * (p - q)).sum(1).mean()
+    assert found == pytest.approx(0.25 * loss + 0.75 * divergence, rel=1e-4)
+
+
+def test_runs_of_one_image_seed_share_images_and_teachers():
+    settings = {"image_seed": 5, "distill_weight": 0.5}
+    planners = [planner("logit-adjusted", seed, **settings) for seed in range(3)]
+    teachers, asked = linear_teachers()
+    together = lane(*planners, teachers=teachers)
+    alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
+    for epoch in range(2):
+        losses = run_epoch([together], [epoch])[0]
+        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
+        np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    assert asked == [47, 47]  # once an epoch for all three
+    assert together.team.teacher_logits.shape == (1, 47, 3)
+    inputs = together.team.inputs
+    assert torch.equal(inputs[:, :, :, 0], inputs[:, :, :, 2])
+    assert len({round(loss, 6) for loss in losses}) == 3  # they start from weights of their own
+    assert torch.equal(planners[0].plan(1).rows, planner(seed=5).plan(1).rows)
+
+
+def test_methods_that_sample_otherwise_have_streams_of_their_own():
+    methods = ("softmax", "softmax+over-sampling", "logit-adjusted")
+    planners = [planner(method, 0, distill_weight=0.5) for method in methods]
+    teachers, asked = linear_teachers()
+    together = lane(*planners, teachers=teachers)
+    assert together.team.stream_of == [0, 1, 0]
+    losses = run_epoch([together], [0])[0]
+    assert asked == [47, 47]
+    alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
+    expected = [run_epoch([one], [0])[0][0] for one in alone]
+    np.testing.assert_allclose(losses, expected, rtol=2e-4)
+
+
+def test_distillation_needs_teachers_and_teachers_a_weight():
+    with pytest.raises(InputError, match=r"`distill_weight` is 0\.5, but there are no teachers"):
+        lane(planner(distill_weight=0.5))
+    with pytest.raises(InputError, match="`distill_weight` is 0, but there are teachers"):
+        lane(planner(), teachers=linear_teachers()[0])

@@ -14,7 +14,7 @@ from longtail.cli import _training
 if TYPE_CHECKING:
     from longtail.cli._console import Progress
     from longtail.data import LongTailedData
-    from longtail.runs import RunSpec
+    from longtail.runs import Run, RunSpec
     from longtail.train.engine import EpochEnd
 
 # What a data set is trained with unless the user names a recipe.
@@ -32,6 +32,8 @@ class Asked:
         overrides: of the recipe, as typed.
         held_out: fraction of each class.
         precision: of the network.
+        teachers: that the runs learn from.
+        teacher_logits: from their saved logits.
     """
 
     methods: Sequence[str]
@@ -40,6 +42,8 @@ class Asked:
     overrides: Sequence[str]
     held_out: float | None
     precision: str | None
+    teachers: Sequence[Run] = ()
+    teacher_logits: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,13 @@ class Job:
         specs: of the runs, each once.
         data: their data set.
         root: the folder of runs.
+        teachers: those that were named; a resumed run's others are found below the root.
     """
 
     specs: Sequence[RunSpec]
     data: LongTailedData
     root: Path
+    teachers: Sequence[Run] = ()
 
     @property
     def folders(self) -> list[Path]:
@@ -82,6 +88,7 @@ def plan(
     from longtail.train.engine import refuse_early
     from longtail.train.methods import parse_method
     from longtail.train.recipe import RECIPES, make_spec, parse_overrides, recipe_values
+    from longtail.train.teachers import Staff
 
     if dataset is None:
         raise typer.BadParameter("missing option '--dataset'")
@@ -102,16 +109,24 @@ def plan(
         )
     spec = replace(data.spec, held_out=asked.held_out or 0.0)
     made = [
-        _precise(
-            make_spec(spec, method=method, recipe=recipe, seed=seed, overrides=overrides),
-            asked.precision,
-        )
+        _whole(make_spec(spec, method=method, recipe=recipe, seed=seed, overrides=overrides), asked)
         for seed in asked.seeds or [0]  # every method of a seed first: they are compared
         for method in methods
     ]
-    job = Job(list({one.folder: one for one in made}.values()), data, out)
+    job = Job(list({one.folder: one for one in made}.values()), data, out, asked.teachers)
     refuse_early(job.specs, data.train)
+    Staff(job.specs, data.train, root=out, given=asked.teachers)
     return job
+
+
+def _whole(spec: RunSpec, asked: Asked) -> RunSpec:
+    """The spec with what is neither data, method, recipe nor seed."""
+    from longtail.train.teachers import with_teachers
+
+    precise = _precise(spec, asked.precision)
+    if not asked.teachers:
+        return precise
+    return with_teachers(precise, asked.teachers, saved=asked.teacher_logits)
 
 
 def _precise(spec: RunSpec, precision: str | None) -> RunSpec:
@@ -160,12 +175,13 @@ def resumed(
     root = folder.parent.parent  # as it was typed, where that leads there
     if (root / spec.folder).resolve() != place:
         root = place.parents[1]
-    return Job([spec], _training.RunData(dataset, data_dir).of(run), root)
+    return Job([spec], _training.RunData(dataset, data_dir).of(run), root, asked.teachers)
 
 
 def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:
     """A run's spec with what was typed in the place of its own."""
     from longtail.train.recipe import make_spec, parse_overrides
+    from longtail.train.teachers import with_teachers
 
     if len(asked.methods) > 1 or len(asked.seeds or []) > 1:
         raise typer.BadParameter("--resume continues one run: one method and one seed")
@@ -186,7 +202,11 @@ def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:
             overrides={**own, **parse_overrides(asked.overrides)},
         )
         found = replace(found, model=remade.model, method=remade.method, recipe=remade.recipe)
-    return found if asked.precision is None else _precise(found, asked.precision)
+    if asked.precision is not None:
+        found = _precise(found, asked.precision)
+    if not asked.teachers:
+        return found
+    return with_teachers(found, asked.teachers, saved=asked.teacher_logits)
 
 
 def _state(folder: Path, data: str) -> str:

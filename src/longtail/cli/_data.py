@@ -86,6 +86,7 @@ def load(
     counts: Path | None,
     fit: bool,
     subset_seed: int,
+    development: int | None = None,
 ) -> LongTailedData:
     """The data that the options name, with progress shown while it is read."""
     from longtail.data import load as load_data
@@ -99,6 +100,7 @@ def load(
             counts=counts,
             fit=fit,
             seed=subset_seed,
+            development=development,
             progress=progress,
         )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from longtail.data import LongTailedData
-    from longtail.metrics import PerClassError
+    from longtail.metrics import Missing, PerClassError
     from longtail.runs import DataSpec, Run, RunSpec
 
 DeviceOption = Annotated[
@@ -116,11 +116,12 @@ class Judged:
 
     @classmethod
     def on(cls, run: Run, split: str) -> Judged:
-        """Judge a run by its logits on a split."""
+        """Judge a run by its logits on a split; a development set may lack the largest classes."""
         from longtail.metrics import per_class_error
 
         logits, target, _ = run.logits(split)
-        return cls(run, per_class_error(target, logits))
+        missing: Missing = "skip" if split == "dev" else "error"
+        return cls(run, per_class_error(target, logits, missing=missing))
 
     def values(self) -> dict[str, float]:
         """Balanced error, and that of the classes with many, medium and few examples."""

@@ -183,6 +183,16 @@ def freeze(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The file, NAME.frozen.")
     ],
+    dev: Annotated[
+        int | None,
+        typer.Option(
+            "--dev",
+            min=1,
+            metavar="N",
+            help="Also a development set: up to N images a class that training leaves out.",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: _data.DataDirOption = None,
     profile: _data.ProfileOption = None,
     ratio: _data.RatioOption = None,
@@ -202,6 +212,7 @@ def freeze(
     Examples:
       longtail data freeze cifar100-lt --out cifar100-lt.frozen
       longtail data freeze cifar10-lt --profile step --out step.frozen
+      longtail data freeze cifar100-lt --dev 50 --out both.frozen
     """
     from longtail.data import frozen
 
@@ -214,9 +225,10 @@ def freeze(
         counts=counts,
         fit=fit,
         subset_seed=subset_seed,
+        development=dev,
     )
     with _console.progress("freezing") as progress:
-        path = frozen.freeze(data, out, force=force, progress=progress)
+        path = frozen.freeze(data, out, dev=dev is not None, force=force, progress=progress)
     size = path.stat().st_size
     if json:
         document = {
@@ -226,11 +238,16 @@ def freeze(
             "train": {"examples": len(data.train), "fingerprint": data.train.fingerprint},
             "test": {"examples": len(data.test), "fingerprint": data.test.fingerprint},
         }
+        if dev is not None and data.dev is not None:
+            document["dev"] = {"examples": len(data.dev), "fingerprint": data.dev.fingerprint}
         _console.print_json(document)
         return
+    words = [f"{len(data.train):,} training", f"{len(data.test):,} test"]
+    if dev is not None and data.dev is not None:
+        words.append(f"{len(data.dev):,} development")
     _console.line(
-        f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {len(data.train):,} training "
-        f"and {len(data.test):,} test images, {_console.size(size)}"
+        f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), "
+        f"{', '.join(words[:-1])} and {words[-1]} images, {_console.size(size)}"
     )
 
 

@@ -22,7 +22,9 @@ class Split(StrEnum):
     """What a run can be judged on."""
 
     test = "test"
+    dev = "dev"
     held_out = "held-out"
+    train = "train"
 
 
 @app.command()
@@ -32,6 +34,10 @@ def evaluate(
         typer.Argument(metavar="RUN", help="Run folders, or folders of runs to take all from."),
     ],
     split: Annotated[Split, typer.Option("--split", help="What to judge them on.")] = Split.test,
+    ensemble: Annotated[
+        bool,
+        typer.Option("--ensemble", help="Also average their logits, into a run folder of its own."),
+    ] = False,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -46,11 +52,18 @@ def evaluate(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Judge finished runs on the test set.
+    """Judge finished runs on the test set, alone or together.
 
     The network's logits on the split are computed where they are missing and kept in the run's
     folder: everything after that, such as `longtail report`, reads them and needs neither the
-    network nor the data. Logits on the held-out part were written when training ended.
+    network nor the data. Logits on the held-out part were written when training ended. The
+    development set (dev) is made of images that the training set leaves out: choose on it, and
+    open the test set once.
+
+    Logits on the training set (train) are for students to learn from, not to judge by.
+
+    With --ensemble the mean logits of all of them become one more run, without weights, which
+    every command reads.
 
     \b
     Examples:
@@ -58,25 +71,51 @@ def evaluate(
       longtail evaluate runs/digits-lt/softmax-s0-* --json
       longtail evaluate runs/digits-lt --split held-out
       longtail evaluate runs/flowers --dataset flowers.frozen
+      longtail evaluate runs/cifar100-lt --split dev --ensemble
     """
     from longtail.cli.report import _open
 
     opened = _open(runs)
+    if ensemble:
+        opened = _members(opened)
     missing = [run for run in opened if force or split not in run.splits]
     _refuse(missing, split)
     if missing:
-        written = _write(missing, dataset, data_dir, device, replaced=force)
+        written = _write(missing, split, dataset, data_dir, device, replaced=force)
         opened = [written.get(run.folder, run) for run in opened]
+    together = _averaged(opened, split, replaced=force) if ensemble else None
+    shown = [*opened, *([together] if together is not None else [])]
     if json:
-        _console.print_json(_document(opened, split))
-    else:
-        _show(opened, split, len(missing))
+        found = _document(shown, split)
+        _console.print_json(found | ({"ensemble": together.folder} if together else {}))
+        return
+    _show(shown, split, len(missing))
+    if together is not None:
+        _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
+
+
+def _members(opened: list[Run]) -> list[Run]:
+    """The runs to average: an ensemble that lies among them is none of its own members."""
+    from longtail.runs.ensemble import NAME, ensemble_spec
+
+    members = [run for run in opened if run.spec.method.name != NAME]
+    # Refuses a single one, before any work.
+    ensemble_spec(opened[0].spec.dataset, [run.name for run in members])
+    return members
+
+
+def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:
+    from longtail.runs import ensemble
+
+    root = members[0].folder.parent.parent
+    return ensemble(members, root=root, split=split.value, replace=replaced)
 
 
 def _refuse(missing: list[Run], split: Split) -> None:
     """What would fail after work on other runs is refused before it."""
     from longtail import _checks
     from longtail._checks import InputError
+    from longtail.runs.ensemble import MEMBERS
 
     for run in missing:
         if split == Split.held_out:
@@ -85,29 +124,51 @@ def _refuse(missing: list[Run], split: Split) -> None:
                 if not run.spec.dataset.held_out
                 else "--force has no use with --split held-out: training writes those logits."
             )
+        if run.spec.settings.get(MEMBERS):
+            raise InputError(
+                f"{run.folder} is an ensemble and has no logits on the {split} set; evaluate its "
+                f"members with --split {split} --ensemble."
+            )
         run.model()  # says why there are no weights
     if missing:
         _checks.require("torch", extra="torch", caller="longtail evaluate")
 
 
 def _write(
-    missing: list[Run], dataset: str | None, data_dir: Path | None, device: str, *, replaced: bool
+    missing: list[Run],
+    split: Split,
+    dataset: str | None,
+    data_dir: Path | None,
+    device: str,
+    *,
+    replaced: bool,
 ) -> dict[Path, Run]:
-    """The runs with their logits on the test set, by folder."""
+    """The runs with their logits on a split, by folder."""
     from longtail.train.engine import evaluate as evaluate_run
 
     where, data = _training.find_device(device), _training.RunData(dataset, data_dir)
-    tests = [data.of(run).test for run in missing]  # all of them, before any work
+    own = [data.of(run) for run in missing]  # all of them, before any work
+    images = [
+        one.development(run)
+        if split == Split.dev
+        else one.train
+        if split == Split.train
+        else one.test
+        for run, one in zip(missing, own, strict=True)
+    ]
     found: dict[Path, Run] = {}
     with _console.progress("evaluating") as progress:
-        for done, (run, test) in enumerate(zip(missing, tests, strict=True)):
+        for done, (run, part) in enumerate(zip(missing, images, strict=True)):
             progress(done, len(missing), run.folder.name)
-            found[run.folder] = evaluate_run(run, test, device=where, replace=replaced)
+            found[run.folder] = evaluate_run(
+                run, part, split=split.value, device=where, replace=replaced
+            )
     return found
 
 
 def _document(runs: list[Run], split: Split) -> dict[str, Any]:
-    judged = {run.folder: _training.Judged.on(run, split).values() for run in runs}
+    errors_of = {run.folder: _training.Judged.on(run, split) for run in runs}
+    judged = {folder: one.values() for folder, one in errors_of.items()}
     methods = []
     for together in _by_data(runs).values():
         for name, group in _training.by_method(together).items():
@@ -129,10 +190,23 @@ def _document(runs: list[Run], split: Split) -> dict[str, Any]:
             "seed": run.spec.seed,
             "examples": run.record["splits"][split]["examples"],
             **judged[run.folder],
+            "missing_classes": errors_of[run.folder].error.missing_classes.tolist(),
         }
         for run in runs
     ]
     return {"split": str(split), "runs": listed, "methods": methods}
+
+
+def _absent(run: Run, split: Split) -> str:
+    """The classes that a split has no examples of, in words; a dev set may lack the largest."""
+    import numpy as np
+
+    from longtail import _checks
+
+    counts = np.bincount(run.logits(split).target, minlength=run.prior.num_classes)
+    names = run.class_names or [str(k) for k in range(len(counts))]
+    lacking = [names[k] for k in np.flatnonzero(counts == 0)]
+    return f"class(es) {_checks.listing(lacking)}" if lacking else ""
 
 
 def _by_data(runs: list[Run]) -> dict[Any, list[Run]]:
@@ -167,6 +241,9 @@ def _show(runs: list[Run], split: Split, written: int) -> None:
         header = ("balanced", *GROUP_BOUNDS)
         _console.show_table(Table(title, ("run", *header), rows))
         note = f"Classes by training examples: {bounds}."
+        absent = _absent(together[0], split)
+        if absent:
+            note += f" Without examples there: {absent}, left out of the means."
         if any(len(group) > 1 for group in methods.values()):
             note = f"Means over the seeds, ± standard deviation. {note}"
         _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))

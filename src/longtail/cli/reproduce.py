@@ -18,7 +18,7 @@ from longtail.cli._training import DeviceOption
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
-    from longtail.experiments.table_exp import Study
+    from longtail.experiments import strong, table_exp
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -28,9 +28,11 @@ EXPERIMENTS = {
     "synthetic": "Every loss and post-hoc method on two Gaussian classes (figure 2).",
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
     "table-exp": "The CIFAR EXP table and its figures, by training (a GPU, minutes).",
+    "strong": "How far the logit-adjusted loss goes on the CIFARs (a GPU, an hour).",
 }
-# Those that train: the options below are theirs, and they show what is there when time is up.
-TRAINED = ("table-exp",)
+# Those that train, with the options that are theirs alone; they show what is there when time
+# is up.
+TRAINED = {"table-exp": ("recipe", "rows", "only"), "strong": ("stage", "rho")}
 
 
 def module_of(name: str) -> str:
@@ -75,14 +77,15 @@ def reproduce(
     ] = None,
     data_dir: DataDirOption = None,
     seeds: Annotated[
-        int | None, _option("--seeds", "Of each run; 5 if absent.", min=1, metavar="N")
+        int | None,
+        _option("--seeds", "Of each run; 5 if absent, of some 3.", min=1, metavar="N"),
     ] = None,
     rows: Annotated[
         str | None,
         _option(
             "--rows",
-            "table: the table alone; figures: Adam's runs too; extra: further methods as well. "
-            "figures if absent.",
+            "Of table-exp: table, the table alone; figures, Adam's runs too; extra, further "
+            "methods as well. figures if absent.",
             metavar="NAME",
         ),
     ] = None,
@@ -90,8 +93,25 @@ def reproduce(
         list[str] | None,
         _option(
             "--only",
-            "Train only these of the table's runs such as softmax; may be repeated.",
+            "Of table-exp: train only these of the table's runs, such as softmax; may be repeated.",
             metavar="NAME",
+        ),
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        _option(
+            "--stage",
+            "Of strong: strong, teachers, students (with their teachers), further (longer, and a "
+            "second generation) or ablation; may be repeated. strong and students if absent.",
+            metavar="NAME",
+        ),
+    ] = None,
+    rho: Annotated[
+        list[float] | None,
+        _option(
+            "--rho",
+            "Of strong: the imbalance ratio, 100, 50 or 10; may be repeated. 100 if absent.",
+            metavar="X",
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -141,6 +161,7 @@ def reproduce(
       longtail reproduce synthetic --json    numbers only, for a program
       longtail reproduce table-exp --recipe paper --minutes 9
       longtail reproduce table-exp --no-train    from the records alone
+      longtail reproduce strong --stage strong --dataset cifar100-lt
     """
     if name is None:
         _list(json)
@@ -153,12 +174,16 @@ def reproduce(
     if name in TRAINED:
         if minutes is not None and not minutes > 0:
             raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
-        options = _table_options(
+        _refuse_options_of_others(context, name)
+        options = _run_options(
+            name,
             recipe=recipe,
             datasets=dataset,
             seeds=seeds,
             rows=rows,
             only=only,
+            stages=stage,
+            ratios=rho,
             overrides=overrides or [],
             minutes=minutes,
             runs=runs or Path("runs"),
@@ -212,39 +237,38 @@ def _refuse_training_options(context: typer.Context, name: str) -> None:
             )
 
 
-def _table_options(
-    *,
-    recipe: str | None,
-    datasets: list[str] | None,
-    seeds: int | None,
-    rows: str | None,
-    only: list[str] | None,
-    overrides: list[str],
-    minutes: float | None,
-    runs: Path,
-    folder: Path,
-) -> dict[str, Any]:
-    """What `experiments.table_exp.run` takes, checked; what was not typed has its defaults."""
+def _refuse_options_of_others(context: typer.Context, name: str) -> None:
+    """An option of another experiment would silently do nothing."""
+    for other, theirs in TRAINED.items():
+        for option in context.command.params:
+            if other != name and option.name in theirs and option.name in _given(context):
+                raise typer.BadParameter(f"{option.opts[0]} has no part in {name}, only in {other}")
+
+
+def _run_options(name: str, **typed: Any) -> dict[str, Any]:
+    """What the experiment's `run` takes, checked; what was not typed has its defaults."""
     from longtail import _checks
     from longtail.experiments.exp_runs import CIFARS, TABLE
+    from longtail.experiments.strong_runs import RATIOS, STAGES
     from longtail.train.recipe import parse_overrides, recipe_values
 
     caller = "longtail reproduce"
-    if recipe is not None:
-        recipe_values(recipe)  # refuses an unknown name
-    for dataset in datasets or []:
+    typed["overrides"] = parse_overrides(typed["overrides"])
+    if typed["recipe"] is not None:
+        recipe_values(typed["recipe"])  # refuses an unknown name
+    for dataset in typed["datasets"] or []:
         _checks.choice(dataset, CIFARS, caller, name="--dataset")
-    if rows is not None:
-        _checks.choice(rows, ("table", "figures", "extra"), caller, name="--rows")
-    for kind in only or []:
+    if typed["rows"] is not None:
+        _checks.choice(typed["rows"], ("table", "figures", "extra"), caller, name="--rows")
+    for kind in typed["only"] or []:
         _checks.choice(kind, [known.name for known in TABLE], caller, name="--only")
-    if only and rows is None:
-        rows = "table"  # what it picks from
-    typed = {"recipe": recipe, "datasets": datasets, "seeds": seeds, "rows": rows}
-    typed |= {"only": only}
-    found = {key: value for key, value in typed.items() if value is not None}
-    changed = parse_overrides(overrides)
-    return {**found, "overrides": changed, "minutes": minutes, "runs": runs, "folder": folder}
+    if typed["only"] and typed["rows"] is None:
+        typed["rows"] = "table"  # what it picks from
+    for stage in typed["stages"] or []:
+        _checks.choice(stage, STAGES, caller, name="--stage")
+    for ratio in typed["ratios"] or []:
+        _checks.choice(f"{ratio:g}", [f"{one:g}" for one in RATIOS], caller, name="--rho")
+    return {key: value for key, value in typed.items() if value is not None}
 
 
 def _training_options(
@@ -266,11 +290,11 @@ def _training_options(
     }
 
 
-def _loader(data_dir: Path | None) -> Callable[[str], LongTailedData]:
-    def load(name: str) -> LongTailedData:
+def _loader(data_dir: Path | None) -> Callable[..., LongTailedData]:
+    def load(name: str, ratio: float | None = None) -> LongTailedData:
         from longtail.data import load as load_data
 
-        return load_data(name, data_dir=data_dir)
+        return load_data(name, data_dir=data_dir, imbalance_ratio=ratio)
 
     return load
 
@@ -290,7 +314,7 @@ def _command(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def _say_stopped(study: Study, command: str) -> None:
+def _say_stopped(study: table_exp.Study | strong.Study, command: str) -> None:
     """What is there when time is up, and how to go on."""
     done = sum(len(part.records) for part in study.parts)
     left = sum(len(part.missing()) for part in study.parts)

@@ -94,8 +94,8 @@ def train(
         typer.Option(
             "--recipe",
             metavar="NAME",
-            help="paper, tuned, released, ldam or digits. If absent, tuned for the CIFARs and "
-            "digits for the digits.",
+            help="paper, tuned, strong, strong-student, released, ldam or digits. If absent, "
+            "tuned for the CIFARs and digits for the digits.",
             autocompletion=_complete_recipe,
             show_default=False,
         ),
@@ -109,6 +109,23 @@ def train(
             show_default=False,
         ),
     ] = None,
+    teachers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--teachers",
+            metavar="RUN",
+            help="Learn from this finished run as well, or from all in a folder; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    teacher_logits: Annotated[
+        bool,
+        typer.Option(
+            "--teacher-logits",
+            help="Learn from the teachers' saved logits (evaluate --split train), not networks; "
+            "for recipes without augmentation.",
+        ),
+    ] = False,
     held_out: Annotated[
         float | None,
         typer.Option(
@@ -179,6 +196,10 @@ def train(
     under-sampling and sqrt-sampling. Post-hoc methods need no training: `longtail report`
     computes them from softmax runs.
 
+    With --teachers the runs also learn from the mean logits of finished runs of the same data,
+    as much as the recipe's distill_weight says (that of strong-student is 0.8); the teachers
+    become part of their specs.
+
     \b
     Examples:
       longtail train --dataset digits-lt --method softmax --method balanced
@@ -203,7 +224,11 @@ def train(
         overrides=overrides or [],
         held_out=held_out,
         precision=_precision(precision, where, resumed=resume is not None),
+        teachers=_opened(teachers or []),
+        teacher_logits=teacher_logits,
     )
+    if teacher_logits and not teachers:
+        raise typer.BadParameter("--teacher-logits needs --teachers")
     if resume is not None:
         for name in ("force", "counts", "fit", "out"):
             if name in given:
@@ -236,6 +261,16 @@ def train(
         _console.print_json(_document(runs))
     else:
         _show(runs, job)
+
+
+def _opened(folders: list[Path]) -> list[Run]:
+    """The teachers; an ensemble among its own members adds nothing to them."""
+    from longtail.cli.report import _open
+    from longtail.runs.ensemble import MEMBERS
+
+    found = _open(folders) if folders else []
+    names = {run.name for run in found}
+    return [run for run in found if not set(run.spec.settings.get(MEMBERS, ("",))) <= names]
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -307,6 +342,7 @@ def _train(
             job.specs,
             job.data.train,
             root=job.root,
+            teachers=job.teachers,
             device=device,
             command=command,
             force=force,

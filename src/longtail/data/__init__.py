@@ -3,7 +3,7 @@
 registry     `load`: long-tailed data by name
 profiles     how many examples each class gets (exponential, step, natural)
 images       ImageSet and LongTailedData: arrays with their fingerprint
-subsets      which examples: the long-tailed subset, the held-out split
+subsets      which examples: the long-tailed subset, the development set, the held-out split
 samplers     which examples an epoch sees: balanced by class and the like
 torch_samplers  the same for torch's DataLoader, also in several processes
 decoding     many encoded images into one array
@@ -11,7 +11,7 @@ cifar        CIFAR-10 and CIFAR-100 from the official archives
 hub_parquet  images from parquet files of the Hugging Face hub
 folder       images from a folder with one sub-folder per class
 digits       scikit-learn's handwritten digits
-frozen       a training set and its test set in one small file
+frozen       a training set and its test set in one small file, perhaps a development set too
 official     the fingerprints of the official CIFARs and their subsets
 
 Data sets too large for memory, as lists of files:

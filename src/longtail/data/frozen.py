@@ -1,5 +1,7 @@
 """A long-tailed training set with its test set in one small file, for a machine without either.
 
+The development set comes along if it is asked for.
+
 The container is safetensors: labels, pixels as losslessly coded sheets of many images each
 (one picture of 128 small images takes less room than 128 pictures), and a record, a JSON
 document with its own checksum: format, spec, class names, fingerprints. The same data give the
@@ -29,7 +31,7 @@ from longtail.runs.folder import seal
 
 FORMAT = 1
 KIND = "longtail-frozen-data"
-_SPLITS = ("train", "test")
+_SPLITS = ("train", "test", "dev")  # the last one may be absent
 _SHEET_PIXELS = 1 << 17
 _COLUMNS = 8
 _WEBP_MOST = 16383  # pixels of a side
@@ -39,6 +41,7 @@ def freeze(
     data: LongTailedData,
     path: Path | str,
     *,
+    dev: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -47,6 +50,7 @@ def freeze(
     Args:
         data: what to write.
         path: the file; ``.frozen`` is its usual ending.
+        dev: write the development set too.
         force: replace a file that exists.
         progress: called with (images done, images in all, text).
 
@@ -65,6 +69,14 @@ def freeze(
     """
     path = Path(path)
     check_destination(path, force=force)
+    parts = {"train": data.train, "test": data.test}
+    if dev:
+        if data.dev is None:
+            raise InputError(
+                f"freeze: {data.spec.name} has no development set to write: its training set "
+                f"leaves nothing out, or it was frozen without one."
+            )
+        parts["dev"] = data.dev
     api = _checks.require("safetensors.numpy", extra="torch", caller="freeze")
     record: dict[str, Any] = {
         "kind": KIND,
@@ -75,8 +87,8 @@ def freeze(
         "splits": {},
     }
     tensors: dict[str, NDArray[Any]] = {}
-    total, before = len(data.train) + len(data.test), 0
-    for split, part in (("train", data.train), ("test", data.test)):
+    total, before = sum(map(len, parts.values())), 0
+    for split, part in parts.items():
         report = None
         if progress is not None:
             report = partial(_report, progress, before=before, total=total, split=split)
@@ -156,7 +168,7 @@ def read_frozen(path: Path | str) -> LongTailedData:
         )
     names = tuple(record["class_names"])
     parts = {}
-    for split in _SPLITS:
+    for split in (name for name in _SPLITS if name in record["splits"] or name != "dev"):
         entry = record["splits"][split]
         try:
             images = _decode_split(tensors, split, entry)
@@ -168,7 +180,8 @@ def read_frozen(path: Path | str) -> LongTailedData:
             # The bytes are right, so it is the decoder of this machine that differs.
             raise _damaged(path, f"its {split} images are decoded to others than were frozen")
         parts[split] = part
-    return LongTailedData(parts["train"], parts["test"], DataSpec(**record["spec"]))
+    spec = DataSpec(**record["spec"])
+    return LongTailedData(parts["train"], parts["test"], spec, parts.get("dev"))
 
 
 def read_record(path: Path | str) -> dict[str, Any]:

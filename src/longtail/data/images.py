@@ -1,7 +1,8 @@
 """ImageSet and LongTailedData: labelled images as arrays, with a fingerprint.
 
-Training is given an ImageSet and nothing else: the test set is a separate one that only
-`evaluate` sees. Pixels stay the integers they came as; recipes say how to normalise them.
+Training is given an ImageSet and nothing else: the test set and the development set are separate
+ones that only `evaluate` sees. Pixels stay the integers they came as; recipes say how to
+normalise them.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ class ImageSet:
         labels: int64, shape (examples,).
         class_names: one name per class, in label order.
         pixel_range: the largest value a pixel can have, 255 for photographs.
+        role: what it must only be judged on, ``test`` or ``development``, which training
+            refuses; empty for any other.
     """
 
     images: NDArray[np.uint8]
     labels: IntArray
     class_names: tuple[str, ...]
     pixel_range: int = 255
+    role: str = ""
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.uint8:
@@ -84,8 +88,39 @@ class LongTailedData:
         train: what training sees.
         test: what `evaluate` sees.
         spec: how a run's record names it.
+        dev: the development set, to choose settings on: images that the training set leaves
+            out, so that no run has trained on them; None where there are none.
     """
 
     train: ImageSet
     test: ImageSet
     spec: runs.DataSpec
+    dev: ImageSet | None = None
+
+    def __post_init__(self) -> None:
+        for key, role in (("test", "test"), ("dev", "development")):
+            part: ImageSet | None = getattr(self, key)
+            if part is not None and part.role != role:
+                object.__setattr__(self, key, replace(part, role=role))
+
+    def development(self, run: runs.Run) -> ImageSet:
+        """The development set, if a run was not trained on it.
+
+        A run that was trained on another subset, say of a lower imbalance ratio, may have seen
+        these images, so it is refused.
+
+        Args:
+            run: what is to be judged.
+        """
+        if self.dev is None:
+            raise InputError(
+                f"{self.spec.name} has no development set: its training set leaves nothing out, "
+                f"or it was frozen without one; freeze it with --dev N."
+            )
+        if run.data != self.train.fingerprint:
+            raise runs.RunError(
+                f"{run.folder} was trained on other data (fingerprint {run.data[:16]} against "
+                f"{self.train.fingerprint[:16]}), which may hold images of this development "
+                f"set; it can't be judged on it."
+            )
+        return self.dev

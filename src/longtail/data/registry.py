@@ -47,6 +47,7 @@ def load(
     counts: Any = None,
     fit: bool = False,
     seed: int = 0,
+    development: int | None = None,
     verify: bool = True,
     progress: Progress | None = None,
 ) -> LongTailedData:
@@ -66,6 +67,9 @@ def load(
         fit: give the profile of `counts` the data set's own number of classes and size, see
             `fit_counts`.
         seed: which subset; 0 is the one that published results use.
+        development: how many images of each class the development set has at most, of those
+            that the subset leaves out; 5,000 shared out among the classes if None. A frozen
+            file has the one that was frozen, or none.
         verify: refuse CIFAR files whose content is not the official one.
         progress: called with (images read, images in all, text).
 
@@ -77,12 +81,12 @@ def load(
         array([114,  88,  68,  52,  40,  31,  24,  19,  14,  11])
     """
     caller = "load"
-    wanted = _Wanted(profile, imbalance_ratio, counts, fit, seed)
+    wanted = _Wanted(profile, imbalance_ratio, counts, fit, seed, development)
     if name in DATASETS:
         name = str(name)
         if name == "digits-lt":
             pool, test = read_digits()
-            return make_long_tailed(pool, test, wanted.spec(name, pool))
+            return wanted.subset(pool, test, wanted.spec(name, pool))
         return _load_cifar(name, wanted, data_dir=data_dir, verify=verify, progress=progress)
     path = Path(name)
     if path.is_file():
@@ -98,8 +102,19 @@ def load(
 class _Wanted:
     """What the caller asks of a subset, checked as far as it can be without the data."""
 
-    def __init__(self, profile: str | None, ratio: Any, counts: Any, fit: bool, seed: int) -> None:
+    def __init__(
+        self,
+        profile: str | None,
+        ratio: Any,
+        counts: Any,
+        fit: bool,
+        seed: int,
+        development: int | None,
+    ) -> None:
         caller = "load"
+        if development is not None:
+            _checks.whole(development, caller, name="development", at_least=0)
+        self.development = development
         if profile is not None:
             _checks.choice(profile, [*PROFILES, NATURAL], caller, name="profile")
         if counts is not None and profile not in (None, NATURAL):
@@ -140,6 +155,10 @@ class _Wanted:
             settings={"counts": sizes.tolist()},
         )
 
+    def subset(self, pool: ImageSet, test: ImageSet, spec: DataSpec) -> LongTailedData:
+        """The subset of a pool, with the development set that is asked for."""
+        return make_long_tailed(pool, test, spec, development=self.development)
+
     def is_spec(self, spec: DataSpec) -> bool:
         """Whether a subset is the one that is asked for, of all that a name can mean."""
         if self.counts is not None:
@@ -163,6 +182,13 @@ class _Wanted:
         ]
         if self.counts is not None and self.counts.tolist() != data.train.counts.tolist():
             wrong.append("other class sizes")
+        each = 0 if data.dev is None else int(data.dev.counts.max())
+        if self.development not in (None, each):
+            wrong.append(
+                f"a development set of {each} images a class, not {self.development}"
+                if each
+                else "no development set"
+            )
         if wrong:
             raise InputError(
                 f"load: {path} is {spec.name} frozen with {', '.join(wrong)}; a frozen subset "
@@ -202,7 +228,7 @@ def _load_folder(path: Path, wanted: _Wanted, progress: Progress | None) -> Long
         )
     spec = wanted.spec(name, train).to_json()
     spec["settings"] |= content
-    return make_long_tailed(train, test, DataSpec(**spec))
+    return wanted.subset(train, test, DataSpec(**spec))
 
 
 # CIFAR: where it is looked for, and whether it is the official one.
@@ -249,7 +275,7 @@ def _load_cifar(
     pool, test = read()
     if verify:
         verify_official(base, pool, test, where=folder)
-    data = make_long_tailed(pool, test, wanted.spec(name, pool))
+    data = wanted.subset(pool, test, wanted.spec(name, pool))
     if verify:
         verify_subset(base, data)
     return data
@@ -291,7 +317,7 @@ def _load_frozen(name: str, wanted: _Wanted, folder: Path, looked: list[str]) ->
         if spec.name != name:
             continue
         if wanted.is_spec(spec):
-            return read_frozen(path)
+            return wanted.agreed(read_frozen(path), path)
         others.append(f"{path.name} is {spec.profile}, ratio {spec.imbalance_ratio:g}")
     frozen = f"*{FROZEN} ({'; '.join(others)})" if others else f"*{FROZEN}"
     raise InputError(

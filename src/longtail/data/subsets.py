@@ -1,6 +1,8 @@
-"""Which examples: the literature's long-tailed subset, and the stratified held-out split."""
+"""Which examples: the literature's long-tailed subset, the development set, the held-out split."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -9,6 +11,19 @@ from longtail._checks import InputError, IntArray
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.profiles import natural_counts, profile_counts
 from longtail.runs import DataSpec
+
+# Images of a development set, shared out evenly among the classes: enough to tell settings
+# apart, and few enough to travel in a frozen file.
+DEVELOPMENT_IMAGES = 5000
+
+
+def _shuffled(labels: IntArray, num_classes: int, seed: int) -> Iterator[IntArray]:
+    """The positions of each class in label order, shuffled as the literature does it."""
+    random = np.random.RandomState(seed)
+    for label in range(num_classes):
+        indices = np.flatnonzero(labels == label)
+        random.shuffle(indices)
+        yield indices
 
 
 def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) -> IntArray:
@@ -31,29 +46,61 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
         >>> long_tailed_indices(labels, np.array([3, 1])).tolist()
         [4, 2, 0, 5]
     """
-    random = np.random.RandomState(seed)
     chosen = []
-    for label, count in enumerate(counts):
-        indices = np.flatnonzero(labels == label)
-        if len(indices) < count:
+    for label, indices in enumerate(_shuffled(labels, len(counts), seed)):
+        if len(indices) < counts[label]:
             raise InputError(
                 f"long_tailed_indices: class {label} has {len(indices)} examples but the "
-                f"profile asks for {count}."
+                f"profile asks for {counts[label]}."
             )
-        random.shuffle(indices)
-        chosen.append(indices[:count])
+        chosen.append(indices[: counts[label]])
     return np.concatenate(chosen)
 
 
-def make_long_tailed(pool: ImageSet, test: ImageSet, spec: DataSpec) -> LongTailedData:
+def development_indices(
+    labels: IntArray, counts: IntArray, *, each: int, seed: int = 0
+) -> IntArray:
+    """Examples that the long-tailed subset leaves out, up to `each` of every class.
+
+    They are the last of each class's shuffle, so that subsets of different imbalance ratios
+    have the same ones as far as they leave them out. A class of which the subset leaves out
+    fewer than `each` gives all of those; one that is in the subset as a whole gives none.
+
+    Args:
+        labels: as for `long_tailed_indices`.
+        counts: n_i of the subset, shape (num_classes,).
+        each: how many of every class, at most.
+        seed: of the subset.
+
+    Returns:
+        Positions in `labels`, grouped by class; none of them is in the subset.
+
+    Examples:
+        >>> labels = np.array([0, 1, 0, 1, 0, 1])
+        >>> development_indices(labels, np.array([3, 1]), each=1).tolist()
+        [3]
+    """
+    each = _checks.whole(each, "development_indices", name="each")
+    shuffled = _shuffled(labels, len(counts), seed)
+    left_out = [indices[count:] for indices, count in zip(shuffled, counts, strict=True)]
+    return np.concatenate([indices[-each:] for indices in left_out])
+
+
+def make_long_tailed(
+    pool: ImageSet, test: ImageSet, spec: DataSpec, *, development: int | None = None
+) -> LongTailedData:
     """The long-tailed training set that a spec describes, out of a larger one.
+
+    What it leaves out makes the development set, see `development_indices`.
 
     Args:
         pool: all training examples, in their official order.
         test: goes along untouched.
         spec: its `profile` is ``exp`` or ``step``, whose n_max is the size of the pool's
             smallest class; or ``natural``, with the class sizes as ``settings["counts"]``; or
-            None for the whole pool as it is.
+            None for the whole pool as it is, which leaves nothing out.
+        development: how many of each class the development set has at most; if None, 5,000
+            images shared out among the classes; 0 for no such set.
 
     Returns:
         The data, with this spec.
@@ -81,7 +128,13 @@ def make_long_tailed(pool: ImageSet, test: ImageSet, spec: DataSpec) -> LongTail
             imbalance_ratio=spec.imbalance_ratio or 1,
         )
     chosen = long_tailed_indices(pool.labels, counts, seed=spec.seed)
-    return LongTailedData(pool.take(chosen), test, spec)
+    if development is None:
+        development = max(1, DEVELOPMENT_IMAGES // pool.num_classes)
+    dev = None
+    if _checks.whole(development, "make_long_tailed", name="development", at_least=0):
+        left = development_indices(pool.labels, counts, each=development, seed=spec.seed)
+        dev = pool.take(left) if len(left) else None
+    return LongTailedData(pool.take(chosen), test, spec, dev)
 
 
 def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[IntArray, IntArray]:

@@ -106,6 +106,7 @@ class Plan:
         recipe: a name of `train.recipe.RECIPES`.
         seeds: how many of each kind.
         overrides: recipe values to change, for a trial in small.
+        ratio: the imbalance ratio; the literature's if None.
 
     Examples:
         >>> plan = Plan("cifar10-lt", "tuned", seeds=2)
@@ -117,6 +118,7 @@ class Plan:
     recipe: str
     seeds: int = 5
     overrides: Mapping[str, Any] = field(default_factory=Settings)
+    ratio: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", Settings(self.overrides))
@@ -153,7 +155,8 @@ class Plan:
 
 @cache  # a table asks for each many times
 def _spec(plan: Plan, kind: Kind, seed: int) -> RunSpec:
-    data = DataSpec(plan.dataset, profile="exp", imbalance_ratio=DATASETS[plan.dataset])
+    ratio = DATASETS[plan.dataset] if plan.ratio is None else plan.ratio
+    data = DataSpec(plan.dataset, profile="exp", imbalance_ratio=ratio)
     return make_spec(
         replace(data, held_out=kind.held_out),
         method=kind.method,
@@ -304,8 +307,7 @@ class Trainer:
         return True
 
     def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
-        is_done = is_whole if PARTNER in self.table else is_judged
-        missing = [spec for spec in specs if not is_done(self.shelf.get(spec))]
+        missing = [spec for spec in specs if not self._is_whole(self.shelf.get(spec))]
         if not missing:
             return
         # A run and its partner are trained in one part: its record needs both.
@@ -318,13 +320,17 @@ class Trainer:
             part += of_seed
         self._part(plan, part)
 
+    def _is_whole(self, found: Record | None) -> bool:
+        # Without the partners, what waits for their taus is as whole as it gets.
+        return is_whole(found) if PARTNER in self.table else is_judged(found)
+
     def _part(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
         """Train some runs together, judge them, and write their records."""
         from longtail.train.engine import StoppedError, train_cohort
 
         if self._is_over():
             raise OutOfTimeError
-        data = self._data_of(plan.dataset)
+        data = self._data_of(plan)
         precise = [self._precise(spec) for spec in specs]
         try:
             trained = train_cohort(
@@ -371,10 +377,10 @@ class Trainer:
             return spec
         return replace(spec, settings=Settings({**spec.settings, "precision": self.precision}))
 
-    def _data_of(self, name: str) -> LongTailedData:
-        if name not in self._data:
-            self._data[name] = self.load(name)
-        return self._data[name]
+    def _data_of(self, plan: Plan) -> LongTailedData:
+        if plan.dataset not in self._data:
+            self._data[plan.dataset] = self.load(plan.dataset)
+        return self._data[plan.dataset]
 
     def _is_over(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline

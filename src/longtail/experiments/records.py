@@ -5,7 +5,8 @@
 Errors are kept as whole numbers of wrong examples of each class. The post-hoc methods of a
 softmax run are there too: their exact error on a grid of taus, and what they get wrong at
 tau = 1, at the tau that a second run's held-out part chose, and at the best tau of the test set
-(an oracle). Logits and weights stay in the run's folder.
+(an oracle). A run that was judged on the development set may have the tau that this set chose,
+see `development`. Logits and weights stay in the run's folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from longtail.priors import ClassPrior
 from longtail.runs import DataSpec, Run, RunSpec, files
 
 FORMAT = 1
-TEST, HELD_OUT = "test", "held-out"
+TEST, HELD_OUT, DEV = "test", "held-out", "dev"
 TAUS = np.linspace(0.0, 4.0, 81)
 
 LOGIT_ADJUSTMENT = "posthoc-logit-adjusted"
@@ -106,7 +107,7 @@ class Record:
         return None if names is None else tuple(names)
 
     def per_class(self, split: str = TEST) -> FloatArray:
-        """Error of each class without adjustment, shape (num_classes,)."""
+        """Error of each class without adjustment, shape (num_classes,); NaN without examples."""
         return _shares(self._split(split))
 
     def examples(self, split: str = TEST) -> IntArray:
@@ -131,6 +132,14 @@ class Record:
         wrong = np.asarray(found["wrong"]) / self.examples()
         return Point(float(found["tau"]), wrong)
 
+    @property
+    def again(self) -> Point | None:
+        """The test set at the tau that the development set chose, or None without one."""
+        found = self.document.get("again")
+        if found is None:
+            return None
+        return Point(float(found["tau"]), np.asarray(found["wrong"]) / self.examples())
+
     def curve(self, variant: str, split: str = TEST) -> FloatArray | None:
         """Balanced error at each of `TAUS`, or None for a run that is not adjusted."""
         found = self._posthoc(variant, split).get("curve")
@@ -147,7 +156,10 @@ class Record:
 
 
 def _shares(split: Mapping[str, Any]) -> FloatArray:
-    return np.asarray(np.asarray(split["wrong"]) / np.asarray(split["examples"]))
+    wrong, examples = (np.asarray(split[key], dtype=np.float64) for key in ("wrong", "examples"))
+    shares: FloatArray = np.full(len(wrong), np.nan)
+    np.divide(wrong, examples, out=shares, where=examples > 0)
+    return shares
 
 
 def record(run: Run, *, partner: Record | None = None) -> Record:
@@ -204,7 +216,9 @@ def _check_partner(run: Run, partner: Record) -> None:
 
 def _split_of(run: Run, split: str) -> dict[str, Any]:
     logits, target, _ = run.logits(split)
-    error = metrics.per_class_error(target, np.asarray(logits))
+    # A development set may lack the largest classes.
+    missing: metrics.Missing = "skip" if split == DEV else "error"
+    error = metrics.per_class_error(target, np.asarray(logits), missing=missing)
     examples = np.bincount(target, minlength=run.prior.num_classes)
     return {
         "data": run.record["splits"][split]["data"],
@@ -228,7 +242,7 @@ def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
         if weights and (run.head is None or (bias_mode == "drop" and run.head.bias is None)):
             continue
         of_variant = {}
-        for split in run.splits:
+        for split in (name for name in run.splits if name != DEV):
             result = tuned(run, split, method, bias_mode)
             curve = cast(tuning.TauCurve, result.curve)
             entry: dict[str, Any] = {"tau": result.tau, "curve": _rounded(curve(TAUS))}
@@ -316,7 +330,8 @@ def one_data(found: Iterable[Record]) -> None:
     first: dict[tuple[DataSpec, str], tuple[str, Record]] = {}
     for one in found:
         subset = replace(one.spec.dataset, held_out=0.0)
-        for part, fingerprint in (("train", one.data), (TEST, one.data_of(TEST))):
+        parts = (("train", one.data), *((split, one.data_of(split)) for split in (TEST, DEV)))
+        for part, fingerprint in parts:
             if fingerprint is None:
                 continue
             seen, other = first.setdefault((subset, part), (fingerprint, one))

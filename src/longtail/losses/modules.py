@@ -17,6 +17,7 @@ from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.losses import _family
 from longtail.losses._family import LossOptions, draw_dropped, family_loss
+from longtail.losses._mixed import mixed_loss
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
@@ -96,19 +97,52 @@ class PairwiseMarginLoss(nn.Module):
         """The loss of `logits` for `target`; shapes as in `pairwise_margin_loss`."""
         return self._loss(logits, target)
 
-    def _loss(self, logits: Tensor, target: Tensor, dropped: Tensor | None = None) -> Tensor:
-        return family_loss(
-            logits,
-            target,
-            MarginTensors(self.alpha, self.positive, self.negative, self.dense, self.scale),
-            caller=type(self).__name__,
-            dropped=dropped,
-            weight=self.weight,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            reduction=self.reduction,
-            impl=self.impl,
-        )
+    def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+        """The loss of examples made of two, as by CutMix or mixup: λ ℓ(y, f) + (1 − λ) ℓ(y', f).
+
+        That is the loss with class probabilities λ on y and 1 − λ on y', without making them.
+        With class weights the mean divides by the weights, as it does for one label; class
+        probabilities are divided by the number of examples, as torch does.
+
+        Args:
+            logits: f, as in `pairwise_margin_loss`.
+            first: y, class indices.
+            second: y', likewise.
+            share: λ in [0, 1], floating point, of the shape of the labels.
+
+        Returns:
+            As in `pairwise_margin_loss`.
+
+        Examples:
+            >>> loss = PairwiseMarginLoss(margins.logit_adjusted(ClassPrior.from_counts([9, 1])))
+            >>> logits = torch.tensor([[1.0, 0.0]])
+            >>> loss.mixed(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([0.75]))
+            tensor(0.8394)
+            >>> loss(logits, torch.tensor([[0.75, 0.25]]))
+            tensor(0.8394)
+        """
+        return self._loss(logits, (first, second, share))
+
+    def _loss(
+        self,
+        logits: Tensor,
+        target: Tensor | tuple[Tensor, Tensor, Tensor],
+        dropped: Tensor | None = None,
+    ) -> Tensor:
+        """The loss for one target, or for two labels and the share of the first."""
+        margin = MarginTensors(self.alpha, self.positive, self.negative, self.dense, self.scale)
+        options: dict[str, Any] = {
+            "caller": type(self).__name__,
+            "dropped": dropped,
+            "weight": self.weight,
+            "ignore_index": self.ignore_index,
+            "label_smoothing": self.label_smoothing,
+            "reduction": self.reduction,
+            "impl": self.impl,
+        }
+        if isinstance(target, tuple):
+            return mixed_loss(logits, *target, margin, **options)
+        return family_loss(logits, target, margin, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`.to`, `.half` and the like; a cast below float32 moves the buffers but keeps them."""
@@ -302,12 +336,27 @@ class EqualizedThresholdLoss(_NamedLoss):
         self.settings = {"threshold": threshold, "gamma": gamma}
         self.register_buffer("rare", torch.as_tensor(prior.probs < threshold))
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of `logits` for `target`, with a fresh draw of who competes."""
-        dropped = draw_dropped(
-            logits, self.rare, self.gamma, self.generator, caller=type(self).__name__
-        )
-        return self._loss(logits, target, dropped)
+    def forward(self, logits: Tensor, target: Tensor, *, dropped: Tensor | None = None) -> Tensor:
+        """The loss of `logits` for `target`, with a fresh draw of who competes, or a given one."""
+        return self._loss(logits, target, self.draw(logits) if dropped is None else dropped)
+
+    def mixed(
+        self,
+        logits: Tensor,
+        first: Tensor,
+        second: Tensor,
+        share: Tensor,
+        *,
+        dropped: Tensor | None = None,
+    ) -> Tensor:
+        """As for every loss, see `PairwiseMarginLoss.mixed`; both labels with the same draw."""
+        dropped = self.draw(logits) if dropped is None else dropped
+        return self._loss(logits, (first, second, share), dropped)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Who does not compete, bool, of the shape of `logits`; to use one draw more than once."""
+        caller = type(self).__name__
+        return draw_dropped(logits, self.rare, self.gamma, self.generator, caller=caller)
 
 
 class LogitAdjustedLoss(_NamedLoss):

@@ -13,5 +13,6 @@ page         the page about runs
 table_exp    the CIFAR EXP table with its figures: weight_norms, tau_curves, per_class
 claims       the verdicts on the paper's claims; `exp_rows` names rows and intervals
 reproduction the documentation's page and the README's table on all that
+strong       how far the logit-adjusted loss goes; `how_far` is the documentation's page on it
 adjusting    what is said about adjusted predictions; `adjusting_page` is the page about them
 """

@@ -1,15 +1,17 @@
 """Runs on disk: the one source of truth for every number that is published.
 
-    files    atomic writes, hashes, fingerprints, tensors in files
-    spec     RunSpec: everything that decides a run's result, to JSON and back
-    folder   Run: a run's folder, read; which runs compare
-    writer   RunWriter: a run's folder, written
-    packing  finished runs into one archive, and out again
+    files     atomic writes, hashes, fingerprints, tensors in files
+    spec      RunSpec: everything that decides a run's result, to JSON and back
+    folder    Run: a run's folder, read; which runs compare
+    writer    RunWriter: a run's folder, written
+    ensemble  the mean logits of several runs, as a run
+    packing   finished runs into one archive, and out again
 
 Training writes a run folder without seeing the test set; evaluation adds a split's logits,
 once; tuning, metrics and reports read them.
 """
 
+from longtail.runs.ensemble import ensemble, mean_logits
 from longtail.runs.files import fingerprint, versions
 from longtail.runs.folder import (
     FORMAT,
@@ -39,8 +41,10 @@ __all__ = [
     "Settings",
     "SplitLogits",
     "UnfinishedRunError",
+    "ensemble",
     "find_runs",
     "fingerprint",
+    "mean_logits",
     "pack",
     "run_folders",
     "same_data",

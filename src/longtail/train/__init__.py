@@ -5,8 +5,15 @@ In the order in which a run goes through them:
 recipe      epochs, optimiser, schedule, normalisation: everything but data, method and seed
 methods     losses, DRW, label smoothing and sampling by name
 augment     crops, flips and normalisation of whole batches, on any device
+trivial     TrivialAugment, likewise
+mixing      Cutout, CutMix and mixup, likewise
+batches     what is drawn for the images of an epoch, and how they are made of that
 plan        what an epoch will do, drawn beforehand from the run's seed
+sam         sharpness-aware minimisation around any optimiser
+averaging   an average of the weights over the steps
+distillation  how far a network is from its teachers
 team        runs that step as one (on a CPU always a single one), and the step
+teachers    finished runs that others learn from: who may teach, and their mean logits
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 engine      runs into their folders; a finished run's logits on a split

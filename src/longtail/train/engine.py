@@ -35,10 +35,12 @@ from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
+from longtail.train.batches import refuse_images
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe
+from longtail.train.teachers import Staff, refuse_half
 from longtail.train.team import Resident, Team, new_network
 
 logger = logging.getLogger("longtail")
@@ -94,10 +96,16 @@ class _Job:
         return self.planner.recipe
 
     @property
+    def passes(self) -> int:
+        """Forward and backward passes of a step; SAM takes two."""
+        return 2 if self.recipe.sam_rho else 1
+
+    @property
     def team(self) -> tuple[object, ...]:
         """Runs for which this is equal can step as one."""
         sizes = tuple(self.planner.batch_sizes)
-        return self.recipe, precision_of(self.spec), sizes, self.epoch
+        # The settings are its precision and its teachers.
+        return self.recipe, self.spec.settings, sizes, self.epoch
 
 
 @dataclass
@@ -123,6 +131,7 @@ def train_cohort(
     images: ImageSet,
     *,
     root: Path | str,
+    teachers: Sequence[Run] = (),
     device: torch.device | str = "cpu",
     command: str | None = None,
     force: bool = False,
@@ -142,6 +151,8 @@ def train_cohort(
         specs: what to train; all name the data set that `images` is.
         images: the training set, before anything is held out of it. No test set comes here.
         root: the folder of runs.
+        teachers: those of the specs' teachers (see `teachers.with_teachers`) that are not below
+            `root`.
         device: where to train.
         command: what to type to do this again, for the record.
         force: train finished and interrupted runs again, from the start.
@@ -169,6 +180,7 @@ def train_cohort(
             runs[folder] = run
     report = _Report(progress, after_epoch, within_epoch, list(waiting.values()))
     refuse_early(list(waiting.values()), images)
+    staff = Staff(list(waiting.values()), images, root=root, given=teachers)
     width = together if device.type == "cuda" else 1
     pending = list(waiting.items())
     with _explained(()):
@@ -188,7 +200,9 @@ def train_cohort(
                 if folder not in done
             ]
             claims.enter_context(_explained(jobs))
-            crews = _crews(jobs, cast(Resident, data), device=device)
+            for job in jobs:
+                staff.pin(job.writer.folder, job.spec)
+            crews = _crews(jobs, cast(Resident, data), staff, device=device)
             _train_together(
                 crews, images, report=report, checkpoint_seconds=checkpoint_seconds, stop=stop
             )
@@ -248,9 +262,15 @@ def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
         specs: of the runs.
         images: the training set.
     """
+    if images.role:
+        raise InputError(
+            f"train: these images are a {images.role} set, to be judged on; nothing is trained on "
+            f"them."
+        )
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
         recipe, channels = Recipe.of(spec), images.image_shape[0]
         precision_of(spec)
+        refuse_half(spec, recipe)
         for key in ("mean", "std"):
             if len(getattr(recipe, key)) not in (1, channels):
                 raise InputError(
@@ -258,6 +278,7 @@ def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
                     f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
                     f"(--set), or take another recipe."
                 )
+        refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
             new_network(recipe, images, seed=0)
         Method.of(spec.method).criterion(images.prior)
@@ -321,7 +342,9 @@ def _start(
     return job
 
 
-def _crews(jobs: Sequence[_Job], data: Resident, *, device: torch.device) -> list[_Crew]:
+def _crews(
+    jobs: Sequence[_Job], data: Resident, staff: Staff, *, device: torch.device
+) -> list[_Crew]:
     """The jobs in as few teams as they allow, each on its lane, where each was left."""
     teams: dict[tuple[object, ...], list[_Job]] = {}
     for job in jobs:
@@ -336,6 +359,7 @@ def _crews(jobs: Sequence[_Job], data: Resident, *, device: torch.device) -> lis
             data,
             precision=precision_of(members[0].spec),
             device=device,
+            teachers=staff.answering(members[0].spec, members[0].recipe, data, device),
         )
         lane = Lane(make, device=device)
         with lane.active():
@@ -364,11 +388,11 @@ def _train_together(
             [crew.epoch for crew in active],
             after_step=report.within_epoch,
         )
-        share = (time.monotonic() - started) / len(jobs)
+        share = (time.monotonic() - started) / sum(job.passes for job in jobs)
         for crew, of_crew in zip(active, losses, strict=True):
             for member, (job, loss) in enumerate(zip(crew.jobs, of_crew, strict=True)):
                 job.epoch += 1
-                job.seconds += share
+                job.seconds += share * job.passes
                 if not job.diverged:
                     job.diverged = not np.isfinite(loss)
                     _after_epoch(crew, member, loss, images, report)

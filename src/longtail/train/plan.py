@@ -1,14 +1,17 @@
 """What an epoch of a run will do, decided before it starts and on the CPU.
 
-A plan holds the order of the examples, how each is cropped and flipped, and the learning rate
+A plan holds the order of the examples, what happens to the image of each, and the learning rate
 of every step. It depends on the run's seed, its recipe and the epoch, so a resumed run, a
 neighbour in a cohort or another device can't change it; a training step only looks things up.
+Everything about images comes from the recipe's `image_seed` where it has one: runs that share it
+see the same images, whatever else differs.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from torch import Tensor
 from longtail._checks import InputError, IntArray
 from longtail.data.samplers import ClassSampler
 from longtail.priors import ClassPrior
-from longtail.train.augment import plan_crop_flip
+from longtail.train.batches import ImagePlan, plan_images
 from longtail.train.methods import Method
 from longtail.train.recipe import Recipe, learning_rate
 
@@ -32,24 +35,16 @@ def stream_seed(seed: int, purpose: str, index: int = 0) -> int:
     return int.from_bytes(digest[:8], "little") >> 1  # torch takes 63 bits
 
 
-@dataclass(frozen=True)
-class EpochPlan:
-    """One epoch of one run, as tensors on the CPU.
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan(ImagePlan):
+    """One epoch of one run, as tensors on the CPU: its images, and the following.
 
     Attributes:
-        rows: which example stands at each position, shape (positions,).
-        dy: how far down its crop begins, shape (positions,).
-        dx: how far right, shape (positions,).
-        flip: whether it is mirrored, shape (positions,).
         rates: the learning rate of each step, float32, shape (steps,).
         weights: class weights of the loss, float32, shape (num_classes,); ones where a method
             has none.
     """
 
-    rows: Tensor
-    dy: Tensor
-    dx: Tensor
-    flip: Tensor
     rates: Tensor
     weights: Tensor
 
@@ -77,14 +72,21 @@ class Planner:
         seed: int,
     ) -> None:
         self.recipe, self.method, self.prior, self.seed = recipe, method, prior, seed
-        self.kept = torch.from_numpy(kept)
+        self.image_seed = seed if recipe.image_seed is None else recipe.image_seed
+        self.kept, self.labels = torch.from_numpy(kept), labels[kept]
         self.sampler = ClassSampler(
-            labels[kept],
+            self.labels,
             rule=method.sampling,
             num_classes=prior.num_classes,
-            seed=stream_seed(seed, "order"),
+            seed=stream_seed(self.image_seed, "order"),
         )
         self.batch_sizes = self._batch_sizes()
+
+    @property
+    def stream(self) -> tuple[object, ...]:
+        """Runs of one recipe for which this is equal see the same images in the same order."""
+        kept = hashlib.sha256(self.kept.numpy().tobytes()).hexdigest()
+        return self.image_seed, self.method.sampling, kept
 
     def _batch_sizes(self) -> list[int]:
         positions, size = len(self.sampler), self.recipe.batch_size
@@ -102,24 +104,25 @@ class Planner:
         """The plan of one epoch, counted from 0."""
         steps, positions = len(self.batch_sizes), sum(self.batch_sizes)
         order = torch.from_numpy(self.sampler.indices(epoch)[:positions])
-        generator = torch.Generator().manual_seed(stream_seed(self.seed, "crop", epoch))
-        dy, dx, flip = plan_crop_flip(
-            positions,
-            padding=self.recipe.crop_padding,
-            flip=self.recipe.flip,
-            generator=generator,
+        images = plan_images(
+            self.recipe,
+            self.kept[order],
+            kept=self.kept,
+            labels=self.labels,
+            draw=partial(self._draw, epoch),
         )
         rates = [
             learning_rate(self.recipe, epoch * steps + number, steps) for number in range(steps)
         ]
         weights = self.method.class_weights(self.prior, epoch, self.recipe.epochs)
         return EpochPlan(
-            rows=self.kept[order],
-            dy=dy,
-            dx=dx,
-            flip=flip,
+            **vars(images),
             rates=torch.tensor(rates, dtype=torch.float32),
             weights=torch.ones(self.prior.num_classes)
             if weights is None
             else torch.as_tensor(weights, dtype=torch.float32),
         )
+
+    def _draw(self, epoch: int, purpose: str) -> torch.Generator:
+        """The random numbers of one purpose of an epoch's images."""
+        return torch.Generator().manual_seed(stream_seed(self.image_seed, purpose, epoch))

@@ -25,6 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "decay": ("all", "not-norm"),
     "crop_fill": ("black", "mean"),
     "head": ("linear", "cosine", "unit-norm"),
+    "mix_partner": ("uniform", "minority"),
 }
 
 
@@ -56,6 +57,24 @@ class Recipe:
         flip: mirror half of the images.
         head: the network's last layer, `linear`, `cosine` or `unit-norm`.
         head_scale: multiplies the logits of a cosine head.
+        image_seed: whose order, crops, augmentation and mixing a run sees; None for its own
+            seed's. Runs with the same value see the same images.
+        trivial_augment: one random operation of random strength on each image, see `trivial`.
+        cutout: side in pixels of the square that is hidden in each image, 0 for none.
+        cutmix: the share of the examples that get a patch of another image, in [0, 1].
+        mixup: the share that are blended with another image; an example is mixed in one way at
+            most, so the two shares add up to at most 1.
+        mixup_alpha: α, the weight in a blend is drawn from Beta(α, α).
+        mix_partner: how the other image is drawn, `uniform` or by inverse class frequency,
+            `minority`; see `mixing`.
+        sam_rho: how far sharpness-aware minimisation looks before it steps, see `sam`; 0 for
+            plain steps.
+        ema_decay: d, so that the weights judged and saved are an average over the steps in which
+            the newest has the weight 1 − d, see `averaging`; 0 for the last step's.
+        distill_weight: w, the loss is (1 − w)·loss + w·T²·KL(teachers ‖ run); above 0 the run
+            needs teachers.
+        distill_temperature: T.
+        distill_adjusted: take the KL divergence after adding log π to the logits of both.
     """
 
     name: str
@@ -81,22 +100,39 @@ class Recipe:
     flip: bool = False
     head: Literal["linear", "cosine", "unit-norm"] = "linear"
     head_scale: float = 1.0
+    image_seed: int | None = None
+    trivial_augment: bool = False
+    cutout: int = 0
+    cutmix: float = 0.0
+    mixup: float = 0.0
+    mixup_alpha: float = 1.0
+    mix_partner: Literal["uniform", "minority"] = "uniform"
+    sam_rho: float = 0.0
+    ema_decay: float = 0.0
+    distill_weight: float = 0.0
+    distill_temperature: float = 1.0
+    distill_adjusted: bool = False
 
     def __post_init__(self) -> None:
         caller = f"recipe {self.name!r}"
         for key in ("epochs", "batch_size"):
             _checks.whole(getattr(self, key), caller, name=key)
-        _checks.whole(self.crop_padding, caller, name="crop_padding", at_least=0)
-        for key in ("lr", "head_scale"):
+        for key in ("crop_padding", "cutout"):
+            _checks.whole(getattr(self, key), caller, name=key, at_least=0)
+        if self.image_seed is not None:
+            _checks.whole(self.image_seed, caller, name="image_seed", at_least=0)
+        for key in ("lr", "head_scale", "mixup_alpha", "distill_temperature"):
             self._store(key, _checks.positive(getattr(self, key), caller, name=key))
-        for key in ("weight_decay", "warmup_epochs"):
+        for key in ("weight_decay", "warmup_epochs", "sam_rho"):
             number = _checks.tau(getattr(self, key), caller, name=key)
             if number < 0:
                 raise InputError(f"{caller}: `{key}` must not be negative; got {number:g}.")
             self._store(key, number)
-        momentum = _checks.fraction(self.momentum, caller, name="momentum", below_one=True)
-        self._store("momentum", momentum)
-        for key in ("drop_last", "flip"):
+        for key in ("momentum", "ema_decay", "cutmix", "mixup", "distill_weight"):
+            below_one = key in ("momentum", "ema_decay")
+            value = _checks.fraction(getattr(self, key), caller, name=key, below_one=below_one)
+            self._store(key, value)
+        for key in ("drop_last", "flip", "trivial_augment", "distill_adjusted"):
             if not isinstance(getattr(self, key), bool):
                 raise InputError(
                     f"{caller}: `{key}` must be true or false; got {getattr(self, key)!r}."
@@ -109,6 +145,7 @@ class Recipe:
                 f"override both together."
             )
         self._check_schedule(caller)
+        self._check_ingredients(caller)
         for key in ("mean", "std"):
             values = _checks.vector(getattr(self, key), caller=caller, name=key)
             _checks.all_finite(values, caller=caller, name=key)
@@ -153,6 +190,32 @@ class Recipe:
                 f"{', '.join(str(epoch) for epoch, _ in pairs)}."
             )
         self._store("milestones", tuple(pairs))
+
+    def _check_ingredients(self, caller: str) -> None:
+        """Refuse ingredients that don't go together, and settings of one that is off."""
+        if self.cutmix + self.mixup > 1:
+            raise InputError(
+                f"{caller}: an example is mixed in one way at most, so `cutmix` and `mixup` must "
+                f"add up to at most 1; got {self.cutmix:g} and {self.mixup:g}."
+            )
+        for key, of, off in (
+            ("mix_partner", "cutmix or mixup", self.cutmix + self.mixup == 0),
+            ("mixup_alpha", "mixup", self.mixup == 0),
+            ("distill_temperature", "distill_weight", self.distill_weight == 0),
+            ("distill_adjusted", "distill_weight", self.distill_weight == 0),
+        ):
+            value = getattr(self, key)
+            if off and value != _DEFAULTS[key]:
+                raise InputError(
+                    f"{caller}: `{key}` is {value!r} but {of} is 0, so it would do nothing; "
+                    f"override both together."
+                )
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether a run sees its images otherwise than they are: cropped, augmented or mixed."""
+        views = (self.crop_padding, self.flip, self.trivial_augment, self.cutout)
+        return any((*views, self.cutmix, self.mixup))
 
     @property
     def border(self) -> tuple[float, ...]:
@@ -199,6 +262,17 @@ _PAPER: dict[str, Any] = {
     "flip": True,
 }
 
+# One network trained well: see docs/ingredients.md for what each part is.
+_STRONG: dict[str, Any] = _PAPER | {
+    "epochs": 400,
+    "optimizer": "nesterov",
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "milestones": (),
+    "trivial_augment": True,
+    "cutout": 16,
+}
+
 RECIPES: dict[str, dict[str, Any]] = {
     # Settled by hand for the demo; see experiments.demo.
     "digits": {
@@ -239,11 +313,22 @@ RECIPES: dict[str, dict[str, Any]] = {
     # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
+    # A single network without teachers; and one that learns from them, which SAM did not help.
+    "strong": _STRONG | {"sam_rho": 0.1},
+    "strong-student": _STRONG
+    | {
+        "cutmix": 0.5,
+        "mix_partner": "minority",
+        "distill_weight": 0.8,
+        "distill_temperature": 2.0,
+    },
 }
 
-# Values that depend on the data set: here the training was fixed in steps, 119,136 of 96 an
-# epoch and 119,196 of 84, with the exponential profile of ratio 100.
+# Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
+# 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
+    "strong": {"cifar10-lt": {"epochs": 300}},
+    "strong-student": {"cifar10-lt": {"epochs": 300}},
     "released": {
         "cifar10-lt": {
             "epochs": 1241,

@@ -11,42 +11,35 @@ graph, see `lane`; and it reads top to bottom.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from longtail import models
+from longtail._checks import InputError
 from longtail.data.images import ImageSet
+from longtail.losses import EqualizedThresholdLoss
 from longtail.models.stacked import part_of, stack
-from longtail.train.augment import gather_normalized
+from longtail.train.averaging import WeightAverage
+from longtail.train.batches import BatchMaker, ImagePlan, Made
+from longtail.train.batches import Resident as Resident  # what a team trains on
+from longtail.train.distillation import distillation_loss
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
+from longtail.train.sam import Perturbation, frozen_statistics
 
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
 _BLOCK_BYTES = 2**28
+_TEACHER_BATCH = 4096  # images that teachers see at once
 
-
-class Resident:
-    """A training set on a device, shared by all runs of a cohort.
-
-    Args:
-        images: the training set.
-        device: where it lives from now on.
-
-    Attributes:
-        pixels: uint8, shape (examples, channels, height, width).
-        labels: shape (examples,).
-    """
-
-    def __init__(self, images: ImageSet, device: torch.device) -> None:
-        self.pixels = torch.from_numpy(images.images).to(device)
-        self.labels = torch.from_numpy(images.labels).to(device)
-        self.pixel_range = images.pixel_range
-        self.image_shape, self.num_classes = images.image_shape, images.num_classes
+# Normalised images (n, channels, h, w) -> logits (n, L); or logits of all examples.
+Teachers = Callable[[Tensor], Tensor] | Tensor
 
 
 def new_network(recipe: Recipe, data: ImageSet | Resident, *, seed: int) -> nn.Module:
@@ -92,6 +85,26 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     )
 
 
+class Batch(NamedTuple):
+    """What a step learns from: the next examples of every run.
+
+    Attributes:
+        images: shape (size, members · channels, height, width), channels-last.
+        targets: shape (members, size).
+        seconds: the labels of what was mixed in, likewise; None where nothing is.
+        shares: of the first label, likewise.
+        dropped: for each member what its loss has drawn, None for most losses.
+        teacher_logits: shape (members or 1, size, num_classes), where the runs have teachers.
+    """
+
+    images: Tensor
+    targets: Tensor
+    seconds: Tensor | None
+    shares: Tensor | None
+    dropped: list[Tensor | None]
+    teacher_logits: Tensor | None
+
+
 class Team:
     """Runs of one recipe that step as one.
 
@@ -100,11 +113,20 @@ class Team:
         data: the training set on the device.
         precision: ``float32`` or ``bfloat16``, of the networks' features.
         device: where they train.
+        teachers: for distillation: gives the logits, float32 on the device, of the images that
+            the runs see, which come augmented, mixed and normalised as the recipe says, float32
+            of shape (n, channels, height, width). Called when a block is made, not in the step.
+            Or a table of saved logits there, one row for each example of the training set.
 
     Attributes:
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         block: how many steps `prepare` makes the batches of.
+        inputs: the images of the block, shape (positions, height, width, members, channels).
+        stream_of: for each member the number of its image stream; members with the same one see
+            the same images, which are made once.
+        teacher_logits: shape (streams, positions of the block, num_classes); None without
+            teachers.
     """
 
     def __init__(
@@ -114,10 +136,15 @@ class Team:
         *,
         precision: str = "float32",
         device: torch.device | str = "cpu",
+        teachers: Teachers | None = None,
     ) -> None:
-        self.planners, self.data = list(planners), data
+        self.planners, self.data, self.teachers = list(planners), data, teachers
         self.recipe, self.batch_sizes = planners[0].recipe, planners[0].batch_sizes
         self.device, self.precision = torch.device(device), precision
+        self._check_teachers()
+        streams = {stream: n for n, stream in enumerate(dict.fromkeys(p.stream for p in planners))}
+        self.stream_of = [streams[planner.stream] for planner in planners]
+        self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
         self.model: nn.Module = stack(networks).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
@@ -127,12 +154,32 @@ class Team:
                 criterion.generator = generator  # type: ignore[assignment]
         self.optimizer = make_optimizer(self.model, self.recipe, self.device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._ahead: tuple[int, list[EpochPlan]] = (-1, [])
+        self._ahead: tuple[int, list[EpochPlan], list[ImagePlan]] = (-1, [], [])
         self._make_state()
         self._allocate()
+        recipe, self.sam, self.average = self.recipe, None, None
+        if recipe.sam_rho > 0:
+            self.sam = Perturbation(self.parameters, rho=recipe.sam_rho, parts=len(self))
+        if recipe.ema_decay > 0:
+            self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
     def __len__(self) -> int:
         return len(self.planners)
+
+    def _check_teachers(self) -> None:
+        """Refuse a recipe that distils without teachers, and teachers that nobody listens to."""
+        recipe = self.recipe
+        if (recipe.distill_weight > 0) != (self.teachers is not None):
+            raise InputError(
+                f"recipe {recipe.name!r}: `distill_weight` is {recipe.distill_weight:g}, but there "
+                f"are {'no ' * (self.teachers is None)}teachers; give both or neither."
+            )
+        empty = [n for p in self.planners for n in (p.prior.probs == 0).nonzero()[0].tolist()]
+        if recipe.distill_adjusted and empty:
+            raise InputError(
+                f"recipe {recipe.name!r}: `distill_adjusted` adds log π to the logits, but class "
+                f"{empty[0]} has no training examples; set distill_adjusted=false."
+            )
 
     def _make_state(self) -> None:
         """Have the optimiser make its state now, at zero, where checkpoints and graphs find it."""
@@ -151,7 +198,7 @@ class Team:
 
     def _allocate(self) -> None:
         """Make the tensors a step looks things up in; `load` and `prepare` fill them."""
-        sizes, recipe = self.batch_sizes, self.recipe
+        sizes = self.batch_sizes
         channels, height, width = self.data.image_shape
         image = (height, width, len(self), channels)
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
@@ -160,24 +207,45 @@ class Team:
         ahead = sum(sizes[: self.block])
         self.inputs = torch.zeros(ahead, *image, dtype=dtype, device=self.device)
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
+        self.seconds: Tensor | None = None
+        self.shares: Tensor | None = None
+        self.class_weights: Tensor | None = None
+        if self.recipe.cutmix + self.recipe.mixup > 0:
+            self.seconds = torch.zeros_like(self.targets)
+            self.shares = torch.ones(self.targets.shape, device=self.device)
+            # The mean over a batch, with class weights or without, is then taken for all runs at
+            # once: with two labels it would be a dozen short kernels for each.
+            for criterion in self.criteria:
+                criterion.reduction = "none"
+            if any(criterion.weight is not None for criterion in self.criteria):
+                weights = torch.ones(len(self), self.data.num_classes)
+                self.class_weights = weights.to(self.device)
+        self.teacher_logits: Tensor | None = None
+        if self.teachers is not None:
+            shape = (len(self.leaders), ahead, self.data.num_classes)
+            self.teacher_logits = torch.zeros(shape, device=self.device)
+        self.log_priors: Tensor | None = None
+        if self.recipe.distill_adjusted:
+            log_priors = np.stack([planner.prior.log_probs for planner in self.planners])
+            self.log_priors = torch.from_numpy(log_priors).float().to(self.device)[:, None]
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.totals = torch.zeros(len(self), dtype=torch.float64, device=self.device)
-        colours = {"mean": recipe.mean, "std": recipe.std, "fill": recipe.border}
-        self.colours = {k: torch.tensor(v, device=self.device) for k, v in colours.items()}
+        self.maker = BatchMaker(self.data, self.recipe)
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
         self.look_ahead(epoch)
-        self.plans = self._ahead[1]
+        _, self.plans, self.image_plans = self._ahead
         self.rates.copy_(self.plans[0].rates)
-        for planner, plan, criterion, generator in zip(
-            self.planners, self.plans, self.criteria, self.generators, strict=True
-        ):
+        parts = zip(self.planners, self.plans, self.criteria, self.generators, strict=True)
+        for member, (planner, plan, criterion, generator) in enumerate(parts):
             if criterion.weight is not None:
                 criterion.weight.copy_(plan.weights)
+            if self.class_weights is not None:
+                self.class_weights[member].copy_(plan.weights)
             generator.manual_seed(stream_seed(planner.seed, "loss", epoch))
         self.number.zero_()
         self.totals.zero_()
@@ -185,49 +253,145 @@ class Team:
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
-        if self._ahead[0] != epoch:
-            self._ahead = (epoch, [planner.plan(epoch) for planner in self.planners])
+        if self._ahead[0] == epoch:
+            return
+        plans = [planner.plan(epoch) for planner in self.planners]
+        positions = [0, *accumulate(self.batch_sizes)]
+        ends = [positions[n] for n in range(0, len(self.batch_sizes), self.block)]
+        blocks = [
+            ImagePlan.join([plans[leader].take(first, end) for leader in self.leaders])
+            for first, end in pairwise([*ends, positions[-1]])
+        ]
+        self._ahead = epoch, plans, blocks
 
     def prepare(self, number: int) -> None:
         """Before step `number`, where a block of steps begins: make all its batches at once."""
-        first = sum(self.batch_sizes[:number])
-        here = slice(first, first + sum(self.batch_sizes[number : number + self.block]))
-        for member, plan in enumerate(self.plans):
-            rows, dy, dx, flip = (
-                part[here].to(self.device) for part in (plan.rows, plan.dy, plan.dx, plan.flip)
-            )
-            pixels = gather_normalized(
-                self.data.pixels,
-                rows,
-                dy,
-                dx,
-                flip,
-                padding=self.recipe.crop_padding,
-                pixel_range=self.data.pixel_range,
-                **self.colours,
-            )
-            self.inputs[: len(rows), :, :, member].copy_(pixels.permute(0, 2, 3, 1))
-            self.targets[member, : len(rows)].copy_(self.data.labels[rows])
+        plan = self.image_plans[number // self.block]
+        count = len(plan.rows) // len(self.leaders)
+        for made in self.maker.make(plan):
+            for stream, leader in enumerate(self.leaders):
+                first, end = (at - made.first for at in (stream * count, (stream + 1) * count))
+                part = slice(max(first, 0), min(end, len(made.pixels)))
+                if part.start < part.stop:  # else none of this run's images is among them
+                    self._store(made, part, leader, slice(part.start - first, part.stop - first))
+        self._share_images()
+        self._ask_teachers(plan)
         self.cursor.zero_()
+
+    def _store(self, made: Made, part: slice, member: int, at: slice) -> None:
+        """Put a part of what was made where a run's step will look for it."""
+        self.inputs[at, :, :, member].copy_(made.pixels[part].permute(0, 2, 3, 1))
+        self.targets[member, at].copy_(made.labels[part])
+        for place, values in ((self.seconds, made.seconds), (self.shares, made.shares)):
+            if place is not None and values is not None:
+                place[member, at].copy_(values[part])
+
+    def _share_images(self) -> None:
+        """Give members that see the same images as another what was made for that one."""
+        places = (self.inputs.permute(3, 0, 1, 2, 4), self.targets, self.seconds, self.shares)
+        for member, stream in enumerate(self.stream_of):
+            leader = self.leaders[stream]
+            if member != leader:
+                for place in places:
+                    if place is not None:
+                        place[member].copy_(place[leader])
+
+    def _ask_teachers(self, plan: ImagePlan) -> None:
+        """Fill in the teachers' logits on the images of the block, once for each stream."""
+        if self.teachers is None or self.teacher_logits is None:
+            return
+        count = len(plan.rows) // len(self.leaders)
+        for stream, leader in enumerate(self.leaders):
+            if isinstance(self.teachers, Tensor):
+                rows = plan.rows[stream * count : (stream + 1) * count].to(self.device)
+                self.teacher_logits[stream, :count].copy_(self.teachers[rows])
+                continue
+            for first in range(0, count, _TEACHER_BATCH):
+                part = slice(first, min(first + _TEACHER_BATCH, count))
+                images = self.inputs[part, :, :, leader].float().permute(0, 3, 1, 2)
+                with torch.no_grad():
+                    logits = self.teachers(images)
+                self.teacher_logits[stream, part].copy_(logits)
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
-        at = self.cursor + self.offsets[:size]
-        images = self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2)  # channels_last
-        targets = self.targets.index_select(1, at)
+        batch = self._batch(size)
         self.optimizer.zero_grad(set_to_none=True)
-        with self._autocast():
-            features = self.model.features(images)  # type: ignore[operator]
-        logits = self.model.fc(features.float()).view(len(self), size, -1)  # type: ignore[operator]
-        losses = torch.stack(
-            [loss(f, y) for loss, f, y in zip(self.criteria, logits, targets, strict=True)]
-        )
+        losses = self._losses(batch)
         losses.sum().backward()  # type: ignore[no-untyped-call]
+        if self.sam is not None:
+            self._look_around(self.sam, batch)
         self._set_rate(self.rates.index_select(0, self.number))
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         self.totals += losses.detach().double() * size
         self.cursor += size
         self.number += 1
+
+    def _look_around(self, sam: Perturbation, batch: Batch) -> None:
+        """Replace the gradients by those at each run's own w + e, on the same batch."""
+        sam.go()
+        self.optimizer.zero_grad(set_to_none=True)
+        with frozen_statistics(self.model):
+            self._losses(batch).sum().backward()  # type: ignore[no-untyped-call]
+        sam.back()
+
+    def _batch(self, size: int) -> Batch:
+        at = self.cursor + self.offsets[:size]
+        teacher_logits = self.teacher_logits
+        if teacher_logits is not None:
+            teacher_logits = teacher_logits.index_select(1, at)
+            if len(self.leaders) not in (1, len(self)):
+                teacher_logits = torch.stack([teacher_logits[n] for n in self.stream_of])
+        like = torch.empty(size, self.data.num_classes, device=self.device)
+        return Batch(
+            images=self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
+            targets=self.targets.index_select(1, at),
+            seconds=None if self.seconds is None else self.seconds.index_select(1, at),
+            shares=None if self.shares is None else self.shares.index_select(1, at),
+            dropped=[
+                loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
+                for loss in self.criteria
+            ],
+            teacher_logits=teacher_logits,
+        )
+
+    def _losses(self, batch: Batch) -> Tensor:
+        """The loss of each run, shape (members,)."""
+        with self._autocast():
+            features = self.model.features(batch.images)  # type: ignore[operator]
+        logits = self.model.fc(features.float())  # type: ignore[operator]
+        logits = logits.view(len(self), len(batch.images), -1)
+        weight = self.recipe.distill_weight
+        if batch.teacher_logits is None:
+            return self._of_labels(logits, batch)
+        divergence = distillation_loss(
+            logits,
+            batch.teacher_logits,
+            temperature=self.recipe.distill_temperature,
+            log_prior=self.log_priors,
+            reduction="none",
+        ).mean(1)
+        if weight == 1:
+            return divergence
+        return (1.0 - weight) * self._of_labels(logits, batch) + weight * divergence
+
+    def _of_labels(self, logits: Tensor, batch: Batch) -> Tensor:
+        """What the runs' own losses say of the labels, shape (members,)."""
+        drawn = [{} if draw is None else {"dropped": draw} for draw in batch.dropped]
+        every = list(zip(self.criteria, logits, batch.targets, drawn, strict=True))
+        if batch.seconds is None or batch.shares is None:
+            return torch.stack([loss(f, y, **draw) for loss, f, y, draw in every])
+        others = zip(every, batch.seconds, batch.shares, strict=True)
+        losses = torch.stack(
+            [loss.mixed(f, y, z, share, **draw) for (loss, f, y, draw), z, share in others]
+        )
+        if self.class_weights is None:
+            return losses.mean(1)
+        first = self.class_weights.gather(1, batch.targets)
+        second = self.class_weights.gather(1, batch.seconds)
+        return losses.sum(1) / torch.lerp(second, first, batch.shares).sum(1)
 
     def _set_rate(self, rate: Tensor) -> None:
         for group in self.optimizer.param_groups:
@@ -252,6 +416,9 @@ class Team:
             for key, value in self.optimizer.state[parameter].items():
                 if isinstance(value, Tensor):
                     found[f"optimizer/{index}/{key}"] = value
+        if self.average is not None:
+            found |= {f"average/{name}": value for name, value in self.average.sums.items()}
+            found["average/steps"] = self.average.steps
         return {
             name: part_of(value.detach(), index=member, count=len(self))
             for name, value in found.items()
@@ -263,15 +430,16 @@ class Team:
             value.copy_(tensors[name])
 
     def network(self, member: int) -> nn.Module:
-        """A run's network by itself, with its weights as they are now."""
-        if len(self) == 1:
+        """A run's network by itself, with its weights, or their average, as they are now."""
+        if len(self) == 1 and self.average is None:
             return self.model
         seed = self.planners[member].seed
         alone: nn.Module = new_network(self.recipe, self.data, seed=seed).to(self.device)
+        whole = self.model if self.average is None else self.average
         alone.load_state_dict(
             {
                 name: part_of(value, index=member, count=len(self))
-                for name, value in self.model.state_dict().items()
+                for name, value in whole.state_dict().items()
             }
         )
         return alone

@@ -1,0 +1,297 @@
+"""The documentation's page on `strong`, "How far can it go", made from records alone.
+
+    python -m longtail.report.how_far [ROOT]
+
+reads ``ROOT/results/strong`` and writes ``ROOT/docs/how-far.md`` and its figure beside it. The
+same records give the same bytes; what has no record yet is said to be not trained.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from longtail.data.subsets import DEVELOPMENT_IMAGES
+from longtail.experiments import records
+from longtail.experiments.comparison import mean_interval
+from longtail.experiments.exp_runs import CIFARS
+from longtail.experiments.records import Record
+from longtail.experiments.strong import DISTILLED, Line, Part, Study
+from longtail.experiments.strong_runs import RATIOS, TEACHERS, Setting
+from longtail.report import figures, strong
+from longtail.report.tables import percent
+from longtail.runs import files
+from longtail.train.recipe import recipe_values
+
+RECORDS = Path("results/strong")
+PAGE = Path("docs/how-far.md")
+FIGURE = Path("docs/how-far/cost")
+
+logger = logging.getLogger("longtail")
+
+
+def study_of(found: list[Record]) -> Study:
+    """The study of some records, perhaps of none."""
+    return Study.of(found)
+
+
+def page(study: Study) -> str:
+    """The page as Markdown."""
+    blocks = [
+        "# How far can it go",
+        "The tables of this field are led by contrastive and multi-expert methods, and the "
+        "logit-adjusted loss stands there with the error it had in 2021. This page trains the "
+        "plain loss well, on the same small network (a ResNet-32 of 0.46 million parameters), and "
+        "says what that took. It is made from the records in `results/strong` by `python -m "
+        "longtail.report.how_far`: no number of ours on it is typed by hand, and only the rows "
+        "marked *published* are others'.",
+        *_answer(study),
+        *_needed(),
+        *_selection(),
+        *_results(study),
+        *_ratios(study),
+        *_ablation(study),
+        *_cost(study),
+        *_use(),
+        "## The published rows",
+        strong.published_table().markdown(),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _answer(study: Study) -> list[str]:
+    """What came out, in a sentence for each data set; or that nothing is trained yet."""
+    sentences = []
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        lines = [line for line in (part.strong, part.distilled) if line] if part else []
+        if lines:
+            words = " and ".join(
+                f"`{line.name}` {percent(float(line.errors.mean()), digits=2)}% "
+                f"({_count(len(line.records))})"
+                for line in lines
+            )
+            sentences.append(f"On {strong.title_of(dataset)} the balanced test error of {words}.")
+        else:
+            sentences.append(f"On {strong.title_of(dataset)} nothing is trained yet.")
+    return [" ".join(sentences)]
+
+
+def _count(runs: int) -> str:
+    return "one run" if runs == 1 else f"mean of {runs} runs"
+
+
+def _needed() -> list[str]:
+    values, student = recipe_values("strong"), recipe_values("strong-student")
+    ten = recipe_values("strong", dataset="cifar10-lt")["epochs"]
+    hundred = recipe_values("strong", dataset="cifar100-lt")["epochs"]
+    counts = " and ".join(
+        f"{len(TEACHERS[dataset])} on {strong.title_of(dataset)}" for dataset in CIFARS
+    )
+    share = student["distill_weight"]
+    return [
+        "## What was needed",
+        "**`strong`**, a single network without a teacher: the logit-adjusted loss with τ = 1 "
+        f"for {hundred} epochs ({ten} on CIFAR-10-LT), batches of {values['batch_size']}, "
+        f"{_words(values['optimizer'])} with a cosine schedule from {values['lr']:g} after "
+        f"{values['warmup_epochs']:g} epochs of warm-up, weight decay {values['weight_decay']:g}; "
+        + _ingredients(values)
+        + ".",
+        f"**`{DISTILLED}`**, a single network that learns from others: teachers trained in "
+        f"different ways, {counts}, whose logits are averaged on the very images the student "
+        f"sees; the student (recipe `strong-student`: {_ingredients(student)}) minimises "
+        f"{1 - share:.1f} of the loss and {share:.1f} of the divergence from the teachers at "
+        f"temperature {student['distill_temperature']:g}. What is deployed is one ResNet-32; the "
+        "teachers are needed in training only.",
+    ]
+
+
+def _words(optimizer: str) -> str:
+    return {"nesterov": "Nesterov momentum", "sgd": "SGD", "adam": "Adam"}[optimizer]
+
+
+def _ingredients(values: dict[str, Any]) -> str:
+    """What a recipe has of the ingredients, in words."""
+    words = ["crops and flips"]
+    if values.get("trivial_augment"):
+        words.append("TrivialAugment")
+    if values.get("cutout"):
+        words.append(f"Cutout of {values['cutout']} pixels")
+    if values.get("cutmix"):
+        words.append(
+            f"CutMix on {values['cutmix']:.0%} of the examples with a "
+            f"{values.get('mix_partner', 'uniform')} partner"
+        )
+    if values.get("sam_rho"):
+        words.append(f"SAM with ρ = {values['sam_rho']:g}")
+    if values.get("ema_decay"):
+        words.append(f"an average of the weights with decay {values['ema_decay']:g}")
+    return ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _selection() -> list[str]:
+    return [
+        "## What was chosen on what",
+        "- **The test set** is opened once for each run, after its last epoch. There is no early "
+        "stopping and no best epoch.\n"
+        "- **The development set** is made of training images that the long-tailed subset leaves "
+        f"out: {DEVELOPMENT_IMAGES:,} shared out among the classes, the same ones for every "
+        "imbalance ratio as far as it leaves them out. It is disjoint from the training and the "
+        "test set; `longtail` refuses to train on it, and refuses teachers that saw any other "
+        "data. Choices between settings are made on it, and so is that of τ in the column *τ "
+        "again*.\n"
+        "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
+        "the subset leaves none of its images out, and of the next class fewer than asked. In "
+        "the development error the nearest class in size stands in for it and counts twice. "
+        "Holding out head images instead would have meant training on another subset than "
+        "everybody else.\n"
+        "- **The stricter line** is the column *error*: it takes nothing from the development "
+        "set for a run, and has τ = 1 in the loss and the last epoch, fixed in advance.\n"
+        "- **What this does not undo**: which ingredients were worth trying came from a first "
+        "trial of one seed each that was judged on the test set, as is usual here, and from "
+        "papers that did the same. The tables below show the development error beside the test "
+        "error, so that every choice can be checked.",
+    ]
+
+
+def _results(study: Study) -> list[str]:
+    blocks = ["## Results at imbalance ratio 100"]
+    for dataset in CIFARS:
+        blocks.append(f"### {strong.title_of(dataset)}")
+        part = study.part(dataset)
+        if part is None or not part.lines:
+            blocks.append(_not_trained(Setting(dataset)))
+            continue
+        found = [strong.results_table(part), strong.goals_table(part)]
+        found.append(strong.teachers_table(part))
+        blocks += [table.markdown() for table in found if table is not None]
+    return blocks
+
+
+def _not_trained(setting: Setting, stage: str | None = None) -> str:
+    return f"Not trained yet. To train it:\n\n```sh\n{setting.command(stage)}\n```"
+
+
+def _ratios(study: Study) -> list[str]:
+    blocks = ["## Other imbalance ratios"]
+    table = strong.ratios_table(study)
+    if table is not None:
+        blocks.append(table.markdown())
+    absent = [setting for setting in study.absent if setting.ratio != RATIOS[0]]
+    if absent:
+        commands = "\n".join(setting.command() for setting in absent)
+        blocks.append(f"Not trained yet:\n\n```sh\n{commands}\n```")
+    return blocks
+
+
+def _ablation(study: Study) -> list[str]:
+    blocks = ["## What helps, and what does not"]
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        table = None if part is None else strong.ablation_table(part)
+        if part is None or table is None:
+            blocks += [f"### {strong.title_of(dataset)}, ablation"]
+            blocks.append(_not_trained(Setting(dataset), "ablation"))
+            continue
+        blocks += [f"### {strong.title_of(dataset)}, ablation", table.markdown()]
+        blocks += _verdicts(part)
+    return blocks
+
+
+def _verdicts(part: Part) -> list[str]:
+    """Which changes are more than chance, sorted by what they do: a sentence each."""
+    lines = {line.name: line for line in part.ablation}
+    found: dict[str, list[str]] = {"lower": [], "raise": [], "open": []}
+    for name, line in lines.items():
+        base = lines.get(strong.base_of(name))
+        if base is None or base is line:
+            continue
+        found[_verdict(line, base)].append(name)
+    sentences = {
+        "lower": "lower the test error by more than chance",
+        "raise": "raise it by more than chance",
+        "open": "change it by no more than chance may",
+    }
+    words = [f"{'; '.join(names)}: {sentences[key]}." for key, names in found.items() if names]
+    return (
+        ["Paired by seed, at 95%:\n\n" + "\n".join(f"- {text}" for text in words)] if words else []
+    )
+
+
+def _verdict(line: Line, base: Line) -> str:
+    pairs = strong.paired_changes(line, base)
+    if len(pairs) < 2:
+        return "open"
+    interval = mean_interval(pairs)
+    if not interval.excludes_zero:
+        return "open"
+    return "lower" if interval.mean < 0 else "raise"
+
+
+def _cost(study: Study) -> list[str]:
+    blocks = ["## What it costs"]
+    if not study.parts:
+        return [*blocks, "Not trained yet."]
+    minutes = sum(part.minutes for part in study.parts)
+    runs = sum(len(part.records) for part in study.parts)
+    blocks.append(
+        f"{runs} records, {minutes:.0f} minutes of training in all. A student's cost includes "
+        "its teachers', which any number of students share."
+    )
+    if any(part.setting.ratio == RATIOS[0] for part in study.parts):
+        blocks.append(f"![{strong.FIGURE_TITLE}]({FIGURE.parent.name}/{FIGURE.name}.svg)")
+    return blocks
+
+
+def _use() -> list[str]:
+    return [
+        "## Use it",
+        "Every ingredient is a value of a recipe and works alone (`--set sam_rho=0.1`, `--set "
+        "cutmix=0.5 --set mix_partner=minority`, `--set trivial_augment=true`, `--set cutout=16`, "
+        "`--set mixup=0.5`, `--set ema_decay=0.999`). Ensembles and teachers are any finished "
+        "runs of the same training set:",
+        "```sh\n"
+        "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong --seeds 5\n"
+        "longtail evaluate teachers/cifar100-lt --split dev --ensemble\n"
+        "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong-student \\\n"
+        "    --teachers teachers/cifar100-lt --set image_seed=0 --seeds 3\n"
+        "```",
+        "Students that share an `image_seed` see the same images, so the teachers are asked once "
+        "for all of them. Everything on this page comes from one command, which can be stopped "
+        "and goes on:",
+        "```sh\n"
+        "longtail reproduce strong --minutes 30\n"
+        "longtail reproduce strong --stage further\n"
+        "longtail reproduce strong --stage ablation\n"
+        "longtail reproduce strong --rho 50 --rho 10\n"
+        "```",
+    ]
+
+
+def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
+    """Write the page and its figure below a root.
+
+    Args:
+        root: the repository.
+        study: from the records below `root` if absent.
+
+    Returns:
+        The paths written.
+    """
+    root = Path(root)
+    study = study_of(records.read_all(root / RECORDS)) if study is None else study
+    files.write_bytes(root / PAGE, page(study).encode())
+    figure = strong.draw(study)
+    if figure is None:
+        return [root / PAGE]
+    drawn, picture = figures.save(figure, root / FIGURE, title=strong.FIGURE_TITLE)
+    picture.unlink()  # the page shows the SVG
+    return [root / PAGE, drawn]
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for written in write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(".")):
+        logger.info("wrote %s", written)

@@ -1,0 +1,360 @@
+"""How the study of `strong` looks: its tables, and the figure of error against GPU minutes.
+
+The numbers come from `longtail.experiments.strong`; nothing is computed here but means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from longtail._checks import FloatArray
+from longtail.experiments.comparison import mean_interval
+from longtail.experiments.strong import DISTILLED, GOALS, PUBLISHED, Line, Part, Study
+from longtail.experiments.strong_runs import RATIOS
+from longtail.report import figures
+from longtail.report.tables import Table, percent, signed
+from longtail.runs import files
+
+FILES = ("strong.json", "strong.md", "strong-cost.svg", "strong-cost.png")
+FIGURE_TITLE = "Balanced test error against the GPU minutes of one network"
+_GROUPS = ("many", "medium", "few")
+_TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT"}
+
+
+def tables(study: Study) -> list[Table]:
+    """All tables that there are records for."""
+    found: list[Table | None] = []
+    for dataset in _datasets(study):
+        part = study.part(dataset)
+        if part is not None:
+            found += [results_table(part), goals_table(part), teachers_table(part)]
+            found += [ablation_table(part)]
+    found.append(ratios_table(study))
+    return [table for table in found if table is not None]
+
+
+def _datasets(study: Study) -> list[str]:
+    return list(dict.fromkeys(part.setting.dataset for part in study.parts))
+
+
+def title_of(dataset: str) -> str:
+    """``CIFAR-100-LT``.
+
+    Examples:
+        >>> title_of("cifar100-lt")
+        'CIFAR-100-LT'
+    """
+    return _TITLES.get(dataset, dataset)
+
+
+def spread(values: FloatArray) -> str:
+    """Mean and standard deviation in percent: ``45.06 ± 0.31``; a dash for none.
+
+    Examples:
+        >>> import numpy as np
+        >>> spread(np.array([0.45, 0.46])), spread(np.array([0.45]))
+        ('45.50 ± 0.71', '45.00')
+    """
+    if not len(values):
+        return "–"
+    text = percent(float(values.mean()), digits=2)
+    return text if len(values) < 2 else f"{text} ± {percent(float(values.std(ddof=1)), digits=2)}"
+
+
+def _minutes(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def _grouped(line: Line) -> list[str]:
+    return [percent(line.groups.get(name, math.nan)) for name in _GROUPS]
+
+
+def _name(line: Line) -> str:
+    few = len(line.records) < line.wanted
+    return f"{line.name} ({len(line.records)} of {line.wanted})" if few else line.name
+
+
+def results_table(part: Part) -> Table:
+    """Our rows and the published ones, lowest errors last.
+
+    Args:
+        part: a data set at imbalance ratio 100.
+    """
+    dataset = part.setting.dataset
+    rows = [
+        (f"{one.name}, published", str(one.epochs or "–"), f"{one.error:.1f}", *["–"] * 5)
+        for one in sorted(PUBLISHED, key=lambda one: -one.error)
+        if one.dataset == dataset
+    ]
+    rows += [
+        (
+            _name(line),
+            "–" if line.epochs is None else str(line.epochs),
+            spread(line.errors),
+            spread(line.again),
+            *_grouped(line),
+            _minutes(line.minutes),
+        )
+        for line in part.lines
+    ]
+    return Table(
+        f"Balanced test error in percent, {title_of(dataset)}, imbalance ratio 100",
+        ("method", "epochs", "error", "τ again", *_GROUPS, "minutes"),
+        rows,
+        note=_results_note(part),
+    )
+
+
+def _results_note(part: Part) -> str:
+    used = part.records
+    devices = " and ".join(sorted({str(one.document["device"]) for one in used}))
+    taus = "; ".join(f"{line.name} {line.taus.mean():.2f}" for line in part.lines if len(line.taus))
+    text = (
+        "error: last epoch, whole test set, nothing chosen on the development set for it but the "
+        "recipe; mean and standard deviation over the runs. τ again: the same networks with their "
+        f"logits adjusted once more by a τ chosen on the development set ({taus or 'none'}). "
+        f"minutes: of {devices or 'training'} for one such network, as its share of the time of "
+        "all that trained beside it, in which SAM counts twice; an ensemble's are those of all "
+        "teachers, and a student's include them."
+    )
+    lacking = part.missing()
+    if lacking:
+        text += f" Not trained yet: {'; '.join(lacking)}; {part.setting.command()}"
+    return text
+
+
+def goals_table(part: Part) -> Table | None:
+    """The goals that were set before training; None where nothing of them is trained.
+
+    Args:
+        part: a data set at imbalance ratio 100.
+    """
+    rows = []
+    for name, line in (("strong", part.strong), (DISTILLED, part.distilled)):
+        goal = GOALS[name].get(part.setting.dataset)
+        if line is not None and goal is not None:
+            mean = 100 * float(line.errors.mean())
+            rows.append(
+                (_name(line), f"{goal:.1f}", f"{mean:.2f}", "yes" if mean <= goal else "no")
+            )
+    if not rows:
+        return None
+    title = f"Goals set before training, {title_of(part.setting.dataset)}"
+    return Table(title, ("recipe", "at most", "mean error", "reached"), rows)
+
+
+def teachers_table(part: Part) -> Table | None:
+    """Each teacher by itself, and all together.
+
+    Args:
+        part: a data set at some ratio.
+    """
+    lines = [*part.teachers, *([part.ensemble] if part.ensemble is not None else [])]
+    if not part.teachers:
+        return None
+    rows = [
+        (line.name, spread(line.dev_errors), spread(line.errors), *_grouped(line)) for line in lines
+    ]
+    return Table(
+        f"The teachers, {title_of(part.setting.dataset)}",
+        ("teacher", "dev", "test", *_GROUPS),
+        rows,
+        note="Balanced error in percent, one run each; dev: the development set.",
+    )
+
+
+def ablation_table(part: Part) -> Table | None:
+    """Every ingredient added or taken away; None where none was trained.
+
+    Args:
+        part: a data set at imbalance ratio 100.
+    """
+    lines = {line.name: line for line in part.ablation}
+    # A teacher may be one run of a row, which alone makes no ablation.
+    whole = {name for name, line in lines.items() if len(line.records) == line.wanted}
+    if not whole - {"strong", "student"}:
+        return None
+    rows = []
+    for name, line in lines.items():
+        base = lines.get(base_of(name))
+        cells = [percent(float(v.mean()), digits=2) for v in (line.dev_errors, line.errors)]
+        change = "" if base is None or base is line else change_text(line, base)
+        rows.append((_name(line), *cells, change, *_grouped(line), _minutes(line.minutes)))
+    return Table(
+        f"Ablation, {title_of(part.setting.dataset)}, imbalance ratio 100",
+        ("recipe", "dev", "test", "change", *_GROUPS, "min."),
+        rows,
+        note=(
+            f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
+            f"{part.setting.ablation.seeds} seeds, on the development (dev) and the test set. "
+            "change: of the test error against plain, strong or student, paired by seed, in "
+            "points, ± half of its 95% interval. plain: crops, flips and the schedule of strong. "
+            "min.: GPU minutes of one network."
+        ),
+    )
+
+
+def _epochs(lines: Iterable[Line]) -> str:
+    return " or ".join(str(epochs) for epochs in sorted({line.epochs or 0 for line in lines}))
+
+
+def base_of(name: str) -> str:
+    """What a row of the ablation is compared to.
+
+    Examples:
+        >>> base_of("plain + SAM"), base_of("strong − Cutout"), base_of("student, with SAM")
+        ('plain', 'strong', 'student')
+    """
+    return name.split(" + ")[0].split(" − ")[0].split(", ")[0]
+
+
+def paired_changes(line: Line, base: Line) -> list[float]:
+    """The difference of the test error for each seed that both have."""
+    theirs = {one.spec.seed: e for one, e in zip(base.records, base.errors, strict=True)}
+    return [
+        float(error - theirs[one.spec.seed])
+        for one, error in zip(line.records, line.errors, strict=True)
+        if one.spec.seed in theirs
+    ]
+
+
+def change_text(line: Line, base: Line) -> str:
+    """The paired change of the test error in points: ``−1.20 ± 0.41``."""
+    pairs = paired_changes(line, base)
+    if not pairs:
+        return "–"
+    found = mean_interval(pairs)
+    text = signed(found.mean, digits=2)
+    return text if found.seeds < 2 else f"{text} ± {percent(found.half_width, digits=2)}"
+
+
+def ratios_table(study: Study) -> Table | None:
+    """The same recipes at other imbalance ratios; None where only one ratio was trained.
+
+    Args:
+        study: of any settings.
+    """
+    if len({part.setting.ratio for part in study.parts}) < 2:
+        return None
+    columns = [(dataset, ratio) for dataset in _datasets(study) for ratio in RATIOS]
+    rows = []
+    for name in ("strong", "ensemble", "distilled"):
+        cells, words = [], {"ensemble": "the teachers' mean", "distilled": DISTILLED}
+        for dataset, ratio in columns:
+            part = study.part(dataset, ratio)
+            line: Line | None = None if part is None else getattr(part, name)
+            cells.append("–" if line is None else percent(float(line.errors.mean()), digits=2))
+        rows.append((words.get(name, name), *cells))
+    return Table(
+        "Balanced test error in percent at other imbalance ratios",
+        ("method", *(f"{_short(dataset)}, {ratio:g}" for dataset, ratio in columns)),
+        rows,
+        note="The recipes are those of ratio 100, with nothing chosen anew. – : not trained yet.",
+    )
+
+
+def _short(dataset: str) -> str:
+    return title_of(dataset).removesuffix("-LT").replace("CIFAR-", "C")
+
+
+def published_table() -> Table:
+    """What the published rows are, as their papers and their code say."""
+    rows = [
+        (
+            one.name,
+            title_of(one.dataset),
+            f"{one.error:.1f}",
+            str(one.epochs or "–"),
+            one.network,
+            one.selection or "–",
+        )
+        for one in PUBLISHED
+    ]
+    return Table(
+        "Published errors of one narrow ResNet-32 at imbalance ratio 100",
+        ("method", "data set", "error", "epochs", "network", "epoch chosen on"),
+        rows,
+        note="ResNet-32: the narrow one of 0.46 million parameters. – : not found in public code.",
+    )
+
+
+def draw(study: Study) -> Any | None:
+    """Error against the minutes that one network costs, a panel for each data set.
+
+    Args:
+        study: of any settings; ratio 100 is drawn.
+
+    Returns:
+        A matplotlib Figure, or None without runs.
+    """
+    parts = [part for dataset in _datasets(study) if (part := study.part(dataset)) is not None]
+    if not parts:
+        return None
+    with figures.style():
+        width = 1.0 + 3.3 * len(parts)
+        figure, grid = figures.panels(columns=len(parts), width=width, height=3.4)
+        for axes, part in zip(grid[0], parts, strict=True):
+            _draw_part(axes, part)
+        grid[0, 0].set_ylabel("balanced error (%)")
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _draw_part(axes: Any, part: Part) -> None:
+    groups: list[tuple[str, Sequence[Line], str, str]] = [
+        ("ablation", part.ablation, figures.LIGHT_GRAY, "o"),
+        ("teachers", part.teachers, figures.SKY, "^"),
+        ("strong", [part.strong] if part.strong else [], figures.BLUE, "o"),
+        ("teachers' mean", [part.ensemble] if part.ensemble else [], figures.ORANGE, "s"),
+        (DISTILLED, [part.distilled] if part.distilled else [], figures.VERMILION, "D"),
+        ("further students", part.further, figures.WINE, "D"),
+    ]
+    for label, lines, color, marker in groups:
+        x = [max(line.minutes, 1e-3) for line in lines]
+        y = [100 * float(line.errors.mean()) for line in lines]
+        axes.plot(x, y, marker, color=color, ms=5, mew=0, ls="", label=label)
+    published = [one for one in PUBLISHED if one.dataset == part.setting.dataset]
+    published.sort(key=lambda one: one.error)
+    for number, one in enumerate(published):
+        named = {"label": "published"} if number == 0 else {}
+        axes.axhline(one.error, color=figures.GRAY, lw=0.8, ls=":", **named)
+        axes.annotate(
+            one.name,
+            (1.0 - 0.13 * (number % 3), one.error),  # side by side where lines lie close
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=6.5,
+            color=figures.GRAY,
+        )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("GPU minutes of one network, teachers included")
+    axes.set_title(title_of(part.setting.dataset))
+
+
+def write(study: Study, folder: str | Path) -> list[Path]:
+    """Write all numbers as JSON, the tables as Markdown and the figure as SVG and PNG.
+
+    Args:
+        study: of any settings.
+        folder: made if need be; files of the same names are replaced.
+
+    Returns:
+        The paths written, in the order of `FILES`.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers, text = folder / FILES[0], folder / FILES[1]
+    files.write_json(numbers, study.to_dict())
+    markdown = "\n\n".join(table.markdown() for table in tables(study)) + "\n"
+    files.write_bytes(text, markdown.encode())
+    figure = draw(study)
+    drawn = (
+        [] if figure is None else figures.save(figure, folder / "strong-cost", title=FIGURE_TITLE)
+    )
+    return [numbers, text, *drawn]

@@ -1,0 +1,134 @@
+"""Ensembles: the mean logits of several runs, as a run folder that everything else reads.
+
+It has no weights: its spec names the members, and its splits are those that were averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail._checks import InputError
+from longtail.runs import files
+from longtail.runs.folder import Run, RunError, SplitLogits, same_data
+from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
+from longtail.runs.writer import RunWriter
+
+NAME = "ensemble"
+MEMBERS = "runs"
+
+
+def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
+    """What names an ensemble: its data set and its members, in one order however they came.
+
+    Args:
+        dataset: that of every member.
+        members: names of two or more runs, ``<dataset>/<method>-s<seed>-<hash8>``.
+    """
+    names = sorted(members)
+    if len(set(names)) < max(2, len(names)):
+        raise InputError(
+            f"ensemble: two or more different runs are needed; got {', '.join(names) or 'none'}."
+        )
+    return RunSpec(
+        dataset=dataset,
+        model=Part(NAME),
+        method=Part(NAME),
+        recipe=RecipeSpec(NAME),
+        settings=Settings({MEMBERS: names}),
+    )
+
+
+def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
+    """The mean of several runs' logits on a split, example by example.
+
+        f(x) = (1 / R) Σ_r f_r(x)
+
+    Args:
+        runs: of one data set and one part of it, with the split's logits of the same examples
+            in the same order.
+        split: which.
+
+    Returns:
+        ``logits, target, indices``; the mean is taken in float64 and kept in float32.
+    """
+    runs = sorted(runs, key=lambda run: run.name)
+    first = runs[0]
+    same_data(runs, split=split)
+    parts = [run.logits(split) for run in runs]
+    total: NDArray[np.float64] = np.zeros(parts[0].logits.shape)
+    for run, part in zip(runs, parts, strict=True):
+        if run.class_names != first.class_names:
+            raise _unlike(first, run, "have other classes, or the same in another order")
+        if run.spec.dataset != first.spec.dataset:
+            raise _unlike(first, run, "were trained on different parts of their data")
+        if _order(part) != _order(parts[0]):
+            raise _unlike(first, run, f"have the examples of the split {split!r} in another order")
+        total += part.logits
+    return SplitLogits((total / len(runs)).astype(np.float32), *parts[0][1:])
+
+
+def _order(part: SplitLogits) -> str | None:
+    return None if part.indices is None else files.fingerprint(part.indices)
+
+
+def _unlike(one: Run, other: Run, how: str) -> RunError:
+    return RunError(
+        f"ensemble: {one.folder} and {other.folder} {how}; their logits can't be averaged."
+    )
+
+
+def _finished(folder: Path) -> Run | None:
+    if not (folder / "run.json").exists():
+        return None
+    run = Run.open(folder, verify=False, unfinished=True)
+    return run if run.finished else None
+
+
+def ensemble(
+    runs: Sequence[Run], *, root: Path | str, split: str = "test", replace: bool = False
+) -> Run:
+    """Average runs on a split into a folder of their own; one that is there gains the split.
+
+    Args:
+        runs: see `mean_logits`.
+        root: the folder of runs.
+        split: which logits.
+        replace: write again what is there already.
+
+    Returns:
+        The ensemble, a finished run without weights; its time is that of all members.
+    """
+    names = [run.name for run in runs]
+    spec = ensemble_spec(runs[0].spec.dataset if runs else DataSpec("none"), names)
+    folder, first = Path(root) / spec.folder, runs[0]
+    logits, target, indices = mean_logits(runs, split=split)
+    there = _finished(folder)
+    if there is not None and split in there.splits and not replace:
+        if np.array_equal(there.logits(split).logits, logits):
+            return there
+        raise RunError(
+            f"{folder} holds other mean logits of the split {split!r}: a member was trained or "
+            f"evaluated again since; pass --force (replace=True) to write them again."
+        )
+    writer = (
+        RunWriter.reopen(folder)
+        if there is not None
+        else RunWriter.create(
+            root,
+            spec,
+            prior=first.prior,
+            data=first.data,
+            device=str(first.record["device"]),
+            class_names=first.class_names,
+            force=True,
+        )
+    )
+    data = first.record["splits"][split]["data"]
+    writer.write_logits(split, logits, target, indices=indices, data=data, replace=replace)
+    if there is not None:
+        return Run.open(folder, verify=False)
+    return writer.finish(seconds=sum(float(run.record["seconds"]) for run in runs))

@@ -1,0 +1,83 @@
+"""An average of a network's weights over its steps, to be judged instead of the last ones.
+
+    w̄ = Σ_i d^{t−i} w_i / Σ_i d^{t−i},   over the steps i = 1 .. t,
+
+kept as a sum that starts at zero and divided by (1 − dᵗ) when it is looked at: so it is a true
+mean from the first step on, and the weights the training began with have no part in it. Batch
+norm's running mean and variance are averaged like weights; a counter keeps its last value.
+Nothing here waits for a device until the average is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from longtail import _checks
+from longtail._checks import InputError
+
+
+class WeightAverage:
+    """The exponential moving average of a network's weights.
+
+    Call `update` after every step of the optimiser, and load `state_dict` into a network of the
+    same kind to judge or save it.
+
+    Args:
+        model: the network that trains; its tensors must stay where they are.
+        decay: d in (0, 1): the average is over about the last 1/(1 − d) steps.
+
+    Attributes:
+        sums: (1 − d) Σ_i d^{t−i} w_i, by the names of the network's tensors.
+        steps: t, a tensor of one whole number.
+
+    Examples:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> average = WeightAverage(model, decay=0.5)
+        >>> for value in (1.0, 4.0):
+        ...     _ = model.weight.data.fill_(value)
+        ...     average.update()
+        >>> average.state_dict()["weight"]  # (0.5 · 1 + 1 · 4) / 1.5
+        tensor([[3.]])
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        caller = "WeightAverage"
+        self.decay = _checks.fraction(decay, caller, name="decay", below_one=True)
+        if self.decay == 0:
+            raise InputError(f"{caller}: `decay` must be above 0; without one, use the model.")
+        # Detached, and sharing memory with the network.
+        self._tensors = {name: value.detach() for name, value in model.state_dict().items()}
+        self._numbers = [v for v in self._tensors.values() if v.is_floating_point()]
+        self.sums = {
+            name: torch.zeros_like(value)
+            for name, value in self._tensors.items()
+            if value.is_floating_point()
+        }
+        device = self._numbers[0].device
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are now."""
+        torch._foreach_lerp_(list(self.sums.values()), self._numbers, 1.0 - self.decay)
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average, by the names of the network's own state; its weights before any step."""
+        steps = int(self.steps)
+        if steps == 0:
+            return {name: value.clone() for name, value in self._tensors.items()}
+        share = 1.0 - self.decay**steps
+        return {
+            name: self.sums[name] / share if name in self.sums else value.clone()
+            for name, value in self._tensors.items()
+        }
+
+    def load(self, sums: Mapping[str, Tensor], steps: int) -> None:
+        """Go on from an average that was saved: its `sums` and `steps`."""
+        for name, value in self.sums.items():
+            value.copy_(sums[name])
+        self.steps.fill_(steps)

@@ -1,0 +1,69 @@
+"""How far a network's predictions are from its teachers': the loss of distillation.
+
+Teachers and their logits come from elsewhere; here is only the divergence, for any two tensors.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from longtail import _checks
+from longtail._checks import InputError
+
+
+def distillation_loss(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    log_prior: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """T² times the Kullback-Leibler divergence from the teachers' predictions (Hinton 2015).
+
+        T² · Σ_y p_y log(p_y / q_y),   p = softmax(z_teacher / T),   q = softmax(z / T)
+
+    With T² the gradient keeps its size whatever T is. With `log_prior` both z have log π added
+    first: the two are then compared as predictions for the long-tailed training data, in which
+    rare classes weigh little, rather than for balanced data.
+
+    Args:
+        logits: z, shape (..., num_classes).
+        teacher_logits: of the same examples, of a shape that broadcasts to that of `logits`;
+            of several teachers their mean. No gradient flows into it.
+        temperature: T, above 0; the higher, the more the improbable classes count.
+        log_prior: log π, finite, of a shape that broadcasts to that of `logits`.
+        reduction: ``mean`` over all examples, or ``none``.
+
+    Returns:
+        A scalar, or the shape of `logits` without its last axis.
+
+    Examples:
+        >>> import torch
+        >>> logits = torch.tensor([[2.0, 0.0]])
+        >>> distillation_loss(logits, logits)
+        tensor(0.)
+        >>> distillation_loss(logits, torch.tensor([[0.0, 0.0]]), temperature=2.0)
+        tensor(0.4805)
+    """
+    caller = "distillation_loss"
+    temperature = _checks.positive(temperature, caller, name="temperature")
+    _checks.choice(reduction, ("mean", "none"), caller, name="reduction")
+    if logits.shape[-1] != teacher_logits.shape[-1]:
+        raise InputError(
+            f"{caller}: the teachers have {teacher_logits.shape[-1]} classes but the logits have "
+            f"{logits.shape[-1]} columns, shape {tuple(logits.shape)}."
+        )
+    student, teacher = (z.float() if z.dtype.itemsize < 4 else z for z in (logits, teacher_logits))
+    teacher = teacher.detach()
+    if log_prior is not None:
+        student, teacher = student + log_prior, teacher + log_prior
+    divergence = F.kl_div(
+        (student / temperature).log_softmax(-1),
+        (teacher / temperature).log_softmax(-1),
+        reduction="none",
+        log_target=True,
+    ).sum(-1)
+    divergence = temperature**2 * divergence
+    return divergence.mean() if reduction == "mean" else divergence

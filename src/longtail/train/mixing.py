@@ -1,0 +1,278 @@
+"""Cutout, CutMix and mixup for whole batches, on any device: a hole, a patch, a blend.
+
+As in `augment`, what is drawn (`plan_cutout`, `plan_mixing`, `draw_partners`, on the CPU) and how
+it is applied (`cutout`, `mix`) are kept apart. Plans are made in the unit square, so they don't
+depend on the images' size. Partners are drawn freely from the training set, not from the same
+batch: with rare classes a batch has few of them to offer.
+
+A mixed example has two labels: `mix` returns the share of the first, and the loss is
+
+    λ · ℓ(y, f) + (1 − λ) · ℓ(y', f),
+
+the loss with class probabilities λ and 1 − λ, since it is linear in them; see
+`losses.PairwiseMarginLoss.mixed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longtail import _checks
+from longtail._checks import InputError
+
+PARTNERS = ("uniform", "minority")
+
+
+def plan_cutout(count: int, *, generator: torch.Generator) -> Tensor:
+    """Draw where each image's hole has its centre.
+
+    Args:
+        count: of images.
+        generator: on the CPU.
+
+    Returns:
+        Rows and columns as shares of the height and the width, float32 in [0, 1), on the CPU,
+        shape (count, 2).
+
+    Examples:
+        >>> plan_cutout(5, generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 2])
+    """
+    count = _checks.whole(count, "plan_cutout", name="count", at_least=0)
+    return torch.rand(count, 2, generator=generator)
+
+
+def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> Tensor:
+    """Hide a square of each image (DeVries and Taylor 2017).
+
+    The square has its centre at any pixel, each equally likely, and is cut off at the edge.
+
+    Args:
+        pixels: shape (batch, channels, height, width), on any device.
+        centre: as from `plan_cutout`, shape (batch, 2).
+        size: side of the square in pixels, less than the height and the width.
+        fill: what it holds; after normalisation 0 is the mean colour.
+
+    Returns:
+        New pixels of the same shape, dtype and memory format.
+
+    Examples:
+        >>> cutout(torch.ones(1, 1, 2, 4), torch.tensor([[0.0, 0.5]]), size=1).view(2, 4)
+        tensor([[1., 1., 0., 1.],
+                [1., 1., 1., 1.]])
+    """
+    caller = "cutout"
+    height, width = _sides(pixels, caller=caller)
+    check_cutout(size, height, width, caller=caller)
+    if tuple(centre.shape) != (len(pixels), 2):
+        raise InputError(
+            f"{caller}: `centre` must have a row and a column for each of the {len(pixels)} "
+            f"images; its shape is {tuple(centre.shape)}."
+        )
+    centre = centre.to(pixels.device, non_blocking=True)
+    top, left = (_pixel(centre[:, n], side) - size // 2 for n, side in enumerate((height, width)))
+    hole = _inside(top, top + size, height)[:, :, None] & _inside(left, left + size, width)[:, None]
+    return pixels.clone().masked_fill_(hole[:, None], fill)
+
+
+class MixPlan(NamedTuple):
+    """How each image of a batch is mixed with its partner, drawn on the CPU.
+
+    Attributes:
+        share: how much of the image itself should remain, float32 in [0, 1], shape (count,); 1
+            for images that are not mixed.
+        patch: whether the partner comes in as a patch (CutMix) rather than all over (mixup),
+            bool, shape (count,).
+        centre: the patch's, as shares of the height and the width, shape (count, 2).
+    """
+
+    share: Tensor
+    patch: Tensor
+    centre: Tensor
+
+    def take(self, index: Tensor | slice) -> MixPlan:
+        """The plan of some of the images."""
+        return MixPlan(self.share[index], self.patch[index], self.centre[index])
+
+
+def plan_mixing(
+    count: int,
+    *,
+    cutmix: float = 0.0,
+    mixup: float = 0.0,
+    mixup_alpha: float = 1.0,
+    generator: torch.Generator,
+) -> MixPlan:
+    """Draw which images are mixed, in which of the two ways, and how much.
+
+        λ ~ uniform on [0, 1] in a patch,   λ ~ Beta(α, α) in a blend
+
+    An image is mixed in one way at most: as a patch with probability `cutmix`, as a blend with
+    probability `mixup`, else not at all.
+
+    Args:
+        count: of images.
+        cutmix: in [0, 1].
+        mixup: in [0, 1]; the two add up to at most 1.
+        mixup_alpha: α, above 0.
+        generator: on the CPU.
+
+    Examples:
+        >>> plan = plan_mixing(1000, cutmix=0.5, generator=torch.Generator().manual_seed(0))
+        >>> bool(plan.patch.any()), 450 < int((plan.share < 1).sum()) < 550
+        (True, True)
+    """
+    caller = "plan_mixing"
+    count = _checks.whole(count, caller, name="count", at_least=0)
+    cutmix = _checks.fraction(cutmix, caller, name="cutmix")
+    mixup = _checks.fraction(mixup, caller, name="mixup")
+    alpha = _checks.positive(mixup_alpha, caller, name="mixup_alpha")
+    if cutmix + mixup > 1:
+        raise InputError(
+            f"{caller}: an image is mixed in one way at most, so `cutmix` and `mixup` must add up "
+            f"to at most 1; got {cutmix:g} and {mixup:g}."
+        )
+    chance, share = torch.rand(2, count, generator=generator)
+    centre = torch.rand(count, 2, generator=generator)
+    patch = chance < cutmix
+    if mixup > 0:
+        share = torch.where(patch, share, _beta(count, alpha, generator))
+    share = torch.where(chance < cutmix + mixup, share, torch.ones(()))
+    return MixPlan(share, patch, centre)
+
+
+def _beta(count: int, alpha: float, generator: torch.Generator) -> Tensor:
+    """Draws from Beta(α, α); torch's own take no generator."""
+    seed = int(torch.randint(0, 2**62, (), generator=generator))
+    return torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, count)).float()
+
+
+def draw_partners(
+    labels: Any, count: int, *, rule: str = "uniform", generator: torch.Generator
+) -> Tensor:
+    """Draw the images that come into others.
+
+        uniform    every image of the training set with the same probability
+        minority   with probability ∝ 1/n_y, n_y the size of its class: so every class with the
+                   same probability, and the images of rare ones far more often (Park et al. 2022)
+
+    Args:
+        labels: of the training set, shape (examples,).
+        count: how many to draw, with replacement.
+        rule: see above.
+        generator: on the CPU.
+
+    Returns:
+        Rows of the training set, int64 on the CPU, shape (count,).
+
+    Examples:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> rows = draw_partners([0] * 90 + [1] * 10, 1000, rule="minority", generator=generator)
+        >>> 400 < int((rows >= 90).sum()) < 600
+        True
+    """
+    caller = "draw_partners"
+    count = _checks.whole(count, caller, name="count", at_least=0)
+    _checks.choice(rule, PARTNERS, caller, name="rule")
+    targets = torch.from_numpy(np.array(_checks.labels(labels, caller=caller, name="labels")))
+    chance = torch.rand(2, count, generator=generator, dtype=torch.float64)
+    if rule == "uniform":
+        return _scaled(chance[0], torch.tensor(len(targets)))
+    sizes = torch.bincount(targets)
+    members = targets.argsort(stable=True)  # class by class
+    starts = sizes.cumsum(0) - sizes
+    present = sizes.nonzero().squeeze(1)
+    chosen = present[_scaled(chance[0], torch.tensor(len(present)))]
+    return members[starts[chosen] + _scaled(chance[1], sizes[chosen])]
+
+
+def _scaled(chance: Tensor, count: Tensor) -> Tensor:
+    """Uniform on 0 .. count − 1, from uniform on [0, 1)."""
+    return torch.minimum((chance * count).floor().long(), count - 1)
+
+
+def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor]:
+    """Mix each image with its partner (CutMix: Yun et al. 2019; mixup: Zhang et al. 2018).
+
+        patch   the partner's pixels in a rectangle of (1 − λ) of the area and the image's
+                proportions, around the centre and cut off at the edge
+        blend   λ · image + (1 − λ) · partner
+
+    Args:
+        pixels: floating point, shape (batch, channels, height, width), on any device.
+        partners: the other images, likewise.
+        plan: as from `plan_mixing`.
+
+    Returns:
+        The mixed images, and λ, the share of the first of the two labels: float32, shape
+        (batch,), on their device. For a patch it is the area that remains.
+
+    Examples:
+        >>> plan = MixPlan(torch.tensor([0.75]), torch.tensor([True]), torch.tensor([[0.5, 1.0]]))
+        >>> mixed, share = mix(torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4), plan)
+        >>> mixed.view(4, 4)
+        tensor([[0., 0., 0., 0.],
+                [0., 0., 0., 1.],
+                [0., 0., 0., 1.],
+                [0., 0., 0., 0.]])
+        >>> share
+        tensor([0.8750])
+    """
+    caller = "mix"
+    height, width = _sides(pixels, caller=caller)
+    if partners.shape != pixels.shape or not pixels.is_floating_point():
+        raise InputError(
+            f"{caller}: `pixels` and `partners` must be floating point and of one shape; they are "
+            f"{pixels.dtype} of shape {tuple(pixels.shape)} and {partners.dtype} of shape "
+            f"{tuple(partners.shape)}. Mix after normalising."
+        )
+    if plan.share.shape != pixels.shape[:1]:
+        raise InputError(
+            f"{caller}: `plan` is for {len(plan.share)} images, but there are {len(pixels)}."
+        )
+    share, patch, centre = (part.to(pixels.device, non_blocking=True) for part in plan)
+    within, areas = [], []
+    for n, side in enumerate((height, width)):
+        extent = ((1 - share).sqrt() * side).floor().long()
+        first = _pixel(centre[:, n], side) - extent // 2
+        within.append(_inside(first, first + extent, side))
+        areas.append((first + extent).clamp(max=side) - first.clamp(min=0))
+    inside = within[0][:, :, None] & within[1][:, None] | ~patch[:, None, None]
+    own = torch.where(patch, 1 - areas[0] * areas[1] / (height * width), share)
+    weight = torch.where(patch, torch.ones_like(share), 1 - share)[:, None, None] * inside
+    mixed = torch.lerp(pixels, partners.to(pixels.dtype), weight[:, None].to(pixels.dtype))
+    return mixed, own
+
+
+def _pixel(at: Tensor, side: int) -> Tensor:
+    """The pixel that a share of a side falls on."""
+    return (at * side).floor().long()
+
+
+def _inside(first: Tensor, end: Tensor, side: int) -> Tensor:
+    """Which of a side's pixels lie between, bool, shape (batch, side)."""
+    pixel = torch.arange(side, device=first.device)
+    return (pixel >= first[:, None]) & (pixel < end[:, None])
+
+
+def check_cutout(size: int, height: int, width: int, *, caller: str) -> None:
+    """Refuse a hole that is no smaller than the image."""
+    _checks.whole(size, caller, name="size")
+    if size >= min(height, width):
+        raise InputError(
+            f"{caller}: the square of cutout, {size} pixels, must be smaller than the image, "
+            f"{height} x {width}; take about half of the smaller side."
+        )
+
+
+def _sides(pixels: Tensor, *, caller: str) -> tuple[int, int]:
+    if pixels.ndim != 4:
+        raise InputError(
+            f"{caller}: `pixels` must have shape (images, channels, height, width); its shape is "
+            f"{tuple(pixels.shape)}."
+        )
+    return pixels.shape[2], pixels.shape[3]

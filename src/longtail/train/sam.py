@@ -1,0 +1,229 @@
+"""Sharpness-aware minimisation around any optimiser (Foret et al. 2021).
+
+A step takes the gradient not where the weights are but where the loss nearby is worst:
+
+    e = ρ · g / ‖g‖,   g = ∇ℓ(w);      then the optimiser steps from w by ∇ℓ(w + e)
+
+It costs a second forward and backward pass, on the same batch. `SAM` wraps an optimiser for a
+loop of one's own; the engine's step uses the parts: `Perturbation`, which goes to w + e and back
+for one network or many side by side, and `frozen_statistics`, so that batch norm learns its
+running statistics at w only. Nothing here waits for a device, so it can be captured in a CUDA
+graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from longtail import _checks
+from longtail._checks import InputError
+
+_TINY = 1e-12  # keeps a gradient of zero from becoming NaN
+
+
+class SAM:
+    """An optimiser that steps by the gradient at w + e instead of w.
+
+    Either ``loss = sam.step(closure)``, where the closure computes the loss, calls ``backward()``
+    and returns the loss; or by hand: backward, `first_step`, backward again on the same batch,
+    `second_step`. Learning-rate schedulers and checkpoints are those of the optimiser inside.
+
+    Gradients can't be accumulated over batches from outside, since each would have to be gone
+    through twice: let the closure go through all of them.
+
+    Args:
+        optimizer: any of torch's.
+        rho: ρ, above 0; 0.05 to 0.2 are usual.
+        model: the network, if it has batch norm: its running statistics are then left alone in
+            the second pass of `step`. By hand, use `frozen_statistics`.
+
+    Examples:
+        >>> w = nn.Parameter(torch.tensor([1.0]))
+        >>> sam = SAM(torch.optim.SGD([w], lr=0.1), rho=0.5)
+        >>> def closure():
+        ...     loss = (w ** 2).sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> float(sam.step(closure))
+        1.0
+        >>> w.detach()  # 1 − 0.1 · 2 · (1 + 0.5)
+        tensor([0.7000])
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, rho: float = 0.05, model: nn.Module | None = None
+    ) -> None:
+        self.optimizer, self.model = optimizer, model
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.perturbation = Perturbation(parameters, rho=rho)
+        self._away = False
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+        """Both passes and the step.
+
+        Args:
+            closure: computes the loss of a batch, calls ``backward()`` and returns the loss.
+
+        Returns:
+            The loss at w, without its graph.
+        """
+        if closure is None:
+            raise InputError(
+                "SAM.step: `closure` must be given, since the loss is computed twice; or call "
+                "first_step and second_step."
+            )
+        if any(p.grad is not None for p in self.perturbation.parameters):
+            raise InputError(
+                "SAM.step: there are gradients already. SAM does not go with gradients that are "
+                "accumulated from outside: let the closure go through all the batches, and call "
+                "zero_grad() if these are left over."
+            )
+        with torch.enable_grad():
+            loss = closure().detach()
+        self.first_step()
+        with self._frozen(), torch.enable_grad():
+            closure()
+        self.second_step()
+        return loss
+
+    def first_step(self) -> None:
+        """After backward() at w: go to w + e, without gradients."""
+        if self._away:
+            raise InputError(
+                "SAM.first_step: called twice in a row; each step is one batch, gone through "
+                "twice, so gradients of several can't be accumulated this way."
+            )
+        self.perturbation.go()
+        self._away = True
+        self.zero_grad()
+
+    def second_step(self) -> None:
+        """After backward() at w + e: return to w and let the optimiser step; clears gradients."""
+        if not self._away:
+            raise InputError("SAM.second_step: first_step must come before it.")
+        self.perturbation.back()
+        self._away = False
+        self.optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _frozen(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.model is None else frozen_statistics(self.model)
+
+
+class Perturbation:
+    """Goes from w to w + ρ g/‖g‖ and back to exactly w.
+
+    Args:
+        parameters: to move, on one device; their number, shapes and memory formats must stay.
+        rho: ρ, above 0.
+        parts: how many networks the parameters are those of, joined along the first axis as by
+            `models.stacked`; the norm is each network's own.
+
+    Examples:
+        >>> w = nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> w.grad = torch.tensor([0.6, 0.8])
+        >>> there = Perturbation([w], rho=0.5)
+        >>> there.go()
+        >>> w.detach()
+        tensor([3.3000, 4.4000])
+        >>> there.back()
+        >>> w.detach()
+        tensor([3., 4.])
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], *, rho: float, parts: int = 1) -> None:
+        caller = "SAM"
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.rho = _checks.positive(rho, caller, name="rho")
+        self.parts = _checks.whole(parts, caller, name="parts")
+        if not self.parameters:
+            raise InputError(f"{caller}: none of the parameters can have a gradient.")
+        self.before = [p.detach().clone() for p in self.parameters]
+        self._owner = torch.empty(0)
+
+    @torch.no_grad()
+    def go(self) -> None:
+        """Move by the gradients that the parameters have; those without one stay."""
+        moved = [p for p in self.parameters if p.grad is not None]
+        if not moved:
+            raise InputError("SAM: no parameter has a gradient; call backward() first.")
+        torch._foreach_copy_(self.before, self.parameters)
+        # All gradients end to end: a few large kernels instead of some for each parameter.
+        parts = [_in_memory_order(p).reshape(self.parts, -1) for p in moved]
+        steps = torch.cat([part.flatten() for part in parts])
+        if self.parts == 1:
+            steps *= self.rho / (steps.norm() + _TINY)
+        else:
+            scale = self.rho / (torch.cat(parts, 1).norm(dim=1) + _TINY)
+            steps *= scale.index_select(0, self._owners([part.shape[1] for part in parts]))
+        views = zip(torch.split(steps, [p.numel() for p in moved]), moved, strict=True)
+        torch._foreach_add_(moved, [_shaped(step, p) for step, p in views])
+
+    @torch.no_grad()
+    def back(self) -> None:
+        """Put the parameters back, to the bit; their gradients stay."""
+        torch._foreach_copy_(self.parameters, self.before)
+
+    def _owners(self, sizes: list[int]) -> Tensor:
+        """Which network each number belongs to, where all parameters stand end to end."""
+        if len(self._owner) != self.parts * sum(sizes):
+            parts = torch.arange(self.parts, dtype=torch.int32)
+            owner = torch.cat([parts.repeat_interleave(size) for size in sizes])
+            self._owner = owner.to(self.parameters[0].device)
+        return self._owner
+
+
+def _axes(parameter: Tensor) -> list[int]:
+    """The axes from the outermost in memory to the innermost; the first stays first."""
+    strides = parameter.stride()
+    inner = sorted(range(1, parameter.ndim), key=lambda axis: -strides[axis])
+    return [0, *inner][: parameter.ndim]
+
+
+def _in_memory_order(parameter: Tensor) -> Tensor:
+    """The gradient with its axes as the parameter's lie in memory, so that it needs no copy."""
+    if parameter.grad is None or parameter.grad.layout != torch.strided:
+        raise InputError("SAM: gradients must be dense; a layer with sparse=True has none.")
+    return parameter.grad.permute(_axes(parameter))
+
+
+def _shaped(flat: Tensor, parameter: Tensor) -> Tensor:
+    """Numbers in the order of the parameter's memory, in its shape."""
+    axes = _axes(parameter)
+    shaped = flat.view([parameter.shape[axis] for axis in axes])
+    return shaped.permute([axes.index(axis) for axis in range(parameter.ndim)])
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norms in training use a batch's own statistics, but don't learn from it in here.
+
+    Examples:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> with frozen_statistics(norm):
+        ...     _ = norm(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> norm.running_mean, int(norm.num_batches_tracked)
+        (tensor([0., 0.]), 0)
+    """
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
+    ]
+    kept = [{name: layer._buffers[name] for name in names} for layer in layers]
+    for layer in layers:
+        layer._buffers.update(dict.fromkeys(names))
+    try:
+        yield
+    finally:
+        for layer, buffers in zip(layers, kept, strict=True):
+            layer._buffers.update(buffers)

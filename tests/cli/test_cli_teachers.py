@@ -1,0 +1,144 @@
+"""`longtail train --teachers`: from run folders to a student, and on after an interruption."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail.cli import main
+from longtail.data.digits import load_digits_lt
+from longtail.runs import Run, find_runs
+from longtail.train import engine
+
+TRAIN = ("train", "--dataset", "digits-lt", "--device", "cpu")
+DIGITS = (*TRAIN, "--set", "epochs=2")
+LISTENING = ("--method", "logit-adjusted", "--set", "distill_weight=0.8")
+STUDENT = (*DIGITS, *LISTENING)
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two teachers, and their mean logits beside them."""
+    out = tmp_path_factory.mktemp("teachers") / "teachers"
+    words = (*DIGITS, "--method", "softmax", "--method", "logit-adjusted", "--out", str(out))
+    assert main(list(words)) == 0
+    assert main(["evaluate", str(out), "--ensemble", "--device", "cpu"]) == 0
+    return out
+
+
+@pytest.fixture
+def teachers(trained, cli):
+    return shutil.copytree(trained, Path("teachers"))
+
+
+def test_a_student_names_its_teachers_and_is_judged(teachers, cli):
+    result = cli(*STUDENT, "--teachers", teachers, "--out", "runs", "--json")
+    assert result.code == 0, result.err
+    (entry,) = json.loads(result.out)["runs"]
+    names = [run.name for run in find_runs(teachers) if run.has_model]
+    assert entry["spec"]["settings"]["teachers"] == sorted(names)
+    (run,) = find_runs("runs")
+    logits, target, _ = run.logits("test")
+    wrong = [np.mean(logits[target == k].argmax(axis=1) != k) for k in range(10)]
+    assert entry["balanced_error"]["test"] == pytest.approx(np.mean(wrong))
+    again = cli(*STUDENT, "--teachers", teachers, "--out", "runs")
+    assert "Nothing to train: 1 run finished already" in again.err
+    fewer = cli(*STUDENT, "--teachers", teachers / names[0], "--out", "runs")
+    assert fewer.code == 0
+    assert len(find_runs("runs")) == 2  # other teachers, another run
+
+
+def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch):
+    words = (*TRAIN, "--set", "epochs=3", *LISTENING, "--teachers", teachers, "--out", "runs")
+    real = engine.train_cohort
+
+    def stopped(*arguments, after_epoch, **options):
+        def stop(end):
+            after_epoch(end)
+            if end.epoch == 2:
+                raise KeyboardInterrupt
+
+        return real(*arguments, after_epoch=stop, checkpoint_seconds=0, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "train_cohort", stopped)
+        result = cli(*words)
+    assert result.code != 0
+    assert "1 saved after epoch 1" in result.err
+    assert "--teachers teachers" in result.err
+    (folder,) = Path("runs/digits-lt").iterdir()
+    lost = cli("train", "--resume", folder, "--device", "cpu")
+    assert lost.code == 1
+    assert "there is no run folder runs/digits-lt/logit-adjusted-s0-" in lost.err
+    other = cli("train", "--resume", folder, "--teachers", next(teachers.glob("*/softmax-*")))
+    assert other.code == 1
+    assert "which ask for another run: settings.teachers" in other.err
+    went_on = cli("train", "--resume", folder, "--teachers", teachers, "--device", "cpu")
+    assert went_on.code == 0, went_on.err
+    assert Run.open(folder).finished
+
+
+def test_refusals_come_before_any_work(teachers, cli, monkeypatch):
+    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained"))
+    (softmax,) = teachers.glob("*/softmax-*")
+    (together,) = teachers.glob("*/ensemble-*")
+    plain = (*DIGITS, "--method", "softmax")
+
+    def refused(words, *messages):
+        result = cli(*words, "--out", "runs")
+        assert result.code == 1
+        for message in messages:
+            assert message in result.err
+        assert len(result.err.splitlines()) == 1
+
+    refused((*plain, "--teachers", softmax), "distill_weight 0, so they would do nothing")
+    refused(STUDENT, "needs teachers; name their run folders (--teachers RUN)")
+    refused((*STUDENT, "--teachers", together), "is an ensemble", "name its members")
+    refused((*STUDENT, "--teachers", "nowhere"), "there is no run folder nowhere")
+    refused((*STUDENT, "--ratio", "10", "--teachers", softmax), "was trained on other data")
+    refused((*STUDENT, "--held-out", "0.2", "--teachers", softmax), "its student holds out")
+    (softmax / "model.safetensors").unlink()
+    refused((*STUDENT, "--teachers", softmax), "lacks model.safetensors")
+
+
+def test_the_engine_alone_does_the_same(teachers, cli, monkeypatch):
+    """The command adds nothing of its own to what a student learns."""
+    from longtail.train.recipe import make_spec
+    from longtail.train.teachers import with_teachers
+
+    assert cli(*STUDENT, "--teachers", teachers, "--out", "runs").code == 0
+    found = [run for run in find_runs(teachers) if run.has_model]
+    data, make = load_digits_lt(), partial(make_spec, method="logit-adjusted", recipe="digits")
+    spec = make(data.spec, seed=0, overrides={"epochs": 2, "distill_weight": 0.8})
+    (run,) = engine.train_cohort(
+        [with_teachers(spec, found)], data.train, root="alone", teachers=found
+    )
+    (other,) = find_runs("runs")
+    assert run.spec == other.spec
+    for name, weight in run.model().items():
+        np.testing.assert_array_equal(weight, other.model()[name])
+
+
+def test_saved_logits_in_the_place_of_networks(teachers, cli):
+    words = (*STUDENT, "--teachers", next(teachers.glob("*/ensemble-*")), "--out", "runs")
+    without = cli(*words, "--teacher-logits")
+    assert without.code == 1
+    assert "has no logits of the split 'train'" in without.err
+    assert cli("evaluate", teachers, "--split", "train", "--ensemble").code == 0
+    taught = cli(*words, "--teacher-logits")
+    assert taught.code == 0, taught.err
+    (run,) = find_runs("runs")
+    assert run.spec.settings["teacher_logits"] is True
+    moved = cli(*words, "--teacher-logits", "--set", "flip=true")
+    assert "saved logits are of images as they are" in moved.err
+    alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
+    assert alone.code == 2
+    assert "--teacher-logits needs --teachers" in alone.err

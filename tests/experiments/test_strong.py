@@ -1,0 +1,288 @@
+"""Which runs `strong` is made of, training them in pieces, and what a study makes of records."""
+
+import shutil
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from longtail import InputError
+from longtail.data.images import LongTailedData
+from longtail.experiments import records, strong
+from longtail.experiments.exp_runs import Shelf
+from longtail.experiments.records import DEV, TEST
+from longtail.experiments.strong import DISTILLED, PUBLISHED, Study
+from longtail.experiments.strong_runs import (
+    ABLATION_EPOCHS,
+    INGREDIENTS,
+    OFF,
+    STRONG,
+    STUDENT,
+    TEACHERS,
+    Setting,
+    StrongTrainer,
+    ablation,
+    student_ablation,
+)
+from longtail.runs import Run, find_runs
+from longtail.train import engine
+from longtail.train.recipe import Recipe
+from longtail.train.teachers import names_of
+from strong_factory import OVERRIDES, made_up_setting, small_data, small_run, trained_root
+
+
+@pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
+@pytest.mark.parametrize("ratio", [100.0, 50.0, 10.0])
+def test_a_setting_names_its_runs(dataset, ratio):
+    setting = Setting(dataset, ratio)
+    specs = setting.strong.specs([STRONG])
+    assert len({spec.folder for spec in specs}) == 5
+    teachers = setting.teachers()
+    assert len({spec.folder for spec in teachers}) == len(TEACHERS[dataset])
+    names = [spec.folder.as_posix() for spec in teachers]
+    students = setting.students(names)
+    assert len(students) == 3
+    assert {names_of(spec) for spec in students} == {tuple(sorted(names))}
+    assert {Recipe.of(spec).image_seed for spec in students} == {0}
+    for spec in (*specs, *teachers, *students, setting.ensemble(names)):
+        assert (spec.dataset.name, spec.dataset.imbalance_ratio) == (dataset, ratio)
+        assert spec.method.name in ("logit-adjusted", "ensemble")
+    for spec in (*specs, *teachers, *students):
+        assert Recipe.of(spec).model == "resnet32"
+        assert Recipe.of(spec).epochs == (300 if dataset == "cifar10-lt" else 400)
+
+
+@pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
+def test_teachers_differ_in_more_than_their_seeds(dataset):
+    recipes = [Recipe.of(spec) for spec in Setting(dataset).teachers()]
+    assert len(set(recipes)) == len(recipes)
+
+
+@pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
+def test_the_ablation_changes_one_ingredient_at_a_time(dataset):
+    """Against plain or strong, nothing but the ingredient's own values differs."""
+    plan = Setting(dataset).ablation
+    kinds = {kind.name: kind for kind in ablation(dataset)}
+    bases = {"plain": plan.spec(kinds["plain"], 0), "strong": plan.spec(STRONG, 0)}
+    of_plain = Recipe.of(bases["plain"])
+    assert all(getattr(of_plain, key) == value for key, value in OFF.items())
+    seen = Counter()
+    for name, kind in kinds.items():
+        base, _, ingredient = name.partition(" + " if " + " in name else " − ")
+        if not ingredient or ingredient == "logit adjustment":
+            continue
+        mine, theirs = Recipe.of(plan.spec(kind, 0)), Recipe.of(bases[base])
+        changed = {key for key in OFF if getattr(mine, key) != getattr(theirs, key)}
+        assert changed
+        assert changed <= set(INGREDIENTS[ingredient])
+        seen[base] += 1
+    assert seen == {"plain": len(INGREDIENTS), "strong": len(INGREDIENTS)}
+    assert plan.spec(kinds["strong − logit adjustment"], 0).method.name == "softmax"
+
+
+def test_the_ablation_has_its_own_epochs():
+    setting = Setting("cifar100-lt")
+    kinds = [*setting.ablated(), *setting.ablated_students()]
+    plans = [setting.ablation if "student" not in kind.name else setting.student for kind in kinds]
+    for plan, kind in zip(plans, kinds, strict=True):
+        assert Recipe.of(plan.spec(kind, 0)).epochs == ABLATION_EPOCHS
+    assert {"strong", "student", "plain"} <= {kind.name for kind in kinds}
+    small = Setting("cifar100-lt", overrides={"epochs": 2})
+    assert {kind.overrides["epochs"] for kind in small.ablated()} == {2}
+
+
+def test_students_are_changed_one_at_a_time_too():
+    setting = Setting("cifar100-lt")
+    base = Recipe.of(setting.student.spec(STUDENT, 0))
+    for kind in student_ablation("cifar100-lt"):
+        mine = Recipe.of(setting.student.spec(kind, 0))
+        assert mine != base
+        assert mine.image_seed == 0
+
+
+def test_what_is_trained_has_whole_records():
+    study = Study.of(
+        records.read_all(trained_root() / "kept"), seeds=1, overrides=OVERRIDES, ratios=[100.0]
+    )
+    part = study.part("cifar10-lt")
+    assert part.missing() == []
+    assert [line.name for line in part.lines] == ["strong", "ensemble of 5 teachers", DISTILLED]
+    for one in part.records:
+        assert one.data_of(DEV) == small_data().dev.fingerprint
+        assert one.data_of(TEST) == small_data().test.fingerprint
+        assert one.again is not None
+        assert one.data == small_data().train.fingerprint
+    student = part.distilled.records[0]
+    teachers = sorted(line.records[0].name for line in part.teachers)
+    assert names_of(student.spec) == tuple(teachers)
+
+
+def test_the_ensemble_is_the_mean_of_the_teachers():
+    runs = {run.name: run for run in find_runs(trained_root() / "runs")}
+    (together,) = [run for run in runs.values() if run.spec.method.name == "ensemble"]
+    for split in (DEV, TEST):
+        each = [runs[name].logits(split).logits for name in together.spec.settings["runs"]]
+        mean = np.mean(np.asarray(each, np.float64), axis=0)
+        np.testing.assert_allclose(together.logits(split).logits, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_seeds_of_a_kind_train_side_by_side(tmp_path, monkeypatch):
+    parts, setting = [], Setting("cifar100-lt")
+    trainer = StrongTrainer(load=None, runs=tmp_path, folder=tmp_path, together=16)
+    monkeypatch.setattr(trainer, "_part", lambda plan, specs: parts.append(specs))
+    wanted = setting.ablation.specs(setting.ablated())
+    trainer._train(setting.ablation, wanted)
+    assert [len(part) for part in parts[:-1]] == [15] * (len(parts) - 1)
+    for part in parts:
+        kinds = Counter(replace(spec, seed=0) for spec in part)
+        assert set(kinds.values()) == {3}
+    assert {spec.folder for part in parts for spec in part} == {spec.folder for spec in wanted}
+
+
+def test_nothing_is_trained_twice(monkeypatch):
+    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
+    study = small_run(trained_root(), load=lambda *_: pytest.fail("read data"))
+    assert not study.stopped
+
+
+def test_records_are_enough_without_run_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
+    study = small_run(tmp_path, folder=trained_root() / "kept")
+    assert study.part("cifar10-lt").missing() == []
+
+
+def test_a_lost_student_takes_its_teachers_from_their_folders(tmp_path):
+    """And a teacher that was lost with it is trained again."""
+    shutil.copytree(trained_root(), tmp_path / "here")
+    root = tmp_path / "here"
+    runs = find_runs(root / "runs")
+    (student,) = [run for run in runs if names_of(run.spec)]
+    teacher = names_of(student.spec)[0]
+    before = {name: np.array(value) for name, value in student.model().items()}
+    (root / "kept" / f"{student.name}.json").unlink()
+    for name in (student.name, teacher):
+        shutil.rmtree(root / "runs" / name)
+    study = small_run(root)
+    assert study.part("cifar10-lt").missing() == []
+    again = Run.open(root / "runs" / student.name)
+    for name, value in again.model().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
+    root = shutil.copytree(trained_root(), tmp_path / "here")
+    (student,) = [run for run in find_runs(root / "runs") if names_of(run.spec)]
+    before = {name: np.array(value) for name, value in student.model().items()}
+    (root / "kept" / f"{student.name}.json").unlink()
+    shutil.rmtree(student.folder)
+    clock = [0.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda real=time.monotonic: real() + clock[0])
+        told = StrongTrainer._after_epoch
+
+        def late(self, end):
+            clock[0] += 61.0
+            told(self, end)
+
+        patch.setattr(StrongTrainer, "_after_epoch", late)
+        study = small_run(root, minutes=1.0)
+    assert study.stopped
+    assert study.part("cifar10-lt").missing() == [f"{DISTILLED}, 1 of 1 runs"]
+    assert not Run.open(student.folder, unfinished=True).finished
+    whole = small_run(root)
+    assert not whole.stopped
+    assert whole.part("cifar10-lt").missing() == []
+    for name, value in Run.open(student.folder).model().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_further_students_are_longer_or_have_students_for_teachers(tmp_path):
+    root = shutil.copytree(trained_root(), tmp_path / "here")
+    part = small_run(root, stages=["further"]).part("cifar10-lt")
+    longer, second = part.further
+    assert longer.epochs == 2 * part.distilled.epochs
+    first = part.distilled.records[0]
+    assert names_of(longer.records[0].spec) == names_of(first.spec)
+    assert set(names_of(second.records[0].spec)) == {*names_of(first.spec), first.name}
+    assert second.shared_seconds == pytest.approx(part.distilled.shared_seconds + first.seconds)
+    assert [line.name for line in part.lines][-2:] == [longer.name, second.name]
+
+
+def test_another_ratio_has_its_own_data_and_records(tmp_path):
+    study = small_run(tmp_path, stages=["strong"], ratios=[10.0])
+    (part,) = study.parts
+    assert part.setting.ratio == 10.0
+    assert part.strong.records[0].data == small_data(10.0).train.fingerprint
+
+
+def test_data_without_a_development_set_are_refused(tmp_path):
+    data = small_data()
+    bare = LongTailedData(data.train, data.test, data.spec)
+    with pytest.raises(InputError, match="longtail data freeze cifar10-lt --ratio 100 --dev 500"):
+        small_run(tmp_path, load=lambda *_: bare, stages=["strong"])
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(InputError, match="`rho` must be one of 100, 50, 10; got 7"):
+        Setting("cifar10-lt", 7.0)
+    with pytest.raises(InputError, match="dataset"):
+        Setting("digits-lt")
+    with pytest.raises(InputError, match="stage"):
+        small_run(trained_root(), stages=["student"])
+
+
+@pytest.fixture(scope="module")
+def made():
+    setting = Setting("cifar100-lt")
+    return setting, made_up_setting(setting)
+
+
+def test_lines_of_a_study(made):
+    _, found = made
+    part = Study.of(found).part("cifar100-lt")
+    assert part.missing() == []
+    assert len(part.strong.records) == 5
+    assert len(part.distilled.records) == 3
+    assert part.ensemble.minutes == pytest.approx(sum(1.0 + n for n in range(7)))
+    assert part.distilled.minutes == pytest.approx(3.0 + part.ensemble.minutes)
+    wrong = [one.document["splits"]["test"]["wrong"] for one in part.strong.records]
+    np.testing.assert_allclose(part.strong.errors, [sum(each) / 100 / 100 for each in wrong])
+    assert set(part.strong.groups) == {"many", "medium", "few"}
+    names = [line.name for line in part.ablation]
+    assert len(names) == len(set(names))
+    assert {"plain", "strong", "student"} <= set(names)
+    assert part.minutes == pytest.approx(
+        sum(one.seconds for one in found if one.spec.method.name != "ensemble") / 60
+    )
+
+
+def test_fewer_records_are_said(made):
+    _, found = made
+    kept = [one for one in found if one.spec.seed < 2 or one.spec.recipe.name != "strong"]
+    part = Study.of(kept).part("cifar100-lt")
+    assert "strong, 3 of 5 runs" in part.missing()
+    alone = [one for one in found if not names_of(one.spec)]
+    assert f"{DISTILLED}, 3 of 3 runs" in Study.of(alone).part("cifar100-lt").missing()
+
+
+def test_precision_does_not_hide_a_record(made):
+    setting, found = made
+    shelf = Shelf(found)
+    assert shelf.get(setting.strong.spec(STRONG, 0)).precision == "bfloat16"
+
+
+def test_without_records_the_commands_are_named():
+    study = Study.of([])
+    with pytest.raises(InputError, match="longtail reproduce strong --dataset cifar10-lt"):
+        study.require_parts()
+    assert len(study.absent) == 6
+
+
+def test_the_published_rows_are_the_ones_to_beat():
+    best = {d: min(one.error for one in PUBLISHED if one.dataset == d) for d in TEACHERS}
+    assert best == {"cifar10-lt": 13.6, "cifar100-lt": 45.8}
+    for name, goals in strong.GOALS.items():
+        assert set(goals) == set(TEACHERS), name
+    assert all(strong.GOALS[DISTILLED][d] < error for d, error in best.items())

@@ -1,0 +1,103 @@
+"""The page "How far can it go": made from records, honest about what is not trained."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from longtail.experiments import records
+from longtail.experiments.strong import DISTILLED, Study
+from longtail.experiments.strong_runs import Setting
+from longtail.report import how_far
+from strong_factory import made_up_setting
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A repository with made-up records of two settings."""
+    root = tmp_path_factory.mktemp("far")
+    for setting in (Setting("cifar10-lt"), Setting("cifar100-lt", 50.0)):
+        for one in made_up_setting(setting):
+            records.write(one, root / how_far.RECORDS)
+    (root / "docs").mkdir()
+    how_far.write(root)
+    return root
+
+
+def test_without_records_everything_is_said_to_be_missing():
+    text = how_far.page(Study.of([]))
+    assert "On CIFAR-10-LT nothing is trained yet." in text
+    assert text.count("Not trained yet") == 6
+    assert "longtail reproduce strong --stage ablation --dataset cifar100-lt" in text
+    assert ".svg" not in text
+    assert "%" not in text.split("## What was needed")[0]  # no number without a run
+
+
+def test_a_page_of_records_has_their_numbers(site):
+    text = (site / how_far.PAGE).read_text()
+    study = how_far.study_of(records.read_all(site / how_far.RECORDS))
+    part = study.part("cifar10-lt")
+    for line in (part.strong, part.distilled):
+        assert f"`{line.name}` {100 * line.errors.mean():.2f}%" in text
+    assert "On CIFAR-100-LT nothing is trained yet." in text
+    assert "(how-far/cost.svg)" in text
+    assert (site / "docs" / "how-far" / "cost.svg").is_file()
+    assert "C100, 50" in text
+    assert f"{sum(len(one.records) for one in study.parts)} records" in text
+
+
+def test_verdicts_follow_the_intervals(site):
+    text = (site / how_far.PAGE).read_text()
+    verdicts = re.search(r"Paired by seed, at 95%:\n\n(.*?)\n\n", text, re.DOTALL)[1]
+    study = how_far.study_of(records.read_all(site / how_far.RECORDS))
+    lines = {line.name: line for line in study.part("cifar10-lt").ablation}
+    told = {}
+    for sentence in verdicts.splitlines():
+        names, _, verdict = sentence.removeprefix("- ").rpartition(": ")
+        told |= dict.fromkeys(names.split("; "), verdict)
+    changed = set(lines) - {"plain", "strong", "student"}
+    assert set(told) == changed
+    said = Counter(told.values())
+    assert len(said) > 1
+    for name in changed:
+        base = next(one for one in ("plain", "strong", "student") if name.startswith(one))
+        pairs = lines[name].errors - lines[base].errors[: len(lines[name].errors)]
+        half = 4.302653 * pairs.std(ddof=1) / 3**0.5  # t(0.975, 2) from the tables
+        wanted = "change it by no more than chance may."
+        if pairs.mean() - half > 0:
+            wanted = "raise it by more than chance."
+        elif pairs.mean() + half < 0:
+            wanted = "lower the test error by more than chance."
+        assert told[name] == wanted
+
+
+def test_running_twice_gives_the_same_bytes(site):
+    paths = sorted((site / "docs").rglob("*.*"))
+    assert len(paths) == 2
+    before = {path: path.read_bytes() for path in paths}
+    how_far.write(site)
+    assert {path: path.read_bytes() for path in paths} == before
+
+
+def test_the_recipes_are_described_as_they_are():
+    text = how_far.page(Study.of([]))
+    from longtail.train.recipe import recipe_values
+
+    student = recipe_values("strong-student")
+    assert f"for {recipe_values('strong', dataset='cifar100-lt')['epochs']} epochs" in text
+    assert f"temperature {student['distill_temperature']:g}" in text
+    assert f"**`{DISTILLED}`**" in text
+
+
+def test_the_repositorys_own_page_is_up_to_date():
+    study, run = (
+        how_far.study_of(records.read_all(ROOT / how_far.RECORDS)),
+        "run: python -m longtail.report.how_far",
+    )
+    text = how_far.page(study)
+    assert (ROOT / how_far.PAGE).read_text() == text, run
+    for figure in re.findall(r"\]\((\S+\.svg)\)", text):
+        assert (ROOT / how_far.PAGE.parent / figure).is_file(), run

@@ -1,0 +1,126 @@
+"""How the study of `strong` reads: rows, captions, files; the same records give the same bytes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from longtail.experiments.comparison import mean_interval
+from longtail.experiments.strong import DISTILLED, Study
+from longtail.experiments.strong_runs import Setting
+from longtail.report import strong
+from strong_factory import made_up_setting
+
+
+def cell(values):
+    return f"{100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f}"
+
+
+@pytest.fixture(scope="module")
+def study():
+    settings = [Setting("cifar10-lt"), Setting("cifar100-lt"), Setting("cifar100-lt", 10.0)]
+    return Study.of([one for setting in settings for one in made_up_setting(setting)])
+
+
+def rows(table):
+    return {row[0]: row[1:] for row in table.rows}
+
+
+def test_ours_stand_beside_the_published_ones(study):
+    part = study.part("cifar100-lt")
+    table = strong.results_table(part)
+    found = rows(table)
+    assert list(found) == [
+        "BCL, published",
+        "PaCo, published",
+        "NCL, published",
+        "ProCo, published",
+        "strong",
+        "ensemble of 7 teachers",
+        DISTILLED,
+    ]
+    assert found["ProCo, published"][:2] == ("400", "45.8")
+    epochs, error, again, *groups = found["strong"][:-1]
+    assert (epochs, error) == ("400", cell(part.strong.errors))
+    assert again == cell(part.strong.again)
+    prior = part.strong.records[0].prior.groups()
+    for text, classes in zip(groups, prior.values(), strict=True):
+        assert text == f"{100 * part.strong.per_class[:, classes].mean():.1f}"
+    assert found[DISTILLED][-1] == "31"  # 3 of its own, 28 of its teachers
+    assert "Not trained yet" not in table.note
+    assert "NVIDIA H200" in table.note
+
+
+def test_goals_say_yes_and_no(study):
+    found = rows(strong.goals_table(study.part("cifar100-lt")))
+    assert found["strong"][0] == "47.5"
+    assert {found["strong"][2], found[DISTILLED][2]} == {"yes"}
+    high = Study.of(made_up_setting(Setting("cifar100-lt"), level=0.6))
+    assert rows(strong.goals_table(high.part("cifar100-lt")))["strong"][2] == "no"
+
+
+def test_the_ablation_is_paired_by_seed(study):
+    part = study.part("cifar10-lt")
+    table = strong.ablation_table(part)
+    found = rows(table)
+    lines = {line.name: line for line in part.ablation}
+    name = "strong − SAM"
+    pairs = lines[name].errors - lines["strong"].errors
+    assert len(pairs) == 3
+    assert "Each for 200 epochs." in table.note
+    interval = mean_interval(pairs)
+    half = 100 * (interval.high - interval.mean)
+    wanted = f"{100 * interval.mean:+.2f} ± {half:.2f}".replace("-", "−")
+    assert found[name][2] == wanted
+    assert found["plain"][2] == found["strong"][2] == found["student"][2] == ""
+    assert found["student, with SAM"][2] != ""
+    dev = 100 * float(lines[name].dev_errors.mean())
+    assert found[name][0] == f"{dev:.2f}"
+
+
+def test_other_ratios_have_their_columns(study):
+    table = strong.ratios_table(study)
+    assert table.header == (
+        "method", "C10, 100", "C10, 50", "C10, 10", "C100, 100", "C100, 50", "C100, 10",
+    )  # fmt: skip
+    found = rows(table)
+    assert found["strong"][1] == "–"
+    ten = study.part("cifar100-lt", 10.0)
+    assert found["strong"][5] == f"{100 * ten.strong.errors.mean():.2f}"
+    assert found[DISTILLED][5] == f"{100 * ten.distilled.errors.mean():.2f}"
+    assert strong.ratios_table(Study.of(made_up_setting(Setting("cifar10-lt")))) is None
+
+
+def test_what_is_missing_is_said():
+    setting = Setting("cifar10-lt")
+    found = [one for one in made_up_setting(setting, with_ablation=False) if one.spec.seed < 2]
+    part = Study.of(found).part("cifar10-lt")
+    table = strong.results_table(part)
+    assert "strong (2 of 5)" in rows(table)
+    note = "Not trained yet: strong, 3 of 5 runs"
+    assert note in table.note
+    assert "longtail reproduce strong --dataset cifar10-lt" in table.note
+    assert strong.ablation_table(part) is None
+
+
+def test_files_are_written_and_stay_the_same(study, tmp_path):
+    written = strong.write(study, tmp_path)
+    assert [path.name for path in written] == list(strong.FILES)
+    before = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in strong.write(study, tmp_path)] == before
+    numbers = json.loads(written[0].read_text())
+    assert numbers["parts"][0]["lines"][0]["seeds"] == [0, 1, 2, 3, 4]
+    assert "ProCo" in written[2].read_text() or b"<svg" in before[2]
+
+
+def test_one_run_has_no_deviation():
+    assert strong.spread(np.array([0.5])) == "50.00"
+    assert strong.spread(np.array([])) == "–"
+
+
+def test_the_published_table_says_what_is_known():
+    table = strong.published_table()
+    proco = next(row for row in table.rows if row[0] == "ProCo")
+    assert proco[1:4] == ("CIFAR-100-LT", "45.8", "400")
+    assert "keeps the best epoch" in proco[-1]
+    assert next(row for row in table.rows if row[0] == "DDC")[3] == "–"

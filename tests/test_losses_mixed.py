@@ -1,0 +1,114 @@
+"""Examples of two labels: the loss is linear in the class probabilities, for every margin."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from longtail import InputError, losses
+from loss_contract import CONTRACTS, NUM_CLASSES
+from oracles import pairwise_loss
+from test_margins import PRIOR
+
+contracts = pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+FIRST, SECOND = torch.tensor([0, 1, 2, 3, 3, 0]), torch.tensor([1, 1, 3, 0, 2, 0])
+SHARE = torch.tensor([1.0, 0.4, 0.0, 0.75, 0.3, 0.6], dtype=torch.float64)
+LOGITS = 2 * torch.randn(
+    6, NUM_CLASSES, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+)
+WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.7], dtype=torch.float64)
+
+
+def logits_for(contract):
+    return (LOGITS / contract.scale).requires_grad_()
+
+
+@contracts
+def test_loss_and_gradient_match_the_oracle(contract):
+    logits = logits_for(contract)
+    found = contract.module(reduction="none").double().mixed(logits, FIRST, SECOND, SHARE)
+    (grad,) = torch.autograd.grad(found.sum(), logits)
+    rows = logits.detach().numpy()
+    for n, (y, other, share) in enumerate(zip(FIRST, SECOND, SHARE, strict=True)):
+        one, slope = pairwise_loss(rows[n], int(y), contract.alpha, contract.delta, contract.scale)
+        two, rise = pairwise_loss(
+            rows[n], int(other), contract.alpha, contract.delta, contract.scale
+        )
+        share = float(share)
+        assert found[n].item() == pytest.approx(share * one + (1 - share) * two, rel=1e-6)
+        np.testing.assert_allclose(
+            grad[n], share * slope + (1 - share) * rise, rtol=1e-5, atol=1e-9
+        )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@contracts
+def test_it_is_the_loss_with_class_probabilities(contract, epsilon, reduction):
+    loss = contract.module(reduction=reduction, label_smoothing=epsilon).double()
+    q = SHARE[:, None] * F.one_hot(FIRST, NUM_CLASSES)
+    q = q + (1 - SHARE)[:, None] * F.one_hot(SECOND, NUM_CLASSES)
+    logits = logits_for(contract)
+    torch.testing.assert_close(loss.mixed(logits, FIRST, SECOND, SHARE), loss(logits, q))
+
+
+@contracts
+def test_class_weights_divide_the_mean_as_for_one_label(contract):
+    """A deferred re-weighting must not change the size of the loss, mixed or not."""
+    module = contract.module(weight=WEIGHT).double()
+    each = contract.module(reduction="none").double()
+    logits = logits_for(contract)
+    one, two = each(logits, FIRST), each(logits, SECOND)
+    w, v = SHARE * WEIGHT[FIRST], (1 - SHARE) * WEIGHT[SECOND]
+    expected = (w * one + v * two).sum() / (w + v).sum()
+    torch.testing.assert_close(module.mixed(logits, FIRST, SECOND, SHARE), expected)
+    whole = torch.ones_like(SHARE)
+    torch.testing.assert_close(module.mixed(logits, FIRST, SECOND, whole), module(logits, FIRST))
+
+
+def test_an_ignored_label_counts_for_nothing():
+    loss = losses.LogitAdjustedLoss(PRIOR).double()
+    gone = SECOND.clone()
+    gone[1] = -100
+    share = torch.full_like(SHARE, 0.25)
+    each = losses.LogitAdjustedLoss(PRIOR, reduction="none").double()
+    one, two = each(LOGITS, FIRST), each(LOGITS, SECOND)
+    two[1] = 0.0
+    expected = (0.25 * one + 0.75 * two).sum() / (0.25 * 6 + 0.75 * 5)
+    torch.testing.assert_close(loss.mixed(LOGITS, FIRST, gone, share), expected)
+
+
+def test_half_precision_rounds_once():
+    loss = losses.LogitAdjustedLoss(PRIOR, reduction="none")
+    rough = LOGITS.to(torch.bfloat16)
+    found = loss.mixed(rough, FIRST, SECOND, SHARE)
+    exact = loss.mixed(rough.float(), FIRST, SECOND, SHARE)
+    assert torch.equal(found, exact.to(torch.bfloat16))
+
+
+def test_the_threshold_form_has_one_draw_for_both_labels():
+    loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.3, gamma=0.5, reduction="none").double()
+    loss.generator = torch.Generator().manual_seed(4)
+    dropped = loss.draw(LOGITS)
+    assert 0 < int(dropped.sum()) < dropped.numel()
+    expected = SHARE * loss(LOGITS, FIRST, dropped=dropped)
+    expected = expected + (1 - SHARE) * loss(LOGITS, SECOND, dropped=dropped)
+    given = loss.mixed(LOGITS, FIRST, SECOND, SHARE, dropped=dropped)
+    torch.testing.assert_close(given, expected)
+    loss.generator.manual_seed(4)
+    torch.testing.assert_close(loss.mixed(LOGITS, FIRST, SECOND, SHARE), expected)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (SHARE + 0.1, r"`share` must lie in \[0, 1\]; it goes from 0.1 to 1.1"),
+        (SHARE * float("nan"), r"`share` must lie in \[0, 1\]; it goes from nan"),
+        (SHARE[:2], r"must have one shape; they have \(6,\), \(6,\) and \(2,\)"),
+        (FIRST, "`share` must be a floating-point tensor; got torch.int64"),
+        (0.5, "`share` must be a floating-point tensor; got float"),
+    ],
+)
+def test_bad_shares_are_refused(share, message):
+    with pytest.raises(InputError, match=f"LogitAdjustedLoss: .*{message}"):
+        losses.LogitAdjustedLoss(PRIOR).mixed(LOGITS, FIRST, SECOND, share)

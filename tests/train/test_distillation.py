@@ -1,0 +1,55 @@
+"""The divergence from teachers against the equation; its gradient; bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+from longtail import InputError
+from longtail.train.distillation import distillation_loss
+
+RANDOM = torch.Generator().manual_seed(0)
+STUDENT, TEACHER = (3 * torch.randn(5, 4, generator=RANDOM, dtype=torch.float64) for _ in range(2))
+LOG_PRIOR = torch.tensor([0.6, 0.3, 0.07, 0.03], dtype=torch.float64).log()
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("adjusted", [False, True])
+def test_value_and_gradient_are_the_equation(temperature, adjusted):
+    shift = LOG_PRIOR.numpy() if adjusted else 0.0
+    p, q = (softmax((z.numpy() + shift) / temperature) for z in (TEACHER, STUDENT))
+    expected = temperature**2 * (p * np.log(p / q)).sum(-1)
+    logits = STUDENT.clone().requires_grad_()
+    options = {"temperature": temperature, "log_prior": LOG_PRIOR if adjusted else None}
+    each = distillation_loss(logits, TEACHER, reduction="none", **options)
+    np.testing.assert_allclose(each.detach().numpy(), expected, rtol=1e-9)
+    mean = distillation_loss(logits, TEACHER, **options)
+    assert float(mean.detach()) == pytest.approx(expected.mean())
+    (grad,) = torch.autograd.grad(mean, logits)
+    np.testing.assert_allclose(grad.numpy(), temperature * (q - p) / 5, rtol=1e-7, atol=1e-12)
+
+
+def test_it_is_zero_at_the_teacher_and_no_gradient_reaches_it():
+    teacher = TEACHER.clone().requires_grad_()
+    assert float(distillation_loss(TEACHER, TEACHER)) == 0.0
+    logits = STUDENT.clone().requires_grad_()
+    distillation_loss(logits, teacher).backward()
+    assert teacher.grad is None
+
+
+def test_students_share_a_teacher_by_broadcasting():
+    students = torch.stack([STUDENT, -STUDENT])
+    both = distillation_loss(students, TEACHER[None], reduction="none")
+    assert both.shape == (2, 5)
+    torch.testing.assert_close(both[1], distillation_loss(-STUDENT, TEACHER, reduction="none"))
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(InputError, match="the teachers have 3 classes but the logits have 4"):
+        distillation_loss(STUDENT, TEACHER[:, :3])
+    with pytest.raises(InputError, match="`temperature` must be above zero"):
+        distillation_loss(STUDENT, TEACHER, temperature=0.0)

@@ -1,0 +1,64 @@
+"""On a GPU: stacked teachers in bfloat16 against each by itself, and students of one cohort."""
+
+import numpy as np
+import pytest
+import torch
+
+from data_factory import pixels
+from longtail.data.images import ImageSet
+from longtail.runs import DataSpec
+from longtail.train.engine import train_cohort
+from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.teachers import Teachers, with_teachers
+from longtail.train.team import Resident
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+COUNTS = (300, 80, 20)
+IMAGES = ImageSet(pixels(sum(COUNTS)), np.repeat(np.arange(3), COUNTS), ("a", "b", "c"))
+SHORT = {"model": "resnet20", "epochs": 3, "warmup_epochs": 1, "milestones": ((2, 0.1),)}
+
+
+def spec(seed, **overrides):
+    return make_spec(
+        DataSpec("toy"),
+        method="logit-adjusted",
+        recipe="tuned",
+        seed=seed,
+        overrides={**SHORT, **overrides},
+    )
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    specs = [spec(0), spec(1), spec(2, head="cosine", head_scale=16.0)]
+    return train_cohort(specs, IMAGES, root=tmp_path_factory.mktemp("gpu"), device="cuda")
+
+
+def test_stacked_teachers_answer_as_each_by_itself(teachers):
+    recipe, shown = get_recipe("tuned"), torch.randn(300, 3, 32, 32, device="cuda")
+    device, cpu = torch.device("cuda"), torch.device("cpu")
+    together = Teachers(teachers, recipe, Resident(IMAGES, device), device=device)
+    assert together.sizes == [2, 1]
+    alone = Teachers(teachers, recipe, Resident(IMAGES, cpu), device=cpu)
+    found, expected = together(shown).cpu(), alone(shown.cpu())
+    spread = expected.std()
+    assert (found - expected).abs().mean() < 0.05 * spread  # bfloat16 against float32
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_students_share_their_teachers(teachers, saved, tmp_path):
+    listening = {"distill_weight": 0.8, "distill_temperature": 2.0, "image_seed": 0}
+    if saved:
+        from longtail.train.engine import evaluate
+
+        teachers = [evaluate(run, IMAGES, split="train", device="cuda") for run in teachers]
+        listening |= {"crop_padding": 0, "flip": False}
+    specs = [with_teachers(spec(seed, **listening), teachers, saved=saved) for seed in (5, 6)]
+    runs = train_cohort(specs, IMAGES, root=tmp_path, teachers=teachers, device="cuda")
+    for run in runs:
+        losses = [line["loss"] for line in run.log()]
+        assert np.isfinite(losses).all()
+        assert losses[-1] < losses[0]

@@ -1,0 +1,183 @@
+"""Sharpness-aware steps against the equation, in slow float64; back to the same bits."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longtail import InputError
+from longtail.train.sam import SAM, Perturbation, frozen_statistics
+
+X = torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = torch.arange(12) % 4
+
+
+def network(seed=0, norm=True):
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5) if norm else nn.Identity()]
+    layers += [nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)]
+    model = nn.Sequential(*layers).double()
+    return model.to(memory_format=torch.channels_last)
+
+
+def gradient(model):
+    model.zero_grad()
+    F.cross_entropy(model(X), Y).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def by_hand(model, *, rho, lr):
+    """w − lr ∇ℓ(w + ρ g/‖g‖), with NumPy's norm over all parameters together."""
+    slow = copy.deepcopy(model)
+    g = gradient(slow)
+    norm = np.sqrt(sum((value.numpy() ** 2).sum() for value in g.values()))
+    start = {name: p.detach().clone() for name, p in slow.named_parameters()}
+    with torch.no_grad():
+        for name, p in slow.named_parameters():
+            p += rho * g[name] / norm
+    away = gradient(slow)
+    return {name: value - lr * away[name] for name, value in start.items()}
+
+
+@pytest.mark.parametrize("rho", [0.05, 2.0])
+@pytest.mark.parametrize("way", ["closure", "by hand"])
+def test_a_step_is_the_equation(rho, way):
+    model = network()
+    expected = by_hand(model, rho=rho, lr=0.1)
+    plain = {
+        n: p.detach() - 0.1 * g
+        for (n, p), g in zip(
+            model.named_parameters(), gradient(copy.deepcopy(model)).values(), strict=True
+        )
+    }
+    sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=rho, model=model)
+
+    def closure():
+        loss = F.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    if way == "closure":
+        before = float(F.cross_entropy(copy.deepcopy(model)(X), Y))
+        assert float(sam.step(closure)) == pytest.approx(before)
+    else:
+        closure()
+        sam.first_step()
+        closure()
+        sam.second_step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+        assert value.grad is None
+    assert any(not torch.allclose(expected[name], plain[name]) for name in plain)
+
+
+def test_statistics_are_learned_in_the_first_pass_only():
+    model = network()
+    once = copy.deepcopy(model)
+    once(X)
+    sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0, model=model)
+
+    def closure():
+        loss = F.cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    sam.step(closure)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(model[1], name), getattr(once[1], name)), name
+    with pytest.raises(RuntimeError, match="stop"), frozen_statistics(model):
+        raise RuntimeError("stop")
+    assert model[1].running_mean is not None
+    assert list(model.state_dict()) == list(once.state_dict())
+
+
+def test_the_way_back_is_exact():
+    model = network(norm=False).float()
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(X.float()), Y).backward()
+    there = Perturbation(model.parameters(), rho=1 / 3)
+    there.go()
+    away = [p.detach() - q for p, q in zip(model.parameters(), before, strict=True)]
+    length = sum(float((part.double() ** 2).sum()) for part in away) ** 0.5
+    assert length == pytest.approx(1 / 3, rel=1e-4)
+    there.back()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_networks_side_by_side_have_norms_of_their_own():
+    """Parameters joined along the first axis, of several shapes and memory formats."""
+    shapes = [(4, 3, 3, 3), (4,), (6, 4), (2, 1, 1, 5)]
+    random = torch.Generator().manual_seed(0)
+    parts = [[torch.randn(shape, generator=random) for shape in shapes] for _ in range(3)]
+    slopes = [
+        [torch.randn(shape, generator=random) * 10.0**n for shape in shapes] for n in range(3)
+    ]
+    joined = []
+    for index in range(len(shapes)):
+        p = nn.Parameter(torch.cat([part[index] for part in parts]))
+        g = torch.cat([slope[index] for slope in slopes])
+        if p.ndim == 4:
+            p.data = p.data.contiguous(memory_format=torch.channels_last)
+            g = g.contiguous(memory_format=torch.channels_last) if index else g  # one other
+        p.grad = g
+        joined.append(p)
+    Perturbation(joined, rho=0.5, parts=3).go()
+    for n in range(3):
+        norm = np.sqrt(sum((g.double().numpy() ** 2).sum() for g in slopes[n]))
+        for index, p in enumerate(joined):
+            expected = parts[n][index].double() + 0.5 * slopes[n][index].double() / norm
+            torch.testing.assert_close(p.detach().chunk(3)[n].double(), expected, atol=1e-6, rtol=0)
+
+
+def test_a_gradient_of_zero_and_parameters_without_one_stay():
+    used, unused, scalar = (nn.Parameter(torch.ones(s)) for s in ((2,), (3,), ()))
+    used.grad, scalar.grad = torch.zeros(2), torch.zeros(())
+    there = Perturbation([used, unused, scalar], rho=0.1)
+    there.go()
+    assert torch.equal(used, torch.ones(2))
+    assert torch.equal(unused, torch.ones(3))
+    scalar.grad = torch.tensor(-2.0)
+    there.go()
+    assert float(scalar) == pytest.approx(0.9)
+
+
+def sam_of(model):
+    return SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1)
+
+
+def backward(model):
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    return loss
+
+
+def twice(sam, model):
+    backward(model)
+    sam.first_step()
+    backward(model)
+    sam.first_step()
+
+
+def accumulate(sam, model):
+    backward(model)
+    sam.step(lambda: backward(model))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda sam, _: sam.step(), "`closure` must be given"),
+        (accumulate, "SAM does not go with gradients that are accumulated from outside"),
+        (twice, "first_step: called twice in a row; .* gradients of several can't be accumulated"),
+        (lambda sam, _: sam.second_step(), "first_step must come before"),
+        (lambda sam, _: sam.first_step(), "no parameter has a gradient; call backward"),
+        (lambda _, model: SAM(torch.optim.SGD(model.parameters()), rho=0), "`rho` must be above"),
+    ],
+)
+def test_misuse_is_refused(call, message):
+    model = network(norm=False)
+    with pytest.raises(InputError, match=message):
+        call(sam_of(model), model)
