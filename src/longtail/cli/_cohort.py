@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from longtail.train.engine import EpochEnd
 
 # What a data set is trained with unless the user names a recipe.
-RECIPE_OF = {"cifar10-lt": "tuned", "cifar100-lt": "tuned", "digits-lt": "digits"}
+RECIPE_OF = {
+    "cifar10-lt": "tuned",
+    "cifar100-lt": "tuned",
+    "digits-lt": "digits",
+    "imagenet-lt": "imagenet-lt",
+    "places-lt": "imagenet-lt",
+    "inaturalist": "inaturalist",
+}
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ def train(
         typer.Option(
             "--recipe",
             metavar="NAME",
-            help="paper, tuned, released, ldam or digits. If absent, tuned for the CIFARs and "
-            "digits for the digits.",
+            help="paper, tuned, released, ldam, digits, imagenet-lt or inaturalist. If absent, "
+            "tuned for the CIFARs, imagenet-lt for Places-LT, and else the data set's own.",
             autocompletion=_complete_recipe,
             show_default=False,
         ),

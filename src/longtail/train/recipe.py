@@ -36,7 +36,7 @@ class Recipe:
         name: what the command line calls it.
         model: a key of `models.MODELS`.
         epochs: passes over the training set.
-        batch_size: examples a step.
+        batch_size: examples a step, of all processes together.
         optimizer: `sgd`, `nesterov` or `adam`.
         lr: peak learning rate.
         momentum: of SGD.
@@ -56,6 +56,9 @@ class Recipe:
         flip: mirror half of the images.
         head: the network's last layer, `linear`, `cosine` or `unit-norm`.
         head_scale: multiplies the logits of a cosine head.
+        image_size: 0 for images that come in one size; above it, for photographs of any size,
+            the pixels of a side that a network sees. Training cuts out a part of random area
+            and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
     """
 
     name: str
@@ -81,12 +84,19 @@ class Recipe:
     flip: bool = False
     head: Literal["linear", "cosine", "unit-norm"] = "linear"
     head_scale: float = 1.0
+    image_size: int = 0
 
     def __post_init__(self) -> None:
         caller = f"recipe {self.name!r}"
         for key in ("epochs", "batch_size"):
             _checks.whole(getattr(self, key), caller, name=key)
-        _checks.whole(self.crop_padding, caller, name="crop_padding", at_least=0)
+        for key in ("crop_padding", "image_size"):
+            _checks.whole(getattr(self, key), caller, name=key, at_least=0)
+        if self.image_size and self.crop_padding:
+            raise InputError(
+                f"{caller}: `crop_padding` belongs to images of one size, but `image_size` is "
+                f"{self.image_size}: photographs are cropped to it without padding; set one to 0."
+            )
         for key in ("lr", "head_scale"):
             self._store(key, _checks.positive(getattr(self, key), caller, name=key))
         for key in ("weight_decay", "warmup_epochs"):
@@ -163,6 +173,11 @@ class Recipe:
         means, stds = (v if len(v) == width else v * width for v in (self.mean, self.std))
         return tuple(-m / s for m, s in zip(means, stds, strict=True))
 
+    @property
+    def evaluation_resize(self) -> int:
+        """Pixels of a photograph's shorter side before its centre is cut out: 256 for 224."""
+        return round(self.image_size * 256 / 224)
+
     @classmethod
     def of(cls, spec: RunSpec) -> Recipe:
         """The recipe that a run's spec carries."""
@@ -197,6 +212,22 @@ _PAPER: dict[str, Any] = {
     "std": (0.2023, 0.1994, 0.2010),
     "crop_padding": 4,
     "flip": True,
+}
+
+_LARGE: dict[str, Any] = {
+    "model": "resnet50",
+    "epochs": 90,
+    "batch_size": 512,
+    "optimizer": "sgd",
+    "lr": 0.4,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "warmup_epochs": 5,
+    "schedule": "cosine",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "flip": True,
+    "image_size": 224,
 }
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -239,6 +270,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
+    # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
+    # The batch is that of all processes together.
+    "imagenet-lt": _LARGE,
+    "inaturalist": _LARGE | {"weight_decay": 1e-4},
 }
 
 # Values that depend on the data set: here the training was fixed in steps, 119,136 of 96 an
