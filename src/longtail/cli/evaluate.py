@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +16,7 @@ from longtail.cli._console import ForceOption, JsonOption
 
 if TYPE_CHECKING:
     from longtail.runs import Run
+    from longtail.train.distributed import World
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -22,6 +25,7 @@ class Split(StrEnum):
     """What a run can be judged on."""
 
     test = "test"
+    val = "val"
     held_out = "held-out"
 
 
@@ -42,6 +46,8 @@ def evaluate(
         ),
     ] = None,
     data_dir: _data.DataDirOption = None,
+    root: _training.RootOption = None,
+    workers: _training.WorkersOption = None,
     device: _training.DeviceOption = "auto",
     force: ForceOption = False,
     json: JsonOption = False,
@@ -50,7 +56,9 @@ def evaluate(
 
     The network's logits on the split are computed where they are missing and kept in the run's
     folder: everything after that, such as `longtail report`, reads them and needs neither the
-    network nor the data. Logits on the held-out part were written when training ended.
+    network nor the data. Logits on the held-out part were written when training ended; a
+    validation set (val) is what ImageNet-LT and Places-LT have for choosing tau. Started by
+    torchrun, the processes share the images of runs that were trained from disk.
 
     \b
     Examples:
@@ -58,24 +66,41 @@ def evaluate(
       longtail evaluate runs/digits-lt/softmax-s0-* --json
       longtail evaluate runs/digits-lt --split held-out
       longtail evaluate runs/flowers --dataset flowers.frozen
+      longtail evaluate runs/imagenet-lt --split val --data-dir lists --root images
     """
     from longtail.cli.report import _open
 
     opened = _open(runs)
-    missing = [run for run in opened if force or split not in run.splits]
-    _refuse(missing, split)
-    if missing:
-        written = _write(missing, dataset, data_dir, device, replaced=force)
-        opened = [written.get(run.folder, run) for run in opened]
+    with _training.joined(device) if _needed(opened, split, force) else nullcontext() as world:
+        numbers = [n for n, run in enumerate(opened) if force or split not in run.splits]
+        if world is not None:
+            numbers = world.tell(numbers)  # another process may have written some by now
+        missing = [opened[number] for number in numbers]
+        _refuse(missing, split)
+        if missing and world is not None:
+            data = _training.RunData(dataset, data_dir, root)
+            written = _write(missing, split, data, world, workers, replaced=force)
+            opened = [written.get(run.folder, run) for run in opened]
+    if world is not None and not world.first:
+        return
     if json:
         _console.print_json(_document(opened, split))
     else:
         _show(opened, split, len(missing))
 
 
+def _needed(opened: list[Run], split: Split, force: bool) -> bool:
+    """Whether there may be something to compute, for which processes meet."""
+    from longtail import _checks
+
+    there = any(force or split not in run.splits for run in opened) or "WORLD_SIZE" in os.environ
+    if there and split != Split.held_out:
+        _checks.require("torch", extra="torch", caller="longtail evaluate")
+    return there and split != Split.held_out
+
+
 def _refuse(missing: list[Run], split: Split) -> None:
     """What would fail after work on other runs is refused before it."""
-    from longtail import _checks
     from longtail._checks import InputError
 
     for run in missing:
@@ -86,24 +111,44 @@ def _refuse(missing: list[Run], split: Split) -> None:
                 else "--force has no use with --split held-out: training writes those logits."
             )
         run.model()  # says why there are no weights
-    if missing:
-        _checks.require("torch", extra="torch", caller="longtail evaluate")
 
 
 def _write(
-    missing: list[Run], dataset: str | None, data_dir: Path | None, device: str, *, replaced: bool
+    missing: list[Run],
+    split: Split,
+    data: _training.RunData,
+    world: World,
+    workers: int | None,
+    *,
+    replaced: bool,
 ) -> dict[Path, Run]:
-    """The runs with their logits on the test set, by folder."""
+    """The runs with their logits on a split, by folder."""
     from longtail.train.engine import evaluate as evaluate_run
+    from longtail.train.streamed import Streaming
 
-    where, data = _training.find_device(device), _training.RunData(dataset, data_dir)
-    tests = [data.of(run).test for run in missing]  # all of them, before any work
+    parts = [_part(data.of(run), run, split) for run in missing]  # all of them, before any work
+    options: dict[str, Any] = {"device": world.device, "world": world, "replace": replaced}
+    options |= {"split": split.value, "streaming": Streaming(workers=workers)}
     found: dict[Path, Run] = {}
-    with _console.progress("evaluating") as progress:
-        for done, (run, test) in enumerate(zip(missing, tests, strict=True)):
-            progress(done, len(missing), run.folder.name)
-            found[run.folder] = evaluate_run(run, test, device=where, replace=replaced)
+    with _console.progress("evaluating") if world.first else nullcontext() as progress:
+        for done, (run, part) in enumerate(zip(missing, parts, strict=True)):
+            if progress is not None:
+                progress(done, len(missing), run.folder.name)
+            found[run.folder] = evaluate_run(run, part, **options)
     return found
+
+
+def _part(data: Any, run: Run, split: Split) -> Any:
+    """The images of a split, if the run's data set has it."""
+    from longtail._checks import InputError
+
+    images = getattr(data, split.value, None)
+    if images is None:
+        raise InputError(
+            f"{run.spec.dataset.name} has no validation set, so {run.folder} can't be judged on "
+            f"one; --held-out in training makes a part to choose tau on."
+        )
+    return images
 
 
 def _document(runs: list[Run], split: Split) -> dict[str, Any]:
