@@ -25,12 +25,15 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 # Name -> one line about it. The module of that name in `longtail.experiments` computes it, and
 # the one in `longtail.report` draws it; what they offer is in the former's __init__.
 EXPERIMENTS = {
-    "synthetic": "Every loss and post-hoc method on two Gaussian classes (figure 2).",
+    "synthetic": "Every loss and post-hoc method on two Gaussians (figure 2).",
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
-    "table-exp": "The CIFAR EXP table and its figures, by training (a GPU, minutes).",
+    "table-exp": "The CIFAR EXP table and figures, by training (a GPU, minutes).",
+    "large-simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",
 }
 # Those that train: the options below are theirs, and they show what is there when time is up.
 TRAINED = ("table-exp",)
+# What the others take beside where to write.
+TAKES = {"large-simulation": ("dataset", "data_dir", "seeds", "multiples", "device")}
 
 
 def module_of(name: str) -> str:
@@ -84,6 +87,14 @@ def reproduce(
             "table: the table alone; figures: Adam's runs too; extra: further methods as well. "
             "figures if absent.",
             metavar="NAME",
+        ),
+    ] = None,
+    multiples: Annotated[
+        str | None,
+        _option(
+            "--multiples",
+            "large-simulation: times the real number of examples, such as 1,10,100.",
+            metavar="N,N",
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -159,6 +170,8 @@ def reproduce(
             options |= _training_options(context, data_dir, device, precision)
     else:
         _refuse_training_options(context, name)
+        if name in TAKES:
+            options = _simulation_options(dataset, data_dir, seeds, multiples, device)
     report = importlib.import_module(f"longtail.report.{module_of(name)}")
     # The same command goes on and replaces its own tables, which records can make again.
     force = force or name in TRAINED
@@ -194,13 +207,48 @@ def _given(context: typer.Context) -> list[str]:
 
 def _refuse_training_options(context: typer.Context, name: str) -> None:
     """An option that would silently do nothing is refused."""
-    known = {"name", "out", "force", "json"}
+    known = {"name", "out", "force", "json", *TAKES.get(name, ())}
     for option in context.command.params:
         if option.name in _given(context) and option.name not in known:
+            others = [*TRAINED, *(n for n, taken in TAKES.items() if option.name in taken)]
             raise typer.BadParameter(
                 f"{option.opts[0]} has no part in {name}, which trains nothing; "
-                f"it belongs to {', '.join(TRAINED)}"
+                f"it belongs to {', '.join(others)}"
             )
+
+
+def _simulation_options(
+    datasets: list[str] | None,
+    data_dir: Path | None,
+    seeds: int | None,
+    multiples: str | None,
+    device: str,
+) -> dict[str, Any]:
+    """What `experiments.large_simulation.run` takes, checked."""
+    from longtail import _checks
+    from longtail.experiments.large_simulation import DATASETS, Settings
+
+    caller = "longtail reproduce"
+    _checks.require("torch", extra="torch", caller=caller)
+    for dataset in datasets or []:
+        _checks.choice(dataset, DATASETS, caller, name="--dataset")
+    changed: dict[str, Any] = {} if seeds is None else {"trials": seeds}
+    if multiples is not None:
+        several = sorted({_multiple(word) for word in multiples.split(",")})
+        changed["multiples"] = dict.fromkeys(DATASETS, several)
+    found: dict[str, Any] = {"settings": Settings(**changed), "data_dir": data_dir}
+    if datasets:
+        found["datasets"] = list(dict.fromkeys(datasets))
+    return {**found, "device": _training.find_device(device)}
+
+
+def _multiple(word: str) -> int:
+    if not word.strip().isdecimal() or not int(word):
+        raise typer.BadParameter(
+            f"--multiples takes whole numbers above 0 with commas between, such as 1,10; got "
+            f"{word.strip()!r}"
+        )
+    return int(word)
 
 
 def _table_options(

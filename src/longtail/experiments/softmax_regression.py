@@ -219,14 +219,15 @@ class _Frame:
     @classmethod
     def at(cls, problem: _Problem, weights: FloatArray) -> _Frame:
         factors = np.linalg.cholesky(problem.blocks(weights)).transpose(0, 2, 1)
-        return cls(factors, np.linalg.inv(factors))
+        return cls(np.asarray(factors), np.asarray(np.linalg.inv(factors)))
 
     def weights(self, flat: FloatArray) -> FloatArray:
-        return np.einsum("yij,yj->yi", self.inverses, flat.reshape(len(self.inverses), -1))
+        rows = flat.reshape(len(self.inverses), -1)
+        return np.asarray(np.einsum("yij,yj->yi", self.inverses, rows))
 
     def flat(self, weights: FloatArray) -> FloatArray:
-        return np.einsum("yij,yj->yi", self.factors, weights).ravel()
+        return np.asarray(np.einsum("yij,yj->yi", self.factors, weights)).ravel()
 
     def gradient(self, slope: FloatArray) -> FloatArray:
         """In these coordinates an entry is in units of that direction's standard error."""
-        return np.einsum("yji,yj->yi", self.inverses, slope).ravel()
+        return np.asarray(np.einsum("yji,yj->yi", self.inverses, slope)).ravel()
