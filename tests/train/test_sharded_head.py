@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, Margin, losses, margins
 from longtail.train.sharded_head import ShardedHead, full_state_dict, gather_slices
+from test_docs import ROOT, blocks_of
 
 CLASSES, WIDTH, ROWS = 11, 6, 8
 PRIOR = ClassPrior.from_counts([500, 300, 150, 80, 40, 20, 10, 8, 5, 3, 1])
@@ -407,6 +410,19 @@ def test_a_process_needs_at_most_six_tenths_of_the_memory(processes):
 def _peak_memory_of_one():
     torch.set_num_threads(1)
     return peak_memory(None)
+
+
+def test_the_page_s_script_prints_the_same_with_two_processes(tmp_path):
+    """As one process it runs with the page's other examples."""
+    blocks = blocks_of(ROOT / "docs" / "huge-labels.md")
+    place = next(i for i, block in enumerate(blocks) if "init_process_group" in block.text)
+    script, printed = blocks[place].text, blocks[place + 1].text
+    (tmp_path / "train_head.py").write_text(script)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, "train_head.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == printed, done.stderr
 
 
 # --- bad input ------------------------------------------------------------------------------------
