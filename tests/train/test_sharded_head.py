@@ -1,6 +1,7 @@
 """The head in slices: one process, two real ones (gloo), its memory, bad input."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -137,6 +138,21 @@ def test_a_head_in_half_precision():
     torch.testing.assert_close(
         loss.float(), unsharded("logit-adjusted")[0].float(), rtol=2e-2, atol=0
     )
+
+
+def test_the_compiler_leaves_it_alone():
+    head, criterion = ShardedHead.from_linear(linear()), criterion_of("logit-adjusted")
+
+    def loss(features):
+        return 2 * head.loss(features * 2, TARGET, criterion)
+
+    found = []
+    for call in (loss, torch.compile(loss, backend="aot_eager")):
+        features = FEATURES.clone().requires_grad_()
+        value = call(features)
+        value.backward()
+        found.append((value.detach(), features.grad))
+    torch.testing.assert_close(*found)
 
 
 def test_everything_ignored_is_the_mean_over_nothing():
@@ -286,6 +302,11 @@ def _in_a_process(rank, folder):
 
     bad = torch.tensor([0, 11, 1, 2, 3])[: SPLIT[rank]]  # only the first process has a bad label
     alone = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "classes"))
+    for batch in ("replicated", "split"):
+        head = ShardedHead.from_linear(linear(), mesh=alone["classes"], batch=batch)
+        features = FEATURES.clone().requires_grad_()
+        head.loss(features, TARGET, criterion_of("all")).backward()
+        found[f"alone {batch}"] = features.grad.numpy()
     messages = {
         "more processes": lambda: ShardedHead(3, 1, mesh=mesh),
         "two dimensions": lambda: ShardedHead(3, 9, mesh=alone),
@@ -297,6 +318,8 @@ def _in_a_process(rank, folder):
     }
     found.update({name: _refused(action) for name, action in messages.items()})
     found["memory"] = peak_memory(mesh)
+    if rank == 0:
+        found["whole memory"] = peak_memory(None)
     np.savez(f"{folder}/{rank}.npz", **found)
     distributed.barrier()
     os._exit(0)  # gloo's threads may hang in an orderly end of the interpreter
@@ -333,6 +356,11 @@ def test_two_processes_have_the_loss_and_gradients_of_one(processes, name, batch
 def test_gradients_that_the_network_averages_come_out_as_the_whole_batch_s(processes):
     _, features, _, _ = unsharded("logit-adjusted")
     close(np.concatenate([p["averaged"] for p in processes]) / 2, features)
+
+
+def test_a_mesh_of_one_process_is_one_process(processes):
+    for process, batch in itertools.product(processes, ("replicated", "split")):
+        close(process[f"alone {batch}"], unsharded("all")[1])
 
 
 @pytest.mark.parametrize("batch", ["replicated", "split"])
@@ -398,18 +426,11 @@ def test_a_head_of_two_slices_loads_into_any_other(processes):
 
 
 def test_a_process_needs_at_most_six_tenths_of_the_memory(processes):
-    """Resident memory at its highest, of a fresh process each, in two slices and in one."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        whole = pool.apply(_peak_memory_of_one)
+    """Resident memory at its highest, in two slices and in one."""
+    whole = processes[0]["whole memory"]
     assert whole > 300  # 4 x 78 MiB: weights, gradients, momentum, logits
     for process in processes:
         assert process["memory"] <= 0.6 * whole, f"{process['memory']:.0f} of {whole:.0f} MB"
-
-
-def _peak_memory_of_one():
-    torch.set_num_threads(1)
-    return peak_memory(None)
 
 
 def test_the_page_s_script_prints_the_same_with_two_processes(tmp_path):

@@ -186,6 +186,8 @@ class ShardedHead(nn.Module):
         logits = nn.functional.linear(whole, local(self.weight), bias)
         return as_slice(logits, self.part, self.mesh, dim=1)
 
+    # Not for the compiler: it talks to other processes and writes over what it saved.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def loss(self, features: Tensor, target: Tensor, criterion: PairwiseMarginLoss) -> Tensor:
         """The criterion's loss of the logits of all classes, which no process ever holds.
 
