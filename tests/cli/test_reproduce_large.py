@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from longtail.experiments import large_simulation
+from large_factory import OVERRIDES, small_sizes, trees
+from longtail.experiments import large_simulation, records, table_large
+from longtail.experiments.demo import one_thread
 from longtail.experiments.large_simulation import Settings
-
-pytest.importorskip("torch")
+from longtail.train import engine
 
 
 @pytest.fixture
@@ -72,3 +73,93 @@ def test_its_own_options_are_refused_elsewhere(cli):
     assert done.code == 2
     assert "--multiples has no part in theory" in done.err
     assert "large-simulation" in done.err
+
+
+SMALL = [
+    word for key, value in OVERRIDES.items() for word in ("--set", f"{key}={json.dumps(value)}")
+]
+ONE = ["--dataset", "imagenet-lt", "--model", "resnet50", "--seeds", 1, "--device", "cpu", *SMALL]
+READ = ["--data-dir", trees, "--workers", 0]
+
+
+def words(*more):
+    found = ["reproduce", "table-large", *ONE, *more]
+    return [word() if callable(word) else word for word in found]
+
+
+def test_the_large_table_from_lists_to_files(cli, monkeypatch, tmp_path):
+    small_sizes(monkeypatch)
+    monkeypatch.setattr("longtail.report.table_large.FIGURES", {})
+    with one_thread():
+        stopped = cli(*words(*READ, "--minutes", 1e-9))
+        assert "Time is up: 0 runs finished" in stopped.err
+        done = cli(*words(*READ))
+    assert done.code == 0, done.err
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert "…" not in done.out
+    assert "ImageNet-LT, ResNet-50, 90 epochs" in done.out
+    assert "Fewer runs than asked" not in done.out
+    assert len(records.read_all(tmp_path / "results" / "table-large")) == 6
+    assert (tmp_path / "longtail-table-large" / "table-large.md").exists()
+    printed = json.loads(cli(*words("--no-train", "--json")).out)
+    assert printed["complete"] is True
+    assert printed["parts"][0]["model"] == "resnet50"
+
+
+def test_the_hours_before(cli, monkeypatch, tmp_path):
+    small_sizes(monkeypatch)
+    full = table_large.estimate
+    monkeypatch.setattr(table_large, "estimate", lambda **o: full(**{**o, "seconds": 0.2}))
+    with one_thread():
+        done = cli(*words(*READ, "--estimate"))
+        assert done.code == 0, done.err
+        assert max(map(len, done.out.splitlines())) <= 80
+        assert "GPU hours for every cell of ImageNet-LT" in done.out
+        printed = json.loads(cli(*words(*READ, "--estimate", "--json")).out)
+    assert printed["columns"][0]["epochs"] == OVERRIDES["epochs"]
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_to_put_where_is_said_before_anything_begins(cli, monkeypatch, tmp_path):
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("began"))
+    done = cli(*words())
+    assert done.code == 1
+    assert "say where the lists of imagenet-lt are (ImageNet_LT_train.txt" in done.err
+    assert "--data-dir" in done.err
+    assert "--root" in done.err
+    (tmp_path / "empty").mkdir()
+    done = cli(*words("--data-dir", "empty"))
+    assert "there is no list of ImageNet-LT in empty" in done.err
+    # The published number of images is asked for, and every file must be there.
+    done = cli(*words("--data-dir", trees))
+    assert "the train set of ImageNet-LT has 115,846" in done.err
+    small_sizes(monkeypatch)
+    done = cli(*words("--data-dir", trees, "--root", "empty"))
+    assert done.code == 1
+    assert "not there" in done.err or "missing" in done.err or "no file" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--model", "resnet32"], 1, "`model` must be one of"),
+        (["--epochs", "100"], 1, "`epochs` must be one of 90, 200"),
+        (["--dataset", "cifar10-lt"], 1, "`dataset` must be one of"),
+        (["--recipe", "tuned"], 2, "--recipe has no part in table-large; it belongs to table-exp"),
+        (["--minutes", "0"], 2, "--minutes must be above 0"),
+        (["--precision", "int8", "--device", "cpu"], 1, "`--precision` must be one of"),
+    ],
+)
+def test_bad_options_of_the_large_table(cli, options, code, message):
+    done = cli("reproduce", "table-large", *options)
+    assert done.code == code
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_its_options_are_refused_by_the_exp_table(cli):
+    done = cli("reproduce", "table-exp", "--estimate")
+    assert done.code == 2
+    assert "--estimate has no part in table-exp; it belongs to table-large" in done.err

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _training
+from longtail.cli import _console, _large, _training
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._data import DataDirOption
-from longtail.cli._training import DeviceOption
+from longtail.cli._training import DeviceOption, RootOption, WorkersOption
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
@@ -28,12 +29,19 @@ EXPERIMENTS = {
     "synthetic": "Every loss and post-hoc method on two Gaussians (figure 2).",
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
     "table-exp": "The CIFAR EXP table and figures, by training (a GPU, minutes).",
+    "table-large": "ImageNet-LT and iNaturalist, by training (GPUs, days).",
     "large-simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",
 }
-# Those that train: the options below are theirs, and they show what is there when time is up.
-TRAINED = ("table-exp",)
-# What the others take beside where to write.
-TAKES = {"large-simulation": ("dataset", "data_dir", "seeds", "multiples", "device")}
+# Those that train: they show what is there when time is up.
+TRAINED = ("table-exp", "table-large")
+# The options of each, beside where to write.
+_DRAWN = ("dataset", "data_dir", "seeds", "device")
+_TRAINING = (*_DRAWN, "precision", "overrides", "runs", "records", "minutes", "train")
+TAKES = {
+    "table-exp": (*_TRAINING, "recipe", "rows"),
+    "table-large": (*_TRAINING, "model", "epochs", "root", "workers", "estimate"),
+    "large-simulation": (*_DRAWN, "multiples"),
+}
 
 
 def module_of(name: str) -> str:
@@ -89,6 +97,22 @@ def reproduce(
             metavar="NAME",
         ),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        _option("--model", "table-large: resnet50 or resnet152 only.", metavar="NAME"),
+    ] = None,
+    epochs: Annotated[
+        list[int] | None,
+        _option("--epochs", "table-large: 90 or 200 epochs only.", metavar="N"),
+    ] = None,
+    root: RootOption = None,
+    workers: WorkersOption = None,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate", help="table-large: train for a minute, print hours for every cell."
+        ),
+    ] = False,
     multiples: Annotated[
         str | None,
         _option(
@@ -144,6 +168,8 @@ def reproduce(
       longtail reproduce synthetic --json    numbers only, for a program
       longtail reproduce table-exp --recipe paper --minutes 9
       longtail reproduce table-exp --no-train    from the records alone
+      longtail reproduce table-large --data-dir lists --root images --estimate
+      torchrun --standalone --nproc-per-node 8 -m longtail reproduce table-large
     """
     if name is None:
         _list(json)
@@ -152,37 +178,59 @@ def reproduce(
         raise typer.BadParameter(
             f"there is no experiment {name!r}; the experiments are {', '.join(EXPERIMENTS)}"
         )
+    _refuse_idle_options(context, name)
+    if minutes is not None and not minutes > 0:
+        raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
+    common: dict[str, Any] = {
+        "datasets": dataset,
+        "seeds": seeds,
+        "overrides": overrides or [],
+        "minutes": minutes,
+        "runs": runs or Path("runs"),
+        "folder": records or Path("results") / name,
+    }
     options: dict[str, Any] = {}
-    if name in TRAINED:
-        if minutes is not None and not minutes > 0:
-            raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
-        options = _table_options(
-            recipe=recipe,
-            datasets=dataset,
-            seeds=seeds,
-            rows=rows,
-            overrides=overrides or [],
-            minutes=minutes,
-            runs=runs or Path("runs"),
-            folder=records or Path("results") / name,
-        )
+    if name == "table-exp":
+        options = _table_options(recipe=recipe, rows=rows, **common)
         if train:
             options |= _training_options(context, data_dir, device, precision)
-    else:
-        _refuse_training_options(context, name)
-        if name in TAKES:
-            options = _simulation_options(dataset, data_dir, seeds, multiples, device)
+    elif name == "table-large":
+        options = _large.options(models=model, epochs=epochs, **common)
+        if train or estimate:
+            _require_torch()
+    elif name == "large-simulation":
+        options = _simulation_options(dataset, data_dir, seeds, multiples, device)
     report = importlib.import_module(f"longtail.report.{module_of(name)}")
     # The same command goes on and replaces its own tables, which records can make again.
     force = force or name in TRAINED
     folder = out if out is not None or json else Path(f"longtail-{name}")
-    if folder is not None:
+    if folder is not None and not estimate:
         _refuse_early(report, folder, force)
     experiment = importlib.import_module(f"longtail.experiments.{module_of(name)}")
-    with _console.progress(f"reproducing {name}") as progress:
-        results = experiment.run(progress=progress, **options)
+    several = name == "table-large" and (train or estimate)
+    with _large.processes(device, wanted=several) as world:
+        talks = world is None or world.first
+        if world is not None:
+            options |= _large.training(
+                world,
+                precision=_precision(precision, world.device.type),
+                data_dir=data_dir,
+                root=root,
+                workers=workers,
+                command=_command(context),
+            )
+        if estimate:
+            hours = _large.estimated(options, talks=talks)
+        else:
+            with _console.progress(f"reproducing {name}") if talks else nullcontext() as progress:
+                results = experiment.run(progress=progress, **options)
+    if not talks:
+        return
+    if estimate:
+        _console.print_json(hours.to_dict()) if json else _large.show_hours(hours)
+        return
     if name in TRAINED and results.stopped:
-        _say_stopped(results, _command(context))
+        _say_stopped(results, options.get("command") or _command(context))
         if not results.parts:
             return
     written = report.write(results, folder) if folder is not None else []
@@ -205,15 +253,15 @@ def _given(context: typer.Context) -> list[str]:
     return found
 
 
-def _refuse_training_options(context: typer.Context, name: str) -> None:
+def _refuse_idle_options(context: typer.Context, name: str) -> None:
     """An option that would silently do nothing is refused."""
     known = {"name", "out", "force", "json", *TAKES.get(name, ())}
     for option in context.command.params:
         if option.name in _given(context) and option.name not in known:
-            others = [*TRAINED, *(n for n, taken in TAKES.items() if option.name in taken)]
+            why = ", which trains nothing" if name not in TRAINED else ""
+            owners = [other for other, taken in TAKES.items() if option.name in taken]
             raise typer.BadParameter(
-                f"{option.opts[0]} has no part in {name}, which trains nothing; "
-                f"it belongs to {', '.join(others)}"
+                f"{option.opts[0]} has no part in {name}{why}; it belongs to {', '.join(owners)}"
             )
 
 
@@ -283,20 +331,29 @@ def _table_options(
 def _training_options(
     context: typer.Context, data_dir: Path | None, device: str, precision: str | None
 ) -> dict[str, Any]:
+    _require_torch()
+    where = _training.find_device(device)
+    return {
+        "load": _loader(data_dir),
+        "device": where,
+        "precision": _precision(precision, where.type),
+        "command": _command(context),
+    }
+
+
+def _require_torch() -> None:
     from longtail import _checks
 
     for module in ("torch", "safetensors"):
         _checks.require(module, extra="torch", caller="longtail reproduce")
-    where = _training.find_device(device)
-    if precision is None:
-        precision = "bfloat16" if where.type == "cuda" else "float32"
-    _checks.choice(precision, ("float32", "bfloat16"), "longtail reproduce", name="--precision")
-    return {
-        "load": _loader(data_dir),
-        "device": where,
-        "precision": precision,
-        "command": _command(context),
-    }
+
+
+def _precision(asked: str | None, kind: str) -> str:
+    from longtail import _checks
+
+    if asked is None:
+        return "bfloat16" if kind == "cuda" else "float32"
+    return _checks.choice(asked, ("float32", "bfloat16"), "longtail reproduce", name="--precision")
 
 
 def _loader(data_dir: Path | None) -> Callable[[str], LongTailedData]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     import torch
 
     from longtail.data import LongTailedData
+    from longtail.data.large import ListedData
+    from longtail.train.distributed import World
     from longtail.train.engine import EpochEnd
+    from longtail.train.streamed import Streaming
 
 Rows = Literal["table", "figures", "extra"]
 CIFARS = ("cifar10-lt", "cifar100-lt")
@@ -116,6 +119,18 @@ class Plan:
         object.__setattr__(self, "overrides", Settings(self.overrides))
         _checks.choice(self.dataset, CIFARS, "table-exp", name="dataset")
         _checks.whole(self.seeds, "table-exp", name="seeds")
+
+    experiment: ClassVar[str] = "table-exp"
+    kinds: ClassVar[tuple[Kind, ...]] = TABLE
+
+    @property
+    def column(self) -> str:
+        """What the table's column is called, by which the paper's values are found."""
+        return self.dataset
+
+    def labels(self) -> dict[str, Any]:
+        """What tells this plan's part of a table from others, for JSON."""
+        return {"dataset": self.dataset, "recipe": self.recipe}
 
     def spec(self, kind: Kind, seed: int) -> RunSpec:
         """What one run is, but for its precision."""
@@ -235,9 +250,11 @@ class Trainer:
         command: what to type to do this again, for the runs' own records.
         deadline: on the clock of `time.monotonic`, or None for no end.
         progress: called as ``progress(epochs done, epochs in all, what)``.
+        world: the processes that train images on disk together; None for this one alone.
+        streaming: how images on disk are read.
     """
 
-    load: Callable[[str], LongTailedData]
+    load: Callable[[str], LongTailedData | ListedData]
     runs: Path
     folder: Path
     device: torch.device | str = "cpu"
@@ -246,10 +263,12 @@ class Trainer:
     command: str | None = None
     deadline: float | None = None
     progress: Progress | None = None
+    world: World | None = None
+    streaming: Streaming | None = None
 
     def __post_init__(self) -> None:
         self.shelf = Shelf(records.read_all(self.folder))
-        self._data: dict[str, LongTailedData] = {}
+        self._data: dict[str, LongTailedData | ListedData] = {}
 
     def run(self, plans: Sequence[Plan], *, rows: Rows = "figures") -> bool:
         """Train what is missing: the table's runs of every plan first, then the others.
@@ -260,7 +279,7 @@ class Trainer:
         _checks.choice(rows, ("table", "figures", "extra"), "table-exp", name="rows")
         try:
             for plan in plans:
-                self._train(plan, plan.specs(TABLE))
+                self._train(plan, plan.specs(plan.kinds))
             if rows != "table":
                 for plan in plans:
                     self._train(plan, plan.trials())
@@ -305,11 +324,17 @@ class Trainer:
                 checkpoint_seconds=_CHECKPOINT_SECONDS,
                 progress=self.progress,
                 after_epoch=self._after_epoch,
+                **self._shared(),
             )
         except RunError:  # one whose loss became infinite must not cost the others
             self._keep(plan, data, self._finished(precise))
             raise
         self._keep(plan, data, trained)
+
+    def _shared(self) -> dict[str, Any]:
+        """What training and evaluation are told about images on disk, where there are any."""
+        given = {"world": self.world, "streaming": self.streaming}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _finished(self, specs: Sequence[RunSpec]) -> list[Run]:
         folders = [self.runs / spec.folder for spec in specs]
@@ -317,7 +342,7 @@ class Trainer:
         opened = [Run.open(folder, verify=False, unfinished=True) for folder in begun]
         return [run for run in opened if run.finished]
 
-    def _keep(self, plan: Plan, data: LongTailedData, trained: Sequence[Run]) -> None:
+    def _keep(self, plan: Plan, data: LongTailedData | ListedData, trained: Sequence[Run]) -> None:
         """Judge finished runs and write their records."""
         from longtail.train.engine import evaluate
 
@@ -325,11 +350,12 @@ class Trainer:
         for run in sorted(trained, key=lambda run: not run.spec.dataset.held_out):
             partner = None
             if run.spec.dataset.held_out == 0:
-                run = evaluate(run, data.test, device=self.device)
+                run = evaluate(run, data.test, device=self.device, **self._shared())
                 if needs_partner(run.spec):
                     partner = self.shelf.get(plan.spec(PARTNER, run.spec.seed))
             found = records.record(run, partner=partner)
-            records.write(found, self.folder)
+            if self.world is None or self.world.first:
+                records.write(found, self.folder)
             self.shelf.put(found)
 
     def _precise(self, spec: RunSpec) -> RunSpec:
@@ -338,13 +364,18 @@ class Trainer:
             return spec
         return replace(spec, settings=Settings({**spec.settings, "precision": self.precision}))
 
-    def _data_of(self, name: str) -> LongTailedData:
+    def _data_of(self, name: str) -> LongTailedData | ListedData:
         if name not in self._data:
             self._data[name] = self.load(name)
         return self._data[name]
 
     def _check_time(self) -> None:
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        if self.deadline is None:
+            return
+        over = time.monotonic() >= self.deadline
+        if self.world is not None:
+            over = self.world.tell(over)  # all processes stop at the same epoch
+        if over:
             raise OutOfTimeError
 
     def _after_epoch(self, end: EpochEnd) -> None:
