@@ -17,7 +17,6 @@ from longtail._checks import InputError
 from longtail.data.large import LARGE
 from longtail.experiments.exp_runs import EXTRA, PARTNER, TABLE, Kind, Plan, Rows
 from longtail.experiments.records import Record
-from longtail.models import MODELS
 from longtail.runs import DataSpec, RunSpec, Settings
 from longtail.train.recipe import make_spec
 
@@ -39,8 +38,8 @@ class Column:
 
     Attributes:
         dataset: of `LARGES`; a recipe has its name.
-        model: a key of `models.MODELS`, in the paper of `NETWORKS`.
-        epochs: in the paper of `EPOCHS`.
+        model: of `NETWORKS`.
+        epochs: of `EPOCHS`.
 
     Examples:
         >>> Column("inaturalist", "resnet152", 200).title
@@ -132,7 +131,7 @@ class LargePlan(Plan):
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", Settings(self.overrides))
         _checks.choice(self.dataset, LARGES, self.experiment, name="dataset")
-        _checks.choice(self.model, list(MODELS), self.experiment, name="model")
+        _checks.choice(self.model, list(NETWORKS), self.experiment, name="model")
         _checks.whole(self.seeds, self.experiment, name="seeds")
 
     @classmethod

@@ -61,7 +61,7 @@ class Settings:
     multiples: Mapping[str, Sequence[int]] = field(
         default_factory=lambda: {"imagenet-lt": (1, 10), "inaturalist": (1,)}
     )
-    trials: int = 5
+    trials: int = 3
     test_points: int = 400_000
     ridge: float = 1.0
     tolerance: float = 0.2

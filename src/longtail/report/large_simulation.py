@@ -213,6 +213,7 @@ def _draw_frequencies(axes: Any, study: Study, dataset: str) -> None:
         values = np.array([trial.bins[method] for trial in trials]).mean(axis=0)
         axes.plot(facts["bins"], values, color=figures.color(method), label=label(method), **look)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.invert_xaxis()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("training examples of a class")
@@ -245,12 +246,17 @@ def _draw_sizes(axes: Any, study: Study, dataset: str) -> None:
                 fontsize=7.5,
             )
     axes.axhline(least.mean, color=figures.color("bayes"), lw=1.1, ls="--")
-    axes.text(
-        places[-1] + 0.2, least.mean, f"Bayes {least.mean:.2f}", fontsize=7.5, va="top", ha="right"
+    axes.annotate(
+        f"Bayes {least.mean:.2f}",
+        (-0.2, least.mean),
+        xytext=(0, -4),
+        textcoords="offset points",
+        va="top",
+        fontsize=7.5,
     )
     axes.set_xlim(-0.25, places[-1] + 0.25)
     low, high = axes.get_ylim()
-    axes.set_ylim(low - 0.06 * (high - low), high + 0.08 * (high - low))
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     axes.set_xticks(places, [*(f"×{multiple}" for multiple in multiples), "unlimited"])
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("training examples, times the real number")
