@@ -3,10 +3,15 @@
 import json
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +35,7 @@ from longtail.train.streamed import StreamedTeam, Streaming
 
 CPU = torch.device("cpu")
 COUNTS = (30, 12, 5)
-SMALL = {"model": "small-conv", "epochs": 4, "batch_size": 16, "image_size": 16, "lr": 0.05}
+SMALL = {"model": "small-conv", "epochs": 3, "batch_size": 16, "image_size": 16, "lr": 0.05}
 SMALL |= {"warmup_epochs": 1}
 HERE = Streaming(workers=0)
 
@@ -41,6 +46,7 @@ STEPS = {
     "parts": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=3)),
     "odd": ("softmax+drw:start=1", {"batch_size": 23}, HERE),
     "drawn": ("equalized-threshold:threshold=0.3", {"batch_size": 9}, HERE),
+    "compiled": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=5, compile=True)),
     "smoothed": ("balanced+label-smoothing", {"optimizer": "adam", "lr": 0.001}, HERE),
 }
 
@@ -59,7 +65,7 @@ def step_losses(data, world, method, overrides, how, *, epochs=2):
 
 
 def spec(data, **overrides):
-    held = type(data.spec)(**{**data.spec.to_json(), "held_out": 0.2})
+    held = replace(data.spec, held_out=0.2)
     return make_spec(
         held, method="logit-adjusted", recipe="imagenet-lt", seed=0, overrides=SMALL | overrides
     )
@@ -92,11 +98,20 @@ def whole(data, root, world):
     return evaluate(run, data.test, world=world, streaming=HERE)
 
 
-def _work(rank, port, folder):
+def skipped(folder, world, on_error="skip"):
+    """The log of training on a set with a damaged image, whose name it stops with unless asked."""
+    data = load_listed(folder / "bad")
+    how = Streaming(workers=0, on_error=on_error)
+    return train(spec(data), data.train, root=folder / on_error, world=world, streaming=how).log()
+
+
+def _work(rank, ports, folder):
     """What each of the two processes does; the first leaves its findings in a file."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
     torch.set_num_threads(1)
+    # The quickest of the compiler's back ends: it is the graph with its breaks that matters.
+    torch.compile = partial(torch.compile, backend="aot_eager")
     data = load_listed(folder / "set")
     with joined(CPU) as world:
         assert world == World(rank, 2, CPU)
@@ -104,10 +119,15 @@ def _work(rank, port, folder):
         found = {name: step_losses(data.train, world, *case) for name, case in STEPS.items()}
         normed = {"model": "resnet20", "batch_size": 47}
         found["normed"] = step_losses(data.train, world, "softmax", normed, HERE, epochs=1)
+        found["skipped"] = skipped(folder, world)
         whole(data, folder / "two", world)
         whole(data, folder / "one to two", world)
         interrupted(data, folder / "two to one", world)
     assert not torch.distributed.is_initialized()
+    os.environ["MASTER_PORT"] = str(ports[1])
+    with pytest.raises(InputError) as caught, joined(CPU) as world:
+        skipped(folder, world, on_error="stop")
+    found["stopped"] = str(caught.value)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 
@@ -124,12 +144,14 @@ def folder(tmp_path_factory):
     write_large(folder / "set", counts=COUNTS, held=4)
     data = load_listed(folder / "set")
     interrupted(data, folder / "one to two", World())
+    bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
+    bad.write_bytes(b"no image")
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])
-    port = free_port()
-    both = [context.Process(target=_work, args=(rank, port, folder)) for rank in (0, 1)]
+    ports = free_port(), free_port()
+    both = [context.Process(target=_work, args=(rank, ports, folder)) for rank in (0, 1)]
     for process in both:
         process.start()
     for process in both:
@@ -151,7 +173,9 @@ def alone(data, folder):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_two_processes_have_the_losses_of_one(folder, data, name):
-    expected, weights = step_losses(data.train, World(), *STEPS[name])
+    method, overrides, how = STEPS[name]
+    plain = replace(how, compile=False, micro_batch=256)
+    expected, weights = step_losses(data.train, World(), method, overrides, plain)
     for rank in (0, 1):
         losses, theirs = json.loads((folder / f"found-{rank}.json").read_text())[name]
         np.testing.assert_allclose(losses, expected, atol=1e-5)
@@ -205,6 +229,15 @@ def test_a_checkpoint_of_two_processes_resumes_with_one(folder, data, alone):
     run = whole(data, folder / "two to one", World())
     assert len(run.record["resumed"]) == 1
     compare(run, alone)
+
+
+def test_a_damaged_image_is_counted_once_or_stops_both(folder):
+    found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+    assert found[0]["skipped"] == found[1]["skipped"]
+    assert [line.get("skipped") for line in found[0]["skipped"]] == [1] * SMALL["epochs"]
+    said = sorted(one["stopped"] for one in found)  # by the one whose share it was in
+    assert re.match(r"ImageStream: .*\.JPEG is no image", said[0])
+    assert said[1].startswith("another process of this training stopped")
 
 
 # torchrun itself: the command line in two processes, of which one is killed.
@@ -267,6 +300,25 @@ def test_a_port_in_use(monkeypatch):
         message = rf"can't meet at 127.0.0.1:{port}: another program uses that port.*--standalone"
         with pytest.raises(InputError, match=message), joined(CPU):
             pass
+
+
+def test_processes_that_are_started_again_do_not_take_the_old_ones_for_the_new():
+    """The store stays; each attempt's processes must meet in a part of it that is new."""
+    store, parts = torch.distributed.HashStore(), []
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            # The first comes last: until then the others find only what is left of the past.
+            late = [
+                pool.submit(distributed._fresh, store, rank, 3, timedelta(seconds=20))
+                for rank in (2, 1)
+            ]
+            time.sleep(0.1)
+            assert not any(one.done() for one in late)
+            first = distributed._fresh(store, 0, 3, timedelta(seconds=20))
+            first.set("address", str(len(parts)))
+            assert {one.result().get("address") for one in late} == {str(len(parts)).encode()}
+        parts.append(first)
+    assert parts[0].get("address") == b"0"
 
 
 def test_a_process_that_does_not_come(monkeypatch):

@@ -7,7 +7,10 @@ methods     losses, DRW, label smoothing and sampling by name
 augment     crops, flips and normalisation of whole batches, on any device
 plan        what an epoch will do, drawn beforehand from the run's seed
 team        runs that step as one (on a CPU always a single one), and the step
+distributed several processes that train one run, and what they say to each other
+streamed    a team of one whose images come from disk, in any number of processes
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
-engine      runs into their folders; a finished run's logits on a split
+evaluation  a finished run's logits on a split
+engine      runs into their folders
 """

@@ -8,8 +8,10 @@ every function is a formality.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from longtail._checks import InputError
@@ -127,12 +131,12 @@ class World:
         """
         if self.count == 1:
             return module
-        return DistributedDataParallel(
-            module,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-        )
+        # The option has a new name since torch 2.13.
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+        device = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=device, **options)
 
 
 ALONE = World()
@@ -173,15 +177,21 @@ def joined(device: torch.device, *, patience: timedelta = _PATIENCE) -> Iterator
     except Exception:
         if not world.first:
             time.sleep(_GRACE)
+        if device.type == "cpu":  # a GPU may wait there for a process that is gone
+            distributed.destroy_process_group()
         raise
-    finally:
-        distributed.destroy_process_group()
+    distributed.destroy_process_group()
 
 
 def own_device(device: torch.device) -> torch.device:
     """The device that this process of its machine takes: GPU number LOCAL_RANK."""
     if device.type != "cuda":
         return device
+    if device.index is not None:
+        raise InputError(
+            f"--device {device}: torchrun gives each process a GPU of its own; leave --device out, "
+            f"and choose among GPUs with CUDA_VISIBLE_DEVICES."
+        )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count()
     if local >= count:
@@ -195,12 +205,18 @@ def own_device(device: torch.device) -> torch.device:
 
 def _join(device: torch.device, patience: timedelta) -> None:
     where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    gpu = device.type == "cuda"
     try:
-        if device.type == "cuda":
-            distributed.init_process_group("nccl", timeout=patience, device_id=device)
-        else:
-            distributed.init_process_group("gloo", timeout=patience)
-    except (RuntimeError, ValueError) as error:
+        store, rank, count = next(rendezvous("env://", timeout=patience))
+        distributed.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=_fresh(store, rank, count, patience),
+            rank=rank,
+            world_size=count,
+            timeout=patience,
+            device_id=device if gpu else None,
+        )
+    except (RuntimeError, ValueError, TimeoutError) as error:
         text = str(error)
         if "EADDRINUSE" in text or "address already in use" in text.lower():
             raise InputError(
@@ -215,6 +231,30 @@ def _join(device: torch.device, patience: timedelta) -> None:
                 f"--nnodes and --rdzv-endpoint, and see that its port is open between them."
             ) from error
         raise RunError(f"the processes could not meet at {where}: {_line(text)}") from error
+
+
+def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
+    """A part of torchrun's store in which nothing is left of processes that were killed.
+
+    torchrun starts processes again with the store it has, and in it are the addresses of those
+    that are gone. So the first process names a new part of the store; each of the others answers
+    with a word of its own, and goes on only where the first one has repeated it.
+    """
+    word, deadline = secrets.token_hex(8), time.monotonic() + patience.total_seconds()
+    if rank == 0:
+        store.set("longtail/part", word)
+        answers = [f"longtail/{word}/{other}" for other in range(1, count)]
+        store.wait(answers, patience)
+        store.set(f"longtail/{word}/all", b" ".join(store.get(answer) for answer in answers))
+        return PrefixStore(f"longtail/{word}", store)
+    while time.monotonic() < deadline:
+        part = store.get("longtail/part").decode()
+        store.set(f"longtail/{part}/{rank}", word)
+        repeated = f"longtail/{part}/all"
+        if store.check([repeated]) and word in store.get(repeated).decode().split():
+            return PrefixStore(f"longtail/{part}", store)
+        time.sleep(0.02)
+    raise TimeoutError("timed out")
 
 
 # How torch's backends speak of a lost neighbour where they raise no error of a kind of its own.

@@ -198,7 +198,7 @@ class StreamedTeam(Team):
         first = 0
         for size in self.batch_sizes:
             parts = self._parts_of(first, size)
-            pieces = [_chunks(part, _PIECE) for part in parts]
+            pieces = [np.split(part, range(_PIECE, len(part), _PIECE)) for part in parts]
             self._layout.append([len(of_part) for of_part in pieces])
             batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
             first += size
@@ -212,7 +212,8 @@ class StreamedTeam(Team):
         places = first + np.arange(mine.start, mine.stop)
         # Every process must take part in a step; one without a share looks at the batch's first
         # image and gives it no weight.
-        return _chunks(places if len(places) else np.array([first]), self.how.micro_batch)
+        places = places if len(places) else np.array([first])
+        return np.array_split(places, -(-len(places) // self.how.micro_batch))
 
     def _fetch(self, number: int) -> list[_Part]:
         """The images of a step, on their way to the device; nothing after the last step."""
@@ -316,10 +317,6 @@ class StreamedTeam(Team):
         if self.world.first:
             super().load_state(member, tensors)
         self.world.send_(self.state(member).values())
-
-
-def _chunks(places: IntArray, size: int) -> list[IntArray]:
-    return [places[first : first + size] for first in range(0, len(places), size)]
 
 
 def _joined(pieces: list[Batch]) -> tuple[Tensor, Tensor]:
