@@ -89,5 +89,7 @@ def test_what_is_refused():
         fitted(features, target, prior, ridge=0.0)
     with pytest.raises(InputError, match=r"`features` must have shape \(148, 2\)"):
         softmax_regression.fit(features, target, start=np.zeros((7, 3)), ridge=1.0)
+    with pytest.raises(InputError, match=r"class\(es\) 7 have no examples"):
+        softmax_regression.fit(features, target, start=np.zeros((8, 4)), ridge=1.0)
     with pytest.raises(RuntimeError, match="no minimum after"):
         fitted(features, target, prior, most=1)

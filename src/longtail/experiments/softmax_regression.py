@@ -78,7 +78,8 @@ def fit(
         array([ 0.91, -1.36])
     """
     problem = _Problem.of(features, target, start, ridge, offset, device)
-    frame = _Frame.at(problem, start)
+    begin = problem.calibrated(np.asarray(start, dtype=np.float64))
+    frame = _Frame.at(problem, begin)
     evaluations, gradient = 0, float("inf")
 
     def evaluate(flat: FloatArray) -> tuple[float, FloatArray]:
@@ -92,7 +93,7 @@ def fit(
     # One example's share: L-BFGS-B takes its first step as long as the gradient.
     found = minimize(
         evaluate,
-        frame.flat(np.asarray(start, dtype=np.float64)),
+        frame.flat(begin),
         jac=True,
         method="L-BFGS-B",
         options={"gtol": tolerance / problem.examples, "ftol": 0.0, "maxfun": most, "maxcor": 20},
@@ -140,6 +141,12 @@ class _Problem:
                 f"{caller}: `features` must have shape ({len(target)}, {columns - 1}) to go with "
                 f"`target` and `start`; it has shape {tuple(features.shape)}."
             )
+        empty = np.flatnonzero(np.bincount(target, minlength=num_classes) == 0)
+        if len(empty):
+            raise InputError(
+                f"{caller}: class(es) {_checks.listing(empty)} have no examples, so no minimum "
+                f"has a bias for them; leave them out of `start`."
+            )
         labels = torch.as_tensor(target, dtype=torch.int64, device=device)
         x = torch.ones(len(labels), columns, device=device)
         x[:, :-1] = torch.as_tensor(features)
@@ -171,6 +178,22 @@ class _Problem:
             torch.mm(self.features[which], matrix, out=logits[:size])
             torch.softmax(logits[:size], 1, out=probs[:size])
             yield which, logits[:size], probs[:size]
+
+    def calibrated(self, weights: FloatArray, *, rounds: int = 3) -> FloatArray:
+        """The weights with biases that predict each class about as often as it occurs.
+
+        b_y grows by log(n_y / Σ_i p_iy). A minimum has such biases, and a prior that the start
+        ignores would otherwise cost L-BFGS most of its steps.
+        """
+        import torch
+
+        moved = weights.copy()
+        for _ in range(rounds):
+            total = torch.zeros(len(weights), device=self.features.device)
+            for _, _, probs in self._pieces(moved):
+                total += probs.sum(0)
+            moved[:, -1] += np.log(self.sums[:, -1] / total.double().cpu().numpy())
+        return moved
 
     def value_and_gradient(self, weights: FloatArray) -> tuple[float, FloatArray]:
         """The summed loss and its gradient, float64."""
