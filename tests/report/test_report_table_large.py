@@ -27,6 +27,8 @@ def test_every_cell_stands_beside_the_papers(study):
     assert ours.startswith(f"{mean:.2f} ± ")
     assert difference.replace("−", "-") == f"{mean - 53.11:+.2f}"
     assert "ImageNet-LT, ResNet-50, 90 epochs" in claims.title
+    assert not any("Adam" in row[0] for row in claims.rows)
+    assert len(claims.rows) == 11
 
 
 def test_the_caption_says_what_is_missing_and_how_to_train_it():

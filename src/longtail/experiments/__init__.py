@@ -8,7 +8,8 @@ the two.
 
 `table_exp` trains: `exp_runs` says which runs and trains them, `records` keeps what tables need of
 each, and `weight_norms`, `tau_curves`, `per_class` and `claims` are made from its result. It may
-stop before everything is trained; its result has `stopped` then.
+stop before everything is trained; its result has `stopped` then. `table_large` does the same from
+images on disk: `large_runs` says which runs, `large_hours` how long they take.
 """
 
 from __future__ import annotations

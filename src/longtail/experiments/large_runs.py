@@ -167,6 +167,10 @@ class LargePlan(Plan):
         """What one run is, but for its precision."""
         return _spec(self, kind, seed)
 
+    def trials(self) -> list[RunSpec]:
+        """None: the paper has no figure of weight norms under Adam at this size."""
+        return []
+
     def command(self, rows: Rows = "table") -> str:
         """What to type to train these runs."""
         words = f"longtail reproduce {self.experiment} --dataset {self.dataset}"
