@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 # Logits made at a time: what a core's cache holds, and what keeps a GPU busy.
-_PIECE = {"cpu": 1 << 20, "cuda": 1 << 27}
+_PIECE = {"cpu": 1 << 18, "cuda": 1 << 27}
 
 
 @dataclass(frozen=True, eq=False)
