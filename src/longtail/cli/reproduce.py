@@ -233,6 +233,11 @@ def reproduce(
         _say_stopped(results, options.get("command") or _command(context))
         if not results.parts:
             return
+    _show(results, report, folder, json=json)
+
+
+def _show(results: Any, report: ModuleType, folder: Path | None, *, json: bool) -> None:
+    """Write what was found, where there is a folder, and print it."""
     written = report.write(results, folder) if folder is not None else []
     if json:
         _console.print_json(results.to_dict())
