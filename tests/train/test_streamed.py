@@ -13,11 +13,13 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import write_large
+from longtail import models
 from longtail._checks import InputError
 from longtail.data import streaming
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
+from longtail.models.resnet import BasicBlock, Design, init_he
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
 from longtail.train.engine import evaluate, train
@@ -125,13 +127,24 @@ def test_compiled_it_is_the_same_network(data, monkeypatch):
 
     original = torch.compile
     monkeypatch.setattr(torch, "compile", compile_)
-    overrides = {"model": "resnet18", "image_size": 32, "batch_size": 47}
+    tiny = Design(BasicBlock, depths=(1,), widths=(8,), init=init_he, stem_width=8)
+    monkeypatch.setitem(models.MODELS, "tiny", models.Entry(models._resnet(tiny), smallest=4))
+    overrides = {"model": "tiny", "batch_size": 47}
     losses, _ = trained(lane(data.train, **overrides), epochs=1)
     one = lane(data.train, how=Streaming(workers=0, compile=True), **overrides)
     assert trained(one, epochs=1)[0] == pytest.approx(losses, rel=1e-4)
     assert compiled == [{"dynamic": False}]
     assert one.team.model.bn1.num_batches_tracked == 1
     assert one.team.model.bn1.running_mean.abs().sum() > 0
+
+
+def test_a_compiler_that_fails_is_explained(data, tmp_path, monkeypatch):
+    def broken(graph, inputs):
+        raise OSError("there is no C compiler")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    with pytest.raises(RunError, match=r"torch.compile failed: .*no C compiler.*--no-compile"):
+        train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=0, compile=True))
 
 
 def test_bfloat16_is_close_to_float32(data):

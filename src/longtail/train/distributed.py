@@ -122,7 +122,7 @@ class World:
 
     def wait(self) -> None:
         """Go on when all processes are here."""
-        self.sum_(torch.zeros(1, device=self.device))
+        self.sum_(torch.zeros(1, device=self.device)).item()  # a GPU would only queue it
 
     def average_gradients(self, module: nn.Module) -> nn.Module:
         """The module, whose backward pass averages gradients over the processes.
@@ -163,11 +163,11 @@ def joined(device: torch.device, *, patience: timedelta = _PATIENCE) -> Iterator
     Yields:
         The world; without a launcher, that of one process.
     """
+    if distributed.is_initialized():  # by whoever calls this, and theirs to end
+        yield World(distributed.get_rank(), distributed.get_world_size(), device)
+        return
     if not launched():
         yield World(device=device)
-        return
-    if distributed.is_initialized():
-        yield World(distributed.get_rank(), distributed.get_world_size(), device)
         return
     device = own_device(device)
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)

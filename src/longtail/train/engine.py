@@ -455,6 +455,12 @@ def _explained(jobs: Sequence[_Job], *, on_disk: bool = False) -> Iterator[None]
             )
         raise RunError(f"train: the GPU's memory does not hold {what} {_UNLOST}") from error
     except RuntimeError as error:
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            said = " ".join(str(error).splitlines()[:2]).rstrip(". ")
+            raise RunError(
+                f"train: torch.compile failed: {said}. Train without it (--no-compile, "
+                f"Streaming(compile=False))."
+            ) from error
         if "CUDA" not in str(error) and "cuda" not in str(error):
             raise
         raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {_UNLOST}") from error
