@@ -209,12 +209,8 @@ def train_cohort(
             where: dict[str, Any] = {"device": device, "world": world, "streaming": streaming}
             crews = _crews(jobs, cast(Resident | ListedImages, data), **where)
             _train_together(crews, images, report=report, checkpoint_seconds=checkpoint_seconds)
-            for crew in crews:
-                for member, job in enumerate(crew.jobs):
-                    if job.diverged:
-                        diverged.append(job.writer.folder)
-                    else:
-                        _finish(crew, member, images)
+            diverged += _finish_all(crews, images)
+            crews.clear()  # memory and workers, before the next ones take theirs
     if diverged:
         some = len(diverged) < len(set(folders))
         rest = " The others are finished, for `longtail evaluate` to judge." if some else ""
@@ -493,6 +489,18 @@ def _sharing(team: Team) -> dict[str, Any]:
     if isinstance(team, StreamedTeam):
         return {"world": team.world, "streaming": team.how}
     return {}
+
+
+def _finish_all(crews: Sequence[_Crew], images: Images) -> list[Path]:
+    """Finish the runs whose loss stayed among the numbers; the folders of the others."""
+    diverged = []
+    for crew in crews:
+        for member, job in enumerate(crew.jobs):
+            if job.diverged:
+                diverged.append(job.writer.folder)
+            else:
+                _finish(crew, member, images)
+    return diverged
 
 
 def _finish(crew: _Crew, member: int, images: Images) -> None:

@@ -162,6 +162,7 @@ class StreamedTeam(Team):
         compiled = self.device.type == "cuda" if self.how.compile is None else self.how.compile
         self.logits: Any = self._averaged
         if compiled:
+            torch.compiler.reset()  # after some networks in one process torch would stop compiling
             self.logits = torch.compile(self._averaged, dynamic=False)
         self.stream = planned_stream(
             data,
@@ -198,7 +199,7 @@ class StreamedTeam(Team):
         first = 0
         for size in self.batch_sizes:
             parts = self._parts_of(first, size)
-            pieces = [np.split(part, range(_PIECE, len(part), _PIECE)) for part in parts]
+            pieces = [_evenly(part, _PIECE) for part in parts]
             self._layout.append([len(of_part) for of_part in pieces])
             batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
             first += size
@@ -213,7 +214,7 @@ class StreamedTeam(Team):
         # Every process must take part in a step; one without a share looks at the batch's first
         # image and gives it no weight.
         places = places if len(places) else np.array([first])
-        return np.array_split(places, -(-len(places) // self.how.micro_batch))
+        return _evenly(places, self.how.micro_batch)
 
     def _fetch(self, number: int) -> list[_Part]:
         """The images of a step, on their way to the device; nothing after the last step."""
@@ -317,6 +318,11 @@ class StreamedTeam(Team):
         if self.world.first:
             super().load_state(member, tensors)
         self.world.send_(self.state(member).values())
+
+
+def _evenly(places: IntArray, most: int) -> list[IntArray]:
+    """As few parts as there can be with so many places at most, none much smaller than others."""
+    return np.array_split(places, -(-len(places) // most))
 
 
 def _joined(pieces: list[Batch]) -> tuple[Tensor, Tensor]:
