@@ -18,6 +18,7 @@ import os
 import statistics
 import tempfile
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -232,13 +233,19 @@ def write_jpegs(folder, count, *, width=500, height=375):
     return [f"{number}.jpg" for number in range(count)]
 
 
+@contextmanager
+def jpegs(files, num_classes):
+    """A long list of a few files, as a data set."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed = write_jpegs(Path(folder), files) * (200_000 // files)
+        names = tuple(map(str, range(num_classes)))
+        yield ListedImages(Path(folder), listed, np.arange(len(listed)) % num_classes, names)
+
+
 def loader_rate(*, files, seconds, size, workers=None):
     """Images per second from JPEG files to crops in memory, with nothing to consume them."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = write_jpegs(Path(folder), files)
-        size_of = sum((Path(folder) / name).stat().st_size for name in names) / files
-        listed = names * (200_000 // files)
-        data = ListedImages(Path(folder), listed, np.arange(len(listed)) % 2, ("a", "b"))
+    with jpegs(files, 2) as data:
+        size_of = sum(Path(data.file(i)).stat().st_size for i in range(files)) / files
         view = RandomCrop(size)
         stream = training_stream(data, batch_size=64, view=view, workers=workers, pin_memory=False)
         batches, count = iter(stream), 0
@@ -255,6 +262,29 @@ def loader_rate(*, files, seconds, size, workers=None):
         "bytes_a_file": size_of,
         "pixels": [500, 375],
     }
+
+
+def from_files(setting, model, *, files, seconds, workers=None):
+    """Images per second of the trainer as it is, from JPEG files to gradients; not compiled."""
+    sizes = {"batch_size": setting.batch, "image_size": setting.size}
+    recipe, method = get_recipe("imagenet-lt", model=model, **sizes), Method.of("logit-adjusted")
+    with jpegs(files, CLASSES["imagenet-lt"]) as data:
+        kept = np.arange(len(data))
+        planner = Planner(recipe, method, data.labels, kept, data.prior, seed=0)
+        how = Streaming(workers=workers, micro_batch=setting.batch, compile=False)
+        options = {"precision": setting.precision, "device": setting.device, "how": how}
+        make = partial(StreamedTeam, planner, data, **options)
+        lane = Lane(make, device=setting.device, graphs=False)
+        lane.load(0)
+        for number in range(3):
+            lane.step(number)
+        setting.wait()
+        started, done = time.perf_counter(), 0
+        while time.perf_counter() - started < seconds:
+            lane.step(3 + done)
+            done += 1
+        setting.wait()
+        return {"images_per_second": done * setting.batch / (time.perf_counter() - started)}
 
 
 def hours(record):
@@ -297,6 +327,10 @@ def measure(given, save):
 
     record["loader"] = loader_rate(files=given.files, seconds=given.seconds, size=given.size)
     done("loader")
+    reading = {"files": given.files, "seconds": given.seconds}
+    record["from files"] = from_files(setting, "resnet50", **reading)
+    free(setting)
+    done("from files")
     imagenet, large = CLASSES["imagenet-lt"], CLASSES["inaturalist"]
     for compiled in (False, True) if given.compile else (False,):
         mode = "compiled" if compiled else "eager"
@@ -351,6 +385,8 @@ def show(record):
         f"loader: {loader['images_per_second']:.0f} images a second with {loader['workers']} "
         f"workers, {loader.get('of what the GPU takes', float('nan')):.2f} of what the GPU takes"
     )
+    rate = record["from files"]["images_per_second"]
+    print(f"from JPEG files to gradients, resnet50, eager: {rate:.0f} images a second")
     for title, kinds in record.get("hours", {}).items():
         cells = ", ".join(f"{name} {value:.1f}" for name, value in kinds.items())
         print(f"GPU hours, {title}: {cells}")

@@ -13,16 +13,20 @@ from longtail import models
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def bench():
+def load(name):
     sys.path.insert(0, str(BENCHMARKS))  # for the module that benchmarks share
     try:
-        spec = importlib.util.spec_from_file_location("bench_large", BENCHMARKS / "bench_large.py")
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(BENCHMARKS))
     return module
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return load("bench_large")
 
 
 def test_both_loops_train_the_same_network(bench):
@@ -52,6 +56,9 @@ def test_the_loader_reads_real_files(bench):
     found = bench.loader_rate(files=2, seconds=0.2, size=32, workers=1)
     assert found["images_per_second"] > 0
     assert 50_000 < found["bytes_a_file"] < 250_000  # ImageNet's have about 110,000
+    setting = bench.Setting(torch.device("cpu"), batch=4, size=32, steps=1, rounds=1)
+    found = bench.from_files(setting, "resnet18", files=2, seconds=0.1, workers=1)
+    assert found["images_per_second"] > 0
 
 
 def test_the_record_is_whole_and_its_hours_follow_from_its_rates(bench, tmp_path, monkeypatch):
@@ -67,8 +74,11 @@ def test_the_record_is_whole_and_its_hours_follow_from_its_rates(bench, tmp_path
 
     monkeypatch.setattr(bench, "trainer_rate", rate)
     monkeypatch.setattr(bench, "against_bare", versus)
-    monkeypatch.setattr(bench, "loader_rate", lambda **_: {"images_per_second": 9e3, "workers": 2})
-    path = tmp_path / "bench_large.json"
+    monkeypatch.setattr(bench, "from_files", lambda *_, **__: {"images_per_second": 8e3})
+    loader = {"images_per_second": 9e3, "workers": 2, "pixels": [500, 375]}
+    monkeypatch.setattr(bench, "loader_rate", lambda **_: loader)
+    path = tmp_path / "results" / "bench_large.json"
+    path.parent.mkdir()
     bench.main(["--record", str(path), "--device", "cpu", "--batch", "2", "--size", "32"])
     record = json.loads(path.read_text())
     assert set(record["rates"]) == {f"{m}, {c}" for m in speed for c in ("eager", "compiled")}
@@ -77,3 +87,11 @@ def test_the_record_is_whole_and_its_hours_follow_from_its_rates(bench, tmp_path
     assert hours["softmax"] == pytest.approx(200 * 437_513 / (1200 * 1.5 * 0.9) / 3600)
     assert len(record["hours"]) == 5
     bench.main(["--show", str(path)])
+    page = load("make_page")
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    text = "\n".join(page.large())
+    assert "| resnet50, compiled | 4,500 | 3,100 | 0.968 |" in text
+    assert "| resnet152, eager | 1,200 |  |  |" in text
+    assert "2.00 of what the GPU takes with ResNet-50" in text
+    path.unlink()
+    assert page.large() == []

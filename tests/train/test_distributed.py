@@ -293,6 +293,8 @@ def test_one_of_two_processes_killed_under_torchrun(folder, data, alone, tmp_pat
     run = Run.open(tmp_path / "runs" / spec(data).folder)
     assert len(run.record["resumed"]) == 1
     compare(run, alone)
+    start = "torchrun --standalone --nproc-per-node=2 -m longtail train --dataset"
+    assert run.record["command"].startswith(start)
     # Only the first process speaks, and the killed attempt said nothing to stdout.
     assert done.stdout.count("logit-adjusted") == 1
     assert done.stderr.count("Training 1 run on 2 x cpu in float32") == 2
