@@ -201,8 +201,49 @@ def real_cohort():
     ]
 
 
+def large():
+    """Only where it was measured: the record needs a GPU."""
+    if not (ROOT / "results" / "bench_large.json").exists():
+        return []
+    found = record("bench_large")
+    setting, loader = found["setting"], found["loader"]
+    rows = []
+    for name, cell in found["rates"].items():
+        model, mode = name.split(", ")
+        versus = found["against the bare loop"].get(mode, {}) if model == "resnet50" else {}
+        bare = versus.get("bare loop", {}).get("images_per_second")
+        rows.append(
+            [
+                name,
+                f"{cell['images_per_second']:,.0f}",
+                "" if bare is None else f"{bare:,.0f}",
+                "" if bare is None else f"{versus['ratio']:.3f}",
+            ]
+        )
+    cells = [
+        [title, f"{kinds['softmax']:.1f}", f"{sum(kinds.values()):.1f}"]
+        for title, kinds in found["hours"].items()
+    ]
+    return [
+        "## Training on photographs",
+        f"Images of {setting['pixels']} pixels in batches of {setting['batch']} on the device, "
+        f"{setting['precision']}, channels last, fused SGD ({found['device']}, torch "
+        f"{found['versions']['torch']}): this trainer and a bare loop of torch's own modules with "
+        "the same settings, in turns. `bench_large.py`.",
+        table(["", "images a second", "bare loop", "ratio"], rows),
+        f"From JPEG files of {loader['pixels'][0]} x {loader['pixels'][1]} pixels "
+        f"({found['processor']}), {loader['workers']} workers decode and crop "
+        f"{loader['images_per_second']:,.0f} images a second, "
+        f"{loader['of what the GPU takes']:.2f} of what the GPU takes with ResNet-50; from those "
+        f"files to gradients, without compiling, it trains on "
+        f"{found['from files']['images_per_second']:,.0f} a second.",
+        "At these rates the runs of `longtail reproduce table-large` take, in GPU hours:",
+        table(["", "one run", "all runs of one seed"], cells),
+    ]
+
+
 def page():
-    parts = [*estimators(), *tuning(), *adjusting(), *samplers(), *cohorts()]
+    parts = [*estimators(), *tuning(), *adjusting(), *samplers(), *cohorts(), *large()]
     return "\n\n".join([INTRO.rstrip(), *parts]) + "\n"
 
 

@@ -35,6 +35,7 @@ ORDER = [
     "report",
     "integrations",
     "cli",
+    "__main__",
 ]
 
 

@@ -27,7 +27,7 @@ from longtail.data.photos import (
     random_box,
 )
 from longtail.data.samplers import ClassSampler
-from longtail.data.streaming import evaluation_stream, training_stream
+from longtail.data.streaming import evaluation_stream, planned_stream, training_stream
 from longtail.data.torch_samplers import DistributedClassSampler
 
 SMALL = RandomCrop(size=16)
@@ -513,3 +513,31 @@ def test_the_square_is_in_pixels_of_the_unscaled_image():
     assert center_box((1000, 500), resize=256, crop=224) == pytest.approx(
         (144 * factor, 16 * factor, 224 * factor, 224 * factor)
     )
+
+
+# Batches that a trainer lays down.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_planned_stream_gives_what_was_laid_down(data, workers):
+    stream = planned_stream(data, batch_size=4, view=SMALL, seed=5, workers=workers)
+    assert list(stream) == []
+    for epoch in (3, 4):  # workers stay; the plan is another
+        plan = [(np.array([7, 7, epoch]), np.array([0, 9, 4])), (np.array([19]), np.array([2]))]
+        stream.set_plan(epoch, plan)
+        batches = list(stream)
+        assert [batch.indices.tolist() for batch in batches] == [[7, 7, epoch], [19]]
+        assert batches[1].labels.tolist() == [2]
+        for batch, (rows, draws) in zip(batches, plan, strict=True):
+            for image, row, draw in zip(batch.images, rows, draws, strict=True):
+                random = np.random.default_rng([5, epoch, draw])
+                expected = SMALL(data.file(row), random)
+                assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
+
+
+def test_plans_and_epochs_belong_to_their_streams(data):
+    planned = planned_stream(data, batch_size=4, view=SMALL, seed=0, workers=0)
+    with pytest.raises(InputError, match="a planned stream takes `set_plan`"):
+        planned.set_epoch(1)
+    with pytest.raises(InputError, match="this stream has its own plan"):
+        training_stream(data, batch_size=4, view=SMALL, workers=0).set_plan(0, [])

@@ -4,7 +4,7 @@ import pytest
 
 from exp_factory import made_up_records, small_plan
 from longtail.experiments.exp_runs import TABLE
-from longtail.experiments.table_exp import Study
+from longtail.experiments.table_exp import ROWS, Study
 from longtail.report import table_exp
 from longtail.report.claims import claims_table, marks_table
 
@@ -24,7 +24,7 @@ def test_every_cell_stands_beside_the_papers(study):
     table = table_exp.cells_table(study.parts[1])
     rows = {row[0]: row[1:] for row in table.rows}
     assert len(rows) == 13
-    cell = study.parts[1].cell(table_exp.ROWS[0])
+    cell = study.parts[1].cell(ROWS[0])
     mean, spread = 100 * cell.mean, 100 * cell.deviation
     difference = f"{mean - 61.64:+.2f}".replace("-", "−")
     assert rows["softmax (ERM)"] == (

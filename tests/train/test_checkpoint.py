@@ -357,7 +357,9 @@ def test_news_within_an_epoch(tmp_path):
 
 def test_a_run_that_another_process_finished_meanwhile_is_taken_as_it_is(tmp_path, monkeypatch):
     finished = train(spec(epochs=1), DATA.train, root=tmp_path)
-    answers = iter([None, finished])  # not finished when asked first, finished once claimed
-    monkeypatch.setattr(engine, "_finished", lambda folder: next(answers))
+    before = files_of(finished)
+    answers = iter([False, True])  # not finished when asked first, finished once claimed
+    monkeypatch.setattr(engine, "_is_finished", lambda folder: next(answers))
+    monkeypatch.setattr(engine, "_start", lambda *_, **__: pytest.fail("it was trained again"))
     (run,) = train_cohort([spec(epochs=1)], DATA.train, root=tmp_path)
-    assert run is finished
+    assert files_of(run) == before

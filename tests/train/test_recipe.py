@@ -149,6 +149,34 @@ def test_recipes_are_as_tabulated(name):
     assert (recipe.head, recipe.head_scale) == ("linear", 1.0)
 
 
+@pytest.mark.parametrize(("name", "decay"), [("imagenet-lt", 5e-4), ("inaturalist", 1e-4)])
+def test_recipes_of_photographs_are_the_papers(name, decay):
+    recipe = get_recipe(name)
+    expected = {
+        "model": "resnet50",
+        "epochs": 90,
+        "batch_size": 512,
+        "optimizer": "sgd",
+        "lr": 0.4,
+        "momentum": 0.9,
+        "weight_decay": decay,
+        "decay": "all",
+        "schedule": "cosine",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "flip": True,
+        "image_size": 224,
+        "drop_last": False,
+    }
+    assert {key: getattr(recipe, key) for key in expected} == expected
+    assert recipe.evaluation_resize == 256
+    rates = [learning_rate(recipe, step, 10) for step in (0, 49, 50, 475, 899)]
+    tail = [0.2 * (1 + math.cos(math.pi * k / 850)) for k in (0, 425, 849)]
+    assert rates == pytest.approx([0.4 / 50, 0.4, *tail])
+    other = get_recipe(name, model="resnet152", epochs=200)
+    assert (other.model, other.epochs) == ("resnet152", 200)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_survives_the_record(name):
     made = spec(recipe=name, data=CIFAR10)
@@ -278,6 +306,8 @@ def test_overrides_as_typed():
         ({"milestones": []}, "the schedule is 'steps' and the milestones are"),
         ({"schedule": "cosine"}, "the schedule is 'cosine'.*Override both together"),
         ({"crop_padding": -1}, "`crop_padding` must be a whole number, at least 0; got -1"),
+        ({"image_size": 2.5}, "`image_size` must be a whole number, at least 0; got 2.5"),
+        ({"image_size": 64}, "`crop_padding` belongs to images of one size, but `image_size` is 6"),
         ({"crop_fill": "white"}, "`crop_fill` must be one of 'black', 'mean'"),
         ({"flip": 1}, "`flip` must be true or false; got 1"),
         ({"std": [0.1, 0.0, 0.1]}, "`std` must be above zero; got 0"),

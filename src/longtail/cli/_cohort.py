@@ -13,12 +13,19 @@ from longtail.cli import _training
 
 if TYPE_CHECKING:
     from longtail.cli._console import Progress
-    from longtail.data import LongTailedData
+    from longtail.cli._training import AnyData
     from longtail.runs import Run, RunSpec
     from longtail.train.engine import EpochEnd
 
 # What a data set is trained with unless the user names a recipe.
-RECIPE_OF = {"cifar10-lt": "tuned", "cifar100-lt": "tuned", "digits-lt": "digits"}
+RECIPE_OF = {
+    "cifar10-lt": "tuned",
+    "cifar100-lt": "tuned",
+    "digits-lt": "digits",
+    "imagenet-lt": "imagenet-lt",
+    "places-lt": "imagenet-lt",
+    "inaturalist": "inaturalist",
+}
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,16 @@ class Job:
     """
 
     specs: Sequence[RunSpec]
-    data: LongTailedData
+    data: AnyData
     root: Path
     teachers: Sequence[Run] = ()
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the images stay on disk."""
+        from longtail.data.large import ListedData
+
+        return isinstance(self.data, ListedData)
 
     @property
     def folders(self) -> list[Path]:
@@ -72,15 +86,13 @@ class Job:
         return [_state(folder, self.data.train.fingerprint) for folder in self.folders]
 
 
-def plan(
-    asked: Asked, dataset: str | None, read: Callable[[str], LongTailedData], out: Path
-) -> Job:
+def plan(asked: Asked, dataset: str | None, read: Callable[[str, bool], AnyData], out: Path) -> Job:
     """The runs that the options name; what can be refused without the data is, before reading.
 
     Args:
         asked: the options.
         dataset: its name, frozen file or folder.
-        read: reads it.
+        read: reads it, given whether its images stay on disk.
         out: the folder of runs.
     """
     from longtail import _checks
@@ -96,11 +108,12 @@ def plan(
         raise typer.BadParameter("missing option '--method'; `longtail explain` lists the losses")
     methods = [parse_method(text) for text in asked.methods]
     overrides = parse_overrides(asked.overrides)
-    if asked.recipe is not None:
-        recipe_values(asked.recipe)  # refuses an unknown name
+    values = {} if asked.recipe is None else recipe_values(asked.recipe)  # or an unknown name
     if asked.held_out is not None:
         _checks.fraction(asked.held_out, "longtail train", name="--held-out", below_one=True)
-    data = read(dataset)
+    # A folder of photographs in one sub-folder per class can be read either way: its recipe tells.
+    cropped = bool(overrides.get("image_size", values.get("image_size")))
+    data = read(dataset, _training.is_on_disk(dataset) or (cropped and Path(dataset).is_dir()))
     recipe = asked.recipe or RECIPE_OF.get(data.spec.name)
     if recipe is None:
         raise InputError(
@@ -144,6 +157,7 @@ def resumed(
     *,
     dataset: str | None,
     data_dir: Path | None,
+    images: Path | None,
 ) -> Job:
     """The run of a folder, if nothing that was typed beside it says otherwise.
 
@@ -153,13 +167,15 @@ def resumed(
         subset: fields of a DataSpec, None where nothing was typed.
         dataset: the data's name, frozen file or folder, if it was typed.
         data_dir: where the original files are.
+        images: the root of images on disk.
     """
     from longtail.data import DATASETS
+    from longtail.data.large import LARGE
     from longtail.runs import Run, RunError
 
     run = Run.open(folder, verify=False, unfinished=True)
     spec, place = run.spec, folder.resolve()
-    if dataset in DATASETS:
+    if dataset in (*DATASETS, *LARGE):
         subset = {**subset, "name": dataset}
     wrong = spec.difference(_beside(spec, asked, subset))
     if wrong:
@@ -175,7 +191,8 @@ def resumed(
     root = folder.parent.parent  # as it was typed, where that leads there
     if (root / spec.folder).resolve() != place:
         root = place.parents[1]
-    return Job([spec], _training.RunData(dataset, data_dir).of(run), root, asked.teachers)
+    data = _training.RunData(dataset, data_dir, images).of(run)
+    return Job([spec], data, root, asked.teachers)
 
 
 def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:

@@ -1,10 +1,11 @@
-"""What `train` and `evaluate` share: a device by name, a run's data, and errors by method."""
+"""What `train` and `evaluate` share: device and processes, a run's data, and errors by method."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     import torch
 
     from longtail.data import LongTailedData
+    from longtail.data.large import ListedData
     from longtail.metrics import Missing, PerClassError
     from longtail.runs import DataSpec, Run, RunSpec
+    from longtail.train.distributed import World
+
+    AnyData = LongTailedData | ListedData
 
 DeviceOption = Annotated[
     str,
@@ -26,6 +31,53 @@ DeviceOption = Annotated[
         "--device", metavar="NAME", help="cpu, cuda or cuda:N; auto is a GPU if there is one."
     ),
 ]
+RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--root",
+        metavar="FOLDER",
+        help="Images on disk: what their lists' paths start from; the lists' folder if absent.",
+        show_default=False,
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=0,
+        metavar="N",
+        help="Images on disk: processes that decode, for each training process; all cores if "
+        "absent.",
+        show_default=False,
+    ),
+]
+
+
+@contextmanager
+def joined(device: str) -> Iterator[World]:
+    """The processes that torchrun started, or this one alone, on a device by name.
+
+    What fails in all of them alike is said by the first; see `distributed.joined`.
+    """
+    from longtail.train import distributed
+
+    with distributed.joined(find_device(device)) as world:
+        yield world
+
+
+def is_on_disk(name: str) -> bool:
+    """Whether a data set is streamed from disk: by its name, or a folder that holds lists."""
+    from longtail._checks import InputError
+    from longtail.data.large import LARGE, find_sources
+
+    if name in LARGE:
+        return True
+    if not Path(name).is_dir():
+        return False
+    try:
+        return all(path.is_file() for path in find_sources(name).files.values())
+    except InputError:
+        return False  # what is wrong with it, its reader will say
 
 
 def find_device(name: str) -> torch.device:
@@ -61,13 +113,16 @@ class RunData:
     Args:
         dataset: its name, frozen file or folder, where a spec alone does not tell.
         data_dir: where the original files are.
+        root: where the images of lists are.
     """
 
-    def __init__(self, dataset: str | None, data_dir: Path | None) -> None:
-        self.dataset, self.data_dir = dataset, data_dir
-        self._read: dict[DataSpec, LongTailedData] = {}
+    def __init__(
+        self, dataset: str | None, data_dir: Path | None, root: Path | None = None
+    ) -> None:
+        self.dataset, self.data_dir, self.root = dataset, data_dir, root
+        self._read: dict[DataSpec, AnyData] = {}
 
-    def of(self, run: Run) -> LongTailedData:
+    def of(self, run: Run) -> AnyData:
         """The data that a run was trained on, and their test set."""
         from longtail.runs import RunError
 
@@ -83,16 +138,21 @@ class RunData:
             )
         return data
 
-    def _load(self, spec: DataSpec, run: Run) -> LongTailedData:
+    def _load(self, spec: DataSpec, run: Run) -> AnyData:
         from longtail._checks import InputError
         from longtail.data import DATASETS, load
+        from longtail.data.large import LARGE, load_listed
 
-        if self.dataset is None and spec.name not in DATASETS:
+        if self.dataset is None and spec.name not in (*DATASETS, *LARGE):
             raise InputError(
                 f"{run.folder} was trained on {spec.name!r}, a folder of images or a frozen file; "
                 f"say where it is: --dataset PATH."
             )
         name = self.dataset or spec.name
+        if "list" in spec.settings:
+            return load_listed(name, data_dir=self.data_dir, root=self.root)
+        if self.root is not None:
+            raise InputError(f"--root is for images on disk, but {spec.name} is read into memory.")
         subset: dict[str, Any] = {}
         if not Path(name).is_file():  # a frozen file is one subset already
             counts = spec.settings.get("counts")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +16,7 @@ from longtail.cli._console import ForceOption, JsonOption
 
 if TYPE_CHECKING:
     from longtail.runs import Run
+    from longtail.train.distributed import World
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -23,6 +26,7 @@ class Split(StrEnum):
 
     test = "test"
     dev = "dev"
+    val = "val"
     held_out = "held-out"
     train = "train"
 
@@ -48,6 +52,8 @@ def evaluate(
         ),
     ] = None,
     data_dir: _data.DataDirOption = None,
+    root: _training.RootOption = None,
+    workers: _training.WorkersOption = None,
     device: _training.DeviceOption = "auto",
     force: ForceOption = False,
     json: JsonOption = False,
@@ -58,12 +64,12 @@ def evaluate(
     folder: everything after that, such as `longtail report`, reads them and needs neither the
     network nor the data. Logits on the held-out part were written when training ended. The
     development set (dev) is made of images that the training set leaves out: choose on it, and
-    open the test set once.
-
-    Logits on the training set (train) are for students to learn from, not to judge by.
+    open the test set once; the validation set (val) is what ImageNet-LT and Places-LT have for
+    that. Logits on the training set (train) are for students to learn from, not to judge by.
 
     With --ensemble the mean logits of all of them become one more run, without weights, which
-    every command reads.
+    every command reads. Started by torchrun, the processes share the images of runs that were
+    trained from disk.
 
     \b
     Examples:
@@ -72,17 +78,25 @@ def evaluate(
       longtail evaluate runs/digits-lt --split held-out
       longtail evaluate runs/flowers --dataset flowers.frozen
       longtail evaluate runs/cifar100-lt --split dev --ensemble
+      longtail evaluate runs/imagenet-lt --split val --data-dir lists --root images
     """
     from longtail.cli.report import _open
 
     opened = _open(runs)
     if ensemble:
         opened = _members(opened)
-    missing = [run for run in opened if force or split not in run.splits]
-    _refuse(missing, split)
-    if missing:
-        written = _write(missing, split, dataset, data_dir, device, replaced=force)
-        opened = [written.get(run.folder, run) for run in opened]
+    with _training.joined(device) if _needed(opened, split, force) else nullcontext() as world:
+        numbers = [n for n, run in enumerate(opened) if force or split not in run.splits]
+        if world is not None:
+            numbers = world.tell(numbers)  # another process may have written some by now
+        missing = [opened[number] for number in numbers]
+        _refuse(missing, split)
+        if missing and world is not None:
+            data = _training.RunData(dataset, data_dir, root)
+            written = _write(missing, split, data, world, workers, replaced=force)
+            opened = [written.get(run.folder, run) for run in opened]
+    if world is not None and not world.first:
+        return
     together = _averaged(opened, split, replaced=force) if ensemble else None
     shown = [*opened, *([together] if together is not None else [])]
     if json:
@@ -111,9 +125,18 @@ def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:
     return ensemble(members, root=root, split=split.value, replace=replaced)
 
 
+def _needed(opened: list[Run], split: Split, force: bool) -> bool:
+    """Whether there may be something to compute, for which processes meet."""
+    from longtail import _checks
+
+    there = any(force or split not in run.splits for run in opened) or "WORLD_SIZE" in os.environ
+    if there and split != Split.held_out:
+        _checks.require("torch", extra="torch", caller="longtail evaluate")
+    return there and split != Split.held_out
+
+
 def _refuse(missing: list[Run], split: Split) -> None:
     """What would fail after work on other runs is refused before it."""
-    from longtail import _checks
     from longtail._checks import InputError
     from longtail.runs.ensemble import MEMBERS
 
@@ -130,40 +153,51 @@ def _refuse(missing: list[Run], split: Split) -> None:
                 f"members with --split {split} --ensemble."
             )
         run.model()  # says why there are no weights
-    if missing:
-        _checks.require("torch", extra="torch", caller="longtail evaluate")
 
 
 def _write(
     missing: list[Run],
     split: Split,
-    dataset: str | None,
-    data_dir: Path | None,
-    device: str,
+    data: _training.RunData,
+    world: World,
+    workers: int | None,
     *,
     replaced: bool,
 ) -> dict[Path, Run]:
     """The runs with their logits on a split, by folder."""
     from longtail.train.engine import evaluate as evaluate_run
+    from longtail.train.streamed import Streaming
 
-    where, data = _training.find_device(device), _training.RunData(dataset, data_dir)
-    own = [data.of(run) for run in missing]  # all of them, before any work
-    images = [
-        one.development(run)
-        if split == Split.dev
-        else one.train
-        if split == Split.train
-        else one.test
-        for run, one in zip(missing, own, strict=True)
-    ]
+    parts = [_part(data.of(run), run, split) for run in missing]  # all of them, before any work
+    options: dict[str, Any] = {"device": world.device, "world": world, "replace": replaced}
+    options |= {"split": split.value, "streaming": Streaming(workers=workers)}
     found: dict[Path, Run] = {}
-    with _console.progress("evaluating") as progress:
-        for done, (run, part) in enumerate(zip(missing, images, strict=True)):
-            progress(done, len(missing), run.folder.name)
-            found[run.folder] = evaluate_run(
-                run, part, split=split.value, device=where, replace=replaced
-            )
+    with _console.progress("evaluating") if world.first else nullcontext() as progress:
+        for done, (run, part) in enumerate(zip(missing, parts, strict=True)):
+            if progress is not None:
+                progress(done, len(missing), run.folder.name)
+            found[run.folder] = evaluate_run(run, part, **options)
     return found
+
+
+def _part(data: Any, run: Run, split: Split) -> Any:
+    """The images of a split, if the run's data set has it."""
+    from longtail._checks import InputError
+
+    if split == Split.dev:
+        if not hasattr(data, "development"):
+            raise InputError(
+                f"{run.spec.dataset.name} has no development set; --split val is what it has for "
+                f"choosing."
+            )
+        return data.development(run)
+    images = getattr(data, split.value, None)
+    if images is None:
+        raise InputError(
+            f"{run.spec.dataset.name} has no validation set, so {run.folder} can't be judged on "
+            f"one; --held-out in training makes a part to choose tau on."
+        )
+    return images
 
 
 def _document(runs: list[Run], split: Split) -> dict[str, Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _training
+from longtail.cli import _console, _large, _training
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._data import DataDirOption
-from longtail.cli._training import DeviceOption
+from longtail.cli._training import DeviceOption, RootOption, WorkersOption
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
@@ -25,14 +26,24 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 # Name -> one line about it. The module of that name in `longtail.experiments` computes it, and
 # the one in `longtail.report` draws it; what they offer is in the former's __init__.
 EXPERIMENTS = {
-    "synthetic": "Every loss and post-hoc method on two Gaussian classes (figure 2).",
+    "synthetic": "Every loss and post-hoc method on two Gaussians (figure 2).",
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
-    "table-exp": "The CIFAR EXP table and its figures, by training (a GPU, minutes).",
-    "strong": "How far the logit-adjusted loss goes on the CIFARs (a GPU, an hour).",
+    "table-exp": "The CIFAR EXP table and figures, by training (a GPU, minutes).",
+    "table-large": "ImageNet-LT and iNaturalist, by training (GPUs, days).",
+    "strong": "How far the logit-adjusted loss goes, on CIFAR (a GPU, an hour).",
+    "large-simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",
 }
-# Those that train, with the options that are theirs alone; they show what is there when time
-# is up.
-TRAINED = {"table-exp": ("recipe", "rows", "only"), "strong": ("stage", "rho")}
+# Those that train: they show what is there when time is up.
+TRAINED = ("table-exp", "table-large", "strong")
+# The options of each, beside where to write.
+_DRAWN = ("dataset", "data_dir", "seeds", "device")
+_TRAINING = (*_DRAWN, "precision", "overrides", "runs", "records", "minutes", "train")
+TAKES = {
+    "table-exp": (*_TRAINING, "recipe", "rows", "only"),
+    "table-large": (*_TRAINING, "model", "epochs", "root", "workers", "estimate"),
+    "strong": (*_TRAINING, "stage", "rho"),
+    "large-simulation": (*_DRAWN, "multiples"),
+}
 
 
 def module_of(name: str) -> str:
@@ -93,7 +104,7 @@ def reproduce(
         list[str] | None,
         _option(
             "--only",
-            "Of table-exp: train only these of the table's runs, such as softmax; may be repeated.",
+            "table-exp: train only these of the table's runs, such as softmax; may be repeated.",
             metavar="NAME",
         ),
     ] = None,
@@ -101,7 +112,7 @@ def reproduce(
         list[str] | None,
         _option(
             "--stage",
-            "Of strong: strong, teachers, students (with their teachers), further (longer, and a "
+            "strong: strong, teachers, students (with their teachers), further (longer, and a "
             "second generation) or ablation; may be repeated. strong and students if absent.",
             metavar="NAME",
         ),
@@ -110,8 +121,32 @@ def reproduce(
         list[float] | None,
         _option(
             "--rho",
-            "Of strong: the imbalance ratio, 100, 50 or 10; may be repeated. 100 if absent.",
+            "strong: the imbalance ratio, 100, 50 or 10; may be repeated. 100 if absent.",
             metavar="X",
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        _option("--model", "table-large: resnet50 or resnet152 only.", metavar="NAME"),
+    ] = None,
+    epochs: Annotated[
+        list[int] | None,
+        _option("--epochs", "table-large: 90 or 200 epochs only.", metavar="N"),
+    ] = None,
+    root: RootOption = None,
+    workers: WorkersOption = None,
+    estimate: Annotated[
+        bool,
+        typer.Option(
+            "--estimate", help="table-large: train for a minute, print hours for every cell."
+        ),
+    ] = False,
+    multiples: Annotated[
+        str | None,
+        _option(
+            "--multiples",
+            "large-simulation: times the real number of examples, such as 1,10,100.",
+            metavar="N,N",
         ),
     ] = None,
     device: DeviceOption = "auto",
@@ -162,6 +197,8 @@ def reproduce(
       longtail reproduce table-exp --recipe paper --minutes 9
       longtail reproduce table-exp --no-train    from the records alone
       longtail reproduce strong --stage strong --dataset cifar100-lt
+      longtail reproduce table-large --data-dir lists --root images --estimate
+      torchrun --standalone --nproc-per-node 8 -m longtail reproduce table-large
     """
     if name is None:
         _list(json)
@@ -170,42 +207,68 @@ def reproduce(
         raise typer.BadParameter(
             f"there is no experiment {name!r}; the experiments are {', '.join(EXPERIMENTS)}"
         )
+    _refuse_idle_options(context, name)
+    if minutes is not None and not minutes > 0:
+        raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
+    common: dict[str, Any] = {
+        "datasets": dataset,
+        "seeds": seeds,
+        "overrides": overrides or [],
+        "minutes": minutes,
+        "runs": runs or Path("runs"),
+        "folder": records or Path("results") / name,
+    }
     options: dict[str, Any] = {}
-    if name in TRAINED:
-        if minutes is not None and not minutes > 0:
-            raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
-        _refuse_options_of_others(context, name)
-        options = _run_options(
-            name,
-            recipe=recipe,
-            datasets=dataset,
-            seeds=seeds,
-            rows=rows,
-            only=only,
-            stages=stage,
-            ratios=rho,
-            overrides=overrides or [],
-            minutes=minutes,
-            runs=runs or Path("runs"),
-            folder=records or Path("results") / name,
-        )
-        if train:
-            options |= _training_options(context, data_dir, device, precision)
-    else:
-        _refuse_training_options(context, name)
+    if name == "table-exp":
+        options = _run_options(recipe=recipe, rows=rows, only=only, **common)
+    elif name == "strong":
+        options = _run_options(stages=stage, ratios=rho, **common)
+    elif name == "table-large":
+        options = _large.options(models=model, epochs=epochs, **common)
+        if train or estimate:
+            _require_torch()
+    if name in ("table-exp", "strong") and train:
+        options |= _training_options(context, data_dir, device, precision)
+    elif name == "large-simulation":
+        options = _simulation_options(dataset, data_dir, seeds, multiples, device)
     report = importlib.import_module(f"longtail.report.{module_of(name)}")
     # The same command goes on and replaces its own tables, which records can make again.
     force = force or name in TRAINED
     folder = out if out is not None or json else Path(f"longtail-{name}")
-    if folder is not None:
+    if folder is not None and not estimate:
         _refuse_early(report, folder, force)
     experiment = importlib.import_module(f"longtail.experiments.{module_of(name)}")
-    with _console.progress(f"reproducing {name}") as progress:
-        results = experiment.run(progress=progress, **options)
+    several = name == "table-large" and (train or estimate)
+    with _large.processes(device, wanted=several) as world:
+        talks = world is None or world.first
+        if world is not None:
+            options |= _large.training(
+                world,
+                precision=_precision(precision, world.device.type),
+                data_dir=data_dir,
+                root=root,
+                workers=workers,
+                command=_command(context),
+            )
+        if estimate:
+            hours = _large.estimated(options, talks=talks)
+        else:
+            with _console.progress(f"reproducing {name}") if talks else nullcontext() as progress:
+                results = experiment.run(progress=progress, **options)
+    if not talks:
+        return
+    if estimate:
+        _console.print_json(hours.to_dict()) if json else _large.show_hours(hours)
+        return
     if name in TRAINED and results.stopped:
-        _say_stopped(results, _command(context))
+        _say_stopped(results, options.get("command") or _command(context))
         if not results.parts:
             return
+    _show(results, report, folder, json=json)
+
+
+def _show(results: Any, report: ModuleType, folder: Path | None, *, json: bool) -> None:
+    """Write what was found, where there is a folder, and print it."""
     written = report.write(results, folder) if folder is not None else []
     if json:
         _console.print_json(results.to_dict())
@@ -226,27 +289,54 @@ def _given(context: typer.Context) -> list[str]:
     return found
 
 
-def _refuse_training_options(context: typer.Context, name: str) -> None:
+def _refuse_idle_options(context: typer.Context, name: str) -> None:
     """An option that would silently do nothing is refused."""
-    known = {"name", "out", "force", "json"}
+    known = {"name", "out", "force", "json", *TAKES.get(name, ())}
     for option in context.command.params:
         if option.name in _given(context) and option.name not in known:
+            why = ", which trains nothing" if name not in TRAINED else ""
+            owners = [other for other, taken in TAKES.items() if option.name in taken]
             raise typer.BadParameter(
-                f"{option.opts[0]} has no part in {name}, which trains nothing; "
-                f"it belongs to {', '.join(TRAINED)}"
+                f"{option.opts[0]} has no part in {name}{why}; it belongs to {', '.join(owners)}"
             )
 
 
-def _refuse_options_of_others(context: typer.Context, name: str) -> None:
-    """An option of another experiment would silently do nothing."""
-    for other, theirs in TRAINED.items():
-        for option in context.command.params:
-            if other != name and option.name in theirs and option.name in _given(context):
-                raise typer.BadParameter(f"{option.opts[0]} has no part in {name}, only in {other}")
+def _simulation_options(
+    datasets: list[str] | None,
+    data_dir: Path | None,
+    seeds: int | None,
+    multiples: str | None,
+    device: str,
+) -> dict[str, Any]:
+    """What `experiments.large_simulation.run` takes, checked."""
+    from longtail import _checks
+    from longtail.experiments.large_simulation import DATASETS, Settings
+
+    caller = "longtail reproduce"
+    _checks.require("torch", extra="torch", caller=caller)
+    for dataset in datasets or []:
+        _checks.choice(dataset, DATASETS, caller, name="--dataset")
+    changed: dict[str, Any] = {} if seeds is None else {"trials": seeds}
+    if multiples is not None:
+        several = sorted({_multiple(word) for word in multiples.split(",")})
+        changed["multiples"] = dict.fromkeys(DATASETS, several)
+    found: dict[str, Any] = {"settings": Settings(**changed), "data_dir": data_dir}
+    if datasets:
+        found["datasets"] = list(dict.fromkeys(datasets))
+    return {**found, "device": _training.find_device(device)}
 
 
-def _run_options(name: str, **typed: Any) -> dict[str, Any]:
-    """What the experiment's `run` takes, checked; what was not typed has its defaults."""
+def _multiple(word: str) -> int:
+    if not word.strip().isdecimal() or not int(word):
+        raise typer.BadParameter(
+            f"--multiples takes whole numbers above 0 with commas between, such as 1,10; got "
+            f"{word.strip()!r}"
+        )
+    return int(word)
+
+
+def _run_options(**typed: Any) -> dict[str, Any]:
+    """What `run` of an experiment on the CIFARs takes, checked; without what was not typed."""
     from longtail import _checks
     from longtail.experiments.exp_runs import CIFARS, TABLE
     from longtail.experiments.strong_runs import RATIOS, STAGES
@@ -254,19 +344,19 @@ def _run_options(name: str, **typed: Any) -> dict[str, Any]:
 
     caller = "longtail reproduce"
     typed["overrides"] = parse_overrides(typed["overrides"])
-    if typed["recipe"] is not None:
+    if typed.get("recipe"):
         recipe_values(typed["recipe"])  # refuses an unknown name
     for dataset in typed["datasets"] or []:
         _checks.choice(dataset, CIFARS, caller, name="--dataset")
-    if typed["rows"] is not None:
+    if typed.get("rows"):
         _checks.choice(typed["rows"], ("table", "figures", "extra"), caller, name="--rows")
-    for kind in typed["only"] or []:
+    for kind in typed.get("only") or []:
         _checks.choice(kind, [known.name for known in TABLE], caller, name="--only")
-    if typed["only"] and typed["rows"] is None:
+    if typed.get("only") and not typed["rows"]:
         typed["rows"] = "table"  # what it picks from
-    for stage in typed["stages"] or []:
+    for stage in typed.get("stages") or []:
         _checks.choice(stage, STAGES, caller, name="--stage")
-    for ratio in typed["ratios"] or []:
+    for ratio in typed.get("ratios") or []:
         _checks.choice(f"{ratio:g}", [f"{one:g}" for one in RATIOS], caller, name="--rho")
     return {key: value for key, value in typed.items() if value is not None}
 
@@ -274,20 +364,29 @@ def _run_options(name: str, **typed: Any) -> dict[str, Any]:
 def _training_options(
     context: typer.Context, data_dir: Path | None, device: str, precision: str | None
 ) -> dict[str, Any]:
+    _require_torch()
+    where = _training.find_device(device)
+    return {
+        "load": _loader(data_dir),
+        "device": where,
+        "precision": _precision(precision, where.type),
+        "command": _command(context),
+    }
+
+
+def _require_torch() -> None:
     from longtail import _checks
 
     for module in ("torch", "safetensors"):
         _checks.require(module, extra="torch", caller="longtail reproduce")
-    where = _training.find_device(device)
-    if precision is None:
-        precision = "bfloat16" if where.type == "cuda" else "float32"
-    _checks.choice(precision, ("float32", "bfloat16"), "longtail reproduce", name="--precision")
-    return {
-        "load": _loader(data_dir),
-        "device": where,
-        "precision": precision,
-        "command": _command(context),
-    }
+
+
+def _precision(asked: str | None, kind: str) -> str:
+    from longtail import _checks
+
+    if asked is None:
+        return "bfloat16" if kind == "cuda" else "float32"
+    return _checks.choice(asked, ("float32", "bfloat16"), "longtail reproduce", name="--precision")
 
 
 def _loader(data_dir: Path | None) -> Callable[..., LongTailedData]:

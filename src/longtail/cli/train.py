@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ from longtail.cli._console import JsonOption
 if TYPE_CHECKING:
     import torch
 
-    from longtail.data import LongTailedData
+    from longtail.cli._training import AnyData
     from longtail.runs import Run
+    from longtail.train.distributed import World
     from longtail.train.engine import EpochEnd
+    from longtail.train.streamed import Streaming
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,6 +34,13 @@ class Precision(StrEnum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
+
+
+class OnError(StrEnum):
+    """What an image that can't be decoded does."""
+
+    stop = "stop"
+    skip = "skip"
 
 
 def _complete_method(incomplete: str) -> list[str]:
@@ -54,7 +64,8 @@ def train(
         typer.Option(
             "--dataset",
             metavar="NAME",
-            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images.",
+            help="cifar10-lt, cifar100-lt, digits-lt, a frozen file or a folder of images; or, "
+            "streamed from disk, imagenet-lt, places-lt, inaturalist or a folder of lists.",
             autocompletion=_data._complete,
             show_default=False,
         ),
@@ -94,8 +105,9 @@ def train(
         typer.Option(
             "--recipe",
             metavar="NAME",
-            help="paper, tuned, strong, strong-student, released, ldam or digits. If absent, "
-            "tuned for the CIFARs and digits for the digits.",
+            help="paper, tuned, strong, strong-student, released, ldam, digits, imagenet-lt or "
+            "inaturalist. If absent, tuned for the CIFARs, imagenet-lt for Places-LT, and else the "
+            "data set's own.",
             autocompletion=_complete_recipe,
             show_default=False,
         ),
@@ -159,6 +171,35 @@ def train(
             show_default=False,
         ),
     ] = None,
+    root: _training.RootOption = None,
+    workers: _training.WorkersOption = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batch",
+            min=1,
+            metavar="N",
+            help="Images on disk: how many go through the network at once, 256 if absent; "
+            "gradients of a larger batch add up.",
+            show_default=False,
+        ),
+    ] = None,
+    on_error: Annotated[
+        OnError,
+        typer.Option(
+            "--on-error",
+            help="Images on disk: one that can't be decoded stops training, or is skipped and "
+            "counted.",
+        ),
+    ] = OnError.stop,
+    compiled: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Images on disk: torch.compile the network; if absent, on a GPU.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also log into each run's tensorboard folder.")
     ] = False,
@@ -179,7 +220,7 @@ def train(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train on long-tailed images, many runs together on one GPU.
+    """Train on long-tailed images: many runs together on one GPU, or one run on many.
 
     Each run gets a folder below --out. Training never sees the test set; the finished runs are
     judged on it. The same command goes on where it was interrupted, and trains nothing twice.
@@ -208,6 +249,15 @@ def train(
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
       longtail train --dataset a.frozen --method softmax --set epochs=50
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
+
+    Images on disk (imagenet-lt, places-lt, inaturalist, a folder of lists) train one run at a
+    time. Started by torchrun, all processes train it together; the batch is that of all of them:
+
+    \b
+      longtail train --dataset imagenet-lt --data-dir lists --root images \\
+          --method softmax
+      torchrun --standalone --nproc-per-node 8 -m longtail train \\
+          --dataset inaturalist --data-dir inat --method logit-adjusted
     """
     from longtail import _checks
 
@@ -215,48 +265,56 @@ def train(
         _checks.require(module, extra="torch", caller="longtail train")
     if tensorboard:
         _checks.require("tensorboard", extra="tensorboard", caller="longtail train --tensorboard")
-    where = _training.find_device(device)
     given = [name for name in context.params if _is_given(context, name)]
-    asked = _cohort.Asked(
-        methods=method or [],
-        seeds=_seeds(seeds, seed),
-        recipe=recipe,
-        overrides=overrides or [],
-        held_out=held_out,
-        precision=_precision(precision, where, resumed=resume is not None),
-        teachers=_opened(teachers or []),
-        teacher_logits=teacher_logits,
-    )
     if teacher_logits and not teachers:
         raise typer.BadParameter("--teacher-logits needs --teachers")
-    if resume is not None:
-        for name in ("force", "counts", "fit", "out"):
-            if name in given:
-                raise typer.BadParameter(f"--{name} can't stand beside --resume")
-        subset = {"profile": profile and profile.value, "imbalance_ratio": ratio}
-        subset["seed"] = subset_seed if "subset_seed" in given else None
-        job = _cohort.resumed(resume, asked, subset, dataset=dataset, data_dir=data_dir)
-    else:
-        read = partial(
-            _data.load,
-            data_dir=data_dir,
-            profile=profile,
-            ratio=ratio,
-            counts=counts,
-            fit=fit,
-            subset_seed=subset_seed,
+    with _training.joined(device) as world:
+        asked = _cohort.Asked(
+            methods=method or [],
+            seeds=_seeds(seeds, seed),
+            recipe=recipe,
+            overrides=overrides or [],
+            held_out=held_out,
+            precision=_precision(precision, world.device, resumed=resume is not None),
+            teachers=_opened(teachers or []),
+            teacher_logits=teacher_logits,
         )
-        job = _cohort.plan(asked, dataset, read, out)
-    runs = _train(
-        job,
-        where,
-        command=_command(context, given),
-        force=force,
-        together=together,
-        tensorboard=tensorboard,
-    )
-    if evaluate:
-        runs = _evaluate(runs, job.data, where)
+        if resume is not None:
+            for name in ("force", "counts", "fit", "out"):
+                if name in given:
+                    raise typer.BadParameter(f"--{name} can't stand beside --resume")
+            subset = {"profile": profile and profile.value, "imbalance_ratio": ratio}
+            subset["seed"] = subset_seed if "subset_seed" in given else None
+            job = _cohort.resumed(
+                resume, asked, subset, dataset=dataset, data_dir=data_dir, images=root
+            )
+        else:
+            in_memory = partial(
+                _data.load,
+                data_dir=data_dir,
+                profile=profile,
+                ratio=ratio,
+                counts=counts,
+                fit=fit,
+                subset_seed=subset_seed,
+            )
+            read = partial(_read, in_memory=in_memory, data_dir=data_dir, root=root)
+            job = _cohort.plan(asked, dataset, read, out)
+        _refuse_idle(given, context, on_disk=job.on_disk)
+        streaming = _streaming(workers, micro_batch, on_error, compiled)
+        runs = _train(
+            job,
+            world,
+            streaming,
+            command=_command(context, given, world),
+            force=force,
+            together=together,
+            tensorboard=tensorboard,
+        )
+        if evaluate:
+            runs = _evaluate(runs, job.data, world, streaming)
+    if not world.first:
+        return
     if json:
         _console.print_json(_document(runs))
     else:
@@ -271,6 +329,46 @@ def _opened(folders: list[Path]) -> list[Run]:
     found = _open(folders) if folders else []
     names = {run.name for run in found}
     return [run for run in found if not set(run.spec.settings.get(MEMBERS, ("",))) <= names]
+
+
+def _read(
+    name: str,
+    on_disk: bool,
+    *,
+    in_memory: Callable[[str], AnyData],
+    data_dir: Path | None,
+    root: Path | None,
+) -> AnyData:
+    from longtail.data.large import load_listed
+
+    return load_listed(name, data_dir=data_dir, root=root) if on_disk else in_memory(name)
+
+
+_OF_SUBSETS = ("profile", "ratio", "counts", "fit", "subset_seed", "together")
+_OF_DISKS = ("root", "workers", "micro_batch", "on_error", "compiled")
+
+
+def _refuse_idle(given: list[str], context: typer.Context, *, on_disk: bool) -> None:
+    """Refuse an option that would do nothing to this kind of data."""
+    idle = [name for name in (_OF_SUBSETS if on_disk else _OF_DISKS) if name in given]
+    if idle:
+        option = next(p for p in context.command.params if p.name == idle[0]).opts[0]
+        kind = "stay on disk" if on_disk else "are read into memory"
+        raise typer.BadParameter(f"{option} does nothing here: the images of this data set {kind}")
+
+
+def _streaming(
+    workers: int | None, micro_batch: int | None, on_error: OnError, compiled: bool | None
+) -> Streaming:
+    from longtail.train.streamed import Streaming
+
+    default = Streaming()
+    return Streaming(
+        workers=workers,
+        on_error=on_error.value,
+        micro_batch=default.micro_batch if micro_batch is None else micro_batch,
+        compile=compiled,
+    )
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -292,9 +390,13 @@ def _precision(precision: Precision, device: torch.device, *, resumed: bool) -> 
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
-def _command(context: typer.Context, given: list[str]) -> str:
+def _command(context: typer.Context, given: list[str], world: World) -> str:
     """What to type to go on: what was typed, without what would begin again."""
     words = ["longtail", "train"]
+    if world.count > 1:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
+        words = ["torchrun", machines, f"--nproc-per-node={here}", "-m", *words]
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if option.name not in given or option.name in ("force", "json"):
@@ -309,7 +411,8 @@ def _command(context: typer.Context, given: list[str]) -> str:
 
 def _train(
     job: _cohort.Job,
-    device: torch.device,
+    world: World,
+    streaming: Streaming,
     *,
     command: str,
     force: bool,
@@ -318,10 +421,15 @@ def _train(
 ) -> list[Run]:
     from longtail.train import engine
 
+    options: dict[str, Any] = {"root": job.root, "device": world.device, "force": force}
+    options |= {"command": command, "world": world, "streaming": streaming}
+    if not world.first:  # the first process talks
+        return engine.train_cohort(job.specs, job.data.train, **options)
     states = ["new"] * len(job.specs) if force else job.states()
     left = len(states) - states.count("finished")
-    _say_what(job, states, device)
-    width = (together or engine.TOGETHER) if device.type == "cuda" else 1
+    _say_what(job, states, world)
+    alone = job.on_disk or world.device.type != "cuda"
+    width = 1 if alone else together or engine.TOGETHER
     with ExitStack() as stack:
         listeners: list[Callable[[EpochEnd], None]] = []
         if tensorboard:
@@ -338,25 +446,20 @@ def _train(
             for listener in listeners:
                 listener(end)
 
-        return engine.train_cohort(
-            job.specs,
-            job.data.train,
-            root=job.root,
-            teachers=job.teachers,
-            device=device,
-            command=command,
-            force=force,
-            together=width,
-            after_epoch=tell,
-            within_epoch=news.within,
-        )
+        options |= {
+            "teachers": job.teachers,
+            "together": width,
+            "after_epoch": tell,
+            "within_epoch": news.within,
+        }
+        return engine.train_cohort(job.specs, job.data.train, **options)
 
 
 def _count(number: int, word: str = "run") -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _say_what(job: _cohort.Job, states: list[str], device: torch.device) -> None:
+def _say_what(job: _cohort.Job, states: list[str], world: World) -> None:
     """One line before work begins: what will be done, and what is there already."""
     from longtail.train.engine import device_words, precision_of
 
@@ -366,7 +469,8 @@ def _say_what(job: _cohort.Job, states: list[str], device: torch.device) -> None
         return
     spec = job.specs[0]
     text = (
-        f"Training {_count(len(states) - finished)} on {device_words(device)} in "
+        f"Training {_count(len(states) - finished)} on "
+        f"{device_words(world.device, world.count)} in "
         f"{precision_of(spec)}: {spec.dataset.name} ({_data.subset_words(spec.dataset)}), "
         f"recipe {spec.recipe.name}, {_count(spec.recipe.values['epochs'], 'epoch')}."
     )
@@ -401,14 +505,16 @@ def _saying_what_is_saved(job: _cohort.Job, command: str) -> Iterator[None]:
         raise
 
 
-def _evaluate(runs: list[Run], data: LongTailedData, device: torch.device) -> list[Run]:
+def _evaluate(runs: list[Run], data: AnyData, world: World, streaming: Streaming) -> list[Run]:
     from longtail.train.engine import evaluate
 
+    options: dict[str, Any] = {"device": world.device, "world": world, "streaming": streaming}
     found = []
-    with _console.progress("evaluating") as progress:
+    with _console.progress("evaluating") if world.first else nullcontext() as progress:
         for done, run in enumerate(runs):
-            progress(done, len(runs), run.folder.name)
-            found.append(evaluate(run, data.test, device=device))
+            if progress is not None:
+                progress(done, len(runs), run.folder.name)
+            found.append(evaluate(run, data.test, **options))
     return found
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,6 +178,60 @@ class _InOrder:
         return zip(self.mine, self.mine, strict=True)
 
 
+class _Planned:
+    """What the caller lays down for each epoch: its batches, as positions and draws."""
+
+    def __init__(self) -> None:
+        self.requests: list[_Request] = []
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[_Request]:
+        return iter(self.requests)
+
+
+def planned_stream(
+    data: ListedImages,
+    *,
+    batch_size: int,
+    view: View,
+    seed: int,
+    workers: int | None = None,
+    prefetch: int = 4,
+    on_error: str = "stop",
+    pin_memory: bool | None = None,
+) -> ImageStream:
+    """Batches that the caller lays down, epoch by epoch, with `ImageStream.set_plan`.
+
+    For a trainer that knows its global batches and takes a part of each.
+
+    Args:
+        data: what to stream.
+        batch_size: of the largest batch there will be.
+        view: the crop.
+        seed: of the crops.
+        workers: and what follows: see `ImageStream`.
+        prefetch: likewise.
+        on_error: likewise.
+        pin_memory: likewise.
+
+    Returns:
+        The stream, empty until a plan is set.
+    """
+    return ImageStream(
+        data,
+        _Planned(),
+        batch_size=batch_size,
+        view=view,
+        seed=_checks.whole(seed, "planned_stream", name="seed", at_least=0),
+        workers=workers,
+        prefetch=prefetch,
+        on_error=on_error,
+        pin_memory=pin_memory,
+    )
+
+
 def training_stream(
     data: ListedImages,
     *,
@@ -284,7 +338,7 @@ def evaluation_stream(
 
 
 class ImageStream:
-    """An iterable of `Batch`es; made by `training_stream` and `evaluation_stream`.
+    """An iterable of `Batch`es; made by the functions above.
 
     Args:
         data: what to stream.
@@ -307,7 +361,7 @@ class ImageStream:
     def __init__(
         self,
         data: ListedImages,
-        source: _Sampled | _InOrder,
+        source: _Sampled | _InOrder | _Planned,
         *,
         batch_size: int,
         view: View,
@@ -330,9 +384,11 @@ class ImageStream:
         self._source = source
         self._batch_bytes = batch_size * 3 * view.size**2
         self._check_shared_memory()
+        planned = isinstance(source, _Planned)
+        requests = source if planned else _Requests(source, batch_size, drop_last)
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view=view, seed=seed),
-            batch_sampler=_Requests(source, batch_size, drop_last),  # type: ignore[arg-type]
+            batch_sampler=requests,  # type: ignore[arg-type]
             num_workers=self.workers,
             collate_fn=_as_it_is,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
@@ -347,9 +403,24 @@ class ImageStream:
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, for its order and its crops."""
-        if isinstance(self._source, _InOrder):
-            raise InputError("ImageStream.set_epoch: evaluation has no epochs.")
+        if not isinstance(self._source, _Sampled):
+            raise InputError(
+                "ImageStream.set_epoch: evaluation has no epochs, and a planned stream takes "
+                "`set_plan`."
+            )
         self._source.sampler.set_epoch(epoch)
+
+    def set_plan(self, epoch: int, batches: Iterable[tuple[IntArray, IntArray]]) -> None:
+        """Lay down the next epoch, in a stream that `planned_stream` made.
+
+        Args:
+            epoch: for the crops.
+            batches: for each batch the positions in the data, and the number of each example's
+                draw in the epoch of all processes, on which its crop depends.
+        """
+        if not isinstance(self._source, _Planned):
+            raise InputError("ImageStream.set_plan: this stream has its own plan.")
+        self._source.requests = [_Request(epoch, rows, draws) for rows, draws in batches]
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or what the sampler's state has left of it."""

@@ -118,9 +118,8 @@ def _norms(part: Part) -> list[Claim]:
     found = weight_norms(part)
     sgd = found["sgd"].correlation if "sgd" in found else None
     claimed = [_claim("under SGD the norms grow with class frequency", "r", sgd)]
-    for name, optimizer in (("adam", "Adam"), ("adam-no-decay", "Adam without weight decay")):
-        if name == "adam-no-decay" and False not in part.plan.adam_ways:
-            continue
+    ways = {True: ("adam", "Adam"), False: ("adam-no-decay", "Adam without weight decay")}
+    for name, optimizer in (ways[way] for way in part.plan.adam_ways):
         text = f"under {optimizer} the norms do not grow with class frequency"
         interval = found[name].correlation if name in found else None
         # Here not being above zero is the claim: an interval below or around zero bears it out.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     import torch
 
     from longtail.data import LongTailedData
+    from longtail.data.large import ListedData
+    from longtail.train.distributed import World
+    from longtail.train.streamed import Streaming
 
 Rows = Literal["table", "figures", "extra"]
 CIFARS = ("cifar10-lt", "cifar100-lt")
@@ -124,6 +127,18 @@ class Plan:
         object.__setattr__(self, "overrides", Settings(self.overrides))
         _checks.choice(self.dataset, CIFARS, "table-exp", name="dataset")
         _checks.whole(self.seeds, "table-exp", name="seeds")
+
+    experiment: ClassVar[str] = "table-exp"
+    kinds: ClassVar[tuple[Kind, ...]] = TABLE
+
+    @property
+    def column(self) -> str:
+        """What the table's column is called, by which the paper's values are found."""
+        return self.dataset
+
+    def labels(self) -> dict[str, Any]:
+        """What tells this plan's part of a table from others, for JSON."""
+        return {"dataset": self.dataset, "recipe": self.recipe}
 
     def spec(self, kind: Kind, seed: int) -> RunSpec:
         """What one run is, but for its precision."""
@@ -256,9 +271,11 @@ class Trainer:
         only: kinds of the table's runs to train, by name; none for all.
         deadline: on the clock of `time.monotonic`, or None for no end.
         progress: called as ``progress(epochs done, epochs in all, what)``.
+        world: the processes that train images on disk together; None for this one alone.
+        streaming: how images on disk are read.
     """
 
-    load: Callable[[str], LongTailedData]
+    load: Callable[[str], LongTailedData | ListedData]
     runs: Path
     folder: Path
     device: torch.device | str = "cpu"
@@ -268,13 +285,14 @@ class Trainer:
     only: Sequence[str] = ()
     deadline: float | None = None
     progress: Progress | None = None
+    world: World | None = None
+    streaming: Streaming | None = None
 
     def __post_init__(self) -> None:
         for name in self.only:
             _checks.choice(name, [kind.name for kind in TABLE], "table-exp", name="only")
-        self.table = [kind for kind in TABLE if not self.only or kind.name in self.only]
         self.shelf = Shelf(records.read_all(self.folder))
-        self._data: dict[str, LongTailedData] = {}
+        self._data: dict[str, Any] = {}
 
     def run(self, plans: Sequence[Plan], *, rows: Rows = "figures") -> bool:
         """Train what is missing: the table's runs of every plan first, then the others.
@@ -292,7 +310,9 @@ class Trainer:
             for plan in plans:
                 # What waits for nothing trains together: Adam's trials fill the table's gaps.
                 trials = [spec for decay in plan.adam_ways for spec in plan.trials(decay=decay)]
-                self._train(plan, plan.specs(self.table) + (trials if rows != "table" else []))
+                self._train(
+                    plan, plan.specs(self._kinds(plan)) + (trials if rows != "table" else [])
+                )
             if rows != "table":
                 for plan in plans:
                     rates = {way: self.shelf.adam_rate(plan, decay=way) for way in plan.adam_ways}
@@ -305,6 +325,9 @@ class Trainer:
         except OutOfTimeError:
             return False
         return True
+
+    def _kinds(self, plan: Plan) -> list[Kind]:
+        return [kind for kind in plan.kinds if not self.only or kind.name in self.only]
 
     def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
         missing = [spec for spec in specs if not self._is_whole(self.shelf.get(spec))]
@@ -322,7 +345,8 @@ class Trainer:
 
     def _is_whole(self, found: Record | None) -> bool:
         # Without the partners, what waits for their taus is as whole as it gets.
-        return is_whole(found) if PARTNER in self.table else is_judged(found)
+        no_partner = self.only and PARTNER.name not in self.only
+        return is_judged(found) if no_partner else is_whole(found)
 
     def _part(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
         """Train some runs together, judge them, and write their records."""
@@ -342,6 +366,7 @@ class Trainer:
                 together=self.together,
                 progress=self.progress,
                 stop=self._is_over,
+                **self._shared(),
             )
         except StoppedError as stopped:
             raise OutOfTimeError from stopped
@@ -350,13 +375,18 @@ class Trainer:
             raise
         self._keep(plan, data, trained)
 
+    def _shared(self) -> dict[str, Any]:
+        """What training and evaluation are told about images on disk, where there are any."""
+        given = {"world": self.world, "streaming": self.streaming}
+        return {name: value for name, value in given.items() if value is not None}
+
     def _finished(self, specs: Sequence[RunSpec]) -> list[Run]:
         folders = [self.runs / spec.folder for spec in specs]
         begun = [folder for folder in folders if (folder / "run.json").exists()]
         opened = [Run.open(folder, verify=False, unfinished=True) for folder in begun]
         return [run for run in opened if run.finished]
 
-    def _keep(self, plan: Plan, data: LongTailedData, trained: Sequence[Run]) -> None:
+    def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
         """Judge finished runs and write their records."""
         from longtail.train.engine import evaluate
 
@@ -364,11 +394,12 @@ class Trainer:
         for run in sorted(trained, key=lambda run: not run.spec.dataset.held_out):
             partner = None
             if run.spec.dataset.held_out == 0:
-                run = evaluate(run, data.test, device=self.device)
+                run = evaluate(run, data.test, device=self.device, **self._shared())
                 if needs_partner(run.spec):
                     partner = self.shelf.get(plan.spec(PARTNER, run.spec.seed))
             found = records.record(run, partner=partner)
-            records.write(found, self.folder)
+            if self.world is None or self.world.first:
+                records.write(found, self.folder)
             self.shelf.put(found)
 
     def _precise(self, spec: RunSpec) -> RunSpec:
@@ -377,10 +408,13 @@ class Trainer:
             return spec
         return replace(spec, settings=Settings({**spec.settings, "precision": self.precision}))
 
-    def _data_of(self, plan: Plan) -> LongTailedData:
+    def _data_of(self, plan: Plan) -> Any:
         if plan.dataset not in self._data:
             self._data[plan.dataset] = self.load(plan.dataset)
         return self._data[plan.dataset]
 
     def _is_over(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
+        if self.deadline is None:
+            return False
+        over = time.monotonic() >= self.deadline
+        return over if self.world is None else bool(self.world.tell(over))  # all stop alike

@@ -345,7 +345,7 @@ class StrongTrainer(Trainer):
         if part:
             self._part(plan, part)
 
-    def _keep(self, plan: Plan, data: LongTailedData, trained: Sequence[Run]) -> None:
+    def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
         """Judge finished runs, once on either set, and write their records."""
         from longtail.train.engine import evaluate
 
@@ -358,7 +358,7 @@ class StrongTrainer(Trainer):
         records.write(found, self.folder)
         self.shelf.put(found)
 
-    def _data_of(self, plan: Plan) -> LongTailedData:
+    def _data_of(self, plan: Plan) -> Any:
         key = f"{plan.dataset} {plan.ratio}"
         if key not in self._data:
             self._data.clear()  # one at a time: a setting is finished before the next

@@ -64,9 +64,9 @@ class Row:
         """The method's name, as on the command line; of a post-hoc one its own."""
         return self.kind.method if self.variant is None else self.variant
 
-    def paper_value(self, dataset: str) -> float | None:
-        """The paper's error in percent."""
-        return dict(self.paper).get(dataset)
+    def paper_value(self, column: str) -> float | None:
+        """The paper's error in percent, in a column such as a data set."""
+        return dict(self.paper).get(column)
 
 
 def _paper(ten: float, hundred: float) -> tuple[tuple[str, float], ...]:
@@ -152,10 +152,12 @@ class Part:
     Attributes:
         plan: which runs there should be.
         shelf: the records.
+        rows: of the table, in order.
     """
 
     plan: Plan
     shelf: Shelf
+    rows: tuple[Row, ...] = (*ROWS, *EXTRA_ROWS)
 
     @property
     def dataset(self) -> str:
@@ -204,10 +206,15 @@ class Part:
         """Difference of a measure of the classes' errors, (seeds, classes) -> (seeds,)."""
         return paired(self.cell(row), self.cell(other), measure)
 
-    def missing(self, kinds: Iterable[Kind] = TABLE) -> list[str]:
+    @property
+    def column(self) -> str:
+        """Name of the column."""
+        return self.plan.column
+
+    def missing(self, kinds: Iterable[Kind] | None = None) -> list[str]:
         """The runs that a table should have and doesn't: ``adaptive, seed 3``."""
         lacking = []
-        for kind in kinds:
+        for kind in self.plan.kinds if kinds is None else kinds:
             there = {one.spec.seed for one in self.records_of(kind) if is_whole(one)}
             lacking += [
                 f"{kind.name}, seed {seed}" for seed in range(self.plan.seeds) if seed not in there
@@ -299,8 +306,8 @@ class Study:
         """Refuse a table without any run, naming the commands that make them."""
         if not self.parts:
             raise InputError(
-                "table-exp: there is no record of any of its runs; train them with: "
-                + " ; ".join(plan.command("figures") for plan in self.absent)
+                f"{self.absent[0].experiment}: there is no record of any of its runs; train them "
+                "with: " + " ; ".join(plan.command("figures") for plan in self.absent)
             )
 
     def part(self, dataset: str, recipe: str) -> Part | None:
@@ -322,7 +329,8 @@ class Study:
 
     def rows(self) -> list[Row]:
         """The rows that any part has runs of, those of the paper first."""
-        return [row for row in (*ROWS, *EXTRA_ROWS) if any(p.cell(row) for p in self.parts)]
+        rows = dict.fromkeys(row for part in self.parts for row in part.rows)
+        return [row for row in rows if any(part.cell(row) for part in self.parts)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; errors in percent."""
@@ -331,13 +339,12 @@ class Study:
             "absent": [plan.command("figures") for plan in self.absent],
             "parts": [
                 {
-                    "dataset": part.dataset,
-                    "recipe": part.recipe,
+                    **part.plan.labels(),
                     "minutes": round(part.minutes, 2),
                     "missing": part.missing(),
                     "rows": [
-                        _row_dict(row, cell, part.dataset)
-                        for row in (*ROWS, *EXTRA_ROWS)
+                        _row_dict(row, cell, part.column)
+                        for row in part.rows
                         if (cell := part.cell(row)) is not None
                     ],
                 }
@@ -346,8 +353,8 @@ class Study:
         }
 
 
-def _row_dict(row: Row, cell: Cell, dataset: str) -> dict[str, Any]:
-    paper, mean = row.paper_value(dataset), 100 * cell.mean
+def _row_dict(row: Row, cell: Cell, column: str) -> dict[str, Any]:
+    paper, mean = row.paper_value(column), 100 * cell.mean
     return {
         "method": row.method,
         "kind": row.kind.name,

@@ -3,6 +3,7 @@
     _family      the arithmetic, once for the whole family; checks; reduction
     functional   logits, target, prior -> loss
     modules      the same as nn.Modules that hold the margins as buffers
+    sampled      features, weights, target -> any of them from a few classes drawn
 
 All of them take what `torch.nn.CrossEntropyLoss` takes and mean the same by it. To add a loss:
 write its margin in `longtail.margins`, then a three-line function and a three-line module here.
@@ -46,6 +47,7 @@ from longtail.losses.modules import (  # noqa: E402
     TwoParameterLoss,
     WeightedLogitAdjustedLoss,
 )
+from longtail.losses.sampled import SampledSoftmaxLoss, sampled_softmax_loss  # noqa: E402
 
 # In the order of the paper's table, each function beside its module.
 __all__ = [  # noqa: RUF022
@@ -76,4 +78,6 @@ __all__ = [  # noqa: RUF022
     "ConsistentLoss",
     "weighted_logit_adjusted_loss",
     "WeightedLogitAdjustedLoss",
+    "sampled_softmax_loss",
+    "SampledSoftmaxLoss",
 ]

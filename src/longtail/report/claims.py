@@ -34,7 +34,7 @@ def claims_table(part: Part) -> Table:
         for claim in found
     ]
     return Table(
-        f"The paper's claims on {part.dataset}, recipe {part.recipe}",
+        f"The paper's claims on {part.column}, recipe {part.recipe}",
         ("claim", "measured", "verdict"),
         rows,
         note=(

@@ -59,7 +59,7 @@ def _panels(
         figure, grid = figures.panels(columns=len(shown), width=width, height=height)
         for axes, (part, found) in zip(grid[0], shown, strict=True):
             draw(axes, found)
-            axes.set_title(part.dataset)
+            axes.set_title(part.column)
             axes.set_ylim(0, 102)
             axes.grid(axis="x", visible=False)
         grid[0, 0].set_ylabel("error (%)")

@@ -171,19 +171,24 @@ def readme_block(study: Study) -> str:
     return f"{BEGIN}\n{overview(study).markdown()}\n{END}"
 
 
-def with_block(text: str, block: str) -> str:
-    """A README's text with the block in the place of the old one.
+def with_block(
+    text: str, block: str, *, begin: str = BEGIN, end: str = END, page: str = "README"
+) -> str:
+    """A page's text with the block in the place of the old one.
 
     Args:
         text: has the two marks, each once.
         block: begins and ends with them.
+        begin: the first mark.
+        end: the last one.
+        page: what to call it in a message.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise InputError(
-            f"reproduction: the README must have the lines {BEGIN} and {END}, each once and in "
+            f"reproduction: the {page} must have the lines {begin} and {end}, each once and in "
             f"this order, where the table goes."
         )
-    return text[: text.index(BEGIN)] + block + text[text.index(END) + len(END) :]
+    return text[: text.index(begin)] + block + text[text.index(end) + len(end) :]
 
 
 def write(root: Path | str, *, study: Study | None = None) -> list[Path]:

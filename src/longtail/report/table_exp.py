@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail.experiments.exp_runs import ADAM_RATES, PLAIN
-from longtail.experiments.table_exp import EXTRA_ROWS, ROWS, Part, Row, Study
+from longtail.experiments.table_exp import EXTRA_ROWS, Part, Row, Study
 from longtail.report import figures, per_class, tau_curves, weight_norms
 from longtail.report.claims import claims_table, marks_table
 from longtail.report.exp_rows import row_name
@@ -40,16 +40,17 @@ def tables(study: Study) -> list[Table]:
     return [table for table in found if table is not None]
 
 
-def cells_table(part: Part) -> Table:
+def cells_table(part: Part, *, note: str | None = None) -> Table:
     """Every cell of the paper's table beside ours.
 
     Args:
         part: a data set and recipe.
+        note: below it; the EXP table's `caption` if absent.
     """
     rows = []
-    for row in (*ROWS, *EXTRA_ROWS):
-        cell, paper = part.cell(row), row.paper_value(part.dataset)
-        if cell is None and row not in ROWS:
+    for row in part.rows:
+        cell, paper = part.cell(row), row.paper_value(part.column)
+        if cell is None and row in EXTRA_ROWS:
             continue
         rows.append(
             (
@@ -61,10 +62,10 @@ def cells_table(part: Part) -> Table:
             )
         )
     return Table(
-        f"Balanced error in percent on {part.dataset}, recipe {part.recipe}",
+        f"Balanced error in percent on {part.column}, recipe {part.recipe}",
         ("method", "paper", "ours", "difference", "τ"),
         rows,
-        note=caption(part),
+        note=caption(part) if note is None else note,
     )
 
 

@@ -49,7 +49,7 @@ def draw(parts: Sequence[Part]) -> Any | None:
                         levels[-1], color=figures.color(row.method), lw=1, ls=":", label=text
                     )
             _frame(axes, curves, levels)
-            axes.set_title(part.dataset)
+            axes.set_title(part.column)
         grid[0, 0].set_ylabel("balanced error (%)")
         _marks(grid[0, 0])
         handles, labels = grid[0, 0].get_legend_handles_labels()

@@ -14,7 +14,10 @@ averaging   an average of the weights over the steps
 distillation  how far a network is from its teachers
 team        runs that step as one (on a CPU always a single one), and the step
 teachers    finished runs that others learn from: who may teach, and their mean logits
+distributed several processes that train one run, and what they say to each other
+streamed    a team of one whose images come from disk, in any number of processes
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
-engine      runs into their folders; a finished run's logits on a split
+evaluation  a finished run's logits on a split
+engine      runs into their folders
 """

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from longtail._checks import InputError
 from longtail.runs import files
+from longtail.runs.folder import RunError
 
 logger = logging.getLogger("longtail")
 
@@ -87,6 +88,29 @@ def latest(folder: Path) -> Checkpoint | None:
                 else "going back to the one before",
             )
     return None
+
+
+def check_fits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, folder: Path) -> None:
+    """Refuse the checkpoint of another network, naming what differs.
+
+    Args:
+        tensors: of the checkpoint.
+        own: what the run has in their places.
+        folder: the run's, for the message.
+    """
+    wrong = [f"{name} is missing" for name in own if name not in tensors]
+    wrong += [f"{name} is unknown" for name in tensors if name not in own]
+    wrong += [
+        f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(value.shape)}"
+        for name, value in own.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    if wrong:
+        raise RunError(
+            f"{folder}: its checkpoint is of another network: {'; '.join(wrong[:3])}"
+            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}. Put the right one there, "
+            f"or pass --force (force=True) to begin again."
+        )
 
 
 def delete_all(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Training runs into their folders, once for every method, data set and number of runs.
 
 `train_cohort` trains several runs of one data set; a single run is a cohort of one. On a CPU
-the runs follow one another, on a GPU they train together, with the same results up to rounding.
-Training never sees a test set: `evaluate` opens it later, from the finished run's folder.
+the runs follow one another, on a GPU they train together, with the same results up to rounding;
+photographs from disk train one run at a time, in as many processes as share it (`distributed`).
+Training never sees a test set: `evaluation` opens it later, from the finished run's folder.
 
 A run's randomness comes from its seed, a purpose and the epoch, never from a global generator:
 what its neighbours do can't change it, and two methods with one seed start from the same
@@ -14,34 +15,48 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
 
-from longtail import metrics, models
+from longtail import metrics
 from longtail._checks import InputError, IntArray
 from longtail.data.images import ImageSet
+from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
-from longtail.train.augment import normalize
 from longtail.train.batches import refuse_images
+from longtail.train.distributed import ALONE, World
+from longtail.train.evaluation import Images, evaluate, network_logits, split_logits, write_split
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe
+from longtail.train.streamed import StreamedTeam, Streaming, check_recipe
 from longtail.train.teachers import Staff, refuse_half
-from longtail.train.team import Resident, Team, new_network
+from longtail.train.team import Resident, Team, image_shape_of, new_network
+
+__all__ = [
+    "EpochEnd",
+    "StoppedError",
+    "device_words",
+    "evaluate",
+    "network_logits",
+    "precision_of",
+    "refuse_early",
+    "train",
+    "train_cohort",
+]
 
 logger = logging.getLogger("longtail")
 
@@ -85,7 +100,7 @@ class _Job:
     spec: RunSpec
     planner: Planner
     held: IntArray | None
-    writer: RunWriter
+    writer: RunWriter | _Onlooker
     start: checkpoint.Checkpoint | None
     epoch: int = 0
     seconds: float = 0.0
@@ -108,6 +123,16 @@ class _Job:
         return self.recipe, self.spec.settings, sizes, self.epoch
 
 
+class _Onlooker:
+    """In the place of a run's writer in processes that leave the writing to the first one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def log(self, **_: object) -> None:
+        pass
+
+
 @dataclass
 class _Crew:
     """The jobs of one team, in its order, and the lane it runs on."""
@@ -128,7 +153,7 @@ class _Crew:
 
 def train_cohort(
     specs: Sequence[RunSpec],
-    images: ImageSet,
+    images: Images,
     *,
     root: Path | str,
     teachers: Sequence[Run] = (),
@@ -141,6 +166,8 @@ def train_cohort(
     after_epoch: Callable[[EpochEnd], None] | None = None,
     within_epoch: Callable[[float], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    world: World = ALONE,
+    streaming: Streaming | None = None,
 ) -> list[Run]:
     """Train several runs of one data set, each into its folder below `root`.
 
@@ -164,65 +191,64 @@ def train_cohort(
             of the epoch that is done.
         stop: asked after each epoch of all runs that train together; once it says yes, they are
             saved and `StoppedError` is raised.
+        world: the processes that train these runs together, each with the same arguments; for
+            images on disk. The first one writes, into a folder that all of them see.
+        streaming: how images on disk are read; None for the defaults.
 
     Returns:
         The finished runs, in the order of `specs`.
     """
     device = torch.device(device)
     folders = [Path(root) / spec.folder for spec in specs]
-    runs: dict[Path, Run] = {}
-    waiting: dict[Path, RunSpec] = {}
-    for folder, spec in zip(folders, specs, strict=True):
-        run = None if force else _finished(folder)
-        if run is None:
-            waiting.setdefault(folder, spec)
-        else:
-            runs[folder] = run
+    there = _finished_of(folders, world, force=force)
+    waiting = {f: s for f, s in zip(folders, specs, strict=True) if f not in there}
     report = _Report(progress, after_epoch, within_epoch, list(waiting.values()))
-    refuse_early(list(waiting.values()), images)
+    refuse_early(list(waiting.values()), images, processes=world.count)
     staff = Staff(list(waiting.values()), images, root=root, given=teachers)
-    width = together if device.type == "cuda" else 1
+    on_disk = isinstance(images, ListedImages)
+    width = together if device.type == "cuda" and not on_disk else 1
     pending = list(waiting.items())
     with _explained(()):
-        data = Resident(images, device) if pending else None
+        data = None
+        if pending:
+            data = images if isinstance(images, ListedImages) else Resident(images, device)
     diverged: list[Path] = []
     for first in range(0, len(pending), width):
         wave = dict(pending[first : first + width])
         with ExitStack() as claims:
             for folder in wave:
-                claims.enter_context(files.exclusive(folder))
+                if world.first:
+                    claims.enter_context(files.exclusive(folder))
             # Another process may have finished some just before they were claimed.
-            done = {} if force else {folder: run for folder in wave if (run := _finished(folder))}
-            runs |= done
+            done = _finished_of(wave, world, force=force)
             jobs = [
-                _start(spec, images, root=root, device=device, command=command, force=force)
+                _start(spec, images, root, device=device, command=command, force=force, world=world)
                 for folder, spec in wave.items()
                 if folder not in done
             ]
-            claims.enter_context(_explained(jobs))
+            claims.enter_context(_explained(jobs, on_disk=on_disk))
             for job in jobs:
                 staff.pin(job.writer.folder, job.spec)
-            crews = _crews(jobs, cast(Resident, data), staff, device=device)
+            where: dict[str, Any] = {"device": device, "world": world, "streaming": streaming}
+            crews = _crews(jobs, cast(Resident | ListedImages, data), staff, **where)
             _train_together(
                 crews, images, report=report, checkpoint_seconds=checkpoint_seconds, stop=stop
             )
-            for crew in crews:
-                for member, job in enumerate(crew.jobs):
-                    if job.diverged:
-                        diverged.append(job.writer.folder)
-                    else:
-                        runs[job.writer.folder] = _finish(crew, member, images)
+            diverged += _finish_all(crews, images)
+            crews.clear()  # memory and workers, before the next ones take theirs
     if diverged:
-        rest = " The others are finished, for `longtail evaluate` to judge." if runs else ""
+        some = len(diverged) < len(set(folders))
+        rest = " The others are finished, for `longtail evaluate` to judge." if some else ""
         raise RunError(
             f"train: the loss of {len(diverged)} run(s) became infinite or NaN, so they stay "
             f"unfinished: {', '.join(map(str, diverged))}.{rest} A lower lr or a longer warm-up "
             f"(override lr or warmup_epochs) may help."
         )
-    return [runs[folder] for folder in folders]
+    world.wait()  # for what the first process writes
+    return [Run.open(folder, verify=False) for folder in folders]
 
 
-def train(spec: RunSpec, images: ImageSet, *, root: Path | str, **options: object) -> Run:
+def train(spec: RunSpec, images: Images, *, root: Path | str, **options: object) -> Run:
     """Train one run: a cohort of one, see `train_cohort` for the options."""
     (run,) = train_cohort([spec], images, root=root, **options)  # type: ignore[arg-type]
     return run
@@ -255,20 +281,36 @@ class _Report:
             self.progress(sum(self.at.values()), self.total, ", ".join(words))
 
 
-def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
+def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) -> None:
     """Refuse what would otherwise fail after other runs were trained.
 
     Args:
         specs: of the runs.
         images: the training set.
+        processes: that will share it.
     """
-    if images.role:
+    on_disk = isinstance(images, ListedImages)
+    if isinstance(images, ImageSet) and images.role:
         raise InputError(
             f"train: these images are a {images.role} set, to be judged on; nothing is trained on "
             f"them."
         )
+    if processes > 1 and not on_disk:
+        raise InputError(
+            f"train: {processes} processes can share images on disk only; images in memory train "
+            f"many runs together in one process: start it without torchrun."
+        )
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
-        recipe, channels = Recipe.of(spec), images.image_shape[0]
+        recipe = Recipe.of(spec)
+        if on_disk:
+            check_recipe(recipe)
+        elif recipe.image_size:
+            raise InputError(
+                f"recipe {recipe.name!r} crops photographs from disk to {recipe.image_size} "
+                f"pixels, but {spec.dataset.name} is in memory, in one size; take another recipe, "
+                f"or override image_size=0."
+            )
+        channels = image_shape_of(recipe, images)[0]
         precision_of(spec)
         refuse_half(spec, recipe)
         for key in ("mean", "std"):
@@ -278,7 +320,8 @@ def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
                     f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
                     f"(--set), or take another recipe."
                 )
-        refuse_images(recipe, images)
+        if isinstance(images, ImageSet):
+            refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
             new_network(recipe, images, seed=0)
         Method.of(spec.method).criterion(images.prior)
@@ -286,23 +329,30 @@ def refuse_early(specs: Sequence[RunSpec], images: ImageSet) -> None:
             held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
 
 
-def _finished(folder: Path) -> Run | None:
-    if not (folder / "run.json").exists():
-        return None
-    run = Run.open(folder, verify=False, unfinished=True)
-    return run if run.finished else None
+def _finished_of(folders: Iterable[Path], world: World, *, force: bool) -> set[Path]:
+    """Which of these runs are finished, as the first process sees it; with `force` none is."""
+    if force:
+        return set()
+    mine = [_is_finished(folder) for folder in folders] if world.first else None
+    return {folder for folder, done in zip(folders, world.tell(mine), strict=True) if done}
+
+
+def _is_finished(folder: Path) -> bool:
+    there = (folder / "run.json").exists()
+    return there and Run.open(folder, verify=False, unfinished=True).finished
 
 
 def _start(
     spec: RunSpec,
-    images: ImageSet,
-    *,
+    images: Images,
     root: Path | str,
+    *,
     device: torch.device,
     command: str | None,
     force: bool,
+    world: World,
 ) -> _Job:
-    """Open the run's folder, anew or where it was left."""
+    """Open the run's folder, anew or where it was left; the first process does, for all."""
     kept, held = np.arange(len(images)), None
     if spec.dataset.held_out:
         kept, held = held_out_split(
@@ -312,8 +362,11 @@ def _start(
     planner = Planner(
         Recipe.of(spec), Method.of(spec.method), images.labels, kept, prior, seed=spec.seed
     )
-    folder, where, start = Path(root) / spec.folder, device_words(device), None
-    if (folder / "run.json").exists() and not force:
+    folder, where, start = Path(root) / spec.folder, device_words(device, world.count), None
+    writer: RunWriter | _Onlooker
+    if not world.first:
+        writer = _Onlooker(folder)
+    elif (folder / "run.json").exists() and not force:
         writer = RunWriter.resume(folder, spec, device=where)
         there = Run.open(folder, verify=False, unfinished=True)
         if there.data != images.fingerprint:
@@ -336,6 +389,9 @@ def _start(
             class_names=images.class_names,
             force=True,
         )
+    epochs = world.tell(None if start is None else start.epochs)
+    if not world.first and epochs is not None:
+        start = checkpoint.Checkpoint(epochs, 0.0, {})  # the first process will send its tensors
     job = _Job(spec, planner, held, writer, start)
     if start is not None:
         job.epoch, job.seconds = start.epochs, start.seconds
@@ -343,7 +399,13 @@ def _start(
 
 
 def _crews(
-    jobs: Sequence[_Job], data: Resident, staff: Staff, *, device: torch.device
+    jobs: Sequence[_Job],
+    data: Resident | ListedImages,
+    staff: Staff,
+    *,
+    device: torch.device,
+    world: World,
+    streaming: Streaming | None,
 ) -> list[_Crew]:
     """The jobs in as few teams as they allow, each on its lane, where each was left."""
     teams: dict[tuple[object, ...], list[_Job]] = {}
@@ -353,18 +415,22 @@ def _crews(
         teams.setdefault((*job.team, *alone), []).append(job)
     crews = []
     for members in teams.values():
-        make = partial(
-            Team,
-            [job.planner for job in members],
-            data,
-            precision=precision_of(members[0].spec),
-            device=device,
-            teachers=staff.answering(members[0].spec, members[0].recipe, data, device),
-        )
-        lane = Lane(make, device=device)
+        settings: dict[str, Any] = {"precision": precision_of(members[0].spec), "device": device}
+        planners = [job.planner for job in members]
+        make: Callable[[], Team]
+        if isinstance(data, ListedImages):
+            settings |= {"world": world, "how": streaming}
+            make = partial(StreamedTeam, planners[0], data, **settings)
+        else:
+            teachers = staff.answering(members[0].spec, members[0].recipe, data, device)
+            make = partial(Team, planners, data, teachers=teachers, **settings)
+        lane = Lane(make, device=device, graphs=isinstance(data, Resident))
         with lane.active():
             for member, job in enumerate(members):
                 if job.start is not None:
+                    if world.first:
+                        own, folder = lane.team.state(member), job.writer.folder
+                        checkpoint.check_fits(job.start.tensors, own, folder=folder)
                     lane.team.load_state(member, job.start.tensors)
                     job.start = None
         crews.append(_Crew(members, lane))
@@ -373,7 +439,7 @@ def _crews(
 
 def _train_together(
     crews: Sequence[_Crew],
-    images: ImageSet,
+    images: Images,
     *,
     report: _Report,
     checkpoint_seconds: float,
@@ -406,6 +472,8 @@ def _train_together(
 
 
 def _save(crew: _Crew) -> None:
+    if isinstance(crew.jobs[0].writer, _Onlooker):
+        return
     with crew.lane.active():
         for member, job in enumerate(crew.jobs):
             if not job.diverged:
@@ -415,7 +483,7 @@ def _save(crew: _Crew) -> None:
 
 
 @contextmanager
-def _explained(jobs: Sequence[_Job]) -> Iterator[None]:
+def _explained(jobs: Sequence[_Job], *, on_disk: bool = False) -> Iterator[None]:
     """Turn the failure of a GPU into words on what it cost and what to do."""
     try:
         yield
@@ -423,24 +491,39 @@ def _explained(jobs: Sequence[_Job]) -> Iterator[None]:
         what = f"{len(jobs)} runs at once; train fewer together (--together N, together=N)."
         if len(jobs) < 2:
             what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
+        if on_disk:
+            what = (
+                "a part of the batch; take it in smaller ones (--micro-batch N, "
+                "Streaming(micro_batch=N))."
+            )
         raise RunError(f"train: the GPU's memory does not hold {what} {_UNLOST}") from error
     except RuntimeError as error:
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            said = " ".join(str(error).splitlines()[:2]).rstrip(". ")
+            raise RunError(
+                f"train: torch.compile failed: {said}. Train without it (--no-compile, "
+                f"Streaming(compile=False))."
+            ) from error
         if "CUDA" not in str(error) and "cuda" not in str(error):
             raise
         raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {_UNLOST}") from error
 
 
-def _after_epoch(crew: _Crew, member: int, loss: float, images: ImageSet, report: _Report) -> None:
+def _after_epoch(crew: _Crew, member: int, loss: float, images: Images, report: _Report) -> None:
     job, team, error = crew.jobs[member], crew.lane.team, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
     every = 1 if team.device.type == "cpu" else max(1, job.recipe.epochs // 20)
     if job.held is not None and not job.diverged and (crew.done or job.epoch % every == 0):
         with crew.lane.active():
-            logits = network_logits(team.network(member), images.take(job.held), job.recipe)
-        error = metrics.balanced_error(images.labels[job.held], logits)
+            held = images.take(job.held)
+            logits = split_logits(team.network(member), held, job.recipe, **_sharing(team))
+        if logits is not None:
+            error = metrics.balanced_error(images.labels[job.held], logits)
     line = {"epoch": job.epoch, "loss": loss}
     if error is not None:
         line["held_out_error"] = error
+    if team.skipped:
+        line["skipped"] = team.skipped
     job.writer.log(**line)
     rate = float(team.plans[member].rates[-1])
     report.epoch(
@@ -448,20 +531,42 @@ def _after_epoch(crew: _Crew, member: int, loss: float, images: ImageSet, report
     )
 
 
-def _finish(crew: _Crew, member: int, images: ImageSet) -> Run:
-    job = crew.jobs[member]
+def _sharing(team: Team) -> dict[str, Any]:
+    """Who computes a part of a team's logits, and how."""
+    if isinstance(team, StreamedTeam):
+        return {"world": team.world, "streaming": team.how}
+    return {}
+
+
+def _finish_all(crews: Sequence[_Crew], images: Images) -> list[Path]:
+    """Finish the runs whose loss stayed among the numbers; the folders of the others."""
+    diverged = []
+    for crew in crews:
+        for member, job in enumerate(crew.jobs):
+            if job.diverged:
+                diverged.append(job.writer.folder)
+            else:
+                _finish(crew, member, images)
+    return diverged
+
+
+def _finish(crew: _Crew, member: int, images: Images) -> None:
+    job, team, held = crew.jobs[member], crew.lane.team, None
     with crew.lane.active():
-        model = crew.lane.team.network(member)
-        job.writer.write_model(model.state_dict())
+        model = team.network(member)
         if job.held is not None:
-            _write_split(job.writer, model, images.take(job.held), job.recipe, split="held-out")
-    run = job.writer.finish(
-        seconds=job.seconds,
-        parameters=sum(p.numel() for p in model.parameters()),
-        together=len(crew.jobs),
-    )
+            held = images.take(job.held)
+            logits = split_logits(model, held, job.recipe, **_sharing(team))
+        if isinstance(job.writer, _Onlooker):
+            return
+        job.writer.write_model(model.state_dict())
+        if held is not None:
+            write_split(job.writer, model, held, cast(np.ndarray, logits), split="held-out")
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": len(crew.jobs)}
+    if isinstance(team, StreamedTeam):
+        facts["processes"] = team.world.count
+    run = job.writer.finish(seconds=job.seconds, **facts)
     checkpoint.delete_all(run.folder)
-    return run
 
 
 def precision_of(spec: RunSpec) -> str:
@@ -474,78 +579,7 @@ def precision_of(spec: RunSpec) -> str:
     return str(precision)
 
 
-def device_words(device: torch.device) -> str:
-    """A device as records name it: ``cpu``, ``NVIDIA H200``."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
-    """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    found = []
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        for batch in torch.split(torch.from_numpy(images.images), 1024):
-            pixels = normalize(
-                batch.to(device), mean=recipe.mean, std=recipe.std, pixel_range=images.pixel_range
-            )
-            found.append(model(pixels).float().cpu())
-    model.train(was_training)
-    return torch.cat(found).numpy()
-
-
-def _write_split(
-    writer: RunWriter, model: nn.Module, images: ImageSet, recipe: Recipe, *, split: str
-) -> None:
-    """Write the network's logits on a split, with the head's norms and bias beside them."""
-    norms, bias = models.head_norms_and_bias(model)
-    writer.write_logits(
-        split,
-        network_logits(model, images, recipe),
-        images.labels,
-        norms=norms,
-        bias=bias,
-        data=images.fingerprint,
-        replace=True,  # a run killed while it finished left some
-    )
-
-
-def evaluate(
-    run: Run,
-    images: ImageSet,
-    *,
-    split: str = "test",
-    device: torch.device | str = "cpu",
-    replace: bool = False,
-) -> Run:
-    """Write a finished run's logits on a split it has not seen, once.
-
-    Tuning, post-hoc methods, metrics and reports read these logits; none of them needs the
-    network again, and nothing flows back into training.
-
-    Args:
-        run: a finished run, with its weights.
-        images: the split.
-        split: its name.
-        device: where to compute.
-        replace: write again what is there already.
-
-    Returns:
-        The run, reopened.
-    """
-    if split in run.splits and not replace:
-        return run
-    recipe = Recipe.of(run.spec)
-    if images.num_classes != run.prior.num_classes:
-        raise InputError(
-            f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
-            f"with {run.prior.num_classes}."
-        )
-    model = new_network(recipe, images, seed=run.spec.seed)
-    # A copy: the file's arrays are read-only maps, which torch can't take.
-    model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in run.model().items()})
-    with files.exclusive(run.folder):
-        writer = RunWriter.reopen(run.folder)
-        _write_split(writer, model.to(device), images, recipe, split=split)
-    return Run.open(run.folder, verify=False)
+def device_words(device: torch.device, processes: int = 1) -> str:
+    """A device as records name it: ``cpu``, ``NVIDIA H200``, ``8 x NVIDIA H200``."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return name if processes == 1 else f"{processes} x {name}"

@@ -37,7 +37,7 @@ class Recipe:
         name: what the command line calls it.
         model: a key of `models.MODELS`.
         epochs: passes over the training set.
-        batch_size: examples a step.
+        batch_size: examples a step, of all processes together.
         optimizer: `sgd`, `nesterov` or `adam`.
         lr: peak learning rate.
         momentum: of SGD.
@@ -75,6 +75,9 @@ class Recipe:
             needs teachers.
         distill_temperature: T.
         distill_adjusted: take the KL divergence after adding log π to the logits of both.
+        image_size: 0 for images that come in one size; above it, for photographs of any size,
+            the pixels of a side that a network sees. Training cuts out a part of random area
+            and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
     """
 
     name: str
@@ -112,13 +115,19 @@ class Recipe:
     distill_weight: float = 0.0
     distill_temperature: float = 1.0
     distill_adjusted: bool = False
+    image_size: int = 0
 
     def __post_init__(self) -> None:
         caller = f"recipe {self.name!r}"
         for key in ("epochs", "batch_size"):
             _checks.whole(getattr(self, key), caller, name=key)
-        for key in ("crop_padding", "cutout"):
+        for key in ("crop_padding", "cutout", "image_size"):
             _checks.whole(getattr(self, key), caller, name=key, at_least=0)
+        if self.image_size and self.crop_padding:
+            raise InputError(
+                f"{caller}: `crop_padding` belongs to images of one size, but `image_size` is "
+                f"{self.image_size}: photographs are cropped to it without padding; set one to 0."
+            )
         if self.image_seed is not None:
             _checks.whole(self.image_seed, caller, name="image_seed", at_least=0)
         for key in ("lr", "head_scale", "mixup_alpha", "distill_temperature"):
@@ -226,6 +235,11 @@ class Recipe:
         means, stds = (v if len(v) == width else v * width for v in (self.mean, self.std))
         return tuple(-m / s for m, s in zip(means, stds, strict=True))
 
+    @property
+    def evaluation_resize(self) -> int:
+        """Pixels of a photograph's shorter side before its centre is cut out: 256 for 224."""
+        return round(self.image_size * 256 / 224)
+
     @classmethod
     def of(cls, spec: RunSpec) -> Recipe:
         """The recipe that a run's spec carries."""
@@ -271,6 +285,22 @@ _STRONG: dict[str, Any] = _PAPER | {
     "milestones": (),
     "trivial_augment": True,
     "cutout": 16,
+}
+
+_LARGE: dict[str, Any] = {
+    "model": "resnet50",
+    "epochs": 90,
+    "batch_size": 512,
+    "optimizer": "sgd",
+    "lr": 0.4,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "warmup_epochs": 5,
+    "schedule": "cosine",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "flip": True,
+    "image_size": 224,
 }
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -322,6 +352,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "distill_weight": 0.8,
         "distill_temperature": 2.0,
     },
+    # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
+    # The batch is that of all processes together.
+    "imagenet-lt": _LARGE,
+    "inaturalist": _LARGE | {"weight_decay": 1e-4},
 }
 
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of

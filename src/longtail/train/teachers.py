@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
+from longtail.data.lists import ListedImages
 from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
 from longtail.runs.folder import MODEL, logits_file
@@ -96,7 +97,7 @@ class Staff:
     def __init__(
         self,
         specs: Sequence[RunSpec],
-        images: ImageSet,
+        images: ImageSet | ListedImages,
         *,
         root: Path | str,
         given: Sequence[Run] = (),
@@ -167,7 +168,7 @@ def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
     return np.asarray(mean_logits(runs, split=SPLIT).logits, dtype=np.float32)
 
 
-def check_teacher(run: Run, student: RunSpec, images: ImageSet) -> None:
+def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -> None:
     """Refuse a teacher that can't teach, or that has seen what it must not have.
 
     Args:

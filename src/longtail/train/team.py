@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from longtail import models
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
+from longtail.data.lists import ListedImages
 from longtail.losses import EqualizedThresholdLoss
 from longtail.models.stacked import part_of, stack
 from longtail.train.averaging import WeightAverage
@@ -42,14 +43,25 @@ _TEACHER_BATCH = 4096  # images that teachers see at once
 Teachers = Callable[[Tensor], Tensor] | Tensor
 
 
-def new_network(recipe: Recipe, data: ImageSet | Resident, *, seed: int) -> nn.Module:
+def image_shape_of(
+    recipe: Recipe, data: ImageSet | Resident | ListedImages
+) -> tuple[int, int, int]:
+    """(channels, height, width) as a network sees images; the recipe decides for files on disk."""
+    if isinstance(data, ListedImages):
+        return 3, recipe.image_size, recipe.image_size
+    return data.image_shape
+
+
+def new_network(
+    recipe: Recipe, data: ImageSet | Resident | ListedImages, *, seed: int
+) -> nn.Module:
     """A run's network as it starts; made on the CPU, so that it starts alike everywhere."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         return models.build(
             recipe.model,
             num_classes=data.num_classes,
-            image_shape=data.image_shape,
+            image_shape=image_shape_of(recipe, data),
             head=recipe.head,
             head_scale=recipe.head_scale,
         )
@@ -127,12 +139,15 @@ class Team:
             the same images, which are made once.
         teacher_logits: shape (streams, positions of the block, num_classes); None without
             teachers.
+        skipped: images of the last epoch that were left out since they can't be read.
     """
+
+    skipped = 0
 
     def __init__(
         self,
         planners: Sequence[Planner],
-        data: Resident,
+        data: Any,
         *,
         precision: str = "float32",
         device: torch.device | str = "cpu",

@@ -1,0 +1,292 @@
+"""Classes cut into slices, one to a process, and what the processes tell each other about them.
+
+Three operations know autograd, and between them they make a head in slices differentiable:
+
+    everywhere   the same features on every process; their gradients are added up
+    all_rows     every process's features, gathered; each gets its own rows' gradient back
+    own_rows     a process's own entries of a result that all of them know
+
+Nothing here knows margins or losses. Without a mesh there is one process, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from longtail._checks import InputError
+
+
+class Slice(NamedTuple):
+    """The classes start .. stop − 1 of `num_classes`, which process `rank` of `size` holds.
+
+    DTensor cuts as `torch.chunk` does: all slices are as long as the first, but for the last one
+    that has any, and with few classes to many processes some may be empty.
+
+    Attributes:
+        start: this process's first class.
+        stop: one beyond its last.
+        num_classes: of all processes together.
+        rank: which process of the mesh this is.
+        size: how many there are.
+        group: whom to talk to, or None where there is nobody.
+
+    Examples:
+        >>> [Slice.cut(11, rank=rank, size=3)[:2] for rank in range(3)]
+        [(0, 4), (4, 8), (8, 11)]
+    """
+
+    start: int
+    stop: int
+    num_classes: int
+    rank: int = 0
+    size: int = 1
+    group: distributed.ProcessGroup | None = None
+
+    @classmethod
+    def cut(
+        cls,
+        num_classes: int,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        group: distributed.ProcessGroup | None = None,
+    ) -> Slice:
+        """The slice of one process."""
+        length = -(-num_classes // size)
+        start, stop = (min(num_classes, length * edge) for edge in (rank, rank + 1))
+        return cls(start, stop, num_classes, rank, size, group)
+
+    @classmethod
+    def of_mesh(cls, num_classes: int, mesh: DeviceMesh | None, *, caller: str) -> Slice:
+        """The slice of this process in a one-dimensional mesh; all classes without one."""
+        if mesh is None:
+            return cls.cut(num_classes)
+        if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
+            came = f"{mesh.ndim} dimensions" if isinstance(mesh, DeviceMesh) else repr(mesh)
+            raise InputError(
+                f"{caller}: `mesh` must be a DeviceMesh of one dimension, over which the classes "
+                f'are cut; got {came}; name one dimension of a larger mesh, as in mesh["classes"].'
+            )
+        if mesh.get_coordinate() is None:
+            raise InputError(f"{caller}: this process is not in `mesh`, {mesh}.")
+        if mesh.size() > num_classes:
+            raise InputError(
+                f"{caller}: `mesh` has {mesh.size()} processes for {num_classes} classes, so some "
+                f"would hold none; cut the classes over at most {num_classes} processes."
+            )
+        return cls.cut(
+            num_classes, rank=mesh.get_local_rank(), size=mesh.size(), group=mesh.get_group()
+        )
+
+    @property
+    def width(self) -> int:
+        """How many classes it holds."""
+        return self.stop - self.start
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Every process's tensor of this shape, stacked along a new first dimension."""
+        if self.group is None:
+            return tensor.unsqueeze(0)
+        out = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
+        _ALL_GATHER(out, tensor.contiguous(), group=self.group)
+        return out.reshape(self.size, *tensor.shape)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes, in place."""
+        if self.group is not None:
+            distributed.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def sum_of_rows(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes; each gets its part of the rows, shape (rows / size, ...)."""
+        if self.group is None:
+            return tensor
+        out = tensor.new_empty((tensor.shape[0] // self.size, *tensor.shape[1:]))
+        _REDUCE_SCATTER(out, tensor.contiguous(), group=self.group)
+        return out
+
+
+def _renamed(new: str, old: str) -> Callable[..., Any]:
+    """A collective under its new name where torch has that already."""
+    found: Callable[..., Any] = getattr(distributed, new, None) or getattr(distributed, old)
+    return found
+
+
+_ALL_GATHER = _renamed("all_gather_single", "all_gather_into_tensor")
+_REDUCE_SCATTER = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+class Rows(NamedTuple):
+    """How the rows of all processes lie behind each other: padded to the longest.
+
+    Attributes:
+        counts: rows of each process.
+        length: the largest of them; process r's rows start at r · length.
+    """
+
+    counts: tuple[int, ...]
+    length: int
+
+    @classmethod
+    def of(cls, own: Tensor, part: Slice) -> Rows:
+        """From each process's own rows; on a GPU this waits for the device."""
+        count = torch.tensor([own.shape[0]], device=own.device)
+        counts = tuple(part.gather(count).flatten().tolist())
+        return cls(counts, max(counts))
+
+    def pad(self, own: Tensor, value: float = 0.0) -> Tensor:
+        """A process's rows with as many more as the longest has."""
+        missing = self.length - own.shape[0]
+        if missing == 0:
+            return own
+        return torch.cat([own, own.new_full((missing, *own.shape[1:]), value)])
+
+    def places(self, device: torch.device) -> Tensor:
+        """Where the rows are that are not padding, in the order of the processes."""
+        parts = [
+            torch.arange(n, device=device) + rank * self.length
+            for rank, n in enumerate(self.counts)
+        ]
+        return torch.cat(parts)
+
+
+def everywhere(features: Tensor, part: Slice) -> Tensor:
+    """Features that are the same on every process; their gradients are added up over these."""
+    return features if part.group is None else _Everywhere.apply(features, part)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_rows(features: Tensor, rows: Rows, part: Slice, *, factor: float) -> Tensor:
+    """Each process's features behind each other, shape (size · length, width).
+
+    Args:
+        features: this process's own, shape (rows, width).
+        rows: how many rows the others have.
+        part: whom to gather them from.
+        factor: multiplies the gradient that comes back to this process's features.
+    """
+    padded = rows.pad(features)
+    return padded if part.group is None else _AllRows.apply(padded, part, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def own_rows(values: Tensor, rows: Rows, part: Slice) -> Tensor:
+    """This process's entries of what every process computed for all rows."""
+    return _OwnRows.apply(values, rows, part)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Everywhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, part: Slice) -> Tensor:
+        ctx.part = part
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.part.sum(grads[0].contiguous().clone()), None
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, part: Slice, factor: float) -> Tensor:
+        ctx.part, ctx.factor = part, factor
+        return part.gather(features).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.part.sum_of_rows(grads[0]).mul_(ctx.factor), None, None
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rows: Rows, part: Slice) -> Tensor:
+        ctx.rows, ctx.part = rows, part
+        start = part.rank * rows.length
+        return values[start : start + rows.counts[part.rank]].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        # Every process holds a slice of every row's logits, so it needs every row's gradient.
+        return ctx.part.gather(ctx.rows.pad(grads[0])).flatten(0, 1), None, None
+
+
+def as_slice(local: Tensor, part: Slice, mesh: DeviceMesh | None, *, dim: int = 0) -> Tensor:
+    """A process's own classes as the DTensor that they are a part of; the tensor without a mesh."""
+    if mesh is None:
+        return local
+    shape = list(local.shape)
+    shape[dim] = part.num_classes
+    # Said explicitly, since slices of unequal length can't tell the whole; nothing is sent.
+    return DTensor.from_local(
+        local,
+        mesh,
+        [Shard(dim)],
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a DTensor, differentiable; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_slices(tensor: Tensor) -> Tensor | None:
+    """The whole of a tensor in slices of classes, on the CPU of the mesh's first process.
+
+    One slice after the other is sent, so no device ever holds more than two. Every process of the
+    mesh must call this. An optimiser's state (such as momentum) is in slices like the weights.
+
+    Args:
+        tensor: a DTensor, sharded along dimension 0 of a one-dimensional mesh, or a plain tensor.
+
+    Returns:
+        A copy on the CPU; None on the other processes of the mesh.
+
+    Examples:
+        >>> gather_slices(torch.ones(2))
+        tensor([1., 1.])
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    if tensor.placements != (Shard(0),):
+        raise InputError(
+            f"gather_slices: `tensor` must be sharded along dimension 0 of a one-dimensional mesh; "
+            f"its placements are {tensor.placements}."
+        )
+    group, own = tensor.device_mesh.get_group(), local(tensor.detach()).contiguous()
+    rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype) if rank == 0 else None
+    for sender in range(size):
+        part = Slice.cut(tensor.shape[0], rank=sender, size=size)
+        if part.width == 0:
+            continue
+        values = own if sender == rank else own.new_empty((part.width, *own.shape[1:]))
+        source = distributed.get_global_rank(group, sender)
+        distributed.broadcast(values, src=source, group=group)
+        if whole is not None:
+            whole[part.start : part.stop] = values.cpu()
+    return whole
+
+
+def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """A module's state under the names and in the shapes of the unsharded one, on the CPU.
+
+    Args:
+        module: any, with sharded heads somewhere in it. Every process of the mesh must call this.
+
+    Returns:
+        Whole tensors on the mesh's first process, fit for safetensors and for `load_state_dict`
+        of a module with any number of slices or none; on the others, what is not in slices.
+
+    Examples:
+        >>> sorted(full_state_dict(nn.Sequential(nn.Linear(2, 3))))
+        ['0.bias', '0.weight']
+    """
+    state = {name: gather_slices(value) for name, value in module.state_dict().items()}
+    return {name: value for name, value in state.items() if value is not None}

@@ -1,0 +1,280 @@
+"""Several processes that train one run: who is who, and the few things they say to each other.
+
+torchrun starts the processes and tells each its rank in environment variables; `joined` makes
+them one group. What a run computes is defined by the global batch, of which each process takes
+its share, so nothing here knows about recipes; and one process alone is a group of one, for which
+every function is a formality.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from longtail._checks import InputError
+from longtail.runs.folder import RunError
+
+# An error that every process has is said by the first one: the others wait so long for the
+# launcher to end them before they say it too.
+_GRACE = 2.0
+_PATIENCE = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train one run together, as one of them sees them.
+
+    Attributes:
+        rank: this process's number, from 0; the first one writes and prints.
+        count: how many there are.
+        device: where this one computes.
+
+    Examples:
+        >>> [World(rank=rank, count=3).share(8) for rank in range(3)]
+        [slice(0, 2, None), slice(2, 5, None), slice(5, 8, None)]
+    """
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def share(self, size: int) -> slice:
+        """This process's part of a global batch; of a very small one it may be empty."""
+        return slice(size * self.rank // self.count, size * (self.rank + 1) // self.count)
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Add up a tensor over the processes, in place; everyone gets the sum."""
+        if self.count > 1:
+            with said_plainly():
+                distributed.all_reduce(values)
+        return values
+
+    def send_(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's tensors, in place."""
+        if self.count > 1:
+            for tensor in tensors:
+                whole = tensor.contiguous()  # a part of a larger tensor can't be sent as it is
+                with said_plainly():
+                    distributed.broadcast(whole, src=0)
+                if whole is not tensor:
+                    tensor.copy_(whole)
+
+    def tell(self, value: Any = None) -> Any:
+        """The first process's value, for everyone; it must be JSON."""
+        if self.count == 1:
+            return value
+        content = json.dumps(value).encode() if self.first else b""
+        size = torch.tensor([len(content)], device=self.device)
+        self.send_([size])
+        text = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
+        if self.first:
+            text.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        self.send_([text])
+        return json.loads(bytes(text.cpu().numpy()))
+
+    def gather(self, rows: Tensor, total: int) -> NDArray[Any] | None:
+        """Put together what the processes computed for every `count`-th example from their rank on.
+
+        Args:
+            rows: this process's, one per example, shape (examples of this process, ...).
+            total: examples of all processes.
+
+        Returns:
+            Shape (total, ...) in the examples' order on the first process; None elsewhere.
+        """
+        if self.count == 1:
+            return rows.cpu().numpy()
+        with said_plainly():
+            if not self.first:
+                if len(rows):
+                    distributed.send(rows.contiguous(), dst=0)
+                return None
+            whole = np.empty((total, *rows.shape[1:]), rows.cpu().numpy().dtype)
+            whole[:: self.count] = rows.cpu().numpy()
+            for rank in range(1, self.count):
+                size = len(range(rank, total, self.count))
+                theirs = rows.new_empty((size, *rows.shape[1:]))
+                if size:
+                    distributed.recv(theirs, src=rank)
+                whole[rank :: self.count] = theirs.cpu().numpy()
+        return whole
+
+    def wait(self) -> None:
+        """Go on when all processes are here."""
+        self.sum_(torch.zeros(1, device=self.device)).item()  # a GPU would only queue it
+
+    def average_gradients(self, module: nn.Module) -> nn.Module:
+        """The module, whose backward pass averages gradients over the processes.
+
+        Batch norm stays local: each process normalises by its own part of the batch.
+        """
+        if self.count == 1:
+            return module
+        # The option has a new name since torch 2.13.
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+        device = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=device, **options)
+
+
+ALONE = World()
+
+
+def launched() -> bool:
+    """Whether a launcher such as torchrun started this process as one of several.
+
+    Examples:
+        >>> launched()
+        False
+    """
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def joined(device: torch.device, *, patience: timedelta = _PATIENCE) -> Iterator[World]:
+    """Join the processes that torchrun started, for as long as the context lasts.
+
+    Args:
+        device: a CPU, or any GPU: each process of a machine takes one of its own.
+        patience: how long to wait for the others, here and at every step.
+
+    Yields:
+        The world; without a launcher, that of one process.
+    """
+    if distributed.is_initialized():  # by whoever calls this, and theirs to end
+        yield World(distributed.get_rank(), distributed.get_world_size(), device)
+        return
+    if not launched():
+        yield World(device=device)
+        return
+    device = own_device(device)
+    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
+    _join(device, patience)
+    try:
+        yield world
+    except Exception:
+        if not world.first:
+            time.sleep(_GRACE)
+        if device.type == "cpu":  # a GPU may wait there for a process that is gone
+            distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The device that this process of its machine takes: GPU number LOCAL_RANK."""
+    if device.type != "cuda":
+        return device
+    if device.index is not None:
+        raise InputError(
+            f"--device {device}: torchrun gives each process a GPU of its own; leave --device out, "
+            f"and choose among GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    count = torch.cuda.device_count()
+    if local >= count:
+        raise InputError(
+            f"torchrun started process {local + 1} of this machine, which has {count} GPU(s); one "
+            f"process takes one GPU: --nproc-per-node {count}."
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _join(device: torch.device, patience: timedelta) -> None:
+    where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    gpu = device.type == "cuda"
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=patience))
+        distributed.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=_fresh(store, rank, count, patience),
+            rank=rank,
+            world_size=count,
+            timeout=patience,
+            device_id=device if gpu else None,
+        )
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        text = str(error)
+        if "EADDRINUSE" in text or "address already in use" in text.lower():
+            raise InputError(
+                f"the processes can't meet at {where}: another program uses that port. Choose "
+                f"another (torchrun --master-port N), or let torchrun find a free one "
+                f"(--standalone on one machine)."
+            ) from error
+        if "timed out" in text.lower() or "timeout" in text.lower():
+            raise InputError(
+                f"not all {os.environ['WORLD_SIZE']} processes came to {where} within "
+                f"{patience.total_seconds():.0f} s; start torchrun on every machine, with the same "
+                f"--nnodes and --rdzv-endpoint, and see that its port is open between them."
+            ) from error
+        raise RunError(f"the processes could not meet at {where}: {_line(text)}") from error
+
+
+def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
+    """A part of torchrun's store in which nothing is left of processes that were killed.
+
+    torchrun starts processes again with the store it has, and in it are the addresses of those
+    that are gone. So the first process names a new part of the store; each of the others answers
+    with a word of its own, and goes on only where the first one has repeated it.
+    """
+    word, deadline = secrets.token_hex(8), time.monotonic() + patience.total_seconds()
+    if rank == 0:
+        store.set("longtail/part", word)
+        answers = [f"longtail/{word}/{other}" for other in range(1, count)]
+        store.wait(answers, patience)
+        store.set(f"longtail/{word}/all", b" ".join(store.get(answer) for answer in answers))
+        return PrefixStore(f"longtail/{word}", store)
+    while time.monotonic() < deadline:
+        part = store.get("longtail/part").decode()
+        store.set(f"longtail/{part}/{rank}", word)
+        repeated = f"longtail/{part}/all"
+        if store.check([repeated]) and word in store.get(repeated).decode().split():
+            return PrefixStore(f"longtail/{part}", store)
+        time.sleep(0.02)
+    raise TimeoutError("timed out")
+
+
+# How torch's backends speak of a lost neighbour where they raise no error of a kind of its own.
+_LOST = ("gloo", "connection closed", "connection reset", "broken pipe", "nccl")
+
+
+@contextmanager
+def said_plainly() -> Iterator[None]:
+    """Say what it means when another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if not isinstance(error, distributed.DistError) and not any(w in text for w in _LOST):
+            raise
+        raise RunError(
+            f"another process of this training stopped, so this one can't go on; what it said is "
+            f"the reason ({_line(str(error))})."
+        ) from error
+
+
+def _line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,122 @@
+"""What a trained network says about images it has not seen: logits, written once into the run.
+
+Tuning, post-hoc methods, metrics and reports read these logits; nothing flows back into training,
+which is next door in `engine`.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import nn
+
+from longtail import models
+from longtail._checks import InputError
+from longtail.data.images import ImageSet
+from longtail.data.lists import ListedImages
+from longtail.runs import Run, RunWriter, files
+from longtail.train import checkpoint
+from longtail.train.augment import normalize
+from longtail.train.distributed import ALONE, World
+from longtail.train.recipe import Recipe
+from longtail.train.streamed import Streaming, stream_logits
+from longtail.train.team import new_network
+
+Images = ImageSet | ListedImages
+
+
+def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
+    """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    found = []
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for batch in torch.split(torch.from_numpy(images.images), 1024):
+            pixels = normalize(
+                batch.to(device), mean=recipe.mean, std=recipe.std, pixel_range=images.pixel_range
+            )
+            found.append(model(pixels).float().cpu())
+    model.train(was_training)
+    return torch.cat(found).numpy()
+
+
+def split_logits(
+    model: nn.Module,
+    images: Images,
+    recipe: Recipe,
+    *,
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+) -> np.ndarray | None:
+    """The logits on the first process, None on others; of images on disk each computes a part."""
+    if isinstance(images, ListedImages):
+        return stream_logits(model, images, recipe, world=world, how=streaming)
+    return network_logits(model, images, recipe) if world.first else None
+
+
+def write_split(
+    writer: RunWriter, model: nn.Module, images: Images, logits: np.ndarray, *, split: str
+) -> None:
+    """Write the network's logits on a split, with the head's norms and bias beside them."""
+    norms, bias = models.head_norms_and_bias(model)
+    writer.write_logits(
+        split,
+        logits,
+        images.labels,
+        norms=norms,
+        bias=bias,
+        data=images.fingerprint,
+        replace=True,  # a run killed while it finished left some
+    )
+
+
+def evaluate(
+    run: Run,
+    images: Images,
+    *,
+    split: str = "test",
+    device: torch.device | str = "cpu",
+    replace: bool = False,
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+) -> Run:
+    """Write a finished run's logits on a split it has not seen, once.
+
+    Tuning, post-hoc methods, metrics and reports read these logits; none of them needs the
+    network again, and nothing flows back into training.
+
+    Args:
+        run: a finished run, with its weights.
+        images: the split.
+        split: its name.
+        device: where to compute.
+        replace: write again what is there already.
+        world: the processes that share images on disk, each with the same arguments.
+        streaming: how those are read; None for the defaults.
+
+    Returns:
+        The run, reopened.
+    """
+    if world.tell(split in run.splits) and not replace:
+        return run
+    recipe = Recipe.of(run.spec)
+    if images.num_classes != run.prior.num_classes:
+        raise InputError(
+            f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
+            f"with {run.prior.num_classes}."
+        )
+    model = new_network(recipe, images, seed=run.spec.seed)
+    # A copy: the file's arrays are read-only maps, which torch can't take.
+    weights = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
+    checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
+    model.load_state_dict(weights)
+    with files.exclusive(run.folder) if world.first else nullcontext():
+        model = model.to(device)
+        logits = split_logits(model, images, recipe, world=world, streaming=streaming)
+        if logits is not None:
+            write_split(RunWriter.reopen(run.folder), model, images, logits, split=split)
+    world.wait()
+    return Run.open(run.folder, verify=False)

@@ -1,0 +1,460 @@
+"""The last layer cut over processes: each holds a slice of the classes, and no one all logits.
+
+`ShardedHead` is the module: weights as DTensors, the loss, predictions, loading. How classes are
+cut and what is sent is in `class_slices`; the arithmetic of the loss in `sharded_loss`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from longtail import _checks
+from longtail._checks import InputError
+from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
+from longtail.priors import ClassPrior
+from longtail.train.class_slices import (
+    Rows,
+    Slice,
+    all_rows,
+    as_slice,
+    everywhere,
+    full_state_dict,
+    gather_slices,
+    local,
+    own_rows,
+)
+from longtail.train.sharded_loss import Margins, mean_denominator, slice_losses
+
+__all__ = ["ShardedHead", "full_state_dict", "gather_slices"]
+
+BATCHES = ("replicated", "split")
+INIT_ROWS = 4096  # drawn at once
+
+
+class ShardedHead(nn.Module):
+    """A linear layer with a slice of the classes on each process, and its loss without the logits.
+
+    `weight` and `bias` are DTensors sharded along the classes; their gradients and what an
+    optimiser keeps for them live in the same slices. They start as those of `nn.Linear` would:
+    with the same seed on every process, whatever the number of processes. Give them a parameter
+    group of their own: an optimiser that steps many tensors at once can't mix DTensors with others.
+
+    Two ways to feed it:
+
+    - `batch="replicated"`: every process has the same features (the network below runs with the
+      same input everywhere, or is itself parallel over the model). Each gets the whole gradient.
+    - `batch="split"`: every process has features of examples of its own, as in data-parallel
+      training. They are gathered, in the order of the processes, and the batch is all of them:
+      "mean" and "sum" are over all, so every process gets the same number; "none" and
+      predictions are of its own examples. Processes may have different numbers of them.
+
+    Args:
+        in_features: D, width of the features.
+        num_classes: C; not fewer than processes. Process r holds the r-th of `torch.chunk`'s parts.
+        mesh: one-dimensional, over which the classes are cut; None for a single process, which
+            then needs no process group and has ordinary tensors.
+        batch: "replicated" or "split".
+        averaging: for "split": whether the gradients of the network below are averaged over the
+            processes, as DDP and FSDP do. The features' gradient is then multiplied by the number
+            of processes, so that the average is the gradient of the loss of the whole batch.
+        bias: whether there is one.
+        device: where; the mesh's kind of device by default.
+        dtype: torch's default by default.
+
+    Attributes:
+        part: which classes this process holds: `part.start` up to `part.stop`.
+
+    Examples:
+        >>> from longtail.losses import LogitAdjustedLoss
+        >>> head = ShardedHead(8, 5)  # one process
+        >>> head
+        ShardedHead(in_features=8, num_classes=5, slices=1, batch='replicated')
+        >>> loss = LogitAdjustedLoss(ClassPrior.from_counts([50, 20, 10, 5, 1]))
+        >>> features, target = torch.zeros(2, 8), torch.tensor([0, 4])
+        >>> value = head.loss(features, target, loss)
+        >>> torch.testing.assert_close(value, loss(head(features), target))
+        >>> head.predict(features).shape
+        torch.Size([2])
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        mesh: DeviceMesh | None = None,
+        batch: str = "replicated",
+        averaging: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        caller = type(self).__name__
+        self.in_features = _checks.whole(in_features, caller, name="in_features")
+        self.num_classes = _checks.whole(num_classes, caller, name="num_classes")
+        self.batch = _checks.choice(batch, BATCHES, caller, name="batch")
+        self.averaging = averaging
+        self.mesh = mesh
+        self.part = Slice.of_mesh(self.num_classes, mesh, caller=caller)
+        if device is None and mesh is not None:
+            device = mesh.device_type
+        bound = 1.0 / math.sqrt(self.in_features)  # of nn.Linear
+        rows = self._draw(self.in_features, bound, device, dtype)
+        self.weight = nn.Parameter(as_slice(rows, self.part, mesh))
+        if bias:
+            values = self._draw(None, bound, device, dtype)
+            self.bias = nn.Parameter(as_slice(values, self.part, mesh))
+        else:
+            self.register_parameter("bias", None)
+
+    def _draw(
+        self,
+        width: int | None,
+        bound: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        """This process's part of what a single process would draw, from torch's CPU generator."""
+        tail = () if width is None else (width,)
+        own = torch.empty((self.part.width, *tail), device=device, dtype=dtype)
+        for start in range(0, self.num_classes, INIT_ROWS):
+            stop = min(start + INIT_ROWS, self.num_classes)
+            drawn = torch.empty((stop - start, *tail), dtype=dtype).uniform_(-bound, bound)
+            first, last = max(start, self.part.start), min(stop, self.part.stop)
+            if first < last:
+                own[first - self.part.start : last - self.part.start] = drawn[
+                    first - start : last - start
+                ].to(own.device)
+        return own
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        mesh: DeviceMesh | None = None,
+        batch: str = "replicated",
+        averaging: bool = True,
+    ) -> ShardedHead:
+        """A head with the weights of a linear layer that every process has whole.
+
+        Args:
+            linear: the same on every process.
+            mesh: as for the class, as the following.
+            batch: see there.
+            averaging: see there.
+
+        Examples:
+            >>> linear = nn.Linear(8, 5)
+            >>> torch.equal(ShardedHead.from_linear(linear).weight, linear.weight)
+            True
+        """
+        head = cls(
+            linear.in_features,
+            linear.out_features,
+            mesh=mesh,
+            batch=batch,
+            averaging=averaging,
+            bias=linear.bias is not None,
+            device=linear.weight.device,
+            dtype=linear.weight.dtype,
+        )
+        head.load_state_dict(linear.state_dict())
+        return head
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits, shape (N, C), as a DTensor of which each process holds its classes' columns.
+
+        With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
+        are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
+        """
+        self._check_features(features, "ShardedHead.forward")
+        whole, rows = self._whole_batch(features)
+        if rows is not None:
+            whole = whole[rows.places(whole.device)]
+        bias = None if self.bias is None else local(self.bias)
+        logits = nn.functional.linear(whole, local(self.weight), bias)
+        return as_slice(logits, self.part, self.mesh, dim=1)
+
+    # Not for the compiler: it talks to other processes and writes over what it saved.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def loss(self, features: Tensor, target: Tensor, criterion: PairwiseMarginLoss) -> Tensor:
+        """The criterion's loss of the logits of all classes, which no process ever holds.
+
+        A process computes its own classes' logits, once, and exchanges two numbers per example
+        with the others (five with label smoothing). Half-precision logits are computed with in
+        float32; under autocast the logits are made in autocast's type. Class weights,
+        `ignore_index`, label smoothing and reductions mean what they mean to the criterion.
+
+        Args:
+            features: shape (N, D).
+            target: class indices of all C classes, shape (N,).
+            criterion: a loss of `longtail.losses` with an additive margin: any of them but
+                `EqualizedThresholdLoss` and dense ones. All C values of its margin are on each
+                process, on the features' device. Its `impl` plays no part, unless it is "triton".
+
+        Returns:
+            As the criterion on logits. "mean" and "sum" are the same on every process, and the
+            backward pass takes the gradients that come in to be so, too.
+        """
+        caller = "ShardedHead.loss"
+        self._check_features(features, caller)
+        self._check_criterion(criterion, features, caller)
+        ignored = criterion.ignore_index
+        self._check_target(target, features, caller)
+        whole, rows = self._whole_batch(features)
+        if rows is not None:
+            target = self.part.gather(rows.pad(target.long(), ignored)).flatten()
+            # Padding is told by its place: `ignore_index` may be a class that others count.
+            real = torch.zeros_like(target, dtype=torch.bool)
+            real[rows.places(real.device)] = True
+        counted = target != ignored if rows is None else (target != ignored) & real
+        target = target.long().masked_fill(~counted, 0)
+        self._check_labels(target, ignored, caller)
+
+        compute, work, out = _types(features)
+        weight = None if criterion.weight is None else criterion.weight.to(work)
+        negative, alpha = criterion.negative.to(work), criterion.alpha.to(work)
+        margins = Margins(
+            target,
+            counted,
+            negative[self.part.start : self.part.stop],
+            criterion.scale * (criterion.positive.to(work) + negative),
+            alpha if weight is None else alpha * weight,
+            criterion.scale,
+            criterion.label_smoothing,
+        )
+        bias = None if self.bias is None else local(self.bias)
+        with torch.autocast(features.device.type, enabled=False):
+            losses = slice_losses(
+                whole.to(compute), local(self.weight).to(compute), bias, margins, self.part
+            )
+            if criterion.reduction == "none":
+                return (losses if rows is None else own_rows(losses, rows, self.part)).to(out)
+            total = losses.sum()
+            if criterion.reduction == "mean":
+                total = total / mean_denominator(margins, weight)
+            return total.to(out)
+
+    @torch.no_grad()
+    def predict(
+        self, features: Tensor, *, prior: ClassPrior | None = None, tau: float = 1.0
+    ) -> Tensor:
+        """The class with the largest logit; of several, the first, as argmax has it.
+
+        Args:
+            features: shape (N, D).
+            prior: for post-hoc logit adjustment: argmax f_y − τ log π_y. Leave it out after
+                training with the logit-adjusted loss.
+            tau: τ.
+
+        Returns:
+            Classes, int64, shape (N,), of this process's own examples with `batch="split"`.
+        """
+        return self._top(features, 1, prior, tau, caller="ShardedHead.predict")[1].squeeze(1)
+
+    @torch.no_grad()
+    def topk(
+        self, features: Tensor, k: int, *, prior: ClassPrior | None = None, tau: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The k largest logits and their classes, from each process's own k largest.
+
+        Args:
+            features: shape (N, D).
+            k: at most C.
+            prior: as in `predict`.
+            tau: as in `predict`.
+
+        Returns:
+            Logits, adjusted if there is a prior, and classes, shape (N, k) each, falling; equal
+            logits in the order of `torch.topk`.
+        """
+        caller = "ShardedHead.topk"
+        k = _checks.whole(k, caller, name="k")
+        if k > self.num_classes:
+            raise InputError(
+                f"{caller}: `k` must be at most the number of classes, {self.num_classes}; got {k}."
+            )
+        return self._top(features, k, prior, tau, caller=caller)
+
+    def _top(
+        self, features: Tensor, k: int, prior: ClassPrior | None, tau: float, *, caller: str
+    ) -> tuple[Tensor, Tensor]:
+        self._check_features(features, caller)
+        if prior is not None:
+            _checks.prior(prior, caller, num_classes=self.num_classes)
+        whole, rows = self._whole_batch(features)
+        bias = None if self.bias is None else local(self.bias)
+        logits = nn.functional.linear(whole, local(self.weight), bias)
+        if prior is not None:
+            log_probs = torch.tensor(prior.log_probs[self.part.start : self.part.stop])
+            adjustment = _checks.tau(tau, caller) * log_probs
+            work = torch.promote_types(logits.dtype, torch.float32)
+            logits = logits.to(work) - adjustment.to(logits.device, work)
+        values = logits.new_full((len(logits), k), -math.inf)
+        classes = torch.zeros((len(logits), k), dtype=torch.int64, device=logits.device)
+        kept = min(k, self.part.width)
+        if kept == 1:  # max takes the first of equal ones, which topk does not promise
+            values[:, :1], classes[:, :1] = logits.max(1, keepdim=True)
+        elif kept:
+            values[:, :kept], classes[:, :kept] = logits.topk(kept, 1)
+        # All processes' candidates side by side, in the order of their classes.
+        values = self.part.gather(values).movedim(0, 1).flatten(1)
+        classes = self.part.gather(classes + self.part.start).movedim(0, 1).flatten(1)
+        best, place = values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
+        chosen = classes.gather(1, place)
+        if rows is None:
+            return best, chosen
+        return own_rows(best, rows, self.part), own_rows(chosen, rows, self.part)
+
+    @torch.no_grad()
+    def norms_and_bias(self) -> tuple[Tensor, Tensor]:
+        """‖w_y‖₂ and the bias of all classes, on every process; the bias is zero without one.
+
+        Returns:
+            Two float64 tensors of shape (C,), on the CPU.
+        """
+        weight = local(self.weight).double()
+        own = torch.zeros((-(-self.num_classes // self.part.size), 2), dtype=torch.float64)
+        own[: self.part.width, 0] = weight.norm(dim=1).cpu()
+        if self.bias is not None:
+            own[: self.part.width, 1] = local(self.bias).cpu()
+        every = self.part.gather(own.to(weight.device)).flatten(0, 1)[: self.num_classes].cpu()
+        return every[:, 0].clone(), every[:, 1].clone()
+
+    def _whole_batch(self, features: Tensor) -> tuple[Tensor, Rows | None]:
+        """The features of the whole batch, and how the processes' rows lie in it if it is split."""
+        if self.batch == "replicated" or self.part.group is None:
+            return everywhere(features, self.part), None
+        rows = Rows.of(features, self.part)
+        factor = float(self.part.size) if self.averaging else 1.0
+        return all_rows(features, rows, self.part, factor=factor), rows
+
+    def _check_features(self, features: Any, caller: str) -> None:
+        shaped = isinstance(features, Tensor) and features.ndim == 2
+        if not shaped or not features.is_floating_point() or features.shape[1] != self.in_features:
+            came = (
+                f"shape {tuple(features.shape)}, {features.dtype}"
+                if isinstance(features, Tensor)
+                else type(features).__name__
+            )
+            raise InputError(
+                f"{caller}: `features` must be a floating-point tensor of shape "
+                f"(N, {self.in_features}); got {came}."
+            )
+
+    def _check_criterion(self, criterion: Any, features: Tensor, caller: str) -> None:
+        if not isinstance(criterion, PairwiseMarginLoss):
+            raise InputError(
+                f"{caller}: `criterion` must be a loss of longtail.losses, such as "
+                f"LogitAdjustedLoss(prior); got {type(criterion).__name__}. For plain "
+                f"cross-entropy take SoftmaxLoss, for a margin PairwiseMarginLoss(margin)."
+            )
+        name, classes = type(criterion).__name__, len(criterion.alpha)
+        if classes != self.num_classes:
+            raise InputError(
+                f"{caller}: the criterion has {classes} classes but the head has "
+                f"{self.num_classes}, over all processes; pass num_classes={self.num_classes} to "
+                f"ClassPrior.from_labels if a class has no examples."
+            )
+        obstacle = (
+            "its margin is dense, not of the form a_y + b_y'"
+            if criterion.dense is not None
+            else "it drops competitors at random"
+            if isinstance(criterion, EqualizedThresholdLoss)
+            else "it asks for impl='triton', and there is no kernel for slices"
+            if criterion.impl == "triton"
+            else None
+        )
+        if obstacle is not None:
+            raise InputError(
+                f"{caller}: {name} can't be computed in slices of the classes: {obstacle}."
+            )
+        if criterion.alpha.device != features.device:
+            raise InputError(
+                f"{caller}: the criterion's buffers are on {criterion.alpha.device} but the "
+                f"features are on {features.device}; move it once, with "
+                f"criterion.to(features.device)."
+            )
+
+    def _check_target(self, target: Any, features: Tensor, caller: str) -> None:
+        if not isinstance(target, Tensor) or target.shape != features.shape[:1]:
+            came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+            raise InputError(
+                f"{caller}: `target` must be a tensor of shape ({len(features)},), one class index "
+                f"per row of the features; got {came}."
+            )
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            raise InputError(
+                f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
+            )
+
+    def _check_labels(self, target: Tensor, ignore_index: int, caller: str) -> None:
+        """Labels of the whole batch in range, so that all processes stop together if not.
+
+        On a GPU we don't wait to look: looking up a class's margin fails on the device, as in
+        torch's own cross-entropy.
+        """
+        if target.device.type != "cpu" or len(target) == 0:
+            return
+        for value in (int(target.min()), int(target.max())):
+            if not 0 <= value < self.num_classes:
+                raise InputError(
+                    f"{caller}: `target` must lie in 0 .. {self.num_classes - 1}, but {value} "
+                    f"occurs; labels to leave out must equal ignore_index={ignore_index}."
+                )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take whole tensors of an unsharded layer, of which each process keeps its slice."""
+        cut = dict(state_dict)
+        for name, own in self.named_parameters(recurse=False):
+            value = cut.get(prefix + name)
+            if value is None:
+                continue
+            caller = f"ShardedHead.load_state_dict: `{prefix}{name}`"
+            if isinstance(value, DTensor):
+                if value.shape == own.shape and value.device_mesh != self.mesh:
+                    raise InputError(
+                        f"{caller} is in {value.device_mesh.size()} slices of another mesh, but "
+                        f"the head is in {self.part.size}; gather it with full_state_dict before "
+                        f"saving, or load with torch.distributed.checkpoint, which cuts anew."
+                    )
+            elif value.shape == own.shape:
+                mine = value[self.part.start : self.part.stop].to(own.device)
+                cut[prefix + name] = as_slice(mine, self.part, self.mesh)
+            else:
+                raise InputError(
+                    f"{caller} has shape {tuple(value.shape)} but must have {tuple(own.shape)}, "
+                    f"the whole layer's; a single process's slice does not do, since the number of "
+                    f"processes may be another: save what full_state_dict gathers."
+                )
+        super()._load_from_state_dict(cut, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Widths, slices and how it is fed, for printing."""
+        bias = "" if self.bias is not None else ", bias=False"
+        return (
+            f"in_features={self.in_features}, num_classes={self.num_classes}, "
+            f"slices={self.part.size}, batch={self.batch!r}{bias}"
+        )
+
+
+def _types(features: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """The types of the logits, of the arithmetic on them, and of the loss."""
+    device = features.device.type
+    if torch.is_autocast_enabled(device):
+        compute = torch.get_autocast_dtype(device)
+        return compute, torch.float32, torch.float32
+    return features.dtype, torch.promote_types(features.dtype, torch.float32), features.dtype

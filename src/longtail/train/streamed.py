@@ -1,0 +1,394 @@
+"""One run on photographs that stay on disk, in one process or as one of several: a team of one.
+
+The global batch defines a step. Each process takes its share of it, in parts where the share is
+larger than a micro-batch, and gradients add up to those of the mean over the global batch: sums
+of losses are divided by what the whole batch weighs, whoever holds how much of it. Only batch
+norm sees the parts.
+
+Images come as bytes from worker processes (`data.streaming`), are copied to the device while it
+works on the step before, and are normalised there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from longtail import _checks
+from longtail._checks import InputError, IntArray
+from longtail.data.lists import ListedImages
+from longtail.data.photos import CenterCrop, RandomCrop
+from longtail.data.streaming import Batch, evaluation_stream, planned_stream
+from longtail.losses import EqualizedThresholdLoss
+from longtail.train.distributed import ALONE, World, said_plainly
+from longtail.train.plan import Planner, stream_seed
+from longtail.train.recipe import Recipe
+from longtail.train.team import Team
+
+_PIECE = 64  # images a worker decodes at a time: few, so that an epoch begins soon
+_EVALUATED = 128  # images at a time where no gradients are kept
+
+# What a recipe may say about photographs. Any other value off its default would do nothing.
+_HONOURED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
+_HONOURED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
+_HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size"}
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How images get from disk into gradients: speed and memory, not what is computed.
+
+    Attributes:
+        workers: processes that decode, for each training process; its share of the cores if None.
+        prefetch: batches of 64 images that each worker keeps ready.
+        on_error: what an image that can't be decoded does in training: ``stop``, with its name,
+            or ``skip``, which leaves it out and counts it. Evaluation always stops: errors on
+            fewer examples would be those of another test set.
+        micro_batch: images that go through the network at once; a larger share of the batch is
+            taken in parts whose gradients add up. Batch norm sees the parts.
+        compile: `torch.compile` the network; on a GPU only if None.
+    """
+
+    workers: int | None = None
+    prefetch: int = 4
+    on_error: str = "stop"
+    micro_batch: int = 256
+    compile: bool | None = None
+
+    def __post_init__(self) -> None:
+        caller = "Streaming"
+        if self.workers is not None:
+            _checks.whole(self.workers, caller, name="workers", at_least=0)
+        _checks.whole(self.prefetch, caller, name="prefetch")
+        _checks.whole(self.micro_batch, caller, name="micro_batch")
+        _checks.choice(self.on_error, ("stop", "skip"), caller, name="on_error")
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe that is not for photographs on disk, or says what they can't heed."""
+    if not recipe.image_size:
+        raise InputError(
+            f"recipe {recipe.name!r} is for images of one size in memory; photographs on disk need "
+            f"an `image_size` to be cropped to: take the recipe imagenet-lt or inaturalist, or "
+            f"override image_size (and crop_padding=0)."
+        )
+    for entry in fields(Recipe):
+        if entry.name not in _HONOURED and getattr(recipe, entry.name) != entry.default:
+            raise InputError(
+                f"recipe {recipe.name!r}: `{entry.name}` is for images in memory and would do "
+                f"nothing to photographs from disk; leave it at {entry.default!r}."
+            )
+
+
+class _Part(NamedTuple):
+    """Some images of a step on the device; they count for `counts`, 1 or 0."""
+
+    images: Tensor
+    labels: Tensor
+    counts: float
+
+
+class PixelsToLogits(nn.Module):
+    """Normalises bytes on the device and applies the network; logits in float32.
+
+    Args:
+        model: the network, with `features` and `fc`.
+        recipe: for the normalisation.
+        precision: ``float32`` or ``bfloat16``, of the features.
+        device: where it lives.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, *, precision: str, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.model, self.kind, self.low = model, device.type, precision == "bfloat16"
+        for name in ("mean", "std"):
+            values = torch.tensor(getattr(recipe, name), device=device).view(-1, 1, 1)
+            self.register_buffer(name, values, persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Shape (images, num_classes); pixels uint8 (images, 3, size, size), channels last."""
+        images = (pixels.float() / 255 - self.mean) / self.std
+        with torch.autocast(self.kind, torch.bfloat16, enabled=self.low):
+            features = self.model.features(images)  # type: ignore[operator]
+        return self.model.fc(features.float())  # type: ignore[operator, no-any-return]
+
+
+class StreamedTeam(Team):
+    """A run whose images come from disk: steps as `Team` does, for one member.
+
+    Args:
+        planner: of the run.
+        data: the training set.
+        precision: ``float32`` or ``bfloat16``, of the network's features.
+        device: where this process trains.
+        world: the processes that share each batch.
+        how: see `Streaming`.
+
+    Attributes:
+        losses: the mean loss of each step of the epoch; of the global batches once `mean_losses`
+            was called, before that this process's part of them.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        data: ListedImages,
+        *,
+        precision: str = "float32",
+        device: torch.device | str = "cpu",
+        world: World = ALONE,
+        how: Streaming | None = None,
+    ) -> None:
+        self.world, self.how = world, how or Streaming()
+        check_recipe(planner.recipe)
+        super().__init__([planner], data, precision=precision, device=device)
+        self.criterion = self.criteria[0]
+        self.criterion.reduction = "sum"
+        network = PixelsToLogits(self.model, self.recipe, precision=precision, device=self.device)
+        self._averaged = world.average_gradients(network)
+        compiled = self.device.type == "cuda" if self.how.compile is None else self.how.compile
+        self.logits: Any = self._averaged
+        if compiled:
+            torch.compiler.reset()  # after some networks in one process torch would stop compiling
+            self.logits = torch.compile(self._averaged, dynamic=False)
+        self.stream = planned_stream(
+            data,
+            batch_size=min(_PIECE, self.how.micro_batch),
+            view=RandomCrop(self.recipe.image_size, flip=0.5 if self.recipe.flip else 0.0),
+            seed=stream_seed(planner.seed, "crop"),
+            workers=self.how.workers,
+            prefetch=self.how.prefetch,
+            on_error=self.how.on_error,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def _allocate(self) -> None:
+        steps = len(self.batch_sizes)
+        self.block = 1
+        self.rates = torch.zeros(steps, device=self.device)
+        self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.totals = torch.zeros(1, dtype=torch.float64, device=self.device)
+        self.losses = torch.zeros(steps, dtype=torch.float64, device=self.device)
+        self.class_weights = None  # its loss has its own
+        on_gpu = self.device.type == "cuda"
+        self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._at = 0  # the step that comes next
+        self._parts: list[_Part] = []
+        self._waiting: list[_Part] = []
+
+    def load(self, epoch: int) -> None:
+        """Get ready for an epoch, counted from 0, and start to read it."""
+        super().load(epoch)
+        self.losses.zero_()
+        self._left_out = self.stream.skipped.total()
+        rows = self.plans[0].rows.numpy()
+        self._layout: list[list[int]] = []  # of each step the pieces of each part
+        batches: list[tuple[IntArray, IntArray]] = []
+        first = 0
+        for size in self.batch_sizes:
+            parts = self._parts_of(first, size)
+            pieces = [_evenly(part, _PIECE) for part in parts]
+            self._layout.append([len(of_part) for of_part in pieces])
+            batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
+            first += size
+        self.stream.set_plan(epoch, batches)
+        self._batches = iter(self.stream)
+        self._waiting = self._fetch(0)
+
+    def look_ahead(self, epoch: int) -> None:
+        """Make an epoch's plan; images are drawn where they are decoded."""
+        if self._ahead[0] != epoch:
+            self._ahead = epoch, [self.planners[0].plan(epoch)], []
+
+    def _parts_of(self, first: int, size: int) -> list[IntArray]:
+        """The places in the epoch that this process takes of a batch, a micro-batch at a time."""
+        mine = self.world.share(size)
+        places = first + np.arange(mine.start, mine.stop)
+        # Every process must take part in a step; one without a share looks at the batch's first
+        # image and gives it no weight.
+        places = places if len(places) else np.array([first])
+        return _evenly(places, self.how.micro_batch)
+
+    def _fetch(self, number: int) -> list[_Part]:
+        """The images of a step, on their way to the device; nothing after the last step."""
+        if number >= len(self._layout):
+            return []
+        share = self.world.share(self.batch_sizes[number])
+        counts = float(share.stop > share.start)
+        found = []
+        for pieces in self._layout[number]:
+            got = [next(self._batches) for _ in range(pieces)]
+            if self._copies is None:
+                found.append(_Part(*_joined(got), counts))
+            else:
+                with torch.cuda.stream(self._copies):
+                    found.append(_Part(*_copied(got, self.device), counts))
+        return found
+
+    def prepare(self, number: int) -> None:
+        """Before step `number`: take what was fetched for it."""
+        self._at, self._parts = number, self._waiting
+        if self._copies is not None:
+            here = torch.cuda.current_stream(self.device)
+            here.wait_stream(self._copies)
+            for part in self._parts:  # so that their memory is not reused while it is read
+                part.images.record_stream(here)
+                part.labels.record_stream(here)
+
+    def step(self, size: int) -> None:
+        """One step on this process's part of the next `size` examples."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
+        dropped, place = self._draw(size), self.world.share(size).start
+        for number, part in enumerate(self._parts):
+            last = number + 1 == len(self._parts)
+            with said_plainly(), self._unsent(last):
+                logits = self.logits(part.images)
+                loss = part.counts * self._sum(logits, part.labels, dropped, place) / total
+                # Times the processes, since gradients are averaged over them.
+                (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
+            self.losses[self._at] += loss.detach()
+            place += len(part.labels)
+        self._set_rate(self.rates.index_select(0, self.number))
+        self.optimizer.step()
+        self.number += 1
+        self._parts = []
+        self._waiting = self._fetch(self._at + 1)  # while the device works
+
+    def _unsent(self, last: bool) -> AbstractContextManager[object]:
+        """Gradients stay here until the last part of a step has added its own."""
+        if last or not isinstance(self._averaged, DistributedDataParallel):
+            return nullcontext()
+        return cast(AbstractContextManager[object], self._averaged.no_sync())  # type: ignore[no-untyped-call]
+
+    def _weight(self, part: _Part) -> Tensor:
+        """What a part's examples weigh in the mean, as torch has it: class weights count."""
+        weight = self.criterion.weight
+        if weight is None:
+            count = part.counts * len(part.labels)
+            return torch.full((), count, dtype=torch.float64, device=self.device)
+        return part.counts * weight.gather(0, part.labels).double().sum()
+
+    def _draw(self, size: int) -> Tensor | None:
+        """Which competitors drop out, for a loss that draws: of the whole global batch."""
+        if not isinstance(self.criterion, EqualizedThresholdLoss):
+            return None
+        return self.criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
+
+    def _sum(self, logits: Tensor, labels: Tensor, dropped: Tensor | None, place: int) -> Tensor:
+        if dropped is None:
+            return cast(Tensor, self.criterion(logits, labels))
+        here = dropped[place : place + len(labels)]
+        return cast(Tensor, self.criterion(logits, labels, dropped=here))
+
+    def mean_losses(self) -> list[float]:
+        """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
+        self.world.sum_(self.losses)
+        self._average_statistics()
+        left_out = torch.tensor(self.stream.skipped.total() - self._left_out, device=self.device)
+        self.skipped = int(self.world.sum_(left_out))
+        sizes = torch.tensor(self.batch_sizes, dtype=torch.float64, device=self.device)
+        return [float((self.losses * sizes).sum() / sizes.sum())]
+
+    def _average_statistics(self) -> None:
+        """Of the processes' own running statistics of batch norm, which evaluation needs once.
+
+        After every epoch, so that a run which goes on has what a resumed one has.
+        """
+        if self.world.count > 1:
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point():
+                    self.world.sum_(buffer).div_(self.world.count)
+
+    def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint's tensors in place; the first process has them, for everyone."""
+        if self.world.first:
+            super().load_state(member, tensors)
+        self.world.send_(self.state(member).values())
+
+
+def _evenly(places: IntArray, most: int) -> list[IntArray]:
+    """As few parts as there can be with so many places at most, none much smaller than others."""
+    return np.array_split(places, -(-len(places) // most))
+
+
+def _joined(pieces: list[Batch]) -> tuple[Tensor, Tensor]:
+    if len(pieces) == 1:
+        return pieces[0].images, pieces[0].labels
+    images, labels = (torch.cat([piece[i] for piece in pieces]) for i in (0, 1))
+    return images.contiguous(memory_format=torch.channels_last), labels
+
+
+def _copied(pieces: list[Batch], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The pieces as one, copied without waiting; on the stream of the moment."""
+    count, like = sum(len(piece.labels) for piece in pieces), pieces[0].images
+    images = torch.empty(
+        (count, *like.shape[1:]),
+        dtype=like.dtype,
+        device=device,
+        memory_format=torch.channels_last,
+    )
+    labels, at = torch.empty(count, dtype=torch.int64, device=device), 0
+    for piece in pieces:
+        here = slice(at, at + len(piece.labels))
+        images[here].copy_(piece.images, non_blocking=True)
+        labels[here].copy_(piece.labels, non_blocking=True)
+        at = here.stop
+    return images, labels
+
+
+def stream_logits(
+    model: nn.Module,
+    data: ListedImages,
+    recipe: Recipe,
+    *,
+    world: World = ALONE,
+    how: Streaming | None = None,
+) -> NDArray[Any] | None:
+    """The network's logits on the centres of images, in float32; each image in one process.
+
+    Args:
+        model: on this process's device.
+        data: the examples.
+        recipe: for the crop and the normalisation.
+        world: the processes that share the examples.
+        how: see `Streaming`.
+
+    Returns:
+        Shape (examples, num_classes), in the order of the data, on the first process; None on
+        the others.
+    """
+    how = how or Streaming()
+    check_recipe(recipe)
+    device = next(model.parameters()).device
+    stream = evaluation_stream(
+        data,
+        batch_size=_EVALUATED,
+        view=CenterCrop(recipe.image_size, recipe.evaluation_resize),
+        num_replicas=world.count,
+        rank=world.rank,
+        workers=how.workers,
+        prefetch=how.prefetch,
+        pin_memory=device.type == "cuda",
+    )
+    network = PixelsToLogits(model, recipe, precision="float32", device=device)
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
+        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+    model.train(was_training)
+    return world.gather(rows, len(data))

@@ -1,0 +1,300 @@
+"""Sampled softmax against the equation: each draw, their expectation, and the limit of many."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longtail import ClassPrior, InputError, Margin, losses, margins
+from longtail.losses import SampledSoftmaxLoss, sampled_softmax_loss
+from loss_contract import CONTRACTS, NUM_CLASSES
+from test_margins import PRIOR
+
+WIDTH = 3
+Q = ClassPrior.from_probs([0.1, 0.2, 0.3, 0.4])
+TARGET = torch.tensor([0, 1, 2, 3, 3])
+SAMPLED = torch.tensor([2, 0, 2, 3, 1])
+
+
+def randn(*shape, seed, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+FEATURES, WEIGHT, BIAS = (
+    randn(*shape, seed=i) for i, shape in enumerate(((5, WIDTH), (NUM_CLASSES, WIDTH), (4,)))
+)
+
+
+def oracle(f, y, alpha, delta, q, drawn, scale=1.0):
+    """α_y·log[1 + Σ_{j drawn, j≠y} exp(s·(Δ_{yj} + f_j − f_y)) / (m·q_j)] and its gradient in f."""
+    pushes = np.zeros(len(f))
+    for j in drawn:
+        if j != y:
+            pushes[j] += np.exp(scale * (delta[y][j] + f[j] - f[y])) / (len(drawn) * q[j])
+    total = pushes.sum()
+    grad = alpha[y] * scale * pushes / (1 + total)
+    grad[y] = -alpha[y] * scale * total / (1 + total)
+    return alpha[y] * np.log1p(total), grad
+
+
+def value_and_grads(call, *tensors):
+    leaves = [t.detach().clone().requires_grad_() for t in tensors]
+    value = call(*leaves)
+    return value.detach(), torch.autograd.grad(value.sum(), leaves)
+
+
+def margin_of(contract):
+    return margins.by_name(contract.name, PRIOR, **contract.settings)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def test_a_draw_is_what_the_equation_says(contract):
+    scale = contract.scale**0.5
+
+    def loss(features, weight, bias):
+        return sampled_softmax_loss(
+            features / scale,
+            weight / scale,
+            TARGET,
+            Q,
+            sampled=SAMPLED,
+            bias=bias / scale**2,
+            margin=margin_of(contract),
+            reduction="none",
+        )
+
+    value, (features, weight, bias) = value_and_grads(loss, FEATURES, WEIGHT, BIAS)
+    logits = (F.linear(FEATURES, WEIGHT, BIAS) / scale**2).numpy()
+    found = [
+        oracle(f, y, contract.alpha, contract.delta, Q.probs, SAMPLED.tolist(), contract.scale)
+        for f, y in zip(logits, TARGET.tolist(), strict=True)
+    ]
+    slopes = torch.tensor(np.array([g for _, g in found])) / scale**2
+    torch.testing.assert_close(value, torch.tensor([v for v, _ in found]), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(features, slopes @ WEIGHT, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(weight, slopes.t() @ FEATURES, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(bias, slopes.sum(0), rtol=1e-9, atol=1e-12)
+
+
+def test_the_expected_gradient_is_the_equation_s_over_all_draws():
+    """Every draw of m = 3 from 4 classes with its probability: the exact expectation."""
+    margin, delta = margins.logit_adjusted(PRIOR), margins.logit_adjusted(PRIOR).matrix()
+    logits = F.linear(FEATURES, WEIGHT, BIAS).numpy()
+    full = losses.pairwise_margin_loss(torch.tensor(logits), TARGET, margin, reduction="none")
+    mean, wanted, unbiased = 0.0, 0.0, 0.0
+    for drawn in itertools.product(range(NUM_CLASSES), repeat=3):
+        chance = np.prod(Q.probs[list(drawn)])
+        value, (grad,) = value_and_grads(
+            lambda features, drawn=drawn: sampled_softmax_loss(
+                features, WEIGHT, TARGET, Q, sampled=torch.tensor(drawn), bias=BIAS,
+                margin=margin, reduction="none",
+            ),
+            FEATURES,
+        )  # fmt: skip
+        slopes = [
+            oracle(f, y, np.ones(4), delta, Q.probs, drawn)[1]
+            for f, y in zip(logits, TARGET.tolist(), strict=True)
+        ]
+        mean = mean + chance * grad
+        wanted = wanted + chance * torch.tensor(np.array(slopes)) @ WEIGHT
+        unbiased = unbiased + chance * value.expm1()
+    torch.testing.assert_close(mean, wanted, rtol=1e-9, atol=1e-12)
+    # The sum over the negatives has the full loss's as its expectation.
+    torch.testing.assert_close(unbiased, full.expm1(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax", "logit-adjusted", "ldam"])
+def test_many_negatives_give_the_full_loss_and_gradient(name):
+    margin = margins.by_name(name, PRIOR, **({"scale": 3.0} if name == "ldam" else {}))
+
+    def full(features, weight):
+        return losses.pairwise_margin_loss(features @ weight.t(), TARGET, margin)
+
+    wanted, slopes = value_and_grads(full, FEATURES, WEIGHT)
+    apart = []
+    for m in (100, 10_000, 1_000_000):
+        generator = torch.Generator().manual_seed(0)
+        value, grads = value_and_grads(
+            lambda features, weight, m=m, generator=generator: sampled_softmax_loss(
+                features, weight, TARGET, Q, num_sampled=m, margin=margin, generator=generator
+            ),
+            FEATURES,
+            WEIGHT,
+        )
+        errors = [value - wanted, *(g - s for g, s in zip(grads, slopes, strict=True))]
+        apart.append(max(float(e.abs().max()) for e in errors))
+    assert apart[2] < 0.1 * apart[0]  # a hundredth of the first, but for chance
+    assert apart[2] < 4e-3
+
+
+def test_classes_are_drawn_with_their_probabilities():
+    prior = ClassPrior.from_probs(np.array([1, 2, 4, 8, 16, 32]) / 63)
+    loss = SampledSoftmaxLoss(prior, num_sampled=20_000, generator=torch.Generator().manual_seed(1))
+    drawn = losses.sampled._draw(loss.cumulative, loss.num_sampled, loss.generator)
+    counts = np.bincount(drawn.numpy(), minlength=6)
+    expected = 20_000 * prior.probs
+    assert ((counts - expected) ** 2 / expected).sum() < 20.5  # chi-square, 5 degrees: p = 0.001
+    again = losses.sampled._draw(loss.cumulative, loss.num_sampled, loss.generator)
+    assert not torch.equal(drawn, again)
+
+
+def test_every_class_once_and_every_logit_corrected_is_tau_minus_one():
+    """The target's own correction, −log(m·q_y), is a margin of log(m·q_y)."""
+    logits = F.linear(FEATURES, WEIGHT, BIAS)
+    every = torch.arange(NUM_CLASSES)
+    options = {"sampled": every, "bias": BIAS, "reduction": "none"}
+    zero = np.zeros(4)
+    target_too = Margin(np.ones(4), positive=np.log(4 * PRIOR.probs), negative=zero)
+    torch.testing.assert_close(
+        sampled_softmax_loss(FEATURES, WEIGHT, TARGET, PRIOR, margin=target_too, **options),
+        losses.logit_adjusted_loss(logits, TARGET, PRIOR, tau=-1.0, reduction="none"),
+    )
+    # Without it, it is half of that: the negatives' part, apart from the constant log m.
+    negatives = margins.two_parameter(PRIOR, tau1=0.0, tau2=-1.0)
+    constant = Margin(np.ones(4), positive=zero - np.log(4), negative=zero)
+    torch.testing.assert_close(
+        sampled_softmax_loss(FEATURES, WEIGHT, TARGET, PRIOR, **options),
+        losses.pairwise_margin_loss(logits, TARGET, negatives + constant, reduction="none"),
+    )
+
+
+def test_negatives_from_the_prior_cancel_against_logit_adjustment():
+    """f + log π − log(m·π) = f − log m for the negatives; the target keeps log π."""
+    value = sampled_softmax_loss(
+        FEATURES, WEIGHT, TARGET, PRIOR, sampled=SAMPLED, margin=margins.logit_adjusted(PRIOR),
+        reduction="none",
+    )  # fmt: skip
+    logits = FEATURES @ WEIGHT.t()
+    for row, y, got in zip(logits, TARGET.tolist(), value.tolist(), strict=True):
+        others = [row[j] for j in SAMPLED.tolist() if j != y]
+        odds = torch.stack(others).logsumexp(0) - np.log(5 * PRIOR.probs[y]) - row[y]
+        assert got == pytest.approx(float(F.softplus(odds)))
+
+
+def test_options_mean_what_they_mean_to_torch():
+    """Uniform q and each class once, m = C: the full loss, so torch's own is the reference."""
+    q, every = ClassPrior.uniform(NUM_CLASSES), torch.arange(NUM_CLASSES)
+    weight = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    logits = FEATURES @ WEIGHT.t()
+    for options in ({}, {"ignore_index": 3}, {"reduction": "sum"}, {"reduction": "none"}):
+        for class_weight in (None, weight):
+            got = sampled_softmax_loss(
+                FEATURES, WEIGHT, TARGET, q, sampled=every, class_weight=class_weight, **options
+            )
+            wanted = F.cross_entropy(logits, TARGET, weight=class_weight, **options)
+            torch.testing.assert_close(got, wanted)
+    nothing = torch.full_like(TARGET, -100)
+    assert sampled_softmax_loss(FEATURES, WEIGHT, nothing, q, num_sampled=2).isnan()
+
+
+def test_a_draw_of_nothing_but_the_target_costs_nothing():
+    loss = sampled_softmax_loss(
+        FEATURES[3:], WEIGHT, TARGET[3:], Q, sampled=torch.tensor([3, 3]), bias=BIAS
+    )
+    assert loss == 0
+
+
+def test_the_gradient_may_be_sparse():
+    dense, sparse = nn.Linear(WIDTH, NUM_CLASSES), nn.Linear(WIDTH, NUM_CLASSES)
+    sparse.load_state_dict(dense.state_dict())
+    for layer, flag in ((dense, False), (sparse, True)):
+        sampled_softmax_loss(
+            FEATURES[:2].float(),
+            layer.weight,
+            TARGET[:2],
+            Q,
+            sampled=torch.tensor([0, 3]),
+            bias=layer.bias,
+            sparse=flag,
+        ).backward()
+    assert sparse.weight.grad.is_sparse
+    assert sorted(set(sparse.weight.grad._indices().flatten().tolist())) == [0, 1, 3]
+    torch.testing.assert_close(sparse.weight.grad.to_dense(), dense.weight.grad)
+    torch.testing.assert_close(sparse.bias.grad, dense.bias.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_module_is_the_function_with_its_own_draws(dtype):
+    loss = SampledSoftmaxLoss(
+        Q,
+        num_sampled=7,
+        margin=margins.adaptive(PRIOR),
+        class_weight=torch.ones(4),
+        generator=torch.Generator().manual_seed(5),
+    ).to(dtype)
+    assert loss.log_q.dtype == loss.alpha.dtype == torch.float32
+    assert loss.cumulative.dtype == torch.float64
+    features, weight = FEATURES.to(dtype), WEIGHT.to(dtype)
+    value = loss(features, weight, TARGET)
+    wanted = sampled_softmax_loss(
+        features,
+        weight,
+        TARGET,
+        Q,
+        num_sampled=7,
+        margin=margins.adaptive(PRIOR),
+        generator=torch.Generator().manual_seed(5),
+    )
+    assert value.dtype == dtype
+    torch.testing.assert_close(value, wanted)
+    assert sorted(loss.state_dict()) == sorted(
+        ["log_q", "cumulative", "alpha", "positive", "negative", "class_weight"]
+    )
+
+
+def test_autocast_keeps_the_loss_in_float32():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = sampled_softmax_loss(FEATURES.float(), WEIGHT.float(), TARGET, Q, sampled=SAMPLED)
+    assert loss.dtype == torch.float32
+    wanted = sampled_softmax_loss(FEATURES, WEIGHT, TARGET, Q, sampled=SAMPLED)
+    torch.testing.assert_close(loss.double(), wanted, rtol=2e-2, atol=0)
+
+
+def call(features=FEATURES, weight=WEIGHT, target=TARGET, q=Q, **options):
+    options = options or {"num_sampled": 2}
+    return lambda: sampled_softmax_loss(features, weight, target, q, **options)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (call(num_sampled=0), "`num_sampled` must be a whole number, at least 1; got 0"),
+        (call(num_sampled=2.5), "`num_sampled` must be a whole number"),
+        (call(reduction="sum"), "pass one of `num_sampled`.*and `sampled`"),
+        (call(num_sampled=2, sampled=SAMPLED), "pass one of `num_sampled`"),
+        (call(sampled=torch.tensor([0, 4])), "`sampled` must lie in 0 .. 3, but 4 occurs"),
+        (call(sampled=torch.tensor([], dtype=torch.int64)), "at least one class index"),
+        (call(target=TARGET + 1), "`target` must lie in 0 .. 3, but 4 occurs"),
+        (call(target=TARGET - 1), "`target` must lie in 0 .. 3, but -1 occurs"),
+        (call(target=TARGET[:2]), r"shape \(5,\), one label per row"),
+        (call(target=TARGET.double()), "integer class labels; their dtype is torch.float64"),
+        (call(features=FEATURES[:, :2]), r"their shapes are \(5, 2\) and \(4, 3\)"),
+        (call(weight=WEIGHT[0]), "`weight` must be a floating-point tensor of two dimensions"),
+        (call(num_sampled=2, bias=BIAS[:3]), r"`bias` must have one value per class, shape \(4,\)"),
+        (call(q=ClassPrior.uniform(3)), "`q` has 3 classes but `weight` has 4 rows"),
+        (call(q=[0.5, 0.5]), "`q` must be a ClassPrior; got list"),
+        (
+            call(q=ClassPrior(np.array([0.5, 0.0, 0.5, 0.0]))),
+            "`q` must be positive, but class.es. 1, 3 have probability 0: they would never be",
+        ),
+        (
+            call(num_sampled=2, margin=margins.softmax(ClassPrior.uniform(3))),
+            "`margin` has 3 classes but there are 4",
+        ),
+        (call(num_sampled=2, margin=Margin.from_matrix(np.zeros((4, 4)))), "`margin` is dense"),
+        (call(num_sampled=2, margin="softmax"), "`margin` must be a Margin; got str"),
+        (call(num_sampled=2, class_weight=torch.ones(3)), r"one value per class, shape \(4,\)"),
+        (call(num_sampled=2, reduction="avg"), "`reduction` must be one of"),
+        (lambda: SampledSoftmaxLoss(Q, num_sampled=-1), "`num_sampled` must be a whole number"),
+        (
+            lambda: SampledSoftmaxLoss(Q, num_sampled=2)(FEATURES, WEIGHT[:3], TARGET),
+            "the loss has 4 classes but `weight` has 3 rows",
+        ),
+    ],
+)
+def test_bad_input_gets_one_clear_error(action, message):
+    with pytest.raises(InputError, match=message):
+        action()

@@ -1,0 +1,380 @@
+"""Two processes do what one does: losses step by step, metrics, checkpoints; and a killed one."""
+
+import json
+import multiprocessing
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data_factory import write_large
+from longtail import metrics
+from longtail._checks import InputError
+from longtail.data.large import load_listed
+from longtail.models import MODELS, Entry, _resnet
+from longtail.models.resnet import BasicBlock, Design, init_he
+from longtail.runs import Run
+from longtail.runs.folder import RunError
+from longtail.train import distributed
+from longtail.train.distributed import World, joined
+from longtail.train.engine import evaluate, train
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
+from longtail.train.plan import Planner
+from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.streamed import StreamedTeam, Streaming
+
+CPU = torch.device("cpu")
+COUNTS = (30, 12, 5)
+SMALL = {"model": "small-conv", "epochs": 3, "batch_size": 16, "image_size": 16, "lr": 0.05}
+SMALL |= {"warmup_epochs": 1}
+HERE = Streaming(workers=0)
+
+# Batches that two processes share evenly, unevenly, and of which one gets nothing (47 = 2·23 + 1);
+# a mean with class weights, and a loss that draws.
+STEPS = {
+    "even": ("logit-adjusted", {}, HERE),
+    "parts": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=3)),
+    "odd": ("softmax+drw:start=1", {"batch_size": 23}, HERE),
+    "drawn": ("equalized-threshold:threshold=0.3", {"batch_size": 9}, HERE),
+    "compiled": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=5, compile=True)),
+    "smoothed": ("balanced+label-smoothing", {"optimizer": "adam", "lr": 0.001}, HERE),
+}
+
+
+# A network with batch norm, of a few layers.
+TINY = Entry(
+    _resnet(Design(BasicBlock, depths=(1,), widths=(8,), init=init_he, stem_width=8)), smallest=4
+)
+NORMED = {"model": "tiny", "batch_size": 24}
+
+
+def step_losses(data, world, method, overrides, how, *, epochs=2):
+    """The mean loss of every step, and the weights and statistics after them."""
+    recipe = get_recipe("imagenet-lt", **SMALL | overrides)
+    kept = np.arange(len(data))
+    planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
+    lane = Lane(lambda: StreamedTeam(planner, data, world=world, how=how), device=CPU, graphs=False)
+    found = []
+    for epoch in range(epochs):
+        run_epoch([lane], [epoch])
+        found += lane.team.losses.tolist()
+    tensors = [
+        value for value in lane.team.model.state_dict().values() if value.is_floating_point()
+    ]
+    return found, torch.cat([value.flatten() for value in tensors]).tolist()
+
+
+def spec(data, **overrides):
+    held = replace(data.spec, held_out=0.2)
+    return make_spec(
+        held, method="logit-adjusted", recipe="imagenet-lt", seed=0, overrides=SMALL | overrides
+    )
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after_two(end):
+    if end.epoch == 2:
+        raise Stop
+
+
+def interrupted(data, root, world):
+    with pytest.raises(Stop):
+        train(
+            spec(data),
+            data.train,
+            root=root,
+            world=world,
+            streaming=HERE,
+            checkpoint_seconds=0.0,
+            after_epoch=stop_after_two,
+        )
+
+
+def whole(data, root, world):
+    run = train(spec(data), data.train, root=root, world=world, streaming=HERE)
+    return evaluate(run, data.test, world=world, streaming=HERE)
+
+
+def skipped(folder, world, on_error="skip"):
+    """The log of training on a set with a damaged image, whose name it stops with unless asked."""
+    data = load_listed(folder / "bad")
+    how = Streaming(workers=0, on_error=on_error)
+    return train(spec(data), data.train, root=folder / on_error, world=world, streaming=how).log()
+
+
+def _work(rank, ports, folder):
+    """What each of the two processes does; the first leaves its findings in a file."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
+    torch.set_num_threads(1)
+    # The quickest of the compiler's back ends: it is the graph with its breaks that matters.
+    torch.compile = partial(torch.compile, backend="aot_eager")
+    data = load_listed(folder / "set")
+    with joined(CPU) as world:
+        assert world == World(rank, 2, CPU)
+        assert world.tell({"from": 0} if world.first else None) == {"from": 0}
+        found = {name: step_losses(data.train, world, *case) for name, case in STEPS.items()}
+        MODELS["tiny"] = TINY
+        found["normed"] = step_losses(data.train, world, "softmax", NORMED, HERE)
+        found["skipped"] = skipped(folder, world)
+        whole(data, folder / "two", world)
+        whole(data, folder / "one to two", world)
+        interrupted(data, folder / "two to one", world)
+    assert not torch.distributed.is_initialized()
+    os.environ["MASTER_PORT"] = str(ports[1])
+    with pytest.raises(InputError) as caught, joined(CPU) as world:
+        skipped(folder, world, on_error="stop")
+    found["stopped"] = str(caught.value)
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What two processes did, beside an interrupted run that one process began for them."""
+    folder = tmp_path_factory.mktemp("two")
+    write_large(folder / "set", counts=COUNTS, held=4)
+    data = load_listed(folder / "set")
+    interrupted(data, folder / "one to two", World())
+    bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
+    bad.write_bytes(b"no image")
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    ports = free_port(), free_port()
+    both = [context.Process(target=_work, args=(rank, ports, folder)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return load_listed(folder / "set")
+
+
+@pytest.fixture(scope="module")
+def alone(data, folder):
+    """The run of one process that nothing disturbed."""
+    return whole(data, folder / "one", World())
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_two_processes_have_the_losses_of_one(folder, data, name):
+    method, overrides, how = STEPS[name]
+    plain = replace(how, compile=False, micro_batch=256)
+    expected, weights = step_losses(data.train, World(), method, overrides, plain)
+    for rank in (0, 1):
+        losses, theirs = json.loads((folder / f"found-{rank}.json").read_text())[name]
+        np.testing.assert_allclose(losses, expected, atol=1e-5)
+        np.testing.assert_allclose(theirs, weights, atol=1e-5)
+    assert np.ptp(expected) > 1e-2  # they are no constant
+
+
+def test_batch_norm_is_local_and_one_set_of_statistics_remains(folder, data, monkeypatch):
+    found = [json.loads((folder / f"found-{rank}.json").read_text())["normed"] for rank in (0, 1)]
+    assert found[0] == found[1]
+    monkeypatch.setitem(MODELS, "tiny", TINY)
+    (losses, tensors), (expected, one) = (
+        found[0],
+        step_losses(data.train, World(), "softmax", NORMED, HERE),
+    )
+    assert losses != pytest.approx(expected, rel=1e-5)
+    assert losses == pytest.approx(expected, rel=0.2)
+    assert len(tensors) == len(one)
+
+
+def compare(run, other, *, exact=False):
+    """Two runs' losses, weights, logits and metrics."""
+    tolerance = {"rtol": 0, "atol": 0 if exact else 1e-5}
+    for mine, theirs in zip(run.log(), other.log(), strict=True):
+        assert mine["epoch"] == theirs["epoch"]
+        assert mine["held_out_error"] == theirs["held_out_error"]
+        np.testing.assert_allclose(mine["loss"], theirs["loss"], **tolerance)
+    for name, value in run.model().items():
+        np.testing.assert_allclose(value, other.model()[name], **tolerance)
+    for split in ("held-out", "test"):
+        (logits, target, _), (others, same, _) = run.logits(split), other.logits(split)
+        np.testing.assert_array_equal(target, same)
+        np.testing.assert_allclose(logits, others, rtol=0, atol=1e-4)
+        assert metrics.balanced_error(target, logits) == metrics.balanced_error(same, others)
+        mine, theirs = (
+            metrics.per_class_error(target, logits),
+            metrics.per_class_error(same, others),
+        )
+        np.testing.assert_array_equal(mine.wrong, theirs.wrong)
+
+
+def test_the_whole_run_is_that_of_one_process(folder, data, alone):
+    run = Run.open(folder / "two" / spec(data).folder)
+    compare(run, alone)
+    assert run.record["device"] == "2 x cpu"
+    assert (run.record["facts"]["processes"], alone.record["facts"]["processes"]) == (2, 1)
+
+
+def test_a_checkpoint_of_one_process_resumes_with_two(folder, data, alone):
+    run = Run.open(folder / "one to two" / spec(data).folder)
+    assert len(run.record["resumed"]) == 1
+    compare(run, alone)
+
+
+def test_a_checkpoint_of_two_processes_resumes_with_one(folder, data, alone):
+    run = whole(data, folder / "two to one", World())
+    assert len(run.record["resumed"]) == 1
+    compare(run, alone)
+
+
+def test_a_damaged_image_is_counted_once_or_stops_both(folder):
+    found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+    assert found[0]["skipped"] == found[1]["skipped"]
+    assert [line.get("skipped") for line in found[0]["skipped"]] == [1] * SMALL["epochs"]
+    said = sorted(one["stopped"] for one in found)  # by the one whose share it was in
+    assert re.match(r"ImageStream: .*\.JPEG is no image", said[0])
+    assert said[1].startswith("another process of this training stopped")
+
+
+# torchrun itself: the command line in two processes, of which one is killed.
+
+KILLED = """
+import os, signal, sys
+from longtail.train.streamed import StreamedTeam
+step = StreamedTeam.step
+def killed(self, size):
+    if self._ahead[0] == 2 and self._at == 1 and os.environ["RANK"] == "1":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+    step(self, size)
+StreamedTeam.step = killed
+from longtail.train import engine
+engine.train_cohort.__kwdefaults__["checkpoint_seconds"] = 0.0
+from longtail.cli import main
+sys.exit(main())
+"""
+
+
+def test_one_of_two_processes_killed_under_torchrun(folder, data, alone, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    words = "--standalone --nproc-per-node=2 --max-restarts=1 killed.py train "
+    words += f"--dataset={folder / 'set'} --method=logit-adjusted --held-out=0.2 --workers=0 "
+    words += "--recipe=imagenet-lt --device=cpu "
+    words += " ".join(f"--set={key}={value}" for key, value in SMALL.items())
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words.split()],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    run = Run.open(tmp_path / "runs" / spec(data).folder)
+    assert len(run.record["resumed"]) == 1
+    compare(run, alone)
+    start = "torchrun --standalone --nproc-per-node=2 -m longtail train --dataset"
+    assert run.record["command"].startswith(start)
+    # Only the first process speaks, and the killed attempt said nothing to stdout.
+    assert done.stdout.count("logit-adjusted") == 1
+    assert done.stderr.count("Training 1 run on 2 x cpu in float32") == 2
+
+
+# What can go wrong before the first step.
+
+
+def launch(monkeypatch, port, *, rank=0, size=2):
+    for key, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(key, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+
+
+def test_a_port_in_use(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        launch(monkeypatch, port)
+        message = rf"can't meet at 127.0.0.1:{port}: another program uses that port.*--standalone"
+        with pytest.raises(InputError, match=message), joined(CPU):
+            pass
+
+
+def test_processes_that_are_started_again_do_not_take_the_old_ones_for_the_new():
+    """The store stays; each attempt's processes must meet in a part of it that is new."""
+    store, parts = torch.distributed.HashStore(), []
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            # The first comes last: until then the others find only what is left of the past.
+            late = [
+                pool.submit(distributed._fresh, store, rank, 3, timedelta(seconds=20))
+                for rank in (2, 1)
+            ]
+            time.sleep(0.1)
+            assert not any(one.done() for one in late)
+            first = distributed._fresh(store, 0, 3, timedelta(seconds=20))
+            first.set("address", str(len(parts)))
+            assert {one.result().get("address") for one in late} == {str(len(parts)).encode()}
+        parts.append(first)
+    assert parts[0].get("address") == b"0"
+
+
+def test_a_process_that_does_not_come(monkeypatch):
+    launch(monkeypatch, free_port())
+    message = r"not all 2 processes came to .* within 1 s; start torchrun on every machine"
+    patience = timedelta(seconds=1)
+    with pytest.raises(InputError, match=message), joined(CPU, patience=patience):
+        pass
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"process 4 .* has 2 GPU\(s\).*--nproc-per-node 2"):
+        distributed.own_device(torch.device("cuda"))
+    assert distributed.own_device(CPU) == CPU
+
+
+def test_a_lost_neighbour_is_said_plainly():
+    message = "another process of this training stopped"
+    with pytest.raises(RunError, match=message), distributed.said_plainly():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    with pytest.raises(RuntimeError, match="shape"), distributed.said_plainly():
+        raise RuntimeError("shape '[2]' is invalid")
+
+
+def test_one_process_is_a_world_of_one():
+    with joined(CPU) as world:
+        assert world == World()
+    assert world.tell([1]) == [1]
+    assert world.gather(torch.ones(2, 3), 2).shape == (2, 3)
+
+
+def test_images_in_memory_are_not_shared(tmp_path):
+    from longtail.data.digits import load_digits_lt
+
+    digits = load_digits_lt()
+    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0)
+    with pytest.raises(InputError, match="2 processes can share images on disk only"):
+        train(made, digits.train, root=tmp_path, force=True, world=World(0, 2))

@@ -1,0 +1,524 @@
+"""The head in slices: one process, two real ones (gloo), its memory, bad input."""
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional as F
+
+from longtail import ClassPrior, InputError, Margin, losses, margins
+from longtail.train.sharded_head import ShardedHead, full_state_dict, gather_slices
+from test_docs import ROOT, blocks_of
+
+CLASSES, WIDTH, ROWS = 11, 6, 8
+PRIOR = ClassPrior.from_counts([500, 300, 150, 80, 40, 20, 10, 8, 5, 3, 1])
+SETTINGS = {"consistent": {"delta": np.linspace(0.5, 2.0, CLASSES)}, "ldam": {"scale": 4.0}}
+SPLIT = (5, 3)  # rows of each process
+WEIGHT = torch.linspace(0.5, 2.0, CLASSES)
+
+# What the criterion is told besides its margin.
+OPTIONS = {
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "weight": {"weight": WEIGHT},
+    "ignored": {"ignore_index": 7},
+    "smoothed": {"label_smoothing": 0.1},
+    "all": {"weight": WEIGHT, "ignore_index": 7, "label_smoothing": 0.1},
+}
+
+
+def randn(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def criterion_of(name):
+    """Of a margin's name, or of one of OPTIONS with the logit-adjusted margin."""
+    options = OPTIONS.get(name, {})
+    margin = "logit-adjusted" if name in OPTIONS else name
+    made = margins.by_name(margin, PRIOR, **SETTINGS.get(margin, {}))
+    return losses.PairwiseMarginLoss(made, **options)
+
+
+CASES = [*margins.MARGINS, *OPTIONS]
+FEATURES = 2 * randn(ROWS, WIDTH, seed=0)
+TARGET = torch.tensor([0, 10, 5, 6, 7, 3, 10, 0])
+UPSTREAM = randn(ROWS, seed=1)
+
+
+def linear():
+    layer = nn.Linear(WIDTH, CLASSES)
+    layer.load_state_dict({"weight": randn(CLASSES, WIDTH, seed=2), "bias": randn(CLASSES, seed=3)})
+    return layer
+
+
+def backward(loss, upstream):
+    loss.backward(upstream if loss.ndim else None)
+
+
+def unsharded(name, dtype=torch.float64):
+    """Loss and gradients (features, weight, bias) of the whole layer with the same criterion."""
+    layer, features = linear().to(dtype), FEATURES.to(dtype).requires_grad_()
+    criterion = criterion_of(name)
+    loss = criterion(layer(features), TARGET)
+    backward(loss, UPSTREAM.to(dtype))
+    return [loss.detach(), features.grad, layer.weight.grad, layer.bias.grad]
+
+
+def close(got, wanted):
+    """Equal up to float32's rounding, of numbers of the size of the largest."""
+    got, wanted = torch.as_tensor(got).double(), wanted.double()
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
+
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_needs_no_group(name, batch):
+    assert not distributed.is_initialized()
+    head = ShardedHead.from_linear(linear(), batch=batch)
+    features = FEATURES.clone().requires_grad_()
+    loss = head.loss(features, TARGET, criterion_of(name))
+    backward(loss, UPSTREAM)
+    got = [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
+    for one, other in zip(got, unsharded(name), strict=True):
+        close(one, other)
+    assert not isinstance(head.weight, DTensor)
+
+
+@pytest.mark.parametrize("classes", [5, 9001])
+def test_it_starts_as_a_linear_layer(classes):
+    torch.manual_seed(4)
+    layer = nn.Linear(3, classes)
+    torch.manual_seed(4)
+    head = ShardedHead(3, classes)
+    assert torch.equal(head.weight, layer.weight)
+    assert torch.equal(head.bias, layer.bias)
+
+
+def test_without_a_bias():
+    head = ShardedHead(WIDTH, CLASSES, bias=False)
+    features = FEATURES.clone().requires_grad_()
+    loss = head.loss(features, TARGET, criterion_of("adaptive"))
+    loss.backward()
+    wanted = criterion_of("adaptive")(F.linear(FEATURES, head.weight), TARGET)
+    torch.testing.assert_close(loss, wanted)
+    assert torch.equal(head.norms_and_bias()[1], torch.zeros(CLASSES, dtype=torch.float64))
+
+
+def test_under_autocast_the_logits_are_half_and_the_loss_is_not():
+    head, criterion = ShardedHead.from_linear(linear()), criterion_of("logit-adjusted")
+    features = FEATURES.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = head.loss(features, TARGET, criterion)
+        wanted = criterion(linear()(FEATURES), TARGET)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert features.grad.dtype == head.weight.grad.dtype == head.bias.grad.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted, rtol=1e-2, atol=0)
+    assert not torch.equal(loss, criterion(linear()(FEATURES), TARGET))
+
+
+def test_a_head_in_half_precision():
+    head = ShardedHead.from_linear(linear().bfloat16())
+    features = FEATURES.bfloat16().requires_grad_()
+    loss = head.loss(features, TARGET, criterion_of("logit-adjusted"))
+    loss.backward()
+    assert loss.dtype == head.weight.grad.dtype == head.bias.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        loss.float(), unsharded("logit-adjusted")[0].float(), rtol=2e-2, atol=0
+    )
+
+
+def test_the_compiler_leaves_it_alone():
+    head, criterion = ShardedHead.from_linear(linear()), criterion_of("logit-adjusted")
+
+    def loss(features):
+        return 2 * head.loss(features * 2, TARGET, criterion)
+
+    found = []
+    for call in (loss, torch.compile(loss, backend="aot_eager")):
+        features = FEATURES.clone().requires_grad_()
+        value = call(features)
+        value.backward()
+        found.append((value.detach(), features.grad))
+    torch.testing.assert_close(*found)
+
+
+def test_everything_ignored_is_the_mean_over_nothing():
+    head = ShardedHead(WIDTH, CLASSES)
+    criterion = criterion_of("softmax")
+    assert head.loss(FEATURES, torch.full_like(TARGET, -100), criterion).isnan()
+    assert head.loss(FEATURES[:0], TARGET[:0], criterion).isnan()
+
+
+def test_predictions_are_those_of_the_logits():
+    head = ShardedHead.from_linear(linear())
+    logits = linear()(FEATURES)
+    assert torch.equal(head(FEATURES), logits)
+    assert torch.equal(head.predict(FEATURES), logits.argmax(1))
+    adjusted = logits.double() - 1.5 * torch.tensor(PRIOR.log_probs)
+    assert torch.equal(head.predict(FEATURES, prior=PRIOR, tau=1.5), adjusted.argmax(1))
+    assert not torch.equal(adjusted.argmax(1), logits.argmax(1))
+    values, classes = head.topk(FEATURES, 4)
+    wanted = logits.topk(4)
+    assert torch.equal(values, wanted.values)
+    assert torch.equal(classes, wanted.indices)
+    zero = ShardedHead(WIDTH, CLASSES)
+    nn.init.zeros_(zero.weight)
+    nn.init.zeros_(zero.bias)
+    assert torch.equal(zero.predict(FEATURES), torch.zeros(ROWS, dtype=torch.int64))
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+
+def _free_memory():
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(what):
+    status = Path("/proc/self/status").read_text()
+    return int(next(x for x in status.splitlines() if x.startswith(what)).split()[1]) / 1024
+
+
+def peak_memory(mesh):
+    """MiB that a head needs at most: weights, gradients, momentum, logits and all that comes by."""
+    _steps(mesh, classes=101, rows=8)  # what torch loads at first use is not the head's
+    before = _free_memory()
+    _steps(mesh, classes=80_001, rows=256)  # slices that malloc gives back once freed
+    return _memory("VmHWM") - before
+
+
+def _steps(mesh, *, classes, rows):
+    head = ShardedHead(256, classes, mesh=mesh)
+    criterion = losses.LogitAdjustedLoss(ClassPrior.from_counts(range(1, classes + 1)))
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    features, target = torch.randn(rows, 256, requires_grad=True), torch.arange(rows)
+    for _ in range(2):
+        optimizer.zero_grad()
+        head.loss(features, target, criterion).backward()
+        optimizer.step()
+
+
+def _train(head, split=None, steps=3):
+    """Losses of some steps, from features that are this process's own, or everyone's."""
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.5, momentum=0.9)
+    rows = slice(None) if split is None else split
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        features = (FEATURES + 0.1 * step)[rows]
+        loss = head.loss(features, TARGET[rows], criterion_of("logit-adjusted"))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, optimizer
+
+
+def _refused(action):
+    try:
+        action()
+    except InputError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+def _gradients_of_cases(mesh, rank, found):
+    """Every case in both layouts, into `found` by name."""
+    own = slice(0, SPLIT[0]) if rank == 0 else slice(SPLIT[0], ROWS)
+    for name in CASES:
+        for batch, rows in (("replicated", slice(None)), ("split", own)):
+            head = ShardedHead.from_linear(linear(), mesh=mesh, batch=batch, averaging=False)
+            features = FEATURES[rows].clone().requires_grad_()
+            loss = head.loss(features, TARGET[rows], criterion_of(name))
+            backward(loss, UPSTREAM[rows])
+            gradients = (features.grad, head.weight.grad.to_local(), head.bias.grad.to_local())
+            for key, value in zip("lfwb", (loss.detach(), *gradients), strict=True):
+                found[f"{batch} {name} {key}"] = value.numpy()
+    head = ShardedHead.from_linear(linear(), mesh=mesh, batch="split")
+    features = FEATURES[own].clone().requires_grad_()
+    head.loss(features, TARGET[own], criterion_of("logit-adjusted")).backward()
+    found["averaged"] = features.grad.numpy()
+    rows = slice(0, 0) if rank == 0 else slice(None)  # the last batch of an epoch may be so small
+    features = FEATURES[rows].clone().requires_grad_()
+    head.loss(features, TARGET[rows], criterion_of("all")).backward()
+    found["one has all"] = features.grad.numpy()
+    found["one predicts all"] = head.predict(features).numpy()
+
+
+def _predictions(mesh, rank, found):
+    own = slice(0, SPLIT[0]) if rank == 0 else slice(SPLIT[0], ROWS)
+    for batch, rows in (("replicated", slice(None)), ("split", own)):
+        head = ShardedHead.from_linear(linear(), mesh=mesh, batch=batch)
+        found[f"{batch} predicted"] = head.predict(FEATURES[rows]).numpy()
+        found[f"{batch} adjusted"] = head.predict(FEATURES[rows], prior=PRIOR, tau=1.5).numpy()
+        found[f"{batch} top"] = np.stack([t.numpy() for t in head.topk(FEATURES[rows], 8)])
+        features = FEATURES[rows].clone().requires_grad_()
+        logits = head(features)
+        assert logits.placements == (Shard(1),)
+        found[f"{batch} logits"] = logits.full_tensor().detach().numpy()
+        logits.to_local().sum().backward()
+        found[f"{batch} logit gradient"] = features.grad.numpy()
+    nn.init.zeros_(head.weight.to_local())
+    nn.init.zeros_(head.bias.to_local())
+    found["ties"] = head.predict(FEATURES[own]).numpy()
+    found["norms"] = np.stack([t.numpy() for t in head.norms_and_bias()])
+
+
+def _in_a_process(rank, folder):
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    found = {}
+    _gradients_of_cases(mesh, rank, found)
+    _predictions(mesh, rank, found)
+
+    torch.manual_seed(5)
+    model = nn.Module()
+    model.fc = ShardedHead(WIDTH, CLASSES, mesh=mesh)
+    assert model.fc.weight.placements == (Shard(0),)
+    found["losses"], optimizer = _train(model.fc)
+    momentum = gather_slices(optimizer.state[model.fc.weight]["momentum_buffer"])
+    state = full_state_dict(model)
+    if rank == 0:
+        found["momentum"] = momentum.numpy()
+        found.update({name: value.numpy() for name, value in state.items()})
+    else:
+        assert state == {}
+        assert momentum is None
+    own = slice(0, SPLIT[0]) if rank == 0 else slice(SPLIT[0], ROWS)
+    torch.manual_seed(5)
+    split = ShardedHead(WIDTH, CLASSES, mesh=mesh, batch="split")
+    found["split losses"], _ = _train(split, split=own)
+
+    bad = torch.tensor([0, 11, 1, 2, 3])[: SPLIT[rank]]  # only the first process has a bad label
+    alone = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "classes"))
+    for batch in ("replicated", "split"):
+        head = ShardedHead.from_linear(linear(), mesh=alone["classes"], batch=batch)
+        features = FEATURES.clone().requires_grad_()
+        head.loss(features, TARGET, criterion_of("all")).backward()
+        found[f"alone {batch}"] = features.grad.numpy()
+    messages = {
+        "more processes": lambda: ShardedHead(3, 1, mesh=mesh),
+        "two dimensions": lambda: ShardedHead(3, 9, mesh=alone),
+        "label": lambda: split.loss(FEATURES[own], bad, criterion_of("softmax")),
+        "slice": lambda: split.load_state_dict({"weight": torch.zeros(6, WIDTH)}, strict=False),
+        "mesh": lambda: ShardedHead(WIDTH, CLASSES, mesh=alone["classes"]).load_state_dict(
+            split.state_dict()
+        ),
+    }
+    found.update({name: _refused(action) for name, action in messages.items()})
+    found["memory"] = peak_memory(mesh)
+    if rank == 0:
+        found["whole memory"] = peak_memory(None)
+    np.savez(f"{folder}/{rank}.npz", **found)
+    distributed.barrier()
+    os._exit(0)  # gloo's threads may hang in an orderly end of the interpreter
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What two processes found, by name: one launch for all tests."""
+    folder = tmp_path_factory.mktemp("processes")
+    multiprocessing.spawn(_in_a_process, (str(folder),), nprocs=2)
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
+
+
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_have_the_loss_and_gradients_of_one(processes, name, batch):
+    loss, features, weight, bias = unsharded(name)
+    found = {key: [p[f"{batch} {name} {key}"] for p in processes] for key in "lfwb"}
+    assert [len(part) for part in found["w"]] == [6, 5]  # an odd number of classes
+    close(np.concatenate(found["w"]), weight)
+    close(np.concatenate(found["b"]), bias)
+    if batch == "split":
+        close(np.concatenate(found["f"]), features)
+        if name == "none":
+            close(np.concatenate(found["l"]), loss)
+            return
+    else:
+        for part in found["f"]:
+            close(part, features)
+    assert np.array_equal(*found["l"])
+    close(found["l"][0], loss)
+
+
+def test_gradients_that_the_network_averages_come_out_as_the_whole_batch_s(processes):
+    _, features, _, _ = unsharded("logit-adjusted")
+    close(np.concatenate([p["averaged"] for p in processes]) / 2, features)
+
+
+def test_a_process_may_have_no_examples(processes):
+    assert processes[0]["one has all"].shape == (0, WIDTH)
+    close(processes[1]["one has all"] / 2, unsharded("all")[1])
+    assert [len(p["one predicts all"]) for p in processes] == [0, ROWS]
+
+
+def test_a_mesh_of_one_process_is_one_process(processes):
+    for process, batch in itertools.product(processes, ("replicated", "split")):
+        close(process[f"alone {batch}"], unsharded("all")[1])
+
+
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+def test_two_processes_predict_as_one(processes, batch):
+    head = ShardedHead.from_linear(linear())
+
+    def joined(name, dim=0):
+        parts = [p[f"{batch} {name}"] for p in processes]
+        if batch == "replicated":
+            assert np.array_equal(*parts)
+            return parts[0]
+        return np.concatenate(parts, dim)
+
+    logits = head(FEATURES).detach()
+    assert np.array_equal(joined("predicted"), head.predict(FEATURES))
+    assert np.array_equal(joined("adjusted"), head.predict(FEATURES, prior=PRIOR, tau=1.5))
+    values, classes = joined("top", 1)
+    np.testing.assert_allclose(values, logits.topk(8).values, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(classes, logits.topk(8).indices)
+    for process in processes:  # all rows are in everyone's logits
+        np.testing.assert_allclose(process[f"{batch} logits"], logits, rtol=1e-5, atol=1e-6)
+    gradient = head.weight.detach().sum(0).expand(ROWS, WIDTH)
+    factor = 2 if batch == "split" else 1  # its gradients are to be averaged
+    np.testing.assert_allclose(joined("logit gradient"), factor * gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_logits_go_to_the_first_class(processes):
+    assert not np.concatenate([p["ties"] for p in processes]).any()
+
+
+def test_norms_and_bias_of_all_classes(processes):
+    for process in processes:
+        np.testing.assert_array_equal(process["norms"], np.zeros((2, CLASSES)))
+    norms, bias = ShardedHead.from_linear(linear()).norms_and_bias()
+    torch.testing.assert_close(norms, linear().weight.detach().double().norm(dim=1))
+    assert torch.equal(bias, linear().bias.detach().double())
+
+
+def test_training_in_slices_is_training(processes):
+    """The same start whatever the processes, the same losses step for step, the same state."""
+    torch.manual_seed(5)
+    model = nn.Module()
+    model.fc = ShardedHead(WIDTH, CLASSES)
+    found, optimizer = _train(model.fc)
+    for process in processes:
+        np.testing.assert_allclose(process["losses"], found, rtol=1e-5)
+        np.testing.assert_allclose(process["split losses"], found, rtol=1e-5)
+    assert found[-1] < found[0]
+    first = processes[0]
+    for name, value in full_state_dict(model).items():
+        np.testing.assert_allclose(first[name], value, rtol=1e-5, atol=1e-6)
+    momentum = optimizer.state[model.fc.weight]["momentum_buffer"]
+    np.testing.assert_allclose(first["momentum"], momentum, rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_of_two_slices_loads_into_any_other(processes):
+    state = {name: torch.tensor(processes[0][f"fc.{name}"]) for name in ("weight", "bias")}
+    layer, head = nn.Linear(WIDTH, CLASSES), ShardedHead(WIDTH, CLASSES)
+    layer.load_state_dict(state)
+    head.load_state_dict(state)
+    assert torch.equal(head.weight, layer.weight)
+    assert torch.equal(head.bias, state["bias"])
+
+
+def test_a_process_needs_at_most_six_tenths_of_the_memory(processes):
+    """Resident memory at its highest, in two slices and in one."""
+    whole = processes[0]["whole memory"]
+    assert whole > 300  # 4 x 78 MiB: weights, gradients, momentum, logits
+    for process in processes:
+        assert process["memory"] <= 0.6 * whole, f"{process['memory']:.0f} of {whole:.0f} MB"
+
+
+def test_the_page_s_script_prints_the_same_with_two_processes(tmp_path):
+    """As one process it runs with the page's other examples."""
+    blocks = blocks_of(ROOT / "docs" / "huge-labels.md")
+    place = next(i for i, block in enumerate(blocks) if "init_process_group" in block.text)
+    script, printed = blocks[place].text, blocks[place + 1].text
+    (tmp_path / "train_head.py").write_text(script)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, "train_head.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == printed, done.stderr
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("more processes", "`mesh` has 2 processes for 1 classes, so some would hold none"),
+        ("two dimensions", 'one dimension.*got 2 dimensions.*mesh["classes"]'),
+        ("label", "`target` must lie in 0 .. 10, but 11 occurs"),
+        ("slice", "`weight` has shape (6, 6) but must have (11, 6), the whole layer's"),
+        ("mesh", "`weight` is in 2 slices of another mesh, but the head is in 1"),
+    ],
+)
+def test_what_two_processes_refuse_both_refuse(processes, name, message):
+    for process in processes:
+        for part in message.split(".*"):
+            assert part in str(process[name])
+
+
+def loss_of(criterion, features=FEATURES, target=TARGET):
+    return lambda: ShardedHead(WIDTH, CLASSES).loss(features, target, criterion)
+
+
+SOFTMAX = losses.SoftmaxLoss(PRIOR)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda: ShardedHead(0, 3), "`in_features` must be a whole number, at least 1; got 0"),
+        (lambda: ShardedHead(3, 3, batch="gathered"), "`batch` must be one of 'replicated', 'spl"),
+        (lambda: ShardedHead(3, 3, mesh=2), "`mesh` must be a DeviceMesh of one dim.*got 2"),
+        (loss_of(SOFTMAX, features=FEATURES[:, :2]), r"shape \(N, 6\); got shape \(8, 2\)"),
+        (loss_of(SOFTMAX, target=TARGET[:2]), r"`target` must be a tensor of shape \(8,\)"),
+        (loss_of(SOFTMAX, target=TARGET.float()), "integer class labels; their dtype is"),
+        (loss_of(SOFTMAX, target=TARGET + 1), "must lie in 0 .. 10, but 11 occurs; labels to"),
+        (loss_of(SOFTMAX, target=TARGET - 1), "must lie in 0 .. 10, but -1 occurs"),
+        (loss_of(nn.CrossEntropyLoss()), "must be a loss of longtail.losses.*take SoftmaxLoss"),
+        (
+            loss_of(losses.SoftmaxLoss(ClassPrior.uniform(10))),
+            "criterion has 10 classes but the head has 11, over all processes",
+        ),
+        (
+            loss_of(losses.PairwiseMarginLoss(Margin.from_matrix(np.zeros((11, 11))))),
+            "can't be computed in slices of the classes: its margin is dense",
+        ),
+        (
+            loss_of(losses.EqualizedThresholdLoss(PRIOR, threshold=0.1)),
+            "EqualizedThresholdLoss can't be computed in slices.*drops competitors at random",
+        ),
+        (loss_of(losses.SoftmaxLoss(PRIOR, impl="triton")), "no kernel for slices"),
+        (
+            lambda: ShardedHead(6, 11).predict(FEATURES, prior=ClassPrior.uniform(10)),
+            "`prior` has 10 classes but the logits have 11",
+        ),
+        (lambda: ShardedHead(6, 11).topk(FEATURES, 12), "at most the number of classes, 11"),
+        (
+            lambda: ShardedHead(6, 11).load_state_dict({"weight": torch.zeros(5, 6)}),
+            r"has shape \(5, 6\) but must have \(11, 6\)",
+        ),
+    ],
+)
+def test_bad_input_gets_one_clear_error(action, message):
+    with pytest.raises(InputError, match=message):
+        action()
