@@ -205,6 +205,12 @@ def test_options_of_disks_do_not_fit_images_in_memory(cli):
         result = cli("train", "--dataset", "digits-lt", "--method", "softmax", *option)
         assert result.code == 2
         assert f"{option[0]} does nothing here: the images of this data set are read" in result.err
+    words = ("--dataset", "digits-lt", "--method", "softmax", "--set", "epochs=1")
+    assert cli("train", *words, "--device", "cpu", "--no-evaluate").code == 0
+    for option in (("--workers", 2), ("--root", ".")):
+        result = cli("evaluate", "runs", "--device", "cpu", *option)
+        assert (result.code, result.out) == (1, "")
+        assert f"{option[0]} is for images on disk" in result.err
 
 
 def test_no_recipe_is_taken_for_lists_of_ones_own(cli, places):

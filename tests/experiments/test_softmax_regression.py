@@ -76,11 +76,16 @@ def test_two_classes_are_the_affine_separator():
     np.testing.assert_allclose(found[1] - found[0], exact[0], atol=2e-3)
 
 
-def test_pieces_make_no_difference(monkeypatch):
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_the_loss_in_pieces_is_the_loss(monkeypatch, rows):
     features, target, prior = problem()
-    whole = fitted(features, target, prior)
-    monkeypatch.setitem(softmax_regression._PIECE, "cpu", 3 * prior.num_classes)
-    np.testing.assert_allclose(fitted(features, target, prior).weights, whole.weights, atol=2e-3)
+    monkeypatch.setitem(softmax_regression._PIECE, "cpu", rows * prior.num_classes)
+    weights = np.random.default_rng(3).standard_normal((prior.num_classes, 4))
+    made = softmax_regression._Problem.of(features, target, weights, 0.3, prior.log_probs, "cpu")
+    value, gradient = made.value_and_gradient(weights)
+    expected = summed_loss(weights, features, target, prior.log_probs, 0.3)
+    assert value == pytest.approx(expected[0], rel=1e-6)
+    np.testing.assert_allclose(gradient, expected[1], atol=1e-3)
 
 
 def test_what_is_refused():

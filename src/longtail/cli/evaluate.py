@@ -165,10 +165,14 @@ def _write(
     replaced: bool,
 ) -> dict[Path, Run]:
     """The runs with their logits on a split, by folder."""
+    from longtail._checks import InputError
+    from longtail.data.lists import ListedImages
     from longtail.train.engine import evaluate as evaluate_run
     from longtail.train.streamed import Streaming
 
     parts = [_part(data.of(run), run, split) for run in missing]  # all of them, before any work
+    if workers is not None and not any(isinstance(part, ListedImages) for part in parts):
+        raise InputError("--workers is for images on disk; those of these runs are in memory.")
     options: dict[str, Any] = {"device": world.device, "world": world, "replace": replaced}
     options |= {"split": split.value, "streaming": Streaming(workers=workers)}
     found: dict[Path, Run] = {}

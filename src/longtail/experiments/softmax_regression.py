@@ -80,32 +80,32 @@ def fit(
     problem = _Problem.of(features, target, start, ridge, offset, device)
     begin = problem.calibrated(np.asarray(start, dtype=np.float64))
     frame = _Frame.at(problem, begin)
-    evaluations, gradient = 0, float("inf")
+    # The Hessian being about the identity in this frame, Newton's step is as long as the gradient.
+    # L-BFGS-B begins with a step of length 1: so that is the unit.
+    unit = float(np.linalg.norm(frame.gradient(problem.value_and_gradient(begin)[1])))
+    evaluations = 1
 
     def evaluate(flat: FloatArray) -> tuple[float, FloatArray]:
-        nonlocal evaluations, gradient
+        nonlocal evaluations
         evaluations += 1
-        value, slope = problem.value_and_gradient(frame.weights(flat))
-        turned = frame.gradient(slope)
-        gradient = float(np.abs(turned).max())
-        return value / problem.examples, turned / problem.examples
+        value, slope = problem.value_and_gradient(frame.weights(unit * flat))
+        return value / unit**2, frame.gradient(slope) / unit
 
-    # One example's share: L-BFGS-B takes its first step as long as the gradient.
     found = minimize(
         evaluate,
-        frame.flat(begin),
+        frame.flat(begin) / unit,
         jac=True,
         method="L-BFGS-B",
-        options={"gtol": tolerance / problem.examples, "ftol": 0.0, "maxfun": most, "maxcor": 20},
+        options={"gtol": tolerance / unit, "ftol": 0.0, "maxfun": most, "maxcor": 20},
     )
-    gradient = float(np.abs(found.jac).max()) * problem.examples
+    gradient = float(np.abs(found.jac).max()) * unit
     if gradient > 10 * tolerance:
         raise RuntimeError(
             f"softmax_regression.fit: no minimum after {evaluations} evaluations; the gradient is "
             f"{gradient:.2g} and should be {tolerance:g} ({found.message}); raise `ridge`, `most` "
             f"or `tolerance`."
         )
-    return Fit(frame.weights(found.x), evaluations, gradient)
+    return Fit(frame.weights(unit * found.x), evaluations, gradient)
 
 
 @dataclass(frozen=True, eq=False)
