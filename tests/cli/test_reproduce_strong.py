@@ -76,9 +76,14 @@ def test_without_records_the_commands_are_named(cli):
         ("strong", ["--stage", "pupils"], 1, "`--stage` must be one of"),
         ("strong", ["--rho", "20"], 1, "`--rho` must be one of"),
         ("strong", ["--dataset", "digits-lt"], 1, "`--dataset` must be one of"),
-        ("strong", ["--recipe", "paper"], 2, "--recipe has no part in strong, only in table-exp"),
-        ("strong", ["--rows", "table"], 2, "--rows has no part in strong, only in table-exp"),
-        ("table-exp", ["--rho", "50"], 2, "--rho has no part in table-exp, only in strong"),
+        (
+            "strong",
+            ["--recipe", "paper"],
+            2,
+            "--recipe has no part in strong; it belongs to table-exp",
+        ),
+        ("strong", ["--rows", "table"], 2, "--rows has no part in strong; it belongs to table-exp"),
+        ("table-exp", ["--rho", "50"], 2, "--rho has no part in table-exp; it belongs to strong"),
         ("theory", ["--stage", "strong"], 2, "--stage has no part in theory"),
     ],
 )

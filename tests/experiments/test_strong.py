@@ -180,13 +180,15 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
     clock = [0.0]
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", lambda real=time.monotonic: real() + clock[0])
-        told = StrongTrainer._after_epoch
+        asked = StrongTrainer._is_over
 
-        def late(self, end):
+        def late(self):
+            # Not yet when it is asked before training begins, then after the first epoch.
+            over = asked(self)
             clock[0] += 61.0
-            told(self, end)
+            return over
 
-        patch.setattr(StrongTrainer, "_after_epoch", late)
+        patch.setattr(StrongTrainer, "_is_over", late)
         study = small_run(root, minutes=1.0)
     assert study.stopped
     assert study.part("cifar10-lt").missing() == [f"{DISTILLED}, 1 of 1 runs"]

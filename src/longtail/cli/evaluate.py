@@ -78,7 +78,7 @@ def evaluate(
       longtail evaluate runs/digits-lt --split held-out
       longtail evaluate runs/flowers --dataset flowers.frozen
       longtail evaluate runs/cifar100-lt --split dev --ensemble
-      longtail evaluate runs/imagenet-lt --split val --data-dir lists --root images
+      longtail evaluate runs/imagenet-lt --split val --root images
     """
     from longtail.cli.report import _open
 

@@ -30,7 +30,7 @@ EXPERIMENTS = {
     "theory": "What is consistent and why not (table 1); links, Bayes risks.",
     "table-exp": "The CIFAR EXP table and figures, by training (a GPU, minutes).",
     "table-large": "ImageNet-LT and iNaturalist, by training (GPUs, days).",
-    "strong": "How far the logit-adjusted loss goes, on CIFAR (a GPU, an hour).",
+    "strong": "How far the logit-adjusted loss goes (a GPU, an hour).",
     "large-simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",
 }
 # Those that train: they show what is there when time is up.

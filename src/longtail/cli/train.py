@@ -254,8 +254,7 @@ def train(
     time. Started by torchrun, all processes train it together; the batch is that of all of them:
 
     \b
-      longtail train --dataset imagenet-lt --data-dir lists --root images \\
-          --method softmax
+      longtail train --dataset imagenet-lt --root images --method softmax
       torchrun --standalone --nproc-per-node 8 -m longtail train \\
           --dataset inaturalist --data-dir inat --method logit-adjusted
     """
