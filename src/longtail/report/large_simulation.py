@@ -196,7 +196,7 @@ def draw(study: Study) -> Any:
         axes[0, 0].set_ylabel("error of the classes (%)")
         axes[1, 0].set_ylabel("balanced error (%)")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=1 + len(datasets))
     return figure
 
 
