@@ -13,7 +13,8 @@ import logging
 import sys
 from pathlib import Path
 
-from longtail.experiments.large_simulation import Study
+from longtail.data.large import LARGE
+from longtail.experiments.large_simulation import DATASETS, Study
 from longtail.report import figures, large_simulation
 from longtail.report.reproduction import with_block
 from longtail.runs import files
@@ -33,9 +34,11 @@ def read(root: Path | str) -> Study:
 
 def block(study: Study) -> str:
     """What stands between the two marks: findings, figure and tables."""
+    absent = [LARGE[name].title for name in DATASETS if name not in study.datasets()]
     parts = [
         BEGIN,
         *large_simulation.findings(study),
+        *(f"The record has no trial with the class sizes of {title} yet." for title in absent),
         f"![{large_simulation.TITLE}]({FIGURE.parent.name}/{FIGURE.name}.svg)",
         *(table.markdown() for table in large_simulation.tables(study)),
         END,

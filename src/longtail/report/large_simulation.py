@@ -50,7 +50,9 @@ def bayes(trials: Sequence[Trial]) -> Estimate:
 
 
 def excess(trials: Sequence[Trial], method: str) -> Estimate:
-    """Balanced error above Bayes, in points."""
+    """Balanced error above Bayes, in points; of a single trial, with its error of sampling."""
+    if len(trials) == 1:
+        return trials[0].excess[method]
     return over_trials([trial.excess[method].mean for trial in trials])
 
 
@@ -85,7 +87,7 @@ def _rules_table(study: Study, dataset: str) -> Table:
         note=(
             f"Gaussian features, {sizes} ({facts['examples'] * first:,} examples, "
             f"{facts['largest'] * first:,} to {facts['smallest'] * first} a class), "
-            f"{_trials(trials)}; ± one standard error over them. Bayes balanced error by Monte "
+            f"{_trials(trials)}; ± one standard error. Bayes balanced error by Monte "
             f"Carlo with the true densities: {least.mean:.3f} with a standard error of "
             f"{least.se:.3f}. Errors above Bayes are on the same test points as the Bayes rule's."
         ),
@@ -166,6 +168,8 @@ def _points(difference: float) -> str:
 
 
 def _verdict(differences: Sequence[float]) -> str:
+    if len(differences) == 1:
+        return "one trial"
     interval = mean_interval(differences)
     if not interval.excludes_zero:
         return "a difference that these trials don't settle"
@@ -192,7 +196,7 @@ def draw(study: Study) -> Any:
         axes[0, 0].set_ylabel("error of the classes (%)")
         axes[1, 0].set_ylabel("balanced error (%)")
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=1 + len(datasets))
     return figure
 
 
