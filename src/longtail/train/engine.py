@@ -443,7 +443,7 @@ def _train_together(
     *,
     report: _Report,
     checkpoint_seconds: float,
-    stop: Callable[[], bool] | None,
+    stop: Callable[[], bool] | None = None,
 ) -> None:
     """Take all jobs to their last epoch, or to where their loss leaves the numbers."""
     while active := [crew for crew in crews if not crew.done]:
