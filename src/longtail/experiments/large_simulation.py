@@ -44,7 +44,7 @@ class Settings:
     Attributes:
         dimension: of the features.
         scales: by data set, the standard deviation of the centres' coordinates; these give a
-            Bayes balanced error of about 29%.
+            Bayes balanced error of 27 to 30%.
         multiples: by data set, how many times the real number of examples.
         trials: each with its own centres, training and test sample.
         test_points: in all, equally many of each class.
