@@ -64,7 +64,7 @@ class Settings:
     trials: int = 3
     test_points: int = 400_000
     ridge: float = 1.0
-    tolerance: float = 1.0
+    tolerance: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
