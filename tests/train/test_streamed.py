@@ -22,7 +22,8 @@ from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.models.resnet import BasicBlock, Design, init_he
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
-from longtail.train.engine import evaluate, train
+from longtail.train.distributed import World
+from longtail.train.engine import evaluate, train, train_cohort
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -161,6 +162,21 @@ def test_logits_are_those_of_the_centres(data):
     found = stream_logits(network, data.test, recipe, how=HERE)
     expected = network.eval()(normalized(crops, recipe)).detach().numpy()
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_run_that_diverges_is_said_once_all_is_written(data, tmp_path):
+    """Whoever hears of it asks which runs are finished, and all processes must see the same."""
+    seen = []
+
+    class Watched(World):
+        def wait(self):
+            seen.extend(path.name for path in tmp_path.rglob("model.safetensors"))
+
+    specs = [spec(data, lr=1e30), spec(data)]
+    options = {"root": tmp_path, "world": Watched(), "streaming": HERE}
+    with pytest.raises(RunError, match=r"the loss of 1 run\(s\) became infinite or NaN"):
+        train_cohort(specs, data.train, **options)
+    assert seen == ["model.safetensors"]
 
 
 class Stop(Exception):

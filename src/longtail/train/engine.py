@@ -236,6 +236,7 @@ def train_cohort(
             )
             diverged += _finish_all(crews, images)
             crews.clear()  # memory and workers, before the next ones take theirs
+    world.wait()  # for what the first process writes: all must find the same runs finished
     if diverged:
         some = len(diverged) < len(set(folders))
         rest = " The others are finished, for `longtail evaluate` to judge." if some else ""
@@ -244,7 +245,6 @@ def train_cohort(
             f"unfinished: {', '.join(map(str, diverged))}.{rest} A lower lr or a longer warm-up "
             f"(override lr or warmup_epochs) may help."
         )
-    world.wait()  # for what the first process writes
     return [Run.open(folder, verify=False) for folder in folders]
 
 
