@@ -91,7 +91,7 @@ def test_the_order_of_records_does_not_matter(tmp_path):
     plan = small_plan(seeds=2)
     found = made_up_records(plan)
     texts = [
-        table_exp.markdown(Study.of(some, recipes=["tuned"], datasets=["cifar10-lt"], seeds=2))
+        table_exp.tables(Study.of(some, recipes=["tuned"], datasets=["cifar10-lt"], seeds=2))
         for some in (found, found[::-1])
     ]
     assert texts[0] == texts[1]

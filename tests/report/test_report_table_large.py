@@ -33,8 +33,8 @@ def test_every_cell_stands_beside_the_papers(study):
 
 def test_the_caption_says_what_is_missing_and_how_to_train_it():
     kinds = tuple(kind for kind in KINDS if kind.name != "adaptive")
-    part = study_of(made_up_column(COLUMNS[4], kinds=kinds), columns=COLUMNS[4:], seeds=2).parts[0]
-    said = table_large.caption(part)
+    study = study_of(made_up_column(COLUMNS[4], kinds=kinds), columns=COLUMNS[4:], seeds=2)
+    said = table_large.tables(study)[0].note
     assert "missing are adaptive, seed 0; adaptive, seed 1" in said
     assert "--dataset inaturalist --model resnet152 --epochs 200 --seeds 2" in said
     assert "hours of NVIDIA H200, bfloat16" in said

@@ -17,8 +17,7 @@ from longtail.experiments.comparison import mean_interval
 from longtail.experiments.large_simulation import LIMIT, METHODS, POSTHOC, Estimate, Study, Trial
 from longtail.priors import GROUPS
 from longtail.report import figures
-from longtail.report.tables import Table
-from longtail.runs import files
+from longtail.report.tables import Table, write_numbers
 
 FILES = tuple(f"large-simulation.{ending}" for ending in ("json", "md", "svg", "png"))
 TITLE = "Balanced error above Bayes at the class sizes of ImageNet-LT and iNaturalist"
@@ -279,15 +278,11 @@ def write(study: Study, folder: str | Path) -> list[Path]:
     Returns:
         The paths written, in the order of `FILES`.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, page = folder / FILES[0], folder / FILES[1]
-    files.write_json(numbers, study.to_dict())
-    files.write_bytes(page, markdown(study).encode())
-    return [numbers, page, *figures.save(draw(study), folder / "large-simulation", title=TITLE)]
+    written = write_numbers(folder, FILES, study.to_dict(), blocks(study))
+    drawn = figures.save(draw(study), Path(folder) / "large-simulation", title=TITLE)
+    return [*written, *drawn]
 
 
-def markdown(study: Study) -> str:
-    """The findings and all tables as Markdown."""
-    blocks = [*findings(study), *(table.markdown() for table in tables(study))]
-    return "\n\n".join(blocks) + "\n"
+def blocks(study: Study) -> list[str]:
+    """The findings and all tables, in Markdown."""
+    return [*findings(study), *(table.markdown() for table in tables(study))]

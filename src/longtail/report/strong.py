@@ -15,8 +15,7 @@ from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import DISTILLED, GOALS, PUBLISHED, Line, Part, Study
 from longtail.experiments.strong_runs import RATIOS
 from longtail.report import figures
-from longtail.report.tables import Table, percent, signed
-from longtail.runs import files
+from longtail.report.tables import Table, percent, signed, write_numbers
 
 FILES = ("strong.json", "strong.md", "strong-cost.svg", "strong-cost.png")
 FIGURE_TITLE = "Balanced test error against the GPU minutes of one network"
@@ -347,14 +346,8 @@ def write(study: Study, folder: str | Path) -> list[Path]:
     Returns:
         The paths written, in the order of `FILES`.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, text = folder / FILES[0], folder / FILES[1]
-    files.write_json(numbers, study.to_dict())
-    markdown = "\n\n".join(table.markdown() for table in tables(study)) + "\n"
-    files.write_bytes(text, markdown.encode())
-    figure = draw(study)
-    drawn = (
-        [] if figure is None else figures.save(figure, folder / "strong-cost", title=FIGURE_TITLE)
-    )
-    return [numbers, text, *drawn]
+    blocks = (table.markdown() for table in tables(study))
+    written, figure = write_numbers(folder, FILES, study.to_dict(), blocks), draw(study)
+    if figure is None:
+        return written
+    return [*written, *figures.save(figure, Path(folder) / "strong-cost", title=FIGURE_TITLE)]

@@ -14,8 +14,7 @@ from longtail._checks import FloatArray
 from longtail.experiments import synthetic
 from longtail.experiments.synthetic import BIAS_MODES, LOSSES, POSTHOC, Study
 from longtail.report import figures
-from longtail.report.tables import Table
-from longtail.runs import files
+from longtail.report.tables import Table, write_numbers
 
 FILES = ("synthetic.json", "synthetic.md", "synthetic.svg", "synthetic.png")
 
@@ -215,15 +214,7 @@ def write(study: Study, folder: str | Path) -> list[Path]:
     Returns:
         The paths written, in the order of `FILES`.
     """
-    folder = Path(folder)
-    numbers, text, *_ = (folder / name for name in FILES)
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(numbers, study.to_dict())
-    page = "\n\n".join(table.markdown() for table in tables(study))
-    files.write_bytes(text, f"{page}\n".encode())
-    drawn = figures.save(
-        draw(study),
-        folder / "synthetic",
-        title="Balanced error of losses and post-hoc methods on two Gaussian classes",
-    )
-    return [numbers, text, *drawn]
+    blocks = (table.markdown() for table in tables(study))
+    title = "Balanced error of losses and post-hoc methods on two Gaussian classes"
+    drawn = figures.save(draw(study), Path(folder) / "synthetic", title=title)
+    return [*write_numbers(folder, FILES, study.to_dict(), blocks), *drawn]

@@ -15,8 +15,7 @@ from longtail.experiments.table_exp import EXTRA_ROWS, Part, Row, Study
 from longtail.report import figures, per_class, tau_curves, weight_norms
 from longtail.report.claims import claims_table, marks_table
 from longtail.report.exp_rows import row_name
-from longtail.report.tables import Table, percent, signed
-from longtail.runs import files
+from longtail.report.tables import Table, percent, signed, write_numbers
 
 # All of them need a softmax run, and nothing else.
 FIGURES: dict[str, tuple[Callable[[Sequence[Part]], Any | None], str]] = {
@@ -89,18 +88,29 @@ def spread_words(seeds: int) -> str:
     return f"mean and standard deviation over {seeds} training seeds"
 
 
-def caption(part: Part) -> str:
-    """What a reader must know: seeds, device, time, what is missing and how to make it."""
+_QUOTED = "Its row `adaptive` is quoted there from Cao et al. (LDAM)."
+
+
+def caption(part: Part, *, unit: str = "minutes", remark: str = _QUOTED) -> str:
+    """What a reader must know: seeds, device, time, what is missing and how to make it.
+
+    Args:
+        part: whose table it is under.
+        unit: of the time, ``minutes`` or ``hours``.
+        remark: where the paper's numbers and settings come from.
+    """
     used = part.records
     devices = sorted({str(one.document["device"]) for one in used})
     precisions = sorted({one.precision for one in used})
+    time = part.minutes / (60 if unit == "hours" else 1)
     parts = [
         f"ours: {spread_words(part.plan.seeds)}, last epoch, whole test set; {len(used)} runs "
-        f"in {part.minutes:.1f} minutes of {' and '.join(devices)}, {' and '.join(precisions)}.",
+        f"in {time:.1f} {unit} of {' and '.join(devices)}, {' and '.join(precisions)}.",
         "τ held-out: chosen on data held out of a second run of the same seed; oracle τ*: the "
         "best on the test set itself, as in the paper, which nobody has in use.",
         "The paper does not say what weight normalisation does to the bias; its value stands "
-        "beside both ways. Its row `adaptive` is quoted there from Cao et al. (LDAM).",
+        "beside both ways.",
+        remark,
     ]
     lacking = part.missing()
     if lacking:
@@ -163,11 +173,6 @@ def draw(parts: Sequence[Part], stem: Path | str) -> list[Path]:
     return written
 
 
-def markdown(study: Study) -> str:
-    """All tables as Markdown."""
-    return "\n\n".join(table.markdown() for table in tables(study)) + "\n"
-
-
 def write(study: Study, folder: str | Path) -> list[Path]:
     """Write all numbers as JSON, the tables as Markdown and the figures as SVG and PNG.
 
@@ -178,9 +183,6 @@ def write(study: Study, folder: str | Path) -> list[Path]:
     Returns:
         The paths written, in the order of `FILES`.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, text = folder / FILES[0], folder / FILES[1]
-    files.write_json(numbers, study.to_dict())
-    files.write_bytes(text, markdown(study).encode())
-    return [numbers, text, *draw(study.parts, folder / "table-exp")]
+    blocks = (table.markdown() for table in tables(study))
+    written = write_numbers(folder, FILES, study.to_dict(), blocks)
+    return [*written, *draw(study.parts, Path(folder) / "table-exp")]

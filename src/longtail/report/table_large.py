@@ -18,9 +18,8 @@ from longtail.experiments.table_large import ROWS
 from longtail.report import figures, per_class, tau_curves
 from longtail.report.claims import claims_table
 from longtail.report.exp_rows import row_name
-from longtail.report.table_exp import cells_table, spread_words
-from longtail.report.tables import Table
-from longtail.runs import files
+from longtail.report.table_exp import caption, cells_table
+from longtail.report.tables import Table, write_numbers
 
 FIGURES: dict[str, tuple[Callable[[Sequence[Part]], Any | None], str]] = {
     "tau-curves": (tau_curves.draw, tau_curves.TITLE),
@@ -39,36 +38,22 @@ FILES = (
 )
 
 
+_REMARK = (
+    "On iNaturalist with ResNet-50 it quotes weight normalisation at τ* from Kang et al. and the "
+    "adaptive loss from Cao et al. The equalised loss drops classes rarer than half of the mean "
+    "frequency."
+)
+
+
 def tables(study: Study) -> list[Table]:
     """For each column the cells and the verdicts."""
     found: list[Table] = []
     for part in study.parts:
-        found += [cells_table(part, note=caption(part)), claims_table(part)]
+        found += [
+            cells_table(part, note=caption(part, unit="hours", remark=_REMARK)),
+            claims_table(part),
+        ]
     return found
-
-
-def caption(part: Part) -> str:
-    """What a reader must know: seeds, device, time, what is missing and how to make it."""
-    used = part.records
-    devices = sorted({str(one.document["device"]) for one in used})
-    precisions = sorted({one.precision for one in used})
-    parts = [
-        f"ours: {spread_words(part.plan.seeds)}, last epoch, whole test set; {len(used)} runs in "
-        f"{part.minutes / 60:.1f} hours of {' and '.join(devices)}, {' and '.join(precisions)}.",
-        "τ held-out: chosen on data held out of a second run of the same seed; oracle τ*: the "
-        "best on the test set itself, as in the paper, which nobody has in use.",
-        "The paper does not say what weight normalisation does to the bias; its value stands "
-        "beside both ways. On iNaturalist with ResNet-50 it quotes weight normalisation at τ* "
-        "from Kang et al. and the adaptive loss from Cao et al. The equalised loss drops classes "
-        "rarer than half of the mean frequency.",
-    ]
-    lacking = part.missing()
-    if lacking:
-        parts.append(
-            f"Fewer runs than asked: missing are {'; '.join(lacking)}. "
-            f"To train them: {part.plan.command()}"
-        )
-    return " ".join(parts)
 
 
 def hours_tables(hours: Hours) -> list[Table]:
@@ -155,11 +140,6 @@ def draw(study: Study, folder: Path) -> list[Path]:
     return written
 
 
-def markdown(study: Study) -> str:
-    """All tables as Markdown."""
-    return "\n\n".join(table.markdown() for table in tables(study)) + "\n"
-
-
 def write(study: Study, folder: str | Path) -> list[Path]:
     """Write all numbers as JSON, the tables as Markdown and the figures as SVG and PNG.
 
@@ -170,9 +150,5 @@ def write(study: Study, folder: str | Path) -> list[Path]:
     Returns:
         The paths written, in the order of `FILES`.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, text = folder / FILES[0], folder / FILES[1]
-    files.write_json(numbers, study.to_dict())
-    files.write_bytes(text, markdown(study).encode())
-    return [numbers, text, *draw(study, folder)]
+    blocks = (table.markdown() for table in tables(study))
+    return [*write_numbers(folder, FILES, study.to_dict(), blocks), *draw(study, Path(folder))]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longtail.runs import files
 
 
 @dataclass(frozen=True)
@@ -73,3 +77,25 @@ def _minus(text: str) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def write_numbers(
+    folder: Path | str, names: Sequence[str], numbers: Mapping[str, Any], blocks: Iterable[str]
+) -> list[Path]:
+    """Write what every experiment has beside its figures: numbers as JSON, text as Markdown.
+
+    Args:
+        folder: made if need be; files of the same names are replaced.
+        names: of the two files, first of all that the experiment writes.
+        numbers: for the one.
+        blocks: for the other, an empty line between them.
+
+    Returns:
+        The two paths.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    values, text = folder / names[0], folder / names[1]
+    files.write_json(values, numbers)
+    files.write_bytes(text, ("\n\n".join(blocks) + "\n").encode())
+    return [values, text]

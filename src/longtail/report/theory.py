@@ -15,8 +15,7 @@ from longtail._checks import FloatArray
 from longtail.experiments import separable
 from longtail.experiments.theory import PRIORS, TENT, Curve, Theory
 from longtail.report import figures
-from longtail.report.tables import Table
-from longtail.runs import files
+from longtail.report.tables import Table, write_numbers
 
 FIGURES = ("links", "inverse-links", "bayes-risks", "separable")
 FILES = (
@@ -388,13 +387,8 @@ def write(theory: Theory, folder: str | Path) -> list[Path]:
     Returns:
         The paths written, in the order of `FILES`.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers, text = folder / FILES[0], folder / FILES[1]
-    files.write_json(numbers, theory.to_dict())
-    page = "\n\n".join(table.markdown() for table in tables(theory))
-    files.write_bytes(text, f"{page}\n".encode())
-    paths = [numbers, text]
+    blocks = (table.markdown() for table in tables(theory))
+    paths = write_numbers(folder, FILES, theory.to_dict(), blocks)
     for name, draw in _DRAW.items():
-        paths += figures.save(draw(theory), folder / f"theory-{name}", title=_TITLES[name])
+        paths += figures.save(draw(theory), Path(folder) / f"theory-{name}", title=_TITLES[name])
     return paths
