@@ -19,5 +19,11 @@ streamed    a team of one whose images come from disk, in any number of processe
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 evaluation  a finished run's logits on a split
+refusals    what is refused before any training
+progress    what a caller hears after an epoch
 engine      runs into their folders
+tensorboard an epoch's numbers for TensorBoard
+
+For one's own training loop, a last layer cut over processes: sharded_head, with class_slices and
+sharded_loss.
 """

@@ -12,7 +12,6 @@ weights and see the same batches, so that their difference is paired.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,8 +25,7 @@ import numpy as np
 import torch
 
 from longtail import metrics
-from longtail._checks import InputError, IntArray
-from longtail.data.images import ImageSet
+from longtail._checks import IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
@@ -35,19 +33,21 @@ from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
-from longtail.train.batches import refuse_images
 from longtail.train.distributed import ALONE, World
 from longtail.train.evaluation import Images, evaluate, network_logits, split_logits, write_split
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
+from longtail.train.progress import EpochEnd, Progress, Report
 from longtail.train.recipe import Recipe
-from longtail.train.streamed import StreamedTeam, Streaming, check_recipe
-from longtail.train.teachers import Staff, refuse_half
-from longtail.train.team import Resident, Team, image_shape_of, new_network
+from longtail.train.refusals import precision_of, refuse_early
+from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.teachers import Staff
+from longtail.train.team import Resident, Team
 
 __all__ = [
     "EpochEnd",
+    "Progress",
     "StoppedError",
     "device_words",
     "evaluate",
@@ -60,33 +60,8 @@ __all__ = [
 
 logger = logging.getLogger("longtail")
 
-Progress = Callable[[int, int, str], None]
-PRECISIONS = ("float32", "bfloat16")
 TOGETHER = 16  # runs at once on a GPU; more only wait for each other
 _UNLOST = "Nothing written is lost: the same command goes on from the last checkpoints."
-
-
-@dataclass(frozen=True)
-class EpochEnd:
-    """What is known of a run after an epoch.
-
-    Attributes:
-        spec: of the run.
-        folder: of the run.
-        epoch: how many are done.
-        epochs: how many there will be.
-        loss: mean loss of the epoch's examples.
-        held_out_error: balanced error on the held-out part, where it was measured.
-        rate: learning rate of the epoch's last step.
-    """
-
-    spec: RunSpec
-    folder: Path
-    epoch: int
-    epochs: int
-    loss: float
-    held_out_error: float | None
-    rate: float
 
 
 class StoppedError(Exception):
@@ -202,7 +177,7 @@ def train_cohort(
     folders = [Path(root) / spec.folder for spec in specs]
     there = _finished_of(folders, world, force=force)
     waiting = {f: s for f, s in zip(folders, specs, strict=True) if f not in there}
-    report = _Report(progress, after_epoch, within_epoch, list(waiting.values()))
+    report = Report(progress, after_epoch, within_epoch, list(waiting.values()))
     refuse_early(list(waiting.values()), images, processes=world.count)
     staff = Staff(list(waiting.values()), images, root=root, given=teachers)
     on_disk = isinstance(images, ListedImages)
@@ -252,81 +227,6 @@ def train(spec: RunSpec, images: Images, *, root: Path | str, **options: object)
     """Train one run: a cohort of one, see `train_cohort` for the options."""
     (run,) = train_cohort([spec], images, root=root, **options)  # type: ignore[arg-type]
     return run
-
-
-class _Report:
-    """Tells the caller how far the whole cohort is."""
-
-    def __init__(
-        self,
-        progress: Progress | None,
-        after_epoch: Callable[[EpochEnd], None] | None,
-        within_epoch: Callable[[float], None] | None,
-        specs: Sequence[RunSpec],
-    ) -> None:
-        self.progress, self.after_epoch, self.within_epoch = progress, after_epoch, within_epoch
-        self.total = sum(Recipe.of(spec).epochs for spec in specs)
-        self.at: dict[Path, int] = {}
-
-    def epoch(self, end: EpochEnd) -> None:
-        self.at[end.folder] = end.epoch
-        if self.after_epoch is not None:
-            self.after_epoch(end)
-        if self.progress is not None:
-            words = [f"{end.spec.method.name}, seed {end.spec.seed}"]
-            words.append(f"epoch {end.epoch}/{end.epochs}")
-            words.append(f"loss {end.loss:.3f}")
-            if end.held_out_error is not None:
-                words.append(f"held-out error {end.held_out_error:.1%}")
-            self.progress(sum(self.at.values()), self.total, ", ".join(words))
-
-
-def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) -> None:
-    """Refuse what would otherwise fail after other runs were trained.
-
-    Args:
-        specs: of the runs.
-        images: the training set.
-        processes: that will share it.
-    """
-    on_disk = isinstance(images, ListedImages)
-    if isinstance(images, ImageSet) and images.role:
-        raise InputError(
-            f"train: these images are a {images.role} set, to be judged on; nothing is trained on "
-            f"them."
-        )
-    if processes > 1 and not on_disk:
-        raise InputError(
-            f"train: {processes} processes can share images on disk only; images in memory train "
-            f"many runs together in one process: start it without torchrun."
-        )
-    for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
-        recipe = Recipe.of(spec)
-        if on_disk:
-            check_recipe(recipe)
-        elif recipe.image_size:
-            raise InputError(
-                f"recipe {recipe.name!r} crops photographs from disk to {recipe.image_size} "
-                f"pixels, but {spec.dataset.name} is in memory, in one size; take another recipe, "
-                f"or override image_size=0."
-            )
-        channels = image_shape_of(recipe, images)[0]
-        precision_of(spec)
-        refuse_half(spec, recipe)
-        for key in ("mean", "std"):
-            if len(getattr(recipe, key)) not in (1, channels):
-                raise InputError(
-                    f"recipe {recipe.name!r} is for images of {len(getattr(recipe, key))} channels "
-                    f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
-                    f"(--set), or take another recipe."
-                )
-        if isinstance(images, ImageSet):
-            refuse_images(recipe, images)
-        with torch.device("meta"):  # shapes without memory
-            new_network(recipe, images, seed=0)
-        Method.of(spec.method).criterion(images.prior)
-        if spec.dataset.held_out:
-            held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
 
 
 def _finished_of(folders: Iterable[Path], world: World, *, force: bool) -> set[Path]:
@@ -441,7 +341,7 @@ def _train_together(
     crews: Sequence[_Crew],
     images: Images,
     *,
-    report: _Report,
+    report: Report,
     checkpoint_seconds: float,
     stop: Callable[[], bool] | None = None,
 ) -> None:
@@ -509,7 +409,7 @@ def _explained(jobs: Sequence[_Job], *, on_disk: bool = False) -> Iterator[None]
         raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {_UNLOST}") from error
 
 
-def _after_epoch(crew: _Crew, member: int, loss: float, images: Images, report: _Report) -> None:
+def _after_epoch(crew: _Crew, member: int, loss: float, images: Images, report: Report) -> None:
     job, team, error = crew.jobs[member], crew.lane.team, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
     every = 1 if team.device.type == "cpu" else max(1, job.recipe.epochs // 20)
@@ -567,16 +467,6 @@ def _finish(crew: _Crew, member: int, images: Images) -> None:
         facts["processes"] = team.world.count
     run = job.writer.finish(seconds=job.seconds, **facts)
     checkpoint.delete_all(run.folder)
-
-
-def precision_of(spec: RunSpec) -> str:
-    """``float32``, or what the spec's settings say."""
-    precision = spec.settings.get("precision", "float32")
-    if precision not in PRECISIONS:
-        raise InputError(
-            f"train: `precision` must be one of {', '.join(PRECISIONS)}; got {precision!r}."
-        )
-    return str(precision)
 
 
 def device_words(device: torch.device, processes: int = 1) -> str:
