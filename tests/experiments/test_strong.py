@@ -153,6 +153,13 @@ def test_records_are_enough_without_run_folders(tmp_path, monkeypatch):
     assert study.part("cifar10-lt").missing() == []
 
 
+def test_records_of_another_precision_are_enough_too(tmp_path, monkeypatch):
+    """Those of a GPU are in bfloat16; on a CPU nothing has to be trained again for that."""
+    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
+    study = small_run(tmp_path, folder=trained_root() / "kept", precision="bfloat16")
+    assert study.part("cifar10-lt").missing() == []
+
+
 def test_a_lost_student_takes_its_teachers_from_their_folders(tmp_path):
     """And a teacher that was lost with it is trained again."""
     shutil.copytree(trained_root(), tmp_path / "here")

@@ -327,6 +327,11 @@ class StrongTrainer(Trainer):
             run = ensemble(teachers, root=self.runs, split=split, replace=True)
         self._write(run)
 
+    def _precise(self, spec: RunSpec) -> RunSpec:
+        """As it was trained, where there is a record: students know their teachers by name."""
+        found = self.shelf.get(spec)
+        return super()._precise(spec) if found is None else found.spec
+
     def _is_whole(self, found: Record | None) -> bool:
         return is_judged(found)
 
