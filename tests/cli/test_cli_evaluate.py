@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,21 @@ def test_the_held_out_part(runs, cli):
     assert "has no held-out part; train with --held-out 0.2" in result.err
     result = cli("evaluate", held.folder, "--split", "held-out", "--force")
     assert "training writes those logits" in result.err
+
+
+def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
+    from longtail.cli import _training
+    from longtail.train.distributed import World
+
+    class Second(World):
+        def tell(self, value=None):
+            return value
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(_training, "joined", lambda _: nullcontext(Second(rank=1, count=2)))
+    folder = next(run.folder for run in find_runs(runs) if run.spec.dataset.held_out)
+    done = cli("evaluate", folder, "--split", "held-out")
+    assert (done.code, done.out) == (0, "")
 
 
 def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli, monkeypatch):

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from large_factory import OVERRIDES, small_sizes, trees
+from longtail._checks import InputError
 from longtail.experiments import large_simulation, records, table_large
 from longtail.experiments.demo import one_thread
 from longtail.experiments.large_simulation import Settings
 from longtail.train import engine
+from longtail.train.streamed import Streaming
 
 
 @pytest.fixture
@@ -150,6 +152,9 @@ def test_what_to_put_where_is_said_before_anything_begins(cli, monkeypatch, tmp_
         (["--dataset", "cifar10-lt"], 1, "`dataset` must be one of"),
         (["--recipe", "tuned"], 2, "--recipe has no part in table-large; it belongs to table-exp"),
         (["--minutes", "0"], 2, "--minutes must be above 0"),
+        (["--micro-batch", "0"], 2, "invalid value for '--micro-batch'"),
+        (["--estimate", "--minutes", "5"], 2, "--minutes can't stand beside --estimate"),
+        (["--estimate", "--no-train"], 2, "--no-train can't stand beside --estimate"),
         (["--precision", "int8", "--device", "cpu"], 1, "`--precision` must be one of"),
     ],
 )
@@ -158,6 +163,20 @@ def test_bad_options_of_the_large_table(cli, options, code, message):
     assert done.code == code
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_what_the_errors_of_training_advise_can_be_typed(cli, monkeypatch):
+    """Too little memory asks for --micro-batch, a compiler that fails for --no-compile."""
+    small_sizes(monkeypatch)
+    asked = {}
+
+    def train_cohort(*_, **options):
+        asked.update(options)
+        raise InputError("enough")
+
+    monkeypatch.setattr(engine, "train_cohort", train_cohort)
+    assert "enough" in cli(*words(*READ, "--micro-batch", 32, "--no-compile")).err
+    assert asked["streaming"] == Streaming(workers=0, micro_batch=32, compile=False)
 
 
 def test_its_options_are_refused_by_the_exp_table(cli):

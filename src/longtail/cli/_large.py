@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from longtail.data.large import ListedData
     from longtail.experiments.large_hours import Hours
     from longtail.train.distributed import World
+    from longtail.train.streamed import Streaming
 
 
 def options(
@@ -57,19 +57,17 @@ def training(
     precision: str,
     data_dir: Path | None,
     root: Path | None,
-    workers: int | None,
+    streaming: Streaming,
     command: str,
 ) -> dict[str, Any]:
     """The options of training itself."""
-    from longtail.train.streamed import Streaming
-
     return {
         "load": _loader(data_dir, root),
         "device": world.device,
         "precision": precision,
         "world": world,
-        "streaming": Streaming(workers=workers),
-        "command": _launched(command, world),
+        "streaming": streaming,
+        "command": _training.as_launched(command, world),
     }
 
 
@@ -80,15 +78,6 @@ def _loader(data_dir: Path | None, root: Path | None) -> Callable[[str], ListedD
         return load_listed(name, data_dir=data_dir, root=root)
 
     return load
-
-
-def _launched(command: str, world: World) -> str:
-    """A command as the processes were started with it."""
-    if world.count == 1:
-        return command
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
-    return f"torchrun {machines} --nproc-per-node={here} -m {command}"
 
 
 def estimated(given: dict[str, Any], *, talks: bool) -> Hours:

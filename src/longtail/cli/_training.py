@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from longtail.metrics import Missing, PerClassError
     from longtail.runs import DataSpec, Run, RunSpec
     from longtail.train.distributed import World
+    from longtail.train.streamed import Streaming
 
     AnyData = LongTailedData | ListedData
 
@@ -51,6 +53,45 @@ WorkersOption = Annotated[
         show_default=False,
     ),
 ]
+MicroBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--micro-batch",
+        min=1,
+        metavar="N",
+        help="Images on disk: how many go through the network at once, 256 if absent; "
+        "gradients of a larger batch add up.",
+        show_default=False,
+    ),
+]
+CompileOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Images on disk: torch.compile the network; if absent, on a GPU.",
+        show_default=False,
+    ),
+]
+
+
+def streaming(
+    workers: int | None, micro_batch: int | None, compiled: bool | None, **more: Any
+) -> Streaming:
+    """How images on disk are read; what was not typed has its default."""
+    from longtail.train.streamed import Streaming
+
+    if micro_batch is not None:
+        more["micro_batch"] = micro_batch
+    return Streaming(workers=workers, compile=compiled, **more)
+
+
+def as_launched(command: str, world: World) -> str:
+    """A command as its processes were started with it."""
+    if world.count == 1:
+        return command
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
+    return f"torchrun {machines} --nproc-per-node={here} -m {command}"
 
 
 @contextmanager

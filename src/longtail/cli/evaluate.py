@@ -126,13 +126,14 @@ def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:
 
 
 def _needed(opened: list[Run], split: Split, force: bool) -> bool:
-    """Whether there may be something to compute, for which processes meet."""
+    """Whether there may be something to compute, or several processes of which one shall talk."""
     from longtail import _checks
 
-    there = any(force or split not in run.splits for run in opened) or "WORLD_SIZE" in os.environ
-    if there and split != Split.held_out:
+    launched = "WORLD_SIZE" in os.environ
+    absent = any(force or split not in run.splits for run in opened) and split != Split.held_out
+    if absent:
         _checks.require("torch", extra="torch", caller="longtail evaluate")
-    return there and split != Split.held_out
+    return absent or launched
 
 
 def _refuse(missing: list[Run], split: Split) -> None:

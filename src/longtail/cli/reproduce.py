@@ -15,7 +15,13 @@ import typer
 from longtail.cli import _console, _large, _training
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._data import DataDirOption
-from longtail.cli._training import DeviceOption, RootOption, WorkersOption
+from longtail.cli._training import (
+    CompileOption,
+    DeviceOption,
+    MicroBatchOption,
+    RootOption,
+    WorkersOption,
+)
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
@@ -38,9 +44,11 @@ TRAINED = ("table-exp", "table-large", "strong")
 # The options of each, beside where to write.
 _DRAWN = ("dataset", "data_dir", "seeds", "device")
 _TRAINING = (*_DRAWN, "precision", "overrides", "runs", "records", "minutes", "train")
+_OF_RESULTS = ("out", "runs", "records", "minutes", "train", "force")
+_READING = ("workers", "micro_batch", "compiled")
 TAKES = {
     "table-exp": (*_TRAINING, "recipe", "rows", "only"),
-    "table-large": (*_TRAINING, "model", "epochs", "root", "workers", "estimate"),
+    "table-large": (*_TRAINING, "model", "epochs", "root", *_READING, "estimate"),
     "strong": (*_TRAINING, "stage", "rho"),
     "large-simulation": (*_DRAWN, "multiples"),
 }
@@ -135,6 +143,8 @@ def reproduce(
     ] = None,
     root: RootOption = None,
     workers: WorkersOption = None,
+    micro_batch: MicroBatchOption = None,
+    compiled: CompileOption = None,
     estimate: Annotated[
         bool,
         typer.Option(
@@ -208,6 +218,8 @@ def reproduce(
             f"there is no experiment {name!r}; the experiments are {', '.join(EXPERIMENTS)}"
         )
     _refuse_idle_options(context, name)
+    if estimate:
+        _refuse_beside_estimate(context)
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0; got {minutes:g}")
     common: dict[str, Any] = {
@@ -247,7 +259,7 @@ def reproduce(
                 precision=_precision(precision, world.device.type),
                 data_dir=data_dir,
                 root=root,
-                workers=workers,
+                streaming=_training.streaming(workers, micro_batch, compiled),
                 command=_command(context),
             )
         if estimate:
@@ -298,6 +310,18 @@ def _refuse_idle_options(context: typer.Context, name: str) -> None:
             owners = [other for other, taken in TAKES.items() if option.name in taken]
             raise typer.BadParameter(
                 f"{option.opts[0]} has no part in {name}{why}; it belongs to {', '.join(owners)}"
+            )
+
+
+def _refuse_beside_estimate(context: typer.Context) -> None:
+    """A trial leaves nothing behind: what says where to, and for how long, would do nothing."""
+    for option in context.command.params:
+        if option.name in _given(context) and option.name in _OF_RESULTS:
+            off = context.params[option.name] is False
+            typed = option.secondary_opts if off else option.opts
+            raise typer.BadParameter(
+                f"{typed[0]} can't stand beside --estimate, which writes nothing and takes "
+                f"about a minute"
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -173,17 +172,7 @@ def train(
     ] = None,
     root: _training.RootOption = None,
     workers: _training.WorkersOption = None,
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(
-            "--micro-batch",
-            min=1,
-            metavar="N",
-            help="Images on disk: how many go through the network at once, 256 if absent; "
-            "gradients of a larger batch add up.",
-            show_default=False,
-        ),
-    ] = None,
+    micro_batch: _training.MicroBatchOption = None,
     on_error: Annotated[
         OnError,
         typer.Option(
@@ -192,14 +181,7 @@ def train(
             "counted.",
         ),
     ] = OnError.stop,
-    compiled: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Images on disk: torch.compile the network; if absent, on a GPU.",
-            show_default=False,
-        ),
-    ] = None,
+    compiled: _training.CompileOption = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also log into each run's tensorboard folder.")
     ] = False,
@@ -300,7 +282,7 @@ def train(
             read = partial(_read, in_memory=in_memory, data_dir=data_dir, root=root)
             job = _cohort.plan(asked, dataset, read, out)
         _refuse_idle(given, context, on_disk=job.on_disk)
-        streaming = _streaming(workers, micro_batch, on_error, compiled)
+        streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
         runs = _train(
             job,
             world,
@@ -356,20 +338,6 @@ def _refuse_idle(given: list[str], context: typer.Context, *, on_disk: bool) -> 
         raise typer.BadParameter(f"{option} does nothing here: the images of this data set {kind}")
 
 
-def _streaming(
-    workers: int | None, micro_batch: int | None, on_error: OnError, compiled: bool | None
-) -> Streaming:
-    from longtail.train.streamed import Streaming
-
-    default = Streaming()
-    return Streaming(
-        workers=workers,
-        on_error=on_error.value,
-        micro_batch=default.micro_batch if micro_batch is None else micro_batch,
-        compile=compiled,
-    )
-
-
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -392,10 +360,6 @@ def _precision(precision: Precision, device: torch.device, *, resumed: bool) -> 
 def _command(context: typer.Context, given: list[str], world: World) -> str:
     """What to type to go on: what was typed, without what would begin again."""
     words = ["longtail", "train"]
-    if world.count > 1:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        machines = "--standalone" if here == world.count else f"--nnodes={world.count // here}"
-        words = ["torchrun", machines, f"--nproc-per-node={here}", "-m", *words]
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if option.name not in given or option.name in ("force", "json"):
@@ -405,7 +369,7 @@ def _command(context: typer.Context, given: list[str], world: World) -> str:
             continue
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [option.opts[0], str(one)]
-    return shlex.join(words)
+    return _training.as_launched(shlex.join(words), world)
 
 
 def _train(
