@@ -41,12 +41,24 @@ def test_a_page_of_records_has_their_numbers(site):
     study = how_far.study_of(records.read_all(site / how_far.RECORDS))
     part = study.part("cifar10-lt")
     for line in (part.strong, part.distilled):
-        assert f"`{line.name}` {100 * line.errors.mean():.2f}%" in text
+        assert f"{100 * line.errors.mean():.2f}% for `{line.name}` (mean of" in text
+    assert "On CIFAR-10-LT the balanced test error is " in text
     assert "On CIFAR-100-LT nothing is trained yet." in text
     assert "(how-far/cost.svg)" in text
     assert (site / "docs" / "how-far" / "cost.svg").is_file()
     assert "C100, 50" in text
     assert f"{sum(len(one.records) for one in study.parts)} records" in text
+
+
+def test_the_commands_lead_into_each_other(site):
+    """What one command writes is what the next one reads."""
+    used = (site / how_far.PAGE).read_text().split("## Use it")[1]
+    trained, judged, taught = re.findall(
+        r"^longtail (?:train|evaluate).*?[^\\]$", used, re.M | re.S
+    )
+    (out,) = re.findall(r"--out (\S+)", trained)
+    assert judged.startswith(f"longtail evaluate {out}/cifar100-lt ")
+    assert f"--teachers {out}/cifar100-lt " in taught
 
 
 def test_verdicts_follow_the_intervals(site):

@@ -69,11 +69,11 @@ def _answer(study: Study) -> list[str]:
         lines = [line for line in (part.strong, part.distilled) if line] if part else []
         if lines:
             words = " and ".join(
-                f"`{line.name}` {percent(float(line.errors.mean()), digits=2)}% "
+                f"{percent(float(line.errors.mean()), digits=2)}% for `{line.name}` "
                 f"({_count(len(line.records))})"
                 for line in lines
             )
-            sentences.append(f"On {strong.title_of(dataset)} the balanced test error of {words}.")
+            sentences.append(f"On {strong.title_of(dataset)} the balanced test error is {words}.")
         else:
             sentences.append(f"On {strong.title_of(dataset)} nothing is trained yet.")
     return [" ".join(sentences)]
@@ -253,7 +253,8 @@ def _use() -> list[str]:
         "`--set mixup=0.5`, `--set ema_decay=0.999`). Ensembles and teachers are any finished "
         "runs of the same training set:",
         "```sh\n"
-        "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong --seeds 5\n"
+        "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong \\\n"
+        "    --seeds 5 --out teachers\n"
         "longtail evaluate teachers/cifar100-lt --split dev --ensemble\n"
         "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong-student \\\n"
         "    --teachers teachers/cifar100-lt --set image_seed=0 --seeds 3\n"
