@@ -61,7 +61,9 @@ def test_the_loader_reads_real_files(bench):
     assert found["images_per_second"] > 0
 
 
-def test_the_record_is_whole_and_its_hours_follow_from_its_rates(bench, tmp_path, monkeypatch):
+@pytest.fixture
+def measured(bench, monkeypatch):
+    """Known rates in the place of measured ones."""
     speed = {"resnet50": 3000.0, "resnet152": 1200.0}
 
     def rate(setting, model, *, num_classes, compiled):
@@ -77,6 +79,33 @@ def test_the_record_is_whole_and_its_hours_follow_from_its_rates(bench, tmp_path
     monkeypatch.setattr(bench, "from_files", lambda *_, **__: {"images_per_second": 8e3})
     loader = {"images_per_second": 9e3, "workers": 2, "pixels": [500, 375]}
     monkeypatch.setattr(bench, "loader_rate", lambda **_: loader)
+    return speed
+
+
+def test_what_was_measured_before_a_kill_is_in_the_record(bench, measured, tmp_path, monkeypatch):
+    known = bench.trainer_rate
+
+    def killed(setting, model, *, num_classes, compiled):
+        if compiled:
+            raise KeyboardInterrupt
+        return known(setting, model, num_classes=num_classes, compiled=compiled)
+
+    monkeypatch.setattr(bench, "trainer_rate", killed)
+    path = tmp_path / "bench_large.json"
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["--record", str(path), "--device", "cpu", "--batch", "2", "--size", "32"])
+    record = json.loads(path.read_text())
+    assert set(record["rates"]) == {"resnet50, eager", "resnet152, eager", "resnet50, compiled"}
+    assert record["loader"]["of what the GPU takes"] == pytest.approx(2.0)
+    hours = record["hours"]["ImageNet-LT, ResNet-152, 90 epochs"]
+    assert hours["softmax"] == pytest.approx(90 * 115_846 / 1200 / 3600)
+    bench.main(["--show", str(path)])
+
+
+def test_the_record_is_whole_and_its_hours_follow_from_its_rates(
+    bench, measured, tmp_path, monkeypatch
+):
+    speed = measured
     path = tmp_path / "results" / "bench_large.json"
     path.parent.mkdir()
     bench.main(["--record", str(path), "--device", "cpu", "--batch", "2", "--size", "32"])
