@@ -97,7 +97,7 @@ def test_what_is_missing_is_said():
     part = Study.of(found).part("cifar10-lt")
     table = strong.results_table(part)
     assert "strong (2 of 5)" in rows(table)
-    note = "Not trained yet: strong, 3 of 5 runs"
+    note = "Not trained yet: strong, seed 2; strong, seed 3; strong, seed 4; "
     assert note in table.note
     assert "longtail reproduce strong --dataset cifar10-lt" in table.note
     assert strong.ablation_table(part) is None

@@ -255,15 +255,15 @@ class Part:
         return list({one.name: one for line in lines for one in line.records}.values())
 
     def missing(self) -> list[str]:
-        """What the table lacks, in words: ``strong, 2 of 5 runs``."""
-        seeds = {"strong": self.setting.strong.seeds, DISTILLED: self.setting.student.seeds}
-        there = {"strong": self.strong, DISTILLED: self.distilled}
+        """The runs that the table should have and doesn't: ``strong, seed 3``."""
+        wanted = {
+            "strong": (self.strong, self.setting.strong.seeds),
+            DISTILLED: (self.distilled, self.setting.student.seeds),
+        }
         lacking = []
-        for name, wanted in seeds.items():
-            line = there[name]
-            count = 0 if line is None else len(line.records)
-            if count < wanted:
-                lacking.append(f"{name}, {wanted - count} of {wanted} runs")
+        for name, (line, seeds) in wanted.items():
+            there = set() if line is None else {one.spec.seed for one in line.records}
+            lacking += [f"{name}, seed {seed}" for seed in range(seeds) if seed not in there]
         return lacking
 
     @property
