@@ -63,6 +63,20 @@ def test_the_tables_cells():
     assert named["ImageNet-LT × ∞"] == ("6.05 ± 0.05", "0", "0", "0")
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("file", "the real class sizes (115,846"),
+        ("rebuilt", "class sizes rebuilt from what is published of the real ones (115,846"),
+        ("given", "the given class sizes (115,846"),
+    ],
+)
+def test_class_sizes_are_called_real_only_if_they_are(source, words):
+    found = study()
+    found.sizes["imagenet-lt"]["source"] = source
+    assert f"Gaussian features, {words}" in report.tables(found)[0].note
+
+
 def test_the_sentence():
     (said,) = report.findings(study())
     assert "ERM errs 10.05 points above Bayes and the logit-adjusted loss 3.05" in said

@@ -65,6 +65,14 @@ def tables(study: Study) -> list[Table]:
     return [*(_rules_table(study, name) for name in study.datasets()), _sizes_table(study)]
 
 
+# Where class sizes come from, in words; see `natural_profiles.class_counts`.
+_SIZES = {
+    "file": "the real class sizes",
+    "rebuilt": "class sizes rebuilt from what is published of the real ones",
+    "given": "the given class sizes",
+}
+
+
 def _rules_table(study: Study, dataset: str) -> Table:
     facts, first = study.sizes[dataset], study.multiples(dataset)[0]
     trials = study.of(dataset, first)
@@ -78,7 +86,7 @@ def _rules_table(study: Study, dataset: str) -> Table:
         for method in METHODS
     ]
     least = bayes(trials)
-    sizes = "the real class sizes" if first == 1 else f"{first} times the real class sizes"
+    sizes = ("" if first == 1 else f"{first} times ") + _SIZES[facts["source"]]
     return Table(
         f"{LARGE[dataset].title}: {facts['classes']:,} classes, balanced error in percent",
         ("rule", "error", "above Bayes", *GROUPS),

@@ -162,8 +162,8 @@ def train_cohort(
         checkpoint_seconds: how much work an interruption may cost, at epoch ends.
         progress: called as ``progress(epochs done, epochs in all, what)``.
         after_epoch: called after each epoch of each run.
-        within_epoch: called on a CPU, where epochs can be long, after each step with the share
-            of the epoch that is done.
+        within_epoch: called where epochs can be long, on a CPU or with images from disk, after
+            each step with the share of the epoch that is done; a GPU may be some steps behind.
         stop: asked after each epoch of all runs that train together; once it says yes, they are
             saved and `StoppedError` is raised.
         world: the processes that train these runs together, each with the same arguments; for
