@@ -125,9 +125,13 @@ def train(
         typer.Option(
             "--teachers",
             metavar="RUN",
-            help="Learn from this finished run as well, or from all in a folder; repeatable.",
+            help="Learn from finished runs as well, one or several, or all of a folder.",
             show_default=False,
         ),
+    ] = None,
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Teachers after the first.", show_default=False),
     ] = None,
     teacher_logits: Annotated[
         bool,
@@ -257,7 +261,7 @@ def train(
             overrides=overrides or [],
             held_out=held_out,
             precision=_precision(precision, world.device, resumed=resume is not None),
-            teachers=_opened(teachers or []),
+            teachers=_opened(_named(teachers, more)),
             teacher_logits=teacher_logits,
         )
         if resume is not None:
@@ -300,6 +304,14 @@ def train(
         _console.print_json(_document(runs))
     else:
         _show(runs, job)
+
+
+def _named(first: list[Path] | None, more: list[Path] | None) -> list[Path]:
+    """The teachers' folders: one behind each --teachers, and what follows it."""
+    if more and not first:
+        words = ", ".join(map(str, more))
+        raise typer.BadParameter(f"got unexpected argument(s) {words}; runs stand after --teachers")
+    return [*(first or []), *(more or [])]
 
 
 def _opened(folders: list[Path]) -> list[Run]:
@@ -367,8 +379,9 @@ def _command(context: typer.Context, given: list[str], world: World) -> str:
         if isinstance(value, bool):
             words.append(option.opts[0] if value else option.secondary_opts[0])
             continue
+        flag = "--teachers" if option.name == "more" else option.opts[0]
         for one in value if isinstance(value, list | tuple) else [value]:
-            words += [option.opts[0], str(one)]
+            words += [flag, str(one)]
     return _training.as_launched(shlex.join(words), world)
 
 
