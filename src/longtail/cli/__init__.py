@@ -88,6 +88,24 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 for a failure, 2 for wrong usage.
     """
+    code = _run(arguments)
+    if arguments is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _end_at_once(code)
+    return code
+
+
+def _end_at_once(code: int) -> None:
+    """End one of several processes without taking its interpreter down.
+
+    Threads of torch's process groups may still hold tensors then, and abort a process that has
+    done its work, which torchrun would take for a failure.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(arguments: list[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # People add --debug to the end of the line that just failed.
     debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
