@@ -320,8 +320,8 @@ def _refuse_beside_estimate(context: typer.Context) -> None:
             off = context.params[option.name] is False
             typed = option.secondary_opts if off else option.opts
             raise typer.BadParameter(
-                f"{typed[0]} can't stand beside --estimate, which writes nothing and takes "
-                f"about a minute"
+                f"{typed[0]} can't stand beside --estimate, which trains for a minute and writes "
+                f"nothing"
             )
 
 
