@@ -178,6 +178,24 @@ def test_a_lost_student_takes_its_teachers_from_their_folders(tmp_path):
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_teachers_that_are_trained_again_are_averaged_again(tmp_path):
+    """Else their mean's record would be of networks that are no more."""
+    root = shutil.copytree(trained_root(), tmp_path / "here")
+    shutil.rmtree(root / "runs")
+    kept = {one.name: one for one in records.read_all(root / "kept")}
+    (together,) = [name for name in kept if "/ensemble-" in name]
+    (student,) = [name for name, one in kept.items() if names_of(one.spec)]
+    path = root / "kept" / f"{together}.json"
+    before = path.read_text()
+    path.write_text(before.replace('"seconds": ', '"seconds": 999999'))  # of another training
+    (root / "kept" / f"{student}.json").unlink()
+    small_run(root)
+    after = records.read(path)
+    assert after.seconds < 999999
+    assert after.document["splits"] == kept[together].document["splits"]
+    assert Run.open(root / "runs" / together).finished
+
+
 def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
     root = shutil.copytree(trained_root(), tmp_path / "here")
     (student,) = [run for run in find_runs(root / "runs") if names_of(run.spec)]

@@ -308,21 +308,28 @@ class StrongTrainer(Trainer):
 
     def _have_teachers(self, setting: Setting) -> list[Run]:
         """The teachers' folders; a record is not enough for a student to learn from."""
-        self._have(setting.strong, setting.teachers())
-        return [Run.open(self.runs / name) for name in self._teacher_names(setting)]
+        again = self._have(setting.strong, setting.teachers())
+        self._train(setting.strong, setting.teachers())  # judges what was left unjudged
+        teachers = [Run.open(self.runs / name) for name in self._teacher_names(setting)]
+        if again:  # their mean is then another one too, whatever its record says
+            self._write_mean(teachers)
+        return teachers
 
-    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
-        """Train what has no finished folder here, whether there is a record of it or not."""
+    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> bool:
+        """Train what has no finished folder here, record or not; whether there was any."""
         there = {run.name for run in self._finished([self._precise(s) for s in specs])}
         lacking = [spec for spec in specs if self._precise(spec).folder.as_posix() not in there]
         if lacking:
             self._part(plan, lacking)
+        return bool(lacking)
 
     def _average(self, setting: Setting) -> None:
         """The ensemble's folder and record."""
         if self._is_whole(self.shelf.get(setting.ensemble(self._teacher_names(setting)))):
             return
-        teachers = self._have_teachers(setting)
+        self._write_mean(self._have_teachers(setting))
+
+    def _write_mean(self, teachers: Sequence[Run]) -> None:
         for split in (DEV, TEST):
             run = ensemble(teachers, root=self.runs, split=split, replace=True)
         self._write(run)
