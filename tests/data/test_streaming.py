@@ -283,6 +283,23 @@ def test_processes_change_nothing(data, rule):
     assert together == share(1, 0)
 
 
+def test_a_process_with_a_group_does_not_fork(data, monkeypatch):
+    """Its threads may hold a lock while it forks, which the worker would wait for forever."""
+    alone = training_stream(data, batch_size=6, view=SMALL, seed=3, workers=1)
+    assert alone._loader.multiprocessing_context is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        # Its own ranks, since there is no group to ask.
+        one_of_two = evaluation_stream(
+            data, batch_size=6, view=CENTER, workers=1, num_replicas=1, rank=0
+        )
+    assert one_of_two._loader.multiprocessing_context.get_start_method() == "forkserver"
+    here = evaluation_stream(data, batch_size=6, view=CENTER, workers=0)
+    for theirs, mine in zip(one_of_two, here, strict=True):
+        assert torch.equal(theirs.images, mine.images)
+        assert torch.equal(theirs.labels, mine.labels)
+
+
 def test_an_example_drawn_twice_is_cropped_twice(data):
     sampler = sampler_of(data, rule="class-balanced", num_samples=30)
     drawn = by_draw(training_stream(data, batch_size=10, view=SMALL, sampler=sampler, workers=0))

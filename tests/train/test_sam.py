@@ -141,7 +141,7 @@ def test_a_gradient_of_zero_and_parameters_without_one_stay():
     assert torch.equal(unused, torch.ones(3))
     scalar.grad = torch.tensor(-2.0)
     there.go()
-    assert float(scalar) == pytest.approx(0.9)
+    assert scalar.item() == pytest.approx(0.9)
 
 
 def sam_of(model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 import shutil
 from collections import Counter
@@ -337,6 +338,19 @@ def evaluation_stream(
     )
 
 
+def _context() -> Any | None:
+    """How workers start: torch's way, but not by forking a process that is one of several.
+
+    The threads of its group may hold a lock at that moment, which the worker would wait for
+    forever. A server forks them instead, which has torch loaded and no threads.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["longtail.data.streaming"])
+    return context
+
+
 class ImageStream:
     """An iterable of `Batch`es; made by the functions above.
 
@@ -395,6 +409,7 @@ class ImageStream:
             prefetch_factor=self.prefetch if self.workers else None,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
             persistent_workers=self.workers > 0,
+            multiprocessing_context=_context() if self.workers else None,
         )
 
     def __len__(self) -> int:
