@@ -30,7 +30,7 @@ import torch  # noqa: E402
 from torch import distributed  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
 
-from longtail.data.torch_samplers import DistributedClassSampler  # noqa: E402
+from longtail.data.torch_samplers import DistributedClassSampler, processes  # noqa: E402
 
 View = RandomCrop | CenterCrop
 
@@ -158,18 +158,7 @@ class _InOrder:
     epoch = 0
 
     def __init__(self, examples: int, num_replicas: int | None, rank: int | None) -> None:
-        caller = "evaluation_stream"
-        running = distributed.is_available() and distributed.is_initialized()
-        if num_replicas is None:
-            num_replicas = distributed.get_world_size() if running else 1
-        if rank is None:
-            rank = distributed.get_rank() if running else 0
-        num_replicas = _checks.whole(num_replicas, caller, name="num_replicas")
-        rank = _checks.whole(rank, caller, name="rank", at_least=0)
-        if rank >= num_replicas:
-            raise InputError(
-                f"{caller}: `rank` must be below `num_replicas`, {num_replicas}; got {rank}."
-            )
+        num_replicas, rank = processes(num_replicas, rank, caller="evaluation_stream")
         self.mine = range(rank, examples, num_replicas)
 
     def __len__(self) -> int:

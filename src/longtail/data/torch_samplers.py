@@ -17,6 +17,28 @@ from torch import distributed  # noqa: E402
 from torch.utils.data import DistributedSampler  # noqa: E402
 
 
+def processes(num_replicas: int | None, rank: int | None, *, caller: str) -> tuple[int, int]:
+    """How many processes share something, and which one this is.
+
+    Args:
+        num_replicas: torch.distributed's if None, or 1 without it.
+        rank: likewise.
+        caller: for messages.
+    """
+    running = distributed.is_available() and distributed.is_initialized()
+    if num_replicas is None:
+        num_replicas = distributed.get_world_size() if running else 1
+    if rank is None:
+        rank = distributed.get_rank() if running else 0
+    num_replicas = _checks.whole(num_replicas, caller, name="num_replicas")
+    rank = _checks.whole(rank, caller, name="rank", at_least=0)
+    if rank >= num_replicas:
+        raise InputError(
+            f"{caller}: `rank` must be below `num_replicas`, {num_replicas}; got {rank}."
+        )
+    return num_replicas, rank
+
+
 class DistributedClassSampler(DistributedSampler[int]):
     """This process's share of a `ClassSampler`'s epoch; in one process, all of it.
 
@@ -58,17 +80,7 @@ class DistributedClassSampler(DistributedSampler[int]):
                 f"{caller}: `sampler` must be a ClassSampler; got {type(sampler).__name__}. "
                 f"Make one from the labels: ClassSampler(labels, rule='class-balanced')."
             )
-        running = distributed.is_available() and distributed.is_initialized()
-        if num_replicas is None:
-            num_replicas = distributed.get_world_size() if running else 1
-        if rank is None:
-            rank = distributed.get_rank() if running else 0
-        num_replicas = _checks.whole(num_replicas, caller, name="num_replicas")
-        rank = _checks.whole(rank, caller, name="rank", at_least=0)
-        if rank >= num_replicas:
-            raise InputError(
-                f"{caller}: `rank` must be below `num_replicas`, {num_replicas}; got {rank}."
-            )
+        num_replicas, rank = processes(num_replicas, rank, caller=caller)
         if drop_last and len(sampler) < num_replicas:
             raise InputError(
                 f"{caller}: the epoch has {len(sampler)} examples for {num_replicas} processes, "

@@ -20,6 +20,7 @@ from torch import Tensor
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, available
+from longtail.kernels._inputs import check_labels, what_came
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -105,21 +106,12 @@ def check(logits: Any, target: Any, tables: Tables, *, caller: str, reduction: s
     """Refuse what the kernel can't serve; return the tables in float32, shape (1, C)."""
     _checks.choice(reduction, REDUCTIONS, caller, name="reduction")
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        came = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        came = what_came(logits)
         raise InputError(f"{caller}: `logits` must be a tensor of shape (N, C); got {came}.")
     reason = unavailable(logits)
     if reason is not None:
         raise InputError(f"{caller}: {reason} longtail.losses has the same in torch operations.")
-    if not isinstance(target, Tensor) or target.shape != logits.shape[:1]:
-        came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-        raise InputError(
-            f"{caller}: `target` must be a tensor of shape ({logits.shape[0]},), one label per "
-            f"row of the logits; got {came}."
-        )
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise InputError(
-            f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
-        )
+    check_labels(target, len(logits), of="logits", caller=caller)
     named = {"target": target, **tables._asdict()}
     for name, tensor in named.items():
         if tensor is not None and tensor.device != logits.device:

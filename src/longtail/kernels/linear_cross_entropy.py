@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, cross_entropy
+from longtail.kernels._inputs import check_labels, check_matrix
 from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
@@ -100,27 +101,14 @@ def _check(
     features: Any, weight: Any, target: Any, bias: Any, tables: Tables, *, caller: str
 ) -> Tables:
     for name, tensor in (("features", features), ("weight", weight)):
-        if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
-            came = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InputError(
-                f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got {came}."
-            )
+        check_matrix(tensor, name=name, caller=caller)
     if features.shape[1] != weight.shape[1] or features.dtype != weight.dtype:
         raise InputError(
             f"{caller}: `features` and `weight` must agree in their last dimension and type; "
             f"they have {tuple(features.shape)}, {features.dtype} and {tuple(weight.shape)}, "
             f"{weight.dtype}."
         )
-    if not isinstance(target, Tensor) or target.shape != features.shape[:1]:
-        came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-        raise InputError(
-            f"{caller}: `target` must be a tensor of shape ({features.shape[0]},), one label per "
-            f"row of the features; got {came}."
-        )
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise InputError(
-            f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
-        )
+    check_labels(target, len(features), of="features", caller=caller)
     per_class = {
         "bias": bias,
         "offset": tables.offset,

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
+from longtail.kernels._inputs import check_labels, check_matrix, what_came
 from longtail.losses import _family, _tensors
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
@@ -293,32 +294,18 @@ def _draw(cumulative: Tensor, count: int, generator: torch.Generator | None) -> 
 
 def _check_inputs(features: Any, weight: Any, target: Any, bias: Any, *, caller: str) -> None:
     for name, tensor in (("features", features), ("weight", weight)):
-        if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
-            came = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InputError(
-                f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got {came}."
-            )
+        check_matrix(tensor, name=name, caller=caller)
     if features.shape[1] != weight.shape[1]:
         raise InputError(
             f"{caller}: `features` and `weight` must agree in their last dimension; their shapes "
             f"are {tuple(features.shape)} and {tuple(weight.shape)}."
         )
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
-        came = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
         raise InputError(
             f"{caller}: `bias` must have one value per class, shape ({weight.shape[0]},); "
-            f"got {came}."
+            f"got {what_came(bias)}."
         )
-    if not isinstance(target, Tensor) or target.shape != features.shape[:1]:
-        came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-        raise InputError(
-            f"{caller}: `target` must be a tensor of shape ({features.shape[0]},), one label per "
-            f"row of the features; got {came}."
-        )
-    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise InputError(
-            f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
-        )
+    check_labels(target, len(features), of="features", caller=caller)
 
 
 def _check_q(q: Any, *, caller: str, classes: int | None = None) -> None:

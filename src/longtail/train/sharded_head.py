@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.kernels._inputs import check_labels
 from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
 from longtail.priors import ClassPrior
 from longtail.train.class_slices import (
@@ -211,7 +212,7 @@ class ShardedHead(nn.Module):
         self._check_features(features, caller)
         self._check_criterion(criterion, features, caller)
         ignored = criterion.ignore_index
-        self._check_target(target, features, caller)
+        check_labels(target, len(features), of="features", caller=caller)
         whole, rows = self._whole_batch(features)
         if rows is not None:
             target = self.part.gather(rows.pad(target.long(), ignored)).flatten()
@@ -385,18 +386,6 @@ class ShardedHead(nn.Module):
                 f"{caller}: the criterion's buffers are on {criterion.alpha.device} but the "
                 f"features are on {features.device}; move it once, with "
                 f"criterion.to(features.device)."
-            )
-
-    def _check_target(self, target: Any, features: Tensor, caller: str) -> None:
-        if not isinstance(target, Tensor) or target.shape != features.shape[:1]:
-            came = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
-            raise InputError(
-                f"{caller}: `target` must be a tensor of shape ({len(features)},), one class index "
-                f"per row of the features; got {came}."
-            )
-        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-            raise InputError(
-                f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
             )
 
     def _check_labels(self, target: Tensor, ignore_index: int, caller: str) -> None:

@@ -1,0 +1,44 @@
+"""Checks of tensors that several operations on logits and features take, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longtail._checks import InputError
+
+
+def check_matrix(tensor: Any, *, name: str, caller: str) -> None:
+    """Refuse what is not a floating-point matrix, such as features or weights."""
+    if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
+        raise InputError(
+            f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got "
+            f"{what_came(tensor)}."
+        )
+
+
+def check_labels(target: Any, rows: int, *, of: str, caller: str) -> None:
+    """Refuse a target that is not one integer label for each row of something.
+
+    Args:
+        target: as it came.
+        rows: how many there are.
+        of: what has them, ``logits`` or ``features``.
+        caller: for the message.
+    """
+    if not isinstance(target, Tensor) or target.shape != (rows,):
+        raise InputError(
+            f"{caller}: `target` must be a tensor of shape ({rows},), one label per "
+            f"row of the {of}; got {what_came(target)}."
+        )
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise InputError(
+            f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
+        )
+
+
+def what_came(value: Any) -> object:
+    """The shape of a tensor, the type of anything else."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
