@@ -125,6 +125,8 @@ def test_the_figures_show_what_they_say(study):
     captions = table_exp.figure_captions(study.parts)
     assert set(captions) == set(table_exp.FIGURES)
     assert "0.0003, 0.001, 0.003" in captions["weight-norms"]
+    without = table_exp.figure_captions(made(adam_runs=False).parts)
+    assert "Adam" not in without["weight-norms"]
     assert captions["groups"].startswith("Mean and standard deviation over 2 runs of each kind")
 
 

@@ -133,12 +133,17 @@ def figure_captions(parts: Sequence[Part]) -> dict[str, str]:
         runs = str(next(iter(counts.values())))
     over = f"Mean and standard deviation over {runs} run{'' if runs == '1' else 's'} of each kind"
     rates = ", ".join(f"{rate:g}" for rate in ADAM_RATES)
+    adam = (
+        f" Adam's learning rate is the best of {rates} on the held-out fifth of one more run of "
+        f"each (the paper gives neither its rate nor its weight decay); weight decay is a term of "
+        f"the loss, as for SGD, unless said otherwise."
+    )
+    if not any(part.adam(decay=way) for part in parts for way in part.plan.adam_ways):
+        adam = ""
     return {
         "weight-norms": (
             f"{over} of the norm of each class's weights in the last layer. r: correlation with "
-            f"log class frequency. Adam's learning rate is the best of {rates} on the held-out "
-            f"fifth of one more run of each (the paper gives neither its rate nor its weight "
-            f"decay); weight decay is a term of the loss, as for SGD, unless said otherwise."
+            f"log class frequency.{adam}"
         ),
         "tau-curves": (
             f"{over} of the balanced test error, exact at every τ. At τ = 0 it is ERM's, but for "
