@@ -7,6 +7,7 @@ which is next door in `engine`.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from longtail.train.streamed import Streaming, stream_logits
 from longtail.train.team import new_network
 
 Images = ImageSet | ListedImages
+LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
 
 
 def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
@@ -53,15 +55,68 @@ def split_logits(
 ) -> np.ndarray | None:
     """The logits on the first process, None on others; of images on disk each computes a part."""
     if isinstance(images, ListedImages):
-        return stream_logits(model, images, recipe, world=world, how=streaming)
+        stream = stream_logits
+        if recipe.classifier == "sharded":
+            from longtail.train.sharded_team import sharded_logits as stream
+        return stream(model, images, recipe, world=world, how=streaming)
     return network_logits(model, images, recipe) if world.first else None
 
 
+def split_answers(
+    model: nn.Module,
+    images: Images,
+    recipe: Recipe,
+    *,
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+) -> np.ndarray | None:
+    """What errors are counted from, as `split_logits`: of a sharded network its predictions."""
+    if recipe.classifier == "sharded" and isinstance(images, ListedImages):
+        from longtail.train.sharded_team import sharded_predictions
+
+        return sharded_predictions(model, images, recipe, world=world, how=streaming)
+    return split_logits(model, images, recipe, world=world, streaming=streaming)
+
+
+def refuse_logits(images: Images | int, num_classes: int, *, what: str, instead: str) -> None:
+    """Refuse logits that no run folder should hold, before they are computed.
+
+    Args:
+        images: the split, or how many it has.
+        num_classes: of the run.
+        what: the split in words.
+        instead: what to do.
+    """
+    examples = images if isinstance(images, int) else len(images)
+    size = 4 * examples * num_classes
+    if size > LARGEST_LOGITS:
+        raise InputError(
+            f"the logits of {what}, {examples:,} examples by {num_classes:,} classes, take "
+            f"{size / 1e9:,.0f} GB, more than the {LARGEST_LOGITS / 1e9:.0f} GB that a run folder "
+            f"holds; {instead}."
+        )
+
+
+class Head(NamedTuple):
+    """‖w_y‖₂ and the bias of the last layer, float64, shape (num_classes,) each."""
+
+    norms: np.ndarray
+    bias: np.ndarray
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: Recipe) -> Head:
+        """That of a network; of a sharded one, every process must ask."""
+        if recipe.classifier == "sharded":
+            norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
+            return cls(norms.numpy(), bias.numpy())
+        return cls(*models.head_norms_and_bias(model))
+
+
 def write_split(
-    writer: RunWriter, model: nn.Module, images: Images, logits: np.ndarray, *, split: str
+    writer: RunWriter, head: Head, images: Images, logits: np.ndarray, *, split: str
 ) -> None:
     """Write the network's logits on a split, with the head's norms and bias beside them."""
-    norms, bias = models.head_norms_and_bias(model)
+    norms, bias = head
     writer.write_logits(
         split,
         logits,
@@ -108,15 +163,22 @@ def evaluate(
             f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
             f"with {run.prior.num_classes}."
         )
+    refuse_logits(images, images.num_classes, what=f"the {split} set", instead="take fewer images")
     model = new_network(recipe, images, seed=run.spec.seed)
     # A copy: the file's arrays are read-only maps, which torch can't take.
     weights = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
     checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
     model.load_state_dict(weights)
     with files.exclusive(run.folder) if world.first else nullcontext():
-        model = model.to(device)
+        if recipe.classifier == "sharded":
+            from longtail.train.sharded_team import shard
+
+            model = shard(model, world, torch.device(device))
+        else:
+            model = model.to(device)
         logits = split_logits(model, images, recipe, world=world, streaming=streaming)
+        head = Head.of(model, recipe)
         if logits is not None:
-            write_split(RunWriter.reopen(run.folder), model, images, logits, split=split)
+            write_split(RunWriter.reopen(run.folder), head, images, logits, split=split)
     world.wait()
     return Run.open(run.folder, verify=False)

@@ -26,6 +26,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "crop_fill": ("black", "mean"),
     "head": ("linear", "cosine", "unit-norm"),
     "mix_partner": ("uniform", "minority"),
+    "classifier": ("whole", "sharded"),
 }
 
 
@@ -78,6 +79,8 @@ class Recipe:
         image_size: 0 for images that come in one size; above it, for photographs of any size,
             the pixels of a side that a network sees. Training cuts out a part of random area
             and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
+        classifier: `whole` in every process, or `sharded`: each holds a slice of the classes, and
+            none all logits; see `sharded_team`.
     """
 
     name: str
@@ -116,6 +119,7 @@ class Recipe:
     distill_temperature: float = 1.0
     distill_adjusted: bool = False
     image_size: int = 0
+    classifier: Literal["whole", "sharded"] = "whole"
 
     def __post_init__(self) -> None:
         caller = f"recipe {self.name!r}"

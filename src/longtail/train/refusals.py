@@ -13,8 +13,8 @@ from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.runs import RunSpec
 from longtail.train.batches import refuse_images
-from longtail.train.evaluation import Images
-from longtail.train.methods import Method
+from longtail.train.evaluation import Images, refuse_logits
+from longtail.train.methods import THRESHOLD, Method
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import check_recipe
 from longtail.train.teachers import refuse_half
@@ -62,13 +62,47 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
                     f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
                     f"(--set), or take another recipe."
                 )
+        if recipe.classifier == "sharded":
+            _refuse_sharded(spec, recipe, images, processes)
         if isinstance(images, ImageSet):
             refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
             new_network(recipe, images, seed=0)
         Method.of(spec.method).criterion(images.prior)
         if spec.dataset.held_out:
-            held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
+            _, held = held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
+            refuse_logits(
+                len(held),
+                images.num_classes,
+                what="the held-out part",
+                instead="hold out a smaller part, or none",
+            )
+
+
+def _refuse_sharded(spec: RunSpec, recipe: Recipe, images: Images, processes: int) -> None:
+    """Refuse what a classifier in slices can't do."""
+    asked = f"recipe {recipe.name!r}: `classifier` is 'sharded', but"
+    if isinstance(images, ImageSet):
+        raise InputError(
+            f"{asked} {spec.dataset.name} is in memory and trains in one process; leave "
+            f"`classifier` at 'whole'."
+        )
+    if recipe.head != "linear":
+        raise InputError(
+            f"{asked} the head is {recipe.head!r}, and only a linear one is cut into slices of "
+            f"the classes; leave one of the two out."
+        )
+    if Method.of(spec.method).loss == THRESHOLD:
+        raise InputError(
+            f"{asked} {THRESHOLD} drops competitors at random, which can't be computed in slices "
+            f"of the classes; take 'equalized', or leave `classifier` at 'whole'."
+        )
+    if processes > images.num_classes:
+        raise InputError(
+            f"{asked} there are {processes} processes for {images.num_classes} classes, so some "
+            f"would hold none; start at most {images.num_classes}, or leave `classifier` at "
+            f"'whole'."
+        )
 
 
 def precision_of(spec: RunSpec) -> str:

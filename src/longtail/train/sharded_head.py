@@ -146,6 +146,7 @@ class ShardedHead(nn.Module):
         mesh: DeviceMesh | None = None,
         batch: str = "replicated",
         averaging: bool = True,
+        device: torch.device | str | None = None,
     ) -> ShardedHead:
         """A head with the weights of a linear layer that every process has whole.
 
@@ -154,6 +155,7 @@ class ShardedHead(nn.Module):
             mesh: as for the class, as the following.
             batch: see there.
             averaging: see there.
+            device: where the slice goes; to that of the linear layer by default.
 
         Examples:
             >>> linear = nn.Linear(8, 5)
@@ -167,7 +169,7 @@ class ShardedHead(nn.Module):
             batch=batch,
             averaging=averaging,
             bias=linear.bias is not None,
-            device=linear.weight.device,
+            device=linear.weight.device if device is None else device,
             dtype=linear.weight.dtype,
         )
         head.load_state_dict(linear.state_dict())
@@ -186,6 +188,10 @@ class ShardedHead(nn.Module):
         bias = None if self.bias is None else local(self.bias)
         logits = nn.functional.linear(whole, local(self.weight), bias)
         return as_slice(logits, self.part, self.mesh, dim=1)
+
+    def sliced(self, values: Tensor) -> Tensor:
+        """This process's classes' values, shape (width, ...), as the DTensor they are a part of."""
+        return as_slice(values, self.part, self.mesh)
 
     # Not for the compiler: it talks to other processes and writes over what it saved.
     @torch.compiler.disable  # type: ignore[untyped-decorator]

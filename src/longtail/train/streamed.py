@@ -11,8 +11,8 @@ works on the step before, and are normalised there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +26,7 @@ from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.data.streaming import Batch, evaluation_stream, planned_stream
+from longtail.data.streaming import Batch, ImageStream, evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss
 from longtail.train.distributed import ALONE, World, said_plainly
 from longtail.train.plan import Planner, stream_seed
@@ -34,12 +34,12 @@ from longtail.train.recipe import Recipe
 from longtail.train.team import Team
 
 _PIECE = 64  # images a worker decodes at a time: few, so that an epoch begins soon
-_EVALUATED = 128  # images at a time where no gradients are kept
+EVALUATED = 128  # images at a time where no gradients are kept
 
 # What a recipe may say about photographs. Any other value off its default would do nothing.
 _HONOURED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
 _HONOURED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
-_HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size"}
+_HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size", "classifier"}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,9 @@ class StreamedTeam(Team):
         super().__init__([planner], data, precision=precision, device=device)
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
-        network = PixelsToLogits(self.model, self.recipe, precision=precision, device=self.device)
+        network = PixelsToLogits(
+            self._averaged_part(), self.recipe, precision=precision, device=self.device
+        )
         self._averaged = world.average_gradients(network)
         compiled = self.device.type == "cuda" if self.how.compile is None else self.how.compile
         self.logits: Any = self._averaged
@@ -174,6 +176,10 @@ class StreamedTeam(Team):
             on_error=self.how.on_error,
             pin_memory=self.device.type == "cuda",
         )
+
+    def _averaged_part(self) -> nn.Module:
+        """Of the network what every process has whole, so that gradients are averaged."""
+        return self.model
 
     def _allocate(self) -> None:
         steps = len(self.batch_sizes)
@@ -217,19 +223,19 @@ class StreamedTeam(Team):
         """The places in the epoch that this process takes of a batch, a micro-batch at a time."""
         mine = self.world.share(size)
         places = first + np.arange(mine.start, mine.stop)
-        # Every process must take part in a step; one without a share looks at the batch's first
-        # image and gives it no weight.
-        places = places if len(places) else np.array([first])
-        return _evenly(places, self.how.micro_batch)
+        # As many parts in every process as the largest share needs. A part without images looks
+        # at the batch's first and gives it no weight, since every process must take part.
+        largest = -(-size // self.world.count)
+        parts = np.array_split(places, -(-largest // self.how.micro_batch))
+        return [part if len(part) else np.array([first]) for part in parts]
 
     def _fetch(self, number: int) -> list[_Part]:
         """The images of a step, on their way to the device; nothing after the last step."""
         if number >= len(self._layout):
             return []
-        share = self.world.share(self.batch_sizes[number])
-        counts = float(share.stop > share.start)
-        found = []
-        for pieces in self._layout[number]:
+        share, found = self.world.share(self.batch_sizes[number]), list[_Part]()
+        for part, pieces in enumerate(self._layout[number]):
+            counts = float(part < share.stop - share.start)  # images lie in the first parts
             got = [next(self._batches) for _ in range(pieces)]
             if self._copies is None:
                 found.append(_Part(*_joined(got), counts))
@@ -256,8 +262,7 @@ class StreamedTeam(Team):
         for number, part in enumerate(self._parts):
             last = number + 1 == len(self._parts)
             with said_plainly(), self._unsent(last):
-                logits = self.logits(part.images)
-                loss = part.counts * self._sum(logits, part.labels, dropped, place) / total
+                loss = self._sum(self.logits(part.images), part, dropped, place) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self._at] += loss.detach()
@@ -288,11 +293,10 @@ class StreamedTeam(Team):
             return None
         return self.criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
 
-    def _sum(self, logits: Tensor, labels: Tensor, dropped: Tensor | None, place: int) -> Tensor:
-        if dropped is None:
-            return cast(Tensor, self.criterion(logits, labels))
-        here = dropped[place : place + len(labels)]
-        return cast(Tensor, self.criterion(logits, labels, dropped=here))
+    def _sum(self, logits: Tensor, part: _Part, dropped: Tensor | None, place: int) -> Tensor:
+        """This process's part of the sum of losses; those of all processes add up to the sum."""
+        drawn = {} if dropped is None else {"dropped": dropped[place : place + len(part.labels)]}
+        return part.counts * cast(Tensor, self.criterion(logits, part.labels, **drawn))
 
     def mean_losses(self) -> list[float]:
         """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
@@ -371,12 +375,29 @@ def stream_logits(
         Shape (examples, num_classes), in the order of the data, on the first process; None on
         the others.
     """
+    device = next(model.parameters()).device
+    stream = centres(data, recipe, device=device, world=world, how=how)
+    network = PixelsToLogits(model, recipe, precision="float32", device=device)
+    with judging(model):
+        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
+        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+    return world.gather(rows, len(data))
+
+
+def centres(
+    data: ListedImages,
+    recipe: Recipe,
+    *,
+    device: torch.device,
+    world: World = ALONE,
+    how: Streaming | None = None,
+) -> ImageStream:
+    """The centres of this process's images, every `count`-th from its rank on, for evaluation."""
     how = how or Streaming()
     check_recipe(recipe)
-    device = next(model.parameters()).device
-    stream = evaluation_stream(
+    return evaluation_stream(
         data,
-        batch_size=_EVALUATED,
+        batch_size=EVALUATED,
         view=CenterCrop(recipe.image_size, recipe.evaluation_resize),
         num_replicas=world.count,
         rank=world.rank,
@@ -384,11 +405,13 @@ def stream_logits(
         prefetch=how.prefetch,
         pin_memory=device.type == "cuda",
     )
-    network = PixelsToLogits(model, recipe, precision="float32", device=device)
+
+
+@contextmanager
+def judging(model: nn.Module) -> Iterator[None]:
+    """A network as it is judged: no statistics move, no gradients are kept, float32 is exact."""
     was_training = model.training
     model.eval()
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
-        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+        yield
     model.train(was_training)
-    return world.gather(rows, len(data))

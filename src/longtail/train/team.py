@@ -11,7 +11,7 @@ graph, see `lane`; and it reads top to bottom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -67,10 +67,10 @@ def new_network(
         )
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimiser; with ``decay="not-norm"`` batch norm's parameters don't decay.
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """The parameters by what the recipe does to them, in the order in which checkpoints count them.
 
-    On a GPU the learning rate is a tensor, so that a captured step can look it up.
+    With ``decay="not-norm"`` batch norm's parameters don't decay.
     """
     norm = {
         id(parameter)
@@ -83,9 +83,37 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
         {"params": [p for p in model.parameters() if id(p) not in free]},
         {"params": [p for p in model.parameters() if id(p) in free], "weight_decay": 0.0},
     ]
-    on_gpu = device.type == "cuda"
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(
+    model: nn.Module, recipe: Recipe, device: torch.device, *, apart: Iterable[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """The recipe's optimiser, see `parameter_groups`.
+
+    On a GPU the learning rate is a tensor, so that a captured step can look it up.
+
+    Args:
+        model: whose parameters it steps.
+        recipe: how.
+        device: where they are.
+        apart: those of the parameters that can't be stepped in one sweep with others, as the
+            slices of a sharded classifier; their learning rate is a number.
+    """
+    on_gpu, singled = device.type == "cuda", {id(parameter) for parameter in apart}
+    groups = []
+    for group in parameter_groups(model, recipe):
+        together = [p for p in group["params"] if id(p) not in singled]
+        alone = [p for p in group["params"] if id(p) in singled]
+        if together:
+            groups.append({**group, "params": together})
+        if alone:
+            one_by_one = {"lr": recipe.lr, "foreach": False, "fused": False}
+            groups.append({**group, **one_by_one, "params": alone})
+            if recipe.optimizer == "adam":
+                groups[-1]["capturable"] = False
     settings: dict[str, Any] = {
-        "params": [group for group in groups if group["params"]],
+        "params": groups,
         "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
         "weight_decay": recipe.weight_decay,
         "fused": True if on_gpu else None,
@@ -161,14 +189,15 @@ class Team:
         self.stream_of = [streams[planner.stream] for planner in planners]
         self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
-        self.model: nn.Module = stack(networks).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = self._on_device(stack(networks))
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
         self.generators = [torch.Generator(self.device) for _ in planners]
         for criterion, generator in zip(self.criteria, self.generators, strict=True):
             if hasattr(criterion, "generator"):  # a loss that draws: from its run's own numbers
                 criterion.generator = generator  # type: ignore[assignment]
-        self.optimizer = make_optimizer(self.model, self.recipe, self.device)
-        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.optimizer = self._make_optimizer()
+        groups = parameter_groups(self.model, self.recipe)
+        self.parameters = [p for group in groups for p in group["params"]]
         self._ahead: tuple[int, list[EpochPlan], list[ImagePlan]] = (-1, [], [])
         self._make_state()
         self._allocate()
@@ -180,6 +209,12 @@ class Team:
 
     def __len__(self) -> int:
         return len(self.planners)
+
+    def _on_device(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.model, self.recipe, self.device)
 
     def _check_teachers(self) -> None:
         """Refuse a recipe that distils without teachers, and teachers that nobody listens to."""
@@ -425,7 +460,7 @@ class Team:
         return [total / sum(self.batch_sizes) for total in self.totals.tolist()]
 
     def state(self, member: int) -> dict[str, Tensor]:
-        """Everything of a run that training changes, by name: what a checkpoint holds."""
+        """Everything of a run that training changes, by name, where it is."""
         found = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for index, parameter in enumerate(self.parameters):
             for key, value in self.optimizer.state[parameter].items():
@@ -438,6 +473,10 @@ class Team:
             name: part_of(value.detach(), index=member, count=len(self))
             for name, value in found.items()
         }
+
+    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the runs as they are saved, by the first process; every process must ask."""
+        return tensors
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in the places of the run's own."""
