@@ -27,6 +27,7 @@ from longtail.train.team import new_network
 
 Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
+NO_LOGITS = "count the errors without them (longtail evaluate --errors-only)"
 
 
 def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
@@ -78,16 +79,15 @@ def split_answers(
     return split_logits(model, images, recipe, world=world, streaming=streaming)
 
 
-def refuse_logits(images: Images | int, num_classes: int, *, what: str, instead: str) -> None:
+def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -> None:
     """Refuse logits that no run folder should hold, before they are computed.
 
     Args:
-        images: the split, or how many it has.
+        examples: of the split.
         num_classes: of the run.
         what: the split in words.
         instead: what to do.
     """
-    examples = images if isinstance(images, int) else len(images)
     size = 4 * examples * num_classes
     if size > LARGEST_LOGITS:
         raise InputError(
@@ -157,28 +157,62 @@ def evaluate(
     """
     if world.tell(split in run.splits) and not replace:
         return run
-    recipe = Recipe.of(run.spec)
-    if images.num_classes != run.prior.num_classes:
-        raise InputError(
-            f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
-            f"with {run.prior.num_classes}."
-        )
-    refuse_logits(images, images.num_classes, what=f"the {split} set", instead="take fewer images")
-    model = new_network(recipe, images, seed=run.spec.seed)
-    # A copy: the file's arrays are read-only maps, which torch can't take.
-    weights = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
-    checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
-    model.load_state_dict(weights)
+    refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
     with files.exclusive(run.folder) if world.first else nullcontext():
-        if recipe.classifier == "sharded":
-            from longtail.train.sharded_team import shard
-
-            model = shard(model, world, torch.device(device))
-        else:
-            model = model.to(device)
+        model, recipe = _trained(run, images, device=device, world=world)
         logits = split_logits(model, images, recipe, world=world, streaming=streaming)
         head = Head.of(model, recipe)
         if logits is not None:
             write_split(RunWriter.reopen(run.folder), head, images, logits, split=split)
     world.wait()
     return Run.open(run.folder, verify=False)
+
+
+def predict(
+    run: Run,
+    images: Images,
+    *,
+    device: torch.device | str = "cpu",
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+) -> np.ndarray | None:
+    """The classes that a finished run predicts; nothing is written.
+
+    For label spaces whose logits no folder can hold: those of a sharded classifier are never
+    gathered.
+
+    Args:
+        run: a finished run, with its weights.
+        images: what to predict.
+        device: and what follows: see `evaluate`.
+        world: likewise.
+        streaming: likewise.
+
+    Returns:
+        Shape (examples,), on the first process; None on others.
+    """
+    model, recipe = _trained(run, images, device=device, world=world)
+    found = split_answers(model, images, recipe, world=world, streaming=streaming)
+    return found if found is None or found.ndim == 1 else found.argmax(1)
+
+
+def _trained(
+    run: Run, images: Images, *, device: torch.device | str, world: World
+) -> tuple[nn.Module, Recipe]:
+    """A finished run's network where it is to be judged, and its recipe."""
+    recipe = Recipe.of(run.spec)
+    if images.num_classes != run.prior.num_classes:
+        raise InputError(
+            f"evaluate: the images have {images.num_classes} classes but {run.folder} was trained "
+            f"with {run.prior.num_classes}."
+        )
+    model = new_network(recipe, images, seed=run.spec.seed)
+    # A copy: the file's arrays are read-only maps, which torch can't take.
+    weights = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
+    checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
+    model.load_state_dict(weights)
+    if recipe.classifier == "sharded":
+        from longtail.train.sharded_team import shard
+
+        return shard(model, world, torch.device(device)), recipe
+    return model.to(device), recipe
