@@ -28,6 +28,7 @@ from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.sampled_team import SampledTeam
 from longtail.train.sharded_team import ShardedTeam
 from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
 
@@ -44,6 +45,9 @@ STEPS = {
     "smoothed": ("balanced+label-smoothing", {"optimizer": "adam", "lr": 0.001}, HERE),
     "compiled": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=5, compile=True)),
 }
+# Sampled softmax, which draws for the global batch: the classes of one process, alone.
+PARTS = {"sampled": HERE, "sampled in parts": Streaming(workers=0, micro_batch=4, compile=True)}
+SAMPLED = ("logit-adjusted+drw:start=1", {"batch_size": 22, "sampled_classes": 4})
 NORMED = {"model": "tiny", "decay": "not-norm"}
 
 
@@ -62,9 +66,9 @@ def losses_of(one, epochs):
     return found
 
 
-def sharded_steps(data, world, method, overrides, how):
+def steps(data, world, method, overrides, how, kind=ShardedTeam):
     """The mean loss of every step, and the whole weights after them, on the first process."""
-    one = lane(data, world, method=method, how=how, **overrides)
+    one = lane(data, world, kind=kind, method=method, how=how, **overrides)
     found = losses_of(one, (0, 1))
     weights = one.team.whole(one.team.model.state_dict())
     return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
@@ -115,7 +119,9 @@ def _work(rank, port, folder):
     torch.compile = partial(torch.compile, backend="aot_eager")
     data = load_listed(folder / "set")
     with joined(CPU) as world:
-        found = {name: sharded_steps(data.train, world, *case) for name, case in STEPS.items()}
+        found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
+        for name, how in PARTS.items():
+            found[name] = steps(data.train, world, *SAMPLED, how, SampledTeam)
         one = lane(data.train, world)
         found["slice"] = list(one.team.model.fc.weight.to_local().shape)
         losses_of(one, [0])
@@ -192,6 +198,16 @@ def test_steps_are_those_of_a_whole_classifier_in_one_process(found, data, name)
     assert np.ptp(expected) > 1e-2  # they are no constant
 
 
+@pytest.mark.parametrize("name", PARTS)
+def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
+    expected, weights = steps(data.train, ALONE, *SAMPLED, HERE, SampledTeam)
+    for one in found:
+        np.testing.assert_allclose(one[name][0], expected, atol=1e-5)
+        np.testing.assert_allclose(one[name][1], weights, atol=1e-5)
+    exact, _ = step_losses(data.train, ALONE, SAMPLED[0], {"batch_size": 22}, HERE)
+    assert np.abs(np.subtract(expected, exact)).min() > 1e-3
+
+
 def test_a_process_holds_its_slice_alone(found):
     assert [one["slice"] for one in found] == [[3, 64], [2, 64]]
 
@@ -200,7 +216,7 @@ def test_one_process_needs_no_slices(data):
     """It has the sharded loss on ordinary tensors."""
     method, overrides, _ = STEPS["odd"]
     expected, weights = step_losses(data.train, World(), method, overrides, HERE)
-    losses, theirs = sharded_steps(data.train, World(), method, overrides, HERE)
+    losses, theirs = steps(data.train, World(), method, overrides, HERE)
     np.testing.assert_allclose(losses, expected, atol=1e-5)
     np.testing.assert_allclose(theirs, weights, atol=1e-5)
 
@@ -292,8 +308,9 @@ def test_the_command_line_under_torchrun(folder, data, alone, tmp_path):
 @pytest.mark.parametrize(
     ("method", "overrides", "processes", "message"),
     [
-        ("softmax", {"head": "cosine"}, 2, r"the head is 'cosine', and only a linear one"),
-        ("equalized-threshold:threshold=0.3", {}, 2, r"equalized-threshold drops competitors"),
+        ("softmax", {"head": "cosine"}, 2, r"the head is 'cosine', and it takes a linear one"),
+        ("equalized-threshold:threshold=0.3", {}, 2, r"itself drops competitors at random"),
+        ("softmax", {"sampled_classes": 2}, 2, r"drawn from a whole classifier. Or leave `class"),
         ("softmax", {}, 6, r"6 processes for 5 classes, so some would hold none; start at most 5"),
         ("softmax", {"classifier": "cut"}, 2, r"`classifier` must be one of 'whole', 'sharded'"),
     ],
@@ -315,7 +332,7 @@ def test_what_slices_can_not_do(data, tmp_path, method, overrides, processes, me
 def test_images_in_memory_have_no_slices(tmp_path):
     digits, asked = load_digits_lt(), {"classifier": "sharded"}
     made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0, overrides=asked)
-    message = r"`classifier` is 'sharded', but digits-lt is in memory and trains in one process"
+    message = r"`classifier` is 'sharded', but digits-lt is in memory; it is for photographs"
     with pytest.raises(InputError, match=message):
         train(made, digits.train, root=tmp_path)
 

@@ -17,6 +17,7 @@ teachers    finished runs that others learn from: who may teach, and their mean 
 distributed several processes that train one run, and what they say to each other
 streamed    a team of one whose images come from disk, in any number of processes
 sharded_team  the same with a classifier that is cut over the processes
+sampled_team  the same with a loss from some classes that are drawn
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 evaluation  a finished run's logits on a split

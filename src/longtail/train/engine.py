@@ -49,7 +49,7 @@ from longtail.train.plan import Planner, stream_seed
 from longtail.train.progress import EpochEnd, Progress, Report
 from longtail.train.recipe import Recipe
 from longtail.train.refusals import precision_of, refuse_early
-from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.streamed import StreamedTeam, Streaming, team_kind
 from longtail.train.teachers import Staff
 from longtail.train.team import Resident, Team
 
@@ -328,10 +328,7 @@ def _crews(
         make: Callable[[], Team]
         if isinstance(data, ListedImages):
             settings |= {"world": world, "how": streaming}
-            kind = StreamedTeam
-            if members[0].recipe.classifier == "sharded":
-                from longtail.train.sharded_team import ShardedTeam as kind
-            make = partial(kind, planners[0], data, **settings)
+            make = partial(team_kind(members[0].recipe), planners[0], data, **settings)
         else:
             teachers = staff.answering(members[0].spec, members[0].recipe, data, device)
             make = partial(Team, planners, data, teachers=teachers, **settings)

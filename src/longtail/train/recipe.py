@@ -81,6 +81,8 @@ class Recipe:
             and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
         classifier: `whole` in every process, or `sharded`: each holds a slice of the classes, and
             none all logits; see `sharded_team`.
+        sampled_classes: m, so many classes are drawn at each step for the loss to compare with,
+            see `sampled_team`; 0 for all of them.
     """
 
     name: str
@@ -120,12 +122,13 @@ class Recipe:
     distill_adjusted: bool = False
     image_size: int = 0
     classifier: Literal["whole", "sharded"] = "whole"
+    sampled_classes: int = 0
 
     def __post_init__(self) -> None:
         caller = f"recipe {self.name!r}"
         for key in ("epochs", "batch_size"):
             _checks.whole(getattr(self, key), caller, name=key)
-        for key in ("crop_padding", "cutout", "image_size"):
+        for key in ("crop_padding", "cutout", "image_size", "sampled_classes"):
             _checks.whole(getattr(self, key), caller, name=key, at_least=0)
         if self.image_size and self.crop_padding:
             raise InputError(

@@ -62,8 +62,8 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
                     f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
                     f"(--set), or take another recipe."
                 )
-        if recipe.classifier == "sharded":
-            _refuse_sharded(spec, recipe, images, processes)
+        if recipe.classifier == "sharded" or recipe.sampled_classes:
+            _refuse_of_many_classes(spec, recipe, images, processes)
         if isinstance(images, ImageSet):
             refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
@@ -79,30 +79,29 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
             )
 
 
-def _refuse_sharded(spec: RunSpec, recipe: Recipe, images: Images, processes: int) -> None:
-    """Refuse what a classifier in slices can't do."""
-    asked = f"recipe {recipe.name!r}: `classifier` is 'sharded', but"
+def _refuse_of_many_classes(spec: RunSpec, recipe: Recipe, images: Images, processes: int) -> None:
+    """Refuse what a classifier in slices, or a loss of some classes, can't do."""
+    sharded, method = recipe.classifier == "sharded", Method.of(spec.method)
+    setting = "`classifier` is 'sharded'" if sharded else "`sampled_classes` is above 0"
+    default = "`classifier` at 'whole'" if sharded else "`sampled_classes` at 0"
+    obstacle = None
     if isinstance(images, ImageSet):
-        raise InputError(
-            f"{asked} {spec.dataset.name} is in memory and trains in one process; leave "
-            f"`classifier` at 'whole'."
+        obstacle = f"{spec.dataset.name} is in memory; it is for photographs from disk"
+    elif sharded and recipe.sampled_classes:
+        obstacle = "`sampled_classes` is above 0, and negatives are drawn from a whole classifier"
+    elif recipe.head != "linear":
+        obstacle = f"the head is {recipe.head!r}, and it takes a linear one"
+    elif method.loss == THRESHOLD:
+        obstacle = f"{THRESHOLD} itself drops competitors at random; take 'equalized'"
+    elif not sharded and method.label_smoothing:
+        obstacle = "label smoothing needs all classes"
+    elif sharded and processes > images.num_classes:
+        obstacle = (
+            f"there are {processes} processes for {images.num_classes} classes, so some would "
+            f"hold none; start at most {images.num_classes}"
         )
-    if recipe.head != "linear":
-        raise InputError(
-            f"{asked} the head is {recipe.head!r}, and only a linear one is cut into slices of "
-            f"the classes; leave one of the two out."
-        )
-    if Method.of(spec.method).loss == THRESHOLD:
-        raise InputError(
-            f"{asked} {THRESHOLD} drops competitors at random, which can't be computed in slices "
-            f"of the classes; take 'equalized', or leave `classifier` at 'whole'."
-        )
-    if processes > images.num_classes:
-        raise InputError(
-            f"{asked} there are {processes} processes for {images.num_classes} classes, so some "
-            f"would hold none; start at most {images.num_classes}, or leave `classifier` at "
-            f"'whole'."
-        )
+    if obstacle is not None:
+        raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}. Or leave {default}.")
 
 
 def precision_of(spec: RunSpec) -> str:

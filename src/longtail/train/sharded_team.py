@@ -29,10 +29,10 @@ from longtail.train.recipe import Recipe
 from longtail.train.sharded_head import ShardedHead
 from longtail.train.streamed import (
     EVALUATED,
+    Part,
     PixelsToLogits,
     StreamedTeam,
     Streaming,
-    _Part,
     centres,
     judging,
 )
@@ -69,8 +69,10 @@ class ShardedTeam(StreamedTeam):
     def _on_device(self, model: nn.Module) -> nn.Module:
         return shard(model, self.world, self.device)
 
-    def _averaged_part(self) -> nn.Module:
-        return without_head(self.model)
+    def _network(self) -> nn.Module:
+        return PixelsToLogits(
+            without_head(self.model), self.recipe, precision=self.precision, device=self.device
+        )
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         slices = [p for p in self.model.parameters() if isinstance(p, DTensor)]
@@ -84,12 +86,12 @@ class ShardedTeam(StreamedTeam):
             else:
                 group["lr"] = known
 
-    def _sum(self, logits: Tensor, part: _Part, dropped: Tensor | None, place: int) -> Tensor:
-        """An equal part of the sum over all processes; `logits` are this one's features."""
-        labels = part.labels
+    def _sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
+        """An equal part of the sum over all processes, which each of them knows."""
+        features, labels = self.logits(part.images), part.labels
         if not part.counts:
             labels = torch.full_like(labels, self.criterion.ignore_index)
-        whole: Tensor = self.model.fc.loss(logits, labels, self.criterion)  # type: ignore[union-attr, operator]
+        whole: Tensor = self.model.fc.loss(features, labels, self.criterion)  # type: ignore[union-attr, operator]
         return whole / self.world.count
 
     def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

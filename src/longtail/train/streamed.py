@@ -40,6 +40,7 @@ EVALUATED = 128  # images at a time where no gradients are kept
 _HONOURED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
 _HONOURED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
 _HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size", "classifier"}
+_HONOURED |= {"sampled_classes"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def check_recipe(recipe: Recipe) -> None:
             )
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Some images of a step on the device; they count for `counts`, 1 or 0."""
 
     images: Tensor
@@ -120,10 +121,14 @@ class PixelsToLogits(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Shape (images, num_classes); pixels uint8 (images, 3, size, size), channels last."""
+        return self.model.fc(self.features(pixels))  # type: ignore[operator, no-any-return]
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What the last layer gets, in float32, shape (images, width)."""
         images = (pixels.float() / 255 - self.mean) / self.std
         with torch.autocast(self.kind, torch.bfloat16, enabled=self.low):
-            features = self.model.features(images)  # type: ignore[operator]
-        return self.model.fc(features.float())  # type: ignore[operator, no-any-return]
+            features: Tensor = self.model.features(images)  # type: ignore[operator]
+        return features.float()
 
 
 class StreamedTeam(Team):
@@ -157,10 +162,7 @@ class StreamedTeam(Team):
         super().__init__([planner], data, precision=precision, device=device)
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
-        network = PixelsToLogits(
-            self._averaged_part(), self.recipe, precision=precision, device=self.device
-        )
-        self._averaged = world.average_gradients(network)
+        self._averaged = world.average_gradients(self._network())
         compiled = self.device.type == "cuda" if self.how.compile is None else self.how.compile
         self.logits: Any = self._averaged
         if compiled:
@@ -177,9 +179,9 @@ class StreamedTeam(Team):
             pin_memory=self.device.type == "cuda",
         )
 
-    def _averaged_part(self) -> nn.Module:
-        """Of the network what every process has whole, so that gradients are averaged."""
-        return self.model
+    def _network(self) -> nn.Module:
+        """What a step calls, its parameters whole in every process: gradients are averaged."""
+        return PixelsToLogits(self.model, self.recipe, precision=self.precision, device=self.device)
 
     def _allocate(self) -> None:
         steps = len(self.batch_sizes)
@@ -192,8 +194,8 @@ class StreamedTeam(Team):
         on_gpu = self.device.type == "cuda"
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._at = 0  # the step that comes next
-        self._parts: list[_Part] = []
-        self._waiting: list[_Part] = []
+        self._parts: list[Part] = []
+        self._waiting: list[Part] = []
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
@@ -229,19 +231,19 @@ class StreamedTeam(Team):
         parts = np.array_split(places, -(-largest // self.how.micro_batch))
         return [part if len(part) else np.array([first]) for part in parts]
 
-    def _fetch(self, number: int) -> list[_Part]:
+    def _fetch(self, number: int) -> list[Part]:
         """The images of a step, on their way to the device; nothing after the last step."""
         if number >= len(self._layout):
             return []
-        share, found = self.world.share(self.batch_sizes[number]), list[_Part]()
+        share, found = self.world.share(self.batch_sizes[number]), list[Part]()
         for part, pieces in enumerate(self._layout[number]):
             counts = float(part < share.stop - share.start)  # images lie in the first parts
             got = [next(self._batches) for _ in range(pieces)]
             if self._copies is None:
-                found.append(_Part(*_joined(got), counts))
+                found.append(Part(*_joined(got), counts))
             else:
                 with torch.cuda.stream(self._copies):
-                    found.append(_Part(*_copied(got, self.device), counts))
+                    found.append(Part(*_copied(got, self.device), counts))
         return found
 
     def prepare(self, number: int) -> None:
@@ -258,11 +260,11 @@ class StreamedTeam(Team):
         """One step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
         total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
-        dropped, place = self._draw(size), self.world.share(size).start
+        drawn, place = self._draw(size), self.world.share(size).start
         for number, part in enumerate(self._parts):
             last = number + 1 == len(self._parts)
             with said_plainly(), self._unsent(last):
-                loss = self._sum(self.logits(part.images), part, dropped, place) / total
+                loss = self._sum(part, drawn, place) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self._at] += loss.detach()
@@ -279,7 +281,7 @@ class StreamedTeam(Team):
             return nullcontext()
         return cast(AbstractContextManager[object], self._averaged.no_sync())  # type: ignore[no-untyped-call]
 
-    def _weight(self, part: _Part) -> Tensor:
+    def _weight(self, part: Part) -> Tensor:
         """What a part's examples weigh in the mean, as torch has it: class weights count."""
         weight = self.criterion.weight
         if weight is None:
@@ -293,10 +295,11 @@ class StreamedTeam(Team):
             return None
         return self.criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
 
-    def _sum(self, logits: Tensor, part: _Part, dropped: Tensor | None, place: int) -> Tensor:
+    def _sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
         """This process's part of the sum of losses; those of all processes add up to the sum."""
-        drawn = {} if dropped is None else {"dropped": dropped[place : place + len(part.labels)]}
-        return part.counts * cast(Tensor, self.criterion(logits, part.labels, **drawn))
+        own = {} if drawn is None else {"dropped": drawn[place : place + len(part.labels)]}
+        loss = self.criterion(self.logits(part.images), part.labels, **own)
+        return part.counts * cast(Tensor, loss)
 
     def mean_losses(self) -> list[float]:
         """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
@@ -322,6 +325,19 @@ class StreamedTeam(Team):
         if self.world.first:
             super().load_state(member, tensors)
         self.world.send_(self.state(member).values())
+
+
+def team_kind(recipe: Recipe) -> type[StreamedTeam]:
+    """The team for a recipe, by what becomes of its classifier."""
+    if recipe.classifier == "sharded":
+        from longtail.train.sharded_team import ShardedTeam
+
+        return ShardedTeam
+    if recipe.sampled_classes:
+        from longtail.train.sampled_team import SampledTeam
+
+        return SampledTeam
+    return StreamedTeam
 
 
 def _evenly(places: IntArray, most: int) -> list[IntArray]:
