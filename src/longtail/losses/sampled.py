@@ -209,7 +209,9 @@ class SampledSoftmaxLoss(nn.Module):
             features,
             weight,
             target,
-            self.draw() if sampled is None else sampled,
+            self.draw()
+            if sampled is None
+            else _check_sampled(sampled, len(self.log_q), features, caller=caller),
             self.log_q,
             MarginTensors(self.alpha, self.positive, self.negative, scale=self.scale),
             bias=bias,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from longtail.data.lists import ListedImages
@@ -50,10 +50,15 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     fc = model.fc
     model.fc = nn.Identity()
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mesh = init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
+    mesh = _mesh(world, device)
     with torch.random.fork_rng(devices=[]), said_plainly():  # it draws a start of its own first
         model.fc = ShardedHead.from_linear(fc, mesh=mesh, batch="split", device=device)  # type: ignore[arg-type]
     return model
+
+
+def _mesh(world: World, device: torch.device) -> DeviceMesh | None:
+    """The processes as DTensor wants them; None for one alone, which has ordinary tensors."""
+    return init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
 
 
 def without_head(model: nn.Module) -> nn.Module:
