@@ -48,6 +48,7 @@ STEPS = {
 # Sampled softmax, which draws for the global batch: the classes of one process, alone.
 PARTS = {"sampled": HERE, "sampled in parts": Streaming(workers=0, micro_batch=4, compile=True)}
 SAMPLED = ("logit-adjusted+drw:start=1", {"batch_size": 22, "sampled_classes": 4})
+SKIPPED = ("softmax", {}, Streaming(workers=0, on_error="skip"))  # shares turn out smaller
 NORMED = {"model": "tiny", "decay": "not-norm"}
 
 
@@ -120,6 +121,7 @@ def _work(rank, port, folder):
     data = load_listed(folder / "set")
     with joined(CPU) as world:
         found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
+        found["skipped"] = steps(load_listed(folder / "bad").train, world, *SKIPPED)
         for name, how in PARTS.items():
             found[name] = steps(data.train, world, *SAMPLED, how, SampledTeam)
         one = lane(data.train, world)
@@ -154,6 +156,8 @@ def folder(tmp_path_factory):
     """What two processes did, from the checkpoint of a whole network that one left for them."""
     folder = tmp_path_factory.mktemp("sharded")
     data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
+    bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
+    bad.write_bytes(b"no image")
     one = lane(data.train, kind=StreamedTeam)
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
@@ -206,6 +210,13 @@ def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
         np.testing.assert_allclose(one[name][1], weights, atol=1e-5)
     exact, _ = step_losses(data.train, ALONE, SAMPLED[0], {"batch_size": 22}, HERE)
     assert np.abs(np.subtract(expected, exact)).min() > 1e-3
+
+
+def test_an_image_may_be_skipped(folder, found):
+    bad = load_listed(folder / "bad").train
+    expected, weights = step_losses(bad, ALONE, *SKIPPED)
+    np.testing.assert_allclose(found[0]["skipped"][0], expected, atol=1e-5)
+    np.testing.assert_allclose(found[0]["skipped"][1], weights, atol=1e-5)
 
 
 def test_a_process_holds_its_slice_alone(found):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,10 @@ def without_head(model: nn.Module) -> nn.Module:
 class ShardedTeam(StreamedTeam):
     """A `StreamedTeam` of which every process holds a slice of the classifier."""
 
+    def _allocate(self) -> None:
+        super()._allocate()
+        self._rows: dict[int, list[list[int]]] = {}  # of a batch's size: by part and process
+
     def _on_device(self, model: nn.Module) -> nn.Module:
         return shard(model, self.world, self.device)
 
@@ -96,8 +101,22 @@ class ShardedTeam(StreamedTeam):
         features, labels = self.logits(part.images), part.labels
         if not part.counts:
             labels = torch.full_like(labels, self.criterion.ignore_index)
-        whole: Tensor = self.model.fc.loss(features, labels, self.criterion)  # type: ignore[union-attr, operator]
+        rows = self._rows_of(part.number)
+        whole: Tensor = self.model.fc.loss(features, labels, self.criterion, rows=rows)  # type: ignore[union-attr, operator]
         return whole / self.world.count
+
+    def _rows_of(self, number: int) -> list[int] | None:
+        """How many examples each process has in a part of the step, if that is known already."""
+        if self.how.on_error == "skip":
+            return None
+        size = self.batch_sizes[self._at]
+        if size not in self._rows:
+            everyone = [replace(self.world, rank=rank) for rank in range(self.world.count)]
+            parts = [self._parts_of(0, size, one) for one in everyone]
+            self._rows[size] = [
+                [len(part) for part in parts_of] for parts_of in zip(*parts, strict=True)
+            ]
+        return self._rows[size][number]
 
     def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Without slices, on the first process; the others have only what is not in slices."""

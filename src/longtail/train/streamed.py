@@ -90,11 +90,15 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 class Part(NamedTuple):
-    """Some images of a step on the device; they count for `counts`, 1 or 0."""
+    """Some images of a step on the device; they count for `counts`, 1 or 0.
+
+    `number` says which of the process's parts it is.
+    """
 
     images: Tensor
     labels: Tensor
     counts: float
+    number: int
 
 
 class PixelsToLogits(nn.Module):
@@ -221,9 +225,9 @@ class StreamedTeam(Team):
         if self._ahead[0] != epoch:
             self._ahead = epoch, [self.planners[0].plan(epoch)], []
 
-    def _parts_of(self, first: int, size: int) -> list[IntArray]:
-        """The places in the epoch that this process takes of a batch, a micro-batch at a time."""
-        mine = self.world.share(size)
+    def _parts_of(self, first: int, size: int, world: World | None = None) -> list[IntArray]:
+        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
+        mine = (world or self.world).share(size)
         places = first + np.arange(mine.start, mine.stop)
         # As many parts in every process as the largest share needs. A part without images looks
         # at the batch's first and gives it no weight, since every process must take part.
@@ -236,14 +240,14 @@ class StreamedTeam(Team):
         if number >= len(self._layout):
             return []
         share, found = self.world.share(self.batch_sizes[number]), list[Part]()
-        for part, pieces in enumerate(self._layout[number]):
-            counts = float(part < share.stop - share.start)  # images lie in the first parts
+        for at, pieces in enumerate(self._layout[number]):
+            counts = float(at < share.stop - share.start)  # images lie in the first parts
             got = [next(self._batches) for _ in range(pieces)]
             if self._copies is None:
-                found.append(Part(*_joined(got), counts))
+                found.append(Part(*_joined(got), counts, at))
             else:
                 with torch.cuda.stream(self._copies):
-                    found.append(Part(*_copied(got, self.device), counts))
+                    found.append(Part(*_copied(got, self.device), counts, at))
         return found
 
     def prepare(self, number: int) -> None:
