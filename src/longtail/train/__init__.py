@@ -12,6 +12,7 @@ plan        what an epoch will do, drawn beforehand from the run's seed
 sam         sharpness-aware minimisation around any optimiser
 averaging   an average of the weights over the steps
 distillation  how far a network is from its teachers
+optimizers  the recipe's optimiser, and which parameters it treats alike
 team        runs that step as one (on a CPU always a single one), and the step
 teachers    finished runs that others learn from: who may teach, and their mean logits
 distributed several processes that train one run, and what they say to each other

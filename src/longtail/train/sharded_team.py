@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from longtail.data.lists import ListedImages
 from longtail.train.class_slices import gather_slices, local, scatter_slices
 from longtail.train.distributed import ALONE, World, said_plainly
+from longtail.train.optimizers import make_optimizer
 from longtail.train.recipe import Recipe
 from longtail.train.sharded_head import ShardedHead
 from longtail.train.streamed import (
@@ -37,7 +38,6 @@ from longtail.train.streamed import (
     centres,
     judging,
 )
-from longtail.train.team import make_optimizer
 
 
 def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
