@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from torch import nn
 from longtail.train.recipe import Recipe
 
 
-def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """The parameters by what the recipe does to them, in the order in which checkpoints count them.
+def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimiser; with ``decay="not-norm"`` batch norm's parameters don't decay.
 
-    With ``decay="not-norm"`` batch norm's parameters don't decay.
+    On a GPU the learning rate is a tensor, so that a captured step can look it up. The slices of
+    a sharded classifier can't be stepped in one sweep with others: they have a group of their
+    own, behind those that they would be among, and a number for the learning rate.
     """
     norm = {
         id(parameter)
@@ -23,41 +25,12 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
         for parameter in module.parameters()
     }
     free = norm if recipe.decay == "not-norm" else set()
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if id(p) not in free]},
-        {"params": [p for p in model.parameters() if id(p) in free], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def make_optimizer(
-    model: nn.Module, recipe: Recipe, device: torch.device, *, apart: Iterable[nn.Parameter] = ()
-) -> torch.optim.Optimizer:
-    """The recipe's optimiser, see `parameter_groups`.
-
-    On a GPU the learning rate is a tensor, so that a captured step can look it up.
-
-    Args:
-        model: whose parameters it steps.
-        recipe: how.
-        device: where they are.
-        apart: those of the parameters that can't be stepped in one sweep with others, as the
-            slices of a sharded classifier; their learning rate is a number.
-    """
-    on_gpu, singled = device.type == "cuda", {id(parameter) for parameter in apart}
-    groups = []
-    for group in parameter_groups(model, recipe):
-        together = [p for p in group["params"] if id(p) not in singled]
-        alone = [p for p in group["params"] if id(p) in singled]
-        if together:
-            groups.append({**group, "params": together})
-        if alone:
-            one_by_one = {"lr": recipe.lr, "foreach": False, "fused": False}
-            groups.append({**group, **one_by_one, "params": alone})
-            if recipe.optimizer == "adam":
-                groups[-1]["capturable"] = False
+    on_gpu = device.type == "cuda"
     settings: dict[str, Any] = {
-        "params": groups,
+        "params": [
+            *_groups([p for p in model.parameters() if id(p) not in free], recipe),
+            *_groups([p for p in model.parameters() if id(p) in free], recipe, weight_decay=0.0),
+        ],
         "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
         "weight_decay": recipe.weight_decay,
         "fused": True if on_gpu else None,
@@ -67,3 +40,19 @@ def make_optimizer(
     return torch.optim.SGD(
         momentum=recipe.momentum, nesterov=recipe.optimizer == "nesterov", **settings
     )
+
+
+def _groups(
+    parameters: list[nn.Parameter], recipe: Recipe, **settings: Any
+) -> Iterator[dict[str, Any]]:
+    """Parameters that are treated alike: those that are whole, then those in slices."""
+    # DTensors have this method; to import their class takes longer than all the rest.
+    sliced = [p for p in parameters if hasattr(p, "to_local")]
+    whole = [p for p in parameters if not hasattr(p, "to_local")]
+    if whole:
+        yield {"params": whole, **settings}
+    if sliced:
+        one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
+        if recipe.optimizer == "adam":
+            one_by_one["capturable"] = False
+        yield {"params": sliced, **one_by_one, **settings}

@@ -26,7 +26,6 @@ from torch.distributed.tensor import DTensor
 from longtail.data.lists import ListedImages
 from longtail.train.class_slices import gather_slices, local, scatter_slices
 from longtail.train.distributed import ALONE, World, said_plainly
-from longtail.train.optimizers import make_optimizer
 from longtail.train.recipe import Recipe
 from longtail.train.sharded_head import ShardedHead
 from longtail.train.streamed import (
@@ -83,10 +82,6 @@ class ShardedTeam(StreamedTeam):
         return PixelsToLogits(
             without_head(self.model), self.recipe, precision=self.precision, device=self.device
         )
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        slices = [p for p in self.model.parameters() if isinstance(p, DTensor)]
-        return make_optimizer(self.model, self.recipe, self.device, apart=slices)
 
     def _set_rate(self, rate: Tensor) -> None:
         known = float(self.plans[0].rates[self._at])  # so that nobody waits for the device

@@ -30,7 +30,7 @@ from longtail.train.averaging import WeightAverage
 from longtail.train.batches import BatchMaker, ImagePlan, Made
 from longtail.train.batches import Resident as Resident  # what a team trains on
 from longtail.train.distillation import distillation_loss
-from longtail.train.optimizers import make_optimizer, parameter_groups
+from longtail.train.optimizers import make_optimizer
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
 from longtail.train.sam import Perturbation, frozen_statistics
@@ -138,9 +138,8 @@ class Team:
         for criterion, generator in zip(self.criteria, self.generators, strict=True):
             if hasattr(criterion, "generator"):  # a loss that draws: from its run's own numbers
                 criterion.generator = generator  # type: ignore[assignment]
-        self.optimizer = self._make_optimizer()
-        groups = parameter_groups(self.model, self.recipe)
-        self.parameters = [p for group in groups for p in group["params"]]
+        self.optimizer = make_optimizer(self.model, self.recipe, self.device)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._ahead: tuple[int, list[EpochPlan], list[ImagePlan]] = (-1, [], [])
         self._make_state()
         self._allocate()
@@ -155,9 +154,6 @@ class Team:
 
     def _on_device(self, model: nn.Module) -> nn.Module:
         return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        return make_optimizer(self.model, self.recipe, self.device)
 
     def _check_teachers(self) -> None:
         """Refuse a recipe that distils without teachers, and teachers that nobody listens to."""
