@@ -460,7 +460,7 @@ def exact_training(bench, training, seed):
     network.start(torch.Generator().manual_seed(seed))
     network.double()
     optimizer = torch.optim.SGD(network.parameters(), lr=setting.rate, momentum=0.9)
-    b, losses = torch.as_tensor(data.prior.log_probs), []
+    b, losses = torch.tensor(data.prior.log_probs), []
     for rows in training.order.cpu():
         x, y = data.inputs.cpu()[rows].double(), data.target.cpu()[rows]
         loss = plain(network.head(network.features(x)), y, b)
