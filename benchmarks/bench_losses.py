@@ -442,9 +442,9 @@ def draw(record, path):
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def put_into(page, text):
+def put_into(page, text, *, mark):
     """Put the tables between the page's marks."""
-    start, end = "<!-- bench_losses -->\n", "<!-- end -->"
+    start, end = f"<!-- {mark} -->\n", "<!-- end -->"
     before, rest = page.read_text().split(start)
     page.write_text(before + start + text + "\n" + end + rest.split(end, 1)[1])
 
@@ -472,7 +472,7 @@ def main():
         if options.draw is not None:
             draw(record, options.draw)
         if options.into is not None:
-            put_into(options.into, tables(record))
+            put_into(options.into, tables(record), mark="bench_losses")
     else:
         parser.error("say --record FILE or --show FILE")
 

@@ -4,7 +4,9 @@ Not collected by its name: `test_interpreted` runs it in a process of its own, w
 interprets, and `test_gpu` imports it. The oracle is a float64 loop written from the equation.
 """
 
+import importlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -445,20 +447,44 @@ def test_linear_sums_chunks_in_float32():
     torch.testing.assert_close(weight.grad.float().cpu(), expected, rtol=2**-8, atol=0)
 
 
-def test_training_with_and_without_the_kernel_ends_alike():
-    rng = torch.Generator().manual_seed(2)
-    features = torch.randn(256, 16, generator=rng).to(DEVICE)
-    target = (features[:, :12].argmax(1)) % 12
-    prior = torch.bincount(target, minlength=12).float() / 256
-    b = prior.clamp_min(1e-3).log()
-    ends = []
-    for loss in (adjusted, plain):
-        model = torch.nn.Linear(16, 12, device=DEVICE)
-        torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        for _ in range(8):
-            optimizer.zero_grad()
-            loss(model(features), target, b).backward()
-            optimizer.step()
-        ends.append(plain(model(features), target, b).item())
-    assert ends[0] == pytest.approx(ends[1], rel=1e-5)
+@pytest.fixture
+def training_bench(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module("bench_loss_training")
+
+
+def exact_training(bench, training, seed):
+    """The losses of a finished training's steps in float64, from torch's cross-entropy."""
+    data, setting = training.data, training.setting
+    network = bench.Network(data.prior.num_classes, setting)
+    network.start(torch.Generator().manual_seed(seed))
+    network.double()
+    optimizer = torch.optim.SGD(network.parameters(), lr=setting.rate, momentum=0.9)
+    b, losses = torch.tensor(data.prior.log_probs), []
+    for rows in training.order.cpu():
+        x, y = data.inputs.cpu()[rows].double(), data.target.cpu()[rows]
+        loss = plain(network.head(network.features(x)), y, b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("form", ["logits", "features"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_with_and_without_the_kernel_goes_alike(training_bench, dtype, form):
+    bench, device, found = training_bench, torch.device(DEVICE), {}
+    with bench.own_stream(device):
+        data = bench.make_data(37, bench.SMALL, device)
+        for impl in ("torch", "triton"):
+            training = bench.Training(data, bench.SMALL, form=form, dtype=dtype, impl=impl)
+            training.train(1)
+            steps, _ = training.train(0)  # of another seed's training nothing may be left
+            found[impl] = torch.as_tensor(steps), training.judge()[0]
+    exact = torch.tensor(exact_training(bench, training, 0), dtype=torch.float64)
+    assert exact[-1] < exact[0]
+    tolerance = {"float32": 2e-6, "bfloat16": 4e-3}[dtype]
+    for impl in found:
+        torch.testing.assert_close(found[impl][0], exact, rtol=tolerance, atol=0)
+    assert found["triton"][1] == pytest.approx(found["torch"][1], rel=tolerance)

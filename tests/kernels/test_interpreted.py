@@ -3,6 +3,7 @@
 The interpreter is chosen when Triton is imported, so the rest of the suite must not share it.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -69,3 +70,36 @@ torch.testing.assert_close(one, losses.logit_adjusted_loss(f[0, :, 0], y[0, 0], 
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_benchmark_of_trainings_runs_small(tmp_path):
+    record = tmp_path / "record.json"
+    script = HERE.parents[1] / "benchmarks" / "bench_loss_training.py"
+    command = [sys.executable, "-W", "ignore", str(script), "--small", "--record", str(record)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(record.read_text())
+    assert [(row["dtype"], row["form"]) for row in found["rows"]] == [
+        ("bfloat16", "logits"),
+        ("bfloat16", "features"),
+        ("float32", "logits"),
+        ("float32", "features"),
+    ]
+    for row in found["rows"]:
+        rounding = {"float32": 2e-6, "bfloat16": 4e-3}[row["dtype"]]
+        plain, kernel, reordered = (row["arms"][k] for k in ("torch", "kernel", "reordered"))
+        assert len(set(plain["loss"])) == found["setting"]["seeds"]  # seeds differ
+        for arm in (kernel, reordered):
+            assert arm["loss"] == pytest.approx(plain["loss"], rel=rounding)
+            assert max(arm["step_difference"].values()) < rounding
+        apart = [k - p for k, p in zip(kernel["loss"], plain["loss"], strict=True)]
+        gap = kernel["loss_difference"]
+        assert gap["mean"] == pytest.approx(sum(apart) / len(apart), abs=1e-12)
+        # Student's t with one degree of freedom: tan(0.475 π) = 12.706 standard errors.
+        error = abs(apart[0] - apart[1]) / 2
+        assert gap["high"] - gap["mean"] == pytest.approx(12.7062 * error, rel=1e-4, abs=1e-12)
