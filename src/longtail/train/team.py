@@ -25,6 +25,7 @@ from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.losses import EqualizedThresholdLoss
+from longtail.losses.stacked import StackedLoss
 from longtail.models.stacked import part_of, stack
 from longtail.train.averaging import WeightAverage
 from longtail.train.batches import BatchMaker, ImagePlan, Made
@@ -224,17 +225,10 @@ class Team:
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
         self.seconds: Tensor | None = None
         self.shares: Tensor | None = None
-        self.class_weights: Tensor | None = None
         if self.recipe.cutmix + self.recipe.mixup > 0:
             self.seconds = torch.zeros_like(self.targets)
             self.shares = torch.ones(self.targets.shape, device=self.device)
-            # The mean over a batch, with class weights or without, is then taken for all runs at
-            # once: with two labels it would be a dozen short kernels for each.
-            for criterion in self.criteria:
-                criterion.reduction = "none"
-            if any(criterion.weight is not None for criterion in self.criteria):
-                weights = torch.ones(len(self), self.data.num_classes)
-                self.class_weights = weights.to(self.device)
+        self.of_labels = StackedLoss(self.criteria)
         self.teacher_logits: Tensor | None = None
         if self.teachers is not None:
             shape = (len(self.leaders), ahead, self.data.num_classes)
@@ -256,11 +250,9 @@ class Team:
         _, self.plans, self.image_plans = self._ahead
         self.rates.copy_(self.plans[0].rates)
         parts = zip(self.planners, self.plans, self.criteria, self.generators, strict=True)
-        for member, (planner, plan, criterion, generator) in enumerate(parts):
+        for planner, plan, criterion, generator in parts:
             if criterion.weight is not None:
                 criterion.weight.copy_(plan.weights)
-            if self.class_weights is not None:
-                self.class_weights[member].copy_(plan.weights)
             generator.manual_seed(stream_seed(planner.seed, "loss", epoch))
         self.number.zero_()
         self.totals.zero_()
@@ -394,19 +386,13 @@ class Team:
 
     def _of_labels(self, logits: Tensor, batch: Batch) -> Tensor:
         """What the runs' own losses say of the labels, shape (members,)."""
-        drawn = [{} if draw is None else {"dropped": draw} for draw in batch.dropped]
-        every = list(zip(self.criteria, logits, batch.targets, drawn, strict=True))
-        if batch.seconds is None or batch.shares is None:
-            return torch.stack([loss(f, y, **draw) for loss, f, y, draw in every])
-        others = zip(every, batch.seconds, batch.shares, strict=True)
-        losses = torch.stack(
-            [loss.mixed(f, y, z, share, **draw) for (loss, f, y, draw), z, share in others]
+        return self.of_labels(
+            logits,
+            batch.targets,
+            second=batch.seconds,
+            share=batch.shares,
+            dropped=batch.dropped,
         )
-        if self.class_weights is None:
-            return losses.mean(1)
-        first = self.class_weights.gather(1, batch.targets)
-        second = self.class_weights.gather(1, batch.seconds)
-        return losses.sum(1) / torch.lerp(second, first, batch.shares).sum(1)
 
     def _set_rate(self, rate: Tensor) -> None:
         for group in self.optimizer.param_groups:
