@@ -90,6 +90,33 @@ def test_every_ingredient_in_captured_steps():
         assert np.median(gaps) < 1e-3
 
 
+def test_runs_whose_images_are_made_differently_step_as_one():
+    """Plain images beside mixed ones, and SAM that looks less far: captured, and alone."""
+    device, labels, kept = torch.device("cuda"), IMAGES.labels, np.arange(len(IMAGES))
+    ways = [{}, {"cutmix": 0.5, "mix_partner": "minority"}, {"trivial_augment": True}]
+    planners = [
+        Planner(
+            get_recipe("tuned", **{**SHORT, "lr": 0.003, "sam_rho": 0.1 / (seed + 1), **way}),
+            Method.of("logit-adjusted"),
+            labels,
+            kept,
+            IMAGES.prior,
+            seed=seed,
+        )
+        for seed, way in enumerate(ways)
+    ]
+    data = Resident(IMAGES, device)
+
+    def of(members, graphs=True):
+        return Lane(lambda: Team(members, data, device=device), device=device, graphs=graphs)
+
+    together, alone = of(planners), [of([one], graphs=False) for one in planners]
+    for epoch in range(2):
+        losses = run_epoch([together], [epoch])[0]
+        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
+        np.testing.assert_allclose(losses, expected, rtol=2e-3)
+
+
 def test_images_are_the_same_on_every_device():
     on_gpu, labels = lane(**EVERYTHING, graphs=False), IMAGES.labels
     planners = on_gpu.team.planners

@@ -95,7 +95,7 @@ class _Job:
         """Runs for which this is equal can step as one."""
         sizes = tuple(self.planner.batch_sizes)
         # The settings are its precision and its teachers.
-        return self.recipe, self.spec.settings, sizes, self.epoch
+        return self.recipe.team_values, self.spec.settings, sizes, self.epoch
 
 
 class _Onlooker:

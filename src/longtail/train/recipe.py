@@ -227,6 +227,23 @@ class Recipe:
         return any((*views, self.cutmix, self.mixup))
 
     @property
+    def image_values(self) -> tuple[object, ...]:
+        """What happens to images before a network sees them, beside normalisation."""
+        return tuple(getattr(self, key) for key in _OF_IMAGES)
+
+    @property
+    def team_values(self) -> tuple[object, ...]:
+        """What runs must have in common to step as one, see `team`.
+
+        They may differ in what happens to their images; and where all of them take SAM's two
+        passes, in how far it looks.
+        """
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own["sam_rho"] = self.sam_rho > 0
+        free = ("name", "image_seed", *_OF_IMAGES)
+        return tuple(value for key, value in own.items() if key not in free)
+
+    @property
     def border(self) -> tuple[float, ...]:
         """What crops are padded with, normalised: per channel, or one for all."""
         width = max(len(self.mean), len(self.std))
@@ -255,6 +272,8 @@ class Recipe:
 
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
+_OF_IMAGES = ("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout", "cutmix", "mixup")
+_OF_IMAGES += ("mixup_alpha", "mix_partner")
 _FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
 _FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}
 _DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}

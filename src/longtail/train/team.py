@@ -1,8 +1,8 @@
 """Runs that step as one: their networks side by side, one optimiser, and the step itself.
 
 A team of one is a single run. In a larger one, which only GPUs have, the networks are stacked
-(see `models.stacked`); members share a recipe and differ in method, seed and batches, and
-nothing of one reaches another.
+(see `models.stacked`); members differ in method, seed, images and batches, and share the rest of
+their recipes (`Recipe.team_values`). Nothing of one reaches another.
 
 The step looks up everything that changes in tensors that stay where they are: which examples,
 which learning rate. So the same function runs eagerly on a CPU and is captured once as a CUDA
@@ -119,10 +119,10 @@ class Batch(NamedTuple):
 
 
 class Team:
-    """Runs of one recipe that step as one.
+    """Runs that step as one.
 
     Args:
-        planners: one per run, with equal recipes and batch sizes.
+        planners: one per run, with equal batch sizes and recipes with equal `team_values`.
         data: the training set on the device.
         precision: ``float32`` or ``bfloat16``, of the networks' features.
         device: where they train.
@@ -132,6 +132,7 @@ class Team:
             Or a table of saved logits there, one row for each example of the training set.
 
     Attributes:
+        recipe: the first run's, for what all have in common.
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         block: how many steps `prepare` makes the batches of.
@@ -161,6 +162,10 @@ class Team:
         streams = {stream: n for n, stream in enumerate(dict.fromkeys(p.stream for p in planners))}
         self.stream_of = [streams[planner.stream] for planner in planners]
         self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for stream, leader in enumerate(self.leaders):
+            kinds.setdefault(planners[leader].recipe.image_values, []).append(stream)
+        self.kinds = list(kinds.values())  # streams whose images are made in one way, at once
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
         self.model: nn.Module = stack(networks).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
@@ -170,12 +175,13 @@ class Team:
                 criterion.generator = generator  # type: ignore[assignment]
         self.optimizer = make_optimizer(self.model, self.recipe, self.device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._ahead: tuple[int, list[EpochPlan], list[ImagePlan]] = (-1, [], [])
+        self._ahead: tuple[int, list[EpochPlan], list[list[ImagePlan]]] = (-1, [], [])
         self._make_state()
         self._allocate()
         recipe, self.sam, self.average = self.recipe, None, None
         if recipe.sam_rho > 0:
-            self.sam = Perturbation(self.parameters, rho=recipe.sam_rho, parts=len(self))
+            rho = [planner.recipe.sam_rho for planner in planners]
+            self.sam = Perturbation(self.parameters, rho=rho, parts=len(self))
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
@@ -225,7 +231,7 @@ class Team:
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
         self.seconds: Tensor | None = None
         self.shares: Tensor | None = None
-        if self.recipe.cutmix + self.recipe.mixup > 0:
+        if any(planner.recipe.cutmix + planner.recipe.mixup > 0 for planner in self.planners):
             self.seconds = torch.zeros_like(self.targets)
             self.shares = torch.ones(self.targets.shape, device=self.device)
         self.of_labels = StackedLoss(self.criteria)
@@ -242,7 +248,8 @@ class Team:
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.totals = torch.zeros(len(self), dtype=torch.float64, device=self.device)
-        self.maker = BatchMaker(self.data, self.recipe)
+        first_of = [self.planners[self.leaders[streams[0]]] for streams in self.kinds]
+        self.makers = [BatchMaker(self.data, planner.recipe) for planner in first_of]
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
@@ -266,32 +273,45 @@ class Team:
         positions = [0, *accumulate(self.batch_sizes)]
         ends = [positions[n] for n in range(0, len(self.batch_sizes), self.block)]
         blocks = [
-            ImagePlan.join([plans[leader].take(first, end) for leader in self.leaders])
+            [
+                ImagePlan.join([plans[self.leaders[n]].take(first, end) for n in streams])
+                for streams in self.kinds
+            ]
             for first, end in pairwise([*ends, positions[-1]])
         ]
         self._ahead = epoch, plans, blocks
 
     def prepare(self, number: int) -> None:
         """Before step `number`, where a block of steps begins: make all its batches at once."""
-        plan = self.image_plans[number // self.block]
-        count = len(plan.rows) // len(self.leaders)
-        for made in self.maker.make(plan):
-            for stream, leader in enumerate(self.leaders):
-                first, end = (at - made.first for at in (stream * count, (stream + 1) * count))
+        plans = self.image_plans[number // self.block]
+        for streams, maker, plan in zip(self.kinds, self.makers, plans, strict=True):
+            self._make(streams, maker, plan)
+        self._share_images()
+        for streams, plan in zip(self.kinds, plans, strict=True):
+            self._ask_teachers(streams, plan)
+        self.cursor.zero_()
+
+    def _make(self, streams: Sequence[int], maker: BatchMaker, plan: ImagePlan) -> None:
+        """Make the images of some streams, which follow one another in the plan."""
+        count = len(plan.rows) // len(streams)
+        for made in maker.make(plan):
+            for n, stream in enumerate(streams):
+                first, end = (at - made.first for at in (n * count, (n + 1) * count))
                 part = slice(max(first, 0), min(end, len(made.pixels)))
                 if part.start < part.stop:  # else none of this run's images is among them
-                    self._store(made, part, leader, slice(part.start - first, part.stop - first))
-        self._share_images()
-        self._ask_teachers(plan)
-        self.cursor.zero_()
+                    at = slice(part.start - first, part.stop - first)
+                    self._store(made, part, self.leaders[stream], at)
 
     def _store(self, made: Made, part: slice, member: int, at: slice) -> None:
         """Put a part of what was made where a run's step will look for it."""
         self.inputs[at, :, :, member].copy_(made.pixels[part].permute(0, 2, 3, 1))
         self.targets[member, at].copy_(made.labels[part])
-        for place, values in ((self.seconds, made.seconds), (self.shares, made.shares)):
-            if place is not None and values is not None:
-                place[member, at].copy_(values[part])
+        if self.seconds is not None and self.shares is not None:
+            # A run that mixes nothing, beside one that does, has its own label twice.
+            seconds = made.labels if made.seconds is None else made.seconds
+            self.seconds[member, at].copy_(seconds[part])
+            if made.shares is not None:
+                self.shares[member, at].copy_(made.shares[part])
 
     def _share_images(self) -> None:
         """Give members that see the same images as another what was made for that one."""
@@ -303,14 +323,15 @@ class Team:
                     if place is not None:
                         place[member].copy_(place[leader])
 
-    def _ask_teachers(self, plan: ImagePlan) -> None:
+    def _ask_teachers(self, streams: Sequence[int], plan: ImagePlan) -> None:
         """Fill in the teachers' logits on the images of the block, once for each stream."""
         if self.teachers is None or self.teacher_logits is None:
             return
-        count = len(plan.rows) // len(self.leaders)
-        for stream, leader in enumerate(self.leaders):
+        count = len(plan.rows) // len(streams)
+        for n, stream in enumerate(streams):
+            leader = self.leaders[stream]
             if isinstance(self.teachers, Tensor):
-                rows = plan.rows[stream * count : (stream + 1) * count].to(self.device)
+                rows = plan.rows[n * count : (n + 1) * count].to(self.device)
                 self.teacher_logits[stream, :count].copy_(self.teachers[rows])
                 continue
             for first in range(0, count, _TEACHER_BATCH):
