@@ -235,12 +235,14 @@ class Recipe:
     def team_values(self) -> tuple[object, ...]:
         """What runs must have in common to step as one, see `team`.
 
-        They may differ in what happens to their images; and where all of them take SAM's two
-        passes, in how far it looks.
+        They may differ in what happens to their images; in how much weight decay they have, where
+        all have some; in how far SAM looks, where all of them take its two passes; and in how
+        they learn from teachers, where all do.
         """
         own = {f.name: getattr(self, f.name) for f in fields(self)}
-        own["sam_rho"] = self.sam_rho > 0
-        free = ("name", "image_seed", *_OF_IMAGES)
+        for key in ("sam_rho", "weight_decay", "distill_weight"):
+            own[key] = own[key] > 0
+        free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *_OF_IMAGES)
         return tuple(value for key, value in own.items() if key not in free)
 
     @property
@@ -272,8 +274,10 @@ class Recipe:
 
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
-_OF_IMAGES = ("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout", "cutmix", "mixup")
-_OF_IMAGES += ("mixup_alpha", "mix_partner")
+_OF_IMAGES = (
+    *("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout"),
+    *("cutmix", "mixup", "mixup_alpha", "mix_partner"),
+)
 _FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
 _FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}
 _DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}

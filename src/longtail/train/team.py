@@ -30,6 +30,7 @@ from longtail.models.stacked import part_of, stack
 from longtail.train.averaging import WeightAverage
 from longtail.train.batches import BatchMaker, ImagePlan, Made
 from longtail.train.batches import Resident as Resident  # what a team trains on
+from longtail.train.decay import OwnDecay
 from longtail.train.distillation import distillation_loss
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
@@ -175,6 +176,8 @@ class Team:
                 criterion.generator = generator  # type: ignore[assignment]
         self.optimizer = make_optimizer(self.model, self.recipe, self.device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        decays = [planner.recipe.weight_decay for planner in planners]
+        self.own_decay = OwnDecay(self.optimizer, decays) if len(set(decays)) > 1 else None
         self._ahead: tuple[int, list[EpochPlan], list[list[ImagePlan]]] = (-1, [], [])
         self._make_state()
         self._allocate()
@@ -196,8 +199,9 @@ class Team:
                 f"recipe {recipe.name!r}: `distill_weight` is {recipe.distill_weight:g}, but there "
                 f"are {'no ' * (self.teachers is None)}teachers; give both or neither."
             )
-        empty = [n for p in self.planners for n in (p.prior.probs == 0).nonzero()[0].tolist()]
-        if recipe.distill_adjusted and empty:
+        adjusted = [p for p in self.planners if p.recipe.distill_adjusted]
+        empty = [n for p in adjusted for n in (p.prior.probs == 0).nonzero()[0].tolist()]
+        if empty:
             raise InputError(
                 f"recipe {recipe.name!r}: `distill_adjusted` adds log π to the logits, but class "
                 f"{empty[0]} has no training examples; set distill_adjusted=false."
@@ -239,10 +243,7 @@ class Team:
         if self.teachers is not None:
             shape = (len(self.leaders), ahead, self.data.num_classes)
             self.teacher_logits = torch.zeros(shape, device=self.device)
-        self.log_priors: Tensor | None = None
-        if self.recipe.distill_adjusted:
-            log_priors = np.stack([planner.prior.log_probs for planner in self.planners])
-            self.log_priors = torch.from_numpy(log_priors).float().to(self.device)[:, None]
+            self._allocate_listening()
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -250,6 +251,26 @@ class Team:
         self.totals = torch.zeros(len(self), dtype=torch.float64, device=self.device)
         first_of = [self.planners[self.leaders[streams[0]]] for streams in self.kinds]
         self.makers = [BatchMaker(self.data, planner.recipe) for planner in first_of]
+
+    def _allocate_listening(self) -> None:
+        """How each run learns from the teachers; one number where all do alike."""
+        recipes = [planner.recipe for planner in self.planners]
+        self.distill_weight = self._of_members([one.distill_weight for one in recipes])
+        temperature = self._of_members([one.distill_temperature for one in recipes])
+        if isinstance(temperature, Tensor):
+            temperature = temperature[:, None, None]
+        self.distill_temperature = temperature
+        self.log_priors: Tensor | None = None
+        if any(one.distill_adjusted for one in recipes):
+            added = [
+                p.prior.log_probs if p.recipe.distill_adjusted else np.zeros(p.prior.num_classes)
+                for p in self.planners
+            ]
+            self.log_priors = torch.from_numpy(np.stack(added)).float().to(self.device)[:, None]
+
+    def _of_members(self, values: Sequence[float]) -> float | Tensor:
+        """What all members have, or a tensor of shape (members,) where they differ."""
+        return values[0] if len(set(values)) == 1 else torch.tensor(values, device=self.device)
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
@@ -349,6 +370,8 @@ class Team:
         losses.sum().backward()  # type: ignore[no-untyped-call]
         if self.sam is not None:
             self._look_around(self.sam, batch)
+        if self.own_decay is not None:
+            self.own_decay.add()
         self._set_rate(self.rates.index_select(0, self.number))
         self.optimizer.step()
         if self.average is not None:
@@ -391,17 +414,17 @@ class Team:
             features = self.model.features(batch.images)  # type: ignore[operator]
         logits = self.model.fc(features.float())  # type: ignore[operator]
         logits = logits.view(len(self), len(batch.images), -1)
-        weight = self.recipe.distill_weight
         if batch.teacher_logits is None:
             return self._of_labels(logits, batch)
         divergence = distillation_loss(
             logits,
             batch.teacher_logits,
-            temperature=self.recipe.distill_temperature,
+            temperature=self.distill_temperature,
             log_prior=self.log_priors,
             reduction="none",
         ).mean(1)
-        if weight == 1:
+        weight = self.distill_weight
+        if isinstance(weight, float) and weight == 1:
             return divergence
         return (1.0 - weight) * self._of_labels(logits, batch) + weight * divergence
 
