@@ -298,8 +298,11 @@ def draw(study: Study) -> Any | None:
         for axes, part in zip(grid[0], parts, strict=True):
             _draw_part(axes, part)
         grid[0, 0].set_ylabel("balanced error (%)")
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        named: dict[str, Any] = {}  # what any panel shows, once
+        for axes in grid[0]:
+            handles, labels = axes.get_legend_handles_labels()
+            named |= dict(zip(labels, handles, strict=True))
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -313,6 +316,8 @@ def _draw_part(axes: Any, part: Part) -> None:
         ("further students", part.further, figures.WINE, "D"),
     ]
     for label, lines, color, marker in groups:
+        if not lines:
+            continue
         x = [max(line.minutes, 1e-3) for line in lines]
         y = [100 * float(line.errors.mean()) for line in lines]
         axes.plot(x, y, marker, color=color, ms=5, mew=0, ls="", label=label)

@@ -374,6 +374,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mix_partner": "minority",
         "distill_weight": 0.8,
         "distill_temperature": 2.0,
+        "distill_adjusted": False,
     },
     # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
     # The batch is that of all processes together.
@@ -384,8 +385,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
-    "strong": {"cifar10-lt": {"epochs": 300}},
-    "strong-student": {"cifar10-lt": {"epochs": 300}},
+    "strong": {"cifar10-lt": {"epochs": 300}, "cifar100-lt": {"sam_rho": 0.2}},
+    "strong-student": {"cifar10-lt": {"epochs": 300, "distill_adjusted": True}},
     "released": {
         "cifar10-lt": {
             "epochs": 1241,
