@@ -412,7 +412,11 @@ def test_a_resumed_run_with_everything_ends_in_the_same_bits(tmp_path):
     whole = train(made, IMAGES, root=tmp_path / "whole")
     with pytest.raises(Stop):
         train(made, IMAGES, root=tmp_path / "parts", checkpoint_seconds=0.0, after_epoch=stop)
-    parts = train(made, IMAGES, root=tmp_path / "parts")
+    counted = []
+    parts = train(
+        made, IMAGES, root=tmp_path / "parts", progress=lambda *words: counted.append(words[:2])
+    )
+    assert counted == [(1, 3), (2, 3), (3, 3)]
     for name in ("model.safetensors", "log.jsonl"):
         assert (whole.folder / name).read_bytes() == (parts.folder / name).read_bytes(), name
     # What was saved is the average, and evaluation reads it.

@@ -111,7 +111,7 @@ def tune(
       longtail tune held-out.npz --counts 900,90,10
       longtail tune logits.npy --logits --labels y.npy --train-labels train.npy
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
-      longtail tune runs/cifar10-lt/softmax-s0-08e407b0 --split dev --missing nearest
+      longtail tune RUN --split dev --missing nearest
     """
     from longtail.cli._inputs import open_file, read_prior
 
