@@ -26,7 +26,7 @@ from longtail.experiments.strong_runs import (
     ablation,
     student_ablation,
 )
-from longtail.runs import Run, find_runs
+from longtail.runs import Run, find_runs, pack, unpack
 from longtail.train import engine
 from longtail.train.recipe import Recipe
 from longtail.train.teachers import names_of
@@ -223,6 +223,29 @@ def test_a_lost_student_takes_its_teachers_from_their_folders(tmp_path):
     again = Run.open(root / "runs" / student.name)
     for name, value in again.model().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+def test_teachers_need_nothing_but_records_and_weights(tmp_path, monkeypatch):
+    """What travels to another machine: an archive without logits, and the records."""
+    (student,) = [run for run in find_runs(trained_root() / "runs") if names_of(run.spec)]
+    folders = [trained_root() / "runs" / name for name in names_of(student.spec)]
+    archive = pack(folders, tmp_path / "teachers.tgz", weights=True, logits=False)
+    root = tmp_path / "there"
+    shutil.copytree(trained_root() / "kept", root / "kept")
+    (root / "kept" / f"{student.name}.json").unlink()
+    unpack(archive, root / "runs")
+    whole, trained = engine.train_cohort, []
+
+    def watched(specs, *arguments, **options):
+        trained.extend(specs)
+        return whole(specs, *arguments, **options)
+
+    monkeypatch.setattr(engine, "train_cohort", watched)
+    assert small_run(root).part("cifar10-lt").missing() == []
+    assert [spec.folder.as_posix() for spec in trained] == [student.name]
+    again = Run.open(root / "runs" / student.name)
+    for name, value in again.model().items():
+        np.testing.assert_array_equal(value, student.model()[name])
 
 
 def test_teachers_that_are_trained_again_are_averaged_again(tmp_path):
