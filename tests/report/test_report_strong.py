@@ -113,6 +113,16 @@ def test_files_are_written_and_stay_the_same(study, tmp_path):
     assert "ProCo" in written[2].read_text() or b"<svg" in before[2]
 
 
+def test_the_legend_names_what_any_panel_shows():
+    ten, hundred = Setting("cifar10-lt"), Setting("cifar100-lt")
+    found = made_up_setting(ten, with_ablation=False) + made_up_setting(hundred)
+    figure = strong.draw(Study.of(found))
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "ablation" in named  # of the second panel alone
+    assert "further students" not in named
+    assert len(named) == len(set(named)) == 6
+
+
 def test_one_run_has_no_deviation():
     assert strong.spread(np.array([0.5])) == "50.00"
     assert strong.spread(np.array([])) == "–"

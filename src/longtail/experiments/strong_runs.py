@@ -91,16 +91,22 @@ TEACHERS: dict[str, tuple[Kind, ...]] = {
         _teacher("cosine head", **INGREDIENTS["cosine head"]),
     ),
 }
-# Further ones, for students of more teachers; they train beside the others at little cost.
-_SAM_DECAY = _teacher("SAM 0.2, weight decay 1e-3", sam_rho=0.2, weight_decay=1e-3)
+# Further ones, for students of more teachers; they train beside the others at little cost. Most of
+# them are of the sort that a first trial found strongest on a data set, or the most different.
+# STRONG stands for all its runs, which are there anyway.
+_UNIFORM, _DECAY = INGREDIENTS["CutMix, uniform partner"], {"weight_decay": 1e-3}
+_SAM_DECAY = _teacher("SAM 0.2, weight decay 1e-3", sam_rho=0.2, **_DECAY)
 MORE_TEACHERS: dict[str, tuple[Kind, ...]] = {
     "cifar10-lt": (
-        _teacher("uniform CutMix", **INGREDIENTS["CutMix, uniform partner"]),
+        STRONG,
+        _teacher("SAM 0.1 and uniform CutMix", sam_rho=0.1, **_UNIFORM),
         _teacher("SAM 0.1 and mixup", sam_rho=0.1, **INGREDIENTS["mixup"]),
         _SAM_DECAY,
     ),
     "cifar100-lt": (
         _teacher("mixup", **INGREDIENTS["mixup"]),
+        _teacher("minority CutMix, weight decay 1e-3", **_MINORITY, **_DECAY),
+        _teacher("uniform CutMix, weight decay 1e-3", **_UNIFORM, **_DECAY),
         _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
         _SAM_DECAY,
     ),
@@ -222,10 +228,12 @@ class Setting:
         return [self.strong.spec(kind, number % 3) for number, kind in enumerate(kinds)]
 
     def more_teachers(self) -> list[RunSpec]:
-        """Beside the teachers: every run of `strong` that is none of them, and further kinds."""
-        kinds, known = MORE_TEACHERS[self.dataset], {spec.folder for spec in self.teachers()}
-        more = [self.strong.spec(kind, number % 3) for number, kind in enumerate(kinds)]
-        return [spec for spec in self.strong.specs([STRONG]) + more if spec.folder not in known]
+        """Those of `MORE_TEACHERS` that are none of the teachers."""
+        known, more = {spec.folder for spec in self.teachers()}, list[RunSpec]()
+        for number, kind in enumerate(MORE_TEACHERS[self.dataset]):
+            seeds = range(self.strong.seeds) if kind is STRONG else [number % 3]
+            more += [self.strong.spec(kind, seed) for seed in seeds]
+        return [spec for spec in more if spec.folder not in known]
 
     def students(self, names: Iterable[str], kinds: Sequence[Kind] = (STUDENT,)) -> list[RunSpec]:
         """Every seed of some kinds of students.
