@@ -39,7 +39,7 @@ from longtail.train.lane import Lane
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
-from longtail.train.streamed import StreamedTeam, Streaming, _Part
+from longtail.train.streamed import Part, StreamedTeam, Streaming
 from longtail.train.team import Team
 from machine import processor_name
 
@@ -126,7 +126,7 @@ class OnDevice(StreamedTeam):
         self._waiting = self._fetch(0)
 
     def _fetch(self, number):
-        return [_Part(*self.batch, 1.0)]
+        return [Part(*self.batch, counts=1.0, number=0)]
 
 
 def trainer(setting, model, *, num_classes, compiled):

@@ -240,6 +240,14 @@ def test_the_module_is_the_function_with_its_own_draws(dtype):
     )
     assert value.dtype == dtype
     torch.testing.assert_close(value, wanted)
+    drawn = loss.draw()
+    torch.testing.assert_close(
+        loss(features, weight, TARGET, sampled=drawn),
+        sampled_softmax_loss(
+            features, weight, TARGET, Q, sampled=drawn, margin=margins.adaptive(PRIOR)
+        ),
+    )
+    assert drawn.shape == (7,)
     assert sorted(loss.state_dict()) == sorted(
         ["log_q", "cumulative", "alpha", "positive", "negative", "class_weight"]
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -14,7 +15,7 @@ from longtail import metrics
 from longtail.data import large, streaming
 from longtail.data.large import load_listed
 from longtail.runs import Run, find_runs
-from longtail.train import engine
+from longtail.train import engine, evaluation
 
 COUNTS, HELD = (120, 60, 30, 12, 6), 6  # some hundred images of five classes
 SMALL = [f"--set={word}" for word in ("model=small-conv", "batch_size=32", "image_size=16")]
@@ -114,6 +115,35 @@ def test_the_validation_set_serves_to_choose_tau(cli, places):
     refused = cli("evaluate", run.folder, "--split", "val", "--dataset", "spots", "--force", *HERE)
     assert (refused.code, refused.out) == (1, "")
     assert "spots has no validation set" in refused.err
+
+
+@pytest.mark.parametrize("classifier", ["whole", "sharded"])
+def test_errors_without_logits(cli, places, monkeypatch, classifier):
+    """For label spaces whose logits are too large to keep, which is said before training."""
+    monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 6 * 3 - 1)  # of the test set, but one
+    option = f"--set=classifier={classifier}"
+    refused = train(cli, option)
+    assert (refused.code, refused.out) == (1, "")
+    message = "6 examples by 3 classes, take 0 GB, more .* with --no-evaluate, then .*--errors-only"
+    assert re.search(message, " ".join(refused.err.split()))
+    assert not Path("runs").exists()
+    assert train(cli, option, "--no-evaluate").code == 0
+    (run,) = find_runs(Path("runs"))
+    words = ("evaluate", run.folder, "--dataset", "spots", *HERE)
+    assert "--errors-only" in cli(*words).err
+    (entry,) = json.loads(cli(*words, "--errors-only", "--json").out)["runs"]
+    shown = cli(*words, "--errors-only")
+    assert shown.code == 0, shown.err
+    assert Run.open(run.folder).splits == ()
+    monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 6 * 3)
+    kept = cli(*words)
+    assert kept.out == shown.out
+    assert json.loads(cli(*words, "--json").out)["runs"] == [entry]
+    logits, target, _ = Run.open(run.folder).logits("test")
+    assert entry["balanced_error"] == metrics.balanced_error(target, logits)
+    assert entry["examples"] == 6
+    for other in ("--force", "--ensemble", "--split=held-out"):
+        assert cli(*words, "--errors-only", other).code == 2
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(cli, places, monkeypatch):

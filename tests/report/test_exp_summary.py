@@ -2,6 +2,8 @@
 
 import re
 
+import numpy as np
+
 from exp_factory import made_up_records, small_plan
 from longtail.experiments.exp_runs import TABLE
 from longtail.experiments.table_exp import Study
@@ -42,3 +44,27 @@ def test_precision_is_spoken_of_where_there_are_runs_in_another():
     texts = summary(study_of("tuned"), other_precision=others)
     assert "bfloat16 instead of float32 changes the error on cifar10-lt" in texts[-1]
     assert not any("Precision" in one for one in summary(study_of("tuned")))
+
+
+def test_a_missed_mark_is_followed_by_the_same_runs_in_another_precision():
+    plan = small_plan(recipe="tuned", seeds=5)
+    others = made_up_records(plan, adam_runs=False, precision="float32")
+    text = summary(study_of("tuned"), other_precision=others)[0]
+    wanted = len(re.findall("is missed by", text))
+    found = re.findall(r"The same runs in float32 have ([\d.]+) ± [\d.]+, which (\w+) it", text)
+    assert wanted > 0  # else this shows nothing
+    assert len(found) == wanted
+    plain = [one for one in others if one.spec.method.name == "softmax"]
+    plain = [one for one in plain if one.data_of("held-out") is None]
+    erm = np.mean([one.per_class().mean() for one in plain])
+    assert len(plain) == 5
+    assert found[0][0] == f"{100 * erm:.2f}"
+    assert found[0][1] == ("reaches" if 100 * erm <= 27.66 else "misses")
+
+
+def test_adam_is_spoken_of_where_it_ran_both_ways():
+    (text,) = [one for one in summary(study_of("tuned")) if "Norms under Adam" in one]
+    assert re.search(
+        r"on cifar10-lt [+−]\d\.\d+ \[.*\] with it and [+−]\d\.\d+ \[.*\] without", text
+    )
+    assert not any("under Adam." in one for one in summary(study_of("tuned", adam_runs=False)))

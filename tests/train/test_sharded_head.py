@@ -252,6 +252,9 @@ def _gradients_of_cases(mesh, rank, found):
     features = FEATURES[own].clone().requires_grad_()
     head.loss(features, TARGET[own], criterion_of("logit-adjusted")).backward()
     found["averaged"] = features.grad.numpy()
+    features = FEATURES[own].clone().requires_grad_()
+    head.loss(features, TARGET[own], criterion_of("logit-adjusted"), rows=SPLIT).backward()
+    np.testing.assert_array_equal(features.grad, found["averaged"])
     rows = slice(0, 0) if rank == 0 else slice(None)  # the last batch of an epoch may be so small
     features = FEATURES[rows].clone().requires_grad_()
     head.loss(features, TARGET[rows], criterion_of("all")).backward()
@@ -476,8 +479,9 @@ def test_what_two_processes_refuse_both_refuse(processes, name, message):
             assert part in str(process[name])
 
 
-def loss_of(criterion, features=FEATURES, target=TARGET):
-    return lambda: ShardedHead(WIDTH, CLASSES).loss(features, target, criterion)
+def loss_of(criterion, features=FEATURES, target=TARGET, *, batch="replicated", **options):
+    head = ShardedHead(WIDTH, CLASSES, batch=batch)
+    return lambda: head.loss(features, target, criterion, **options)
 
 
 SOFTMAX = losses.SoftmaxLoss(PRIOR)
@@ -494,6 +498,9 @@ SOFTMAX = losses.SoftmaxLoss(PRIOR)
         (loss_of(SOFTMAX, target=TARGET.float()), "integer class labels; their dtype is"),
         (loss_of(SOFTMAX, target=TARGET + 1), "must lie in 0 .. 10, but 11 occurs; labels to"),
         (loss_of(SOFTMAX, target=TARGET - 1), "must lie in 0 .. 10, but -1 occurs"),
+        (loss_of(SOFTMAX, batch="split", rows=[7]), r"each of the 1 processes has; got \[7\] with"),
+        (loss_of(SOFTMAX, batch="split", rows=[8, 0]), "how many examples each of the 1 processes"),
+        (loss_of(SOFTMAX, rows=[8]), "`rows` must say, with batch='split', how many"),
         (loss_of(nn.CrossEntropyLoss()), "must be a loss of longtail.losses.*take SoftmaxLoss"),
         (
             loss_of(losses.SoftmaxLoss(ClassPrior.uniform(10))),

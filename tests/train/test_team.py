@@ -10,9 +10,10 @@ from longtail import InputError
 from longtail.data.images import ImageSet
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
+from longtail.train.optimizers import make_optimizer
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
-from longtail.train.team import Resident, Team, make_optimizer, new_network
+from longtail.train.team import Resident, Team, new_network
 
 COUNTS = (30, 12, 5)
 IMAGES = ImageSet(

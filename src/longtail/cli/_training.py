@@ -148,6 +148,14 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def refuse_huge(data: AnyData) -> None:
+    """Say before training, not after it, that the test set's logits would be too large."""
+    from longtail.train.evaluation import NO_LOGITS, refuse_logits
+
+    instead = f"train with --no-evaluate, then {NO_LOGITS}"
+    refuse_logits(len(data.test), data.test.num_classes, what="the test set", instead=instead)
+
+
 class RunData:
     """Finds the data of runs again, from what their specs say; each data set is read once.
 
@@ -218,11 +226,17 @@ class Judged:
     @classmethod
     def on(cls, run: Run, split: str) -> Judged:
         """Judge a run by its logits on a split; a development set may lack the largest classes."""
+        logits, target, _ = run.logits(split)
+        return cls.by(run, split, target, logits)
+
+    @classmethod
+    def by(cls, run: Run, split: str, target: Any, answers: Any) -> Judged:
+        """Judge a run by its predictions or logits."""
         from longtail.metrics import per_class_error
 
-        logits, target, _ = run.logits(split)
         missing: Missing = "skip" if split == "dev" else "error"
-        return cls(run, per_class_error(target, logits, missing=missing))
+        classes = run.prior.num_classes
+        return cls(run, per_class_error(target, answers, num_classes=classes, missing=missing))
 
     def values(self) -> dict[str, float]:
         """Balanced error, and that of the classes with many, medium and few examples."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 
 from longtail.cli import _console, _data, _training
 from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._training import Judged
 
 if TYPE_CHECKING:
     from longtail.runs import Run
@@ -42,6 +44,13 @@ def evaluate(
         bool,
         typer.Option("--ensemble", help="Also average their logits, into a run folder of its own."),
     ] = False,
+    errors_only: Annotated[
+        bool,
+        typer.Option(
+            "--errors-only",
+            help="Predict anew and keep no logits: for label spaces too large for them.",
+        ),
+    ] = False,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -68,8 +77,9 @@ def evaluate(
     that. Logits on the training set (train) are for students to learn from, not to judge by.
 
     With --ensemble the mean logits of all of them become one more run, without weights, which
-    every command reads. Started by torchrun, the processes share the images of runs that were
-    trained from disk.
+    every command reads. With --errors-only nothing is kept, and the logits of a classifier that
+    is cut over the processes (classifier=sharded) are never put together. Started by torchrun, the
+    processes share the images of runs that were trained from disk.
 
     \b
     Examples:
@@ -82,28 +92,42 @@ def evaluate(
     """
     from longtail.cli.report import _open
 
+    if errors_only and (ensemble or force or split == Split.held_out):
+        other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
+        raise typer.BadParameter(f"--errors-only writes nothing; it can't stand beside {other}")
     opened = _open(runs)
     if ensemble:
         opened = _members(opened)
-    with _training.joined(device) if _needed(opened, split, force) else nullcontext() as world:
-        numbers = [n for n, run in enumerate(opened) if force or split not in run.splits]
+    anew = force or errors_only
+    judged: dict[Path, Judged] = {}
+    with _training.joined(device) if _needed(opened, split, anew) else nullcontext() as world:
+        numbers = [n for n, run in enumerate(opened) if anew or split not in run.splits]
         if world is not None:
             numbers = world.tell(numbers)  # another process may have written some by now
         missing = [opened[number] for number in numbers]
         _refuse(missing, split)
         if missing and world is not None:
             data = _training.RunData(dataset, data_dir, root)
-            written = _write(missing, split, data, world, workers, replaced=force)
-            opened = [written.get(run.folder, run) for run in opened]
+            parts = _parts(missing, split, data, workers)
+            if errors_only:
+                judged = _judge(parts, split, world, workers)
+            else:
+                written = _write(parts, split, world, workers, replaced=force)
+                opened = [written.get(run.folder, run) for run in opened]
     if world is not None and not world.first:
         return
     together = _averaged(opened, split, replaced=force) if ensemble else None
     shown = [*opened, *([together] if together is not None else [])]
+    judged = judged or {run.folder: Judged.on(run, split) for run in shown}
     if json:
-        found = _document(shown, split)
+        found = _document(judged, split)
         _console.print_json(found | ({"ensemble": together.folder} if together else {}))
         return
-    _show(shown, split, len(missing))
+    _show(judged, split)
+    if missing and not errors_only:
+        _console.note(
+            f"Logits of {len(missing)} run(s) on the {split} set are in their folders now."
+        )
     if together is not None:
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
 
@@ -156,33 +180,61 @@ def _refuse(missing: list[Run], split: Split) -> None:
         run.model()  # says why there are no weights
 
 
+def _parts(
+    missing: list[Run], split: Split, data: _training.RunData, workers: int | None
+) -> list[tuple[Run, Any]]:
+    """Each run with its images of a split; all of them are found before any work."""
+    from longtail._checks import InputError
+    from longtail.data.lists import ListedImages
+
+    parts = [(run, _part(data.of(run), run, split)) for run in missing]
+    if workers is not None and not any(isinstance(part, ListedImages) for _, part in parts):
+        raise InputError("--workers is for images on disk; those of these runs are in memory.")
+    return parts
+
+
 def _write(
-    missing: list[Run],
+    parts: list[tuple[Run, Any]],
     split: Split,
-    data: _training.RunData,
     world: World,
     workers: int | None,
     *,
     replaced: bool,
 ) -> dict[Path, Run]:
     """The runs with their logits on a split, by folder."""
-    from longtail._checks import InputError
-    from longtail.data.lists import ListedImages
     from longtail.train.engine import evaluate as evaluate_run
     from longtail.train.streamed import Streaming
 
-    parts = [_part(data.of(run), run, split) for run in missing]  # all of them, before any work
-    if workers is not None and not any(isinstance(part, ListedImages) for part in parts):
-        raise InputError("--workers is for images on disk; those of these runs are in memory.")
     options: dict[str, Any] = {"device": world.device, "world": world, "replace": replaced}
     options |= {"split": split.value, "streaming": Streaming(workers=workers)}
-    found: dict[Path, Run] = {}
-    with _console.progress("evaluating") if world.first else nullcontext() as progress:
-        for done, (run, part) in enumerate(zip(missing, parts, strict=True)):
-            if progress is not None:
-                progress(done, len(missing), run.folder.name)
-            found[run.folder] = evaluate_run(run, part, **options)
+    shown = _shown(parts, world)
+    return {run.folder: evaluate_run(run, part, **options) for run, part in shown}
+
+
+def _judge(
+    parts: list[tuple[Run, Any]], split: Split, world: World, workers: int | None
+) -> dict[Path, Judged]:
+    """The runs' errors from predictions that are not kept, on the first process."""
+    from longtail.train.evaluation import predict
+    from longtail.train.streamed import Streaming
+
+    options: dict[str, Any] = {"device": world.device, "world": world}
+    options["streaming"] = Streaming(workers=workers)
+    found: dict[Path, Judged] = {}
+    for run, part in _shown(parts, world):
+        predictions = predict(run, part, **options)
+        if predictions is not None:
+            found[run.folder] = Judged.by(run, split, part.labels, predictions)
     return found
+
+
+def _shown(parts: list[tuple[Run, Any]], world: World) -> Iterator[tuple[Run, Any]]:
+    """Runs and images one after another, while the first process shows how far it is."""
+    with _console.progress("evaluating") if world.first else nullcontext() as progress:
+        for done, (run, part) in enumerate(parts):
+            if progress is not None:
+                progress(done, len(parts), run.folder.name)
+            yield run, part
 
 
 def _part(data: Any, run: Run, split: Split) -> Any:
@@ -205,10 +257,9 @@ def _part(data: Any, run: Run, split: Split) -> Any:
     return images
 
 
-def _document(runs: list[Run], split: Split) -> dict[str, Any]:
-    errors_of = {run.folder: _training.Judged.on(run, split) for run in runs}
+def _document(errors_of: dict[Path, Judged], split: Split) -> dict[str, Any]:
     judged = {folder: one.values() for folder, one in errors_of.items()}
-    methods = []
+    runs, methods = [one.run for one in errors_of.values()], []
     for together in _by_data(runs).values():
         for name, group in _training.by_method(together).items():
             errors = [judged[run.folder] for run in group]
@@ -227,7 +278,7 @@ def _document(runs: list[Run], split: Split) -> dict[str, Any]:
             "folder": run.folder,
             "method": run.spec.method.to_json(),
             "seed": run.spec.seed,
-            "examples": run.record["splits"][split]["examples"],
+            "examples": int(errors_of[run.folder].error.counts.sum()),
             **judged[run.folder],
             "missing_classes": errors_of[run.folder].error.missing_classes.tolist(),
         }
@@ -236,15 +287,12 @@ def _document(runs: list[Run], split: Split) -> dict[str, Any]:
     return {"split": str(split), "runs": listed, "methods": methods}
 
 
-def _absent(run: Run, split: Split) -> str:
+def _absent(judged: Judged) -> str:
     """The classes that a split has no examples of, in words; a dev set may lack the largest."""
-    import numpy as np
-
     from longtail import _checks
 
-    counts = np.bincount(run.logits(split).target, minlength=run.prior.num_classes)
-    names = run.class_names or [str(k) for k in range(len(counts))]
-    lacking = [names[k] for k in np.flatnonzero(counts == 0)]
+    names = judged.run.class_names or [str(k) for k in range(judged.run.prior.num_classes)]
+    lacking = [names[k] for k in judged.error.missing_classes]
     return f"class(es) {_checks.listing(lacking)}" if lacking else ""
 
 
@@ -260,13 +308,13 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _show(runs: list[Run], split: Split, written: int) -> None:
+def _show(errors_of: dict[Path, Judged], split: Split) -> None:
     from longtail.report.comparison import GROUP_BOUNDS
     from longtail.report.tables import Table, percent
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
-    for (_, spec), together in _by_data(runs).items():
-        judged = {run.folder: _training.Judged.on(run, split).values() for run in together}
+    judged = {folder: one.values() for folder, one in errors_of.items()}
+    for (_, spec), together in _by_data([one.run for one in errors_of.values()]).items():
         methods = _training.by_method(together)
         rows, means = [], []
         for name, group in methods.items():
@@ -280,11 +328,9 @@ def _show(runs: list[Run], split: Split, written: int) -> None:
         header = ("balanced", *GROUP_BOUNDS)
         _console.show_table(Table(title, ("run", *header), rows))
         note = f"Classes by training examples: {bounds}."
-        absent = _absent(together[0], split)
+        absent = _absent(errors_of[together[0].folder])
         if absent:
             note += f" Without examples there: {absent}, left out of the means."
         if any(len(group) > 1 for group in methods.values()):
             note = f"Means over the seeds, ± standard deviation. {note}"
         _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))
-    if written:
-        _console.note(f"Logits of {written} run(s) on the {split} set are in their folders now.")

@@ -286,6 +286,8 @@ def train(
             read = partial(_read, in_memory=in_memory, data_dir=data_dir, root=root)
             job = _cohort.plan(asked, dataset, read, out)
         _refuse_idle(given, context, on_disk=job.on_disk)
+        if evaluate:
+            _training.refuse_huge(job.data)
         streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
         runs = _train(
             job,

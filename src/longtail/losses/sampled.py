@@ -184,10 +184,20 @@ class SampledSoftmaxLoss(nn.Module):
         self.sparse = sparse
         self.generator = generator
 
+    def draw(self) -> Tensor:
+        """Fresh negatives, shape (num_sampled,), on the buffers' device."""
+        return _draw(self.cumulative, self.num_sampled, self.generator)
+
     def forward(
-        self, features: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None
+        self,
+        features: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        *,
+        bias: Tensor | None = None,
+        sampled: Tensor | None = None,
     ) -> Tensor:
-        """The loss with a fresh draw; shapes as in `sampled_softmax_loss`."""
+        """The loss with a fresh draw, or with one of `draw`; shapes as in the function."""
         caller = type(self).__name__
         _check_inputs(features, weight, target, bias, caller=caller)
         if weight.shape[0] != len(self.log_q):
@@ -199,7 +209,9 @@ class SampledSoftmaxLoss(nn.Module):
             features,
             weight,
             target,
-            _draw(self.cumulative, self.num_sampled, self.generator),
+            self.draw()
+            if sampled is None
+            else _check_sampled(sampled, len(self.log_q), features, caller=caller),
             self.log_q,
             MarginTensors(self.alpha, self.positive, self.negative, scale=self.scale),
             bias=bias,

@@ -116,4 +116,4 @@ def part_of(value: Tensor, *, index: int, count: int) -> Tensor:
         >>> part_of(torch.arange(6), index=1, count=3)
         tensor([2, 3])
     """
-    return value if value.ndim == 0 else value.chunk(count)[index]
+    return value if value.ndim == 0 or count == 1 else value.chunk(count)[index]

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from longtail.experiments.claims import CHANGES, claims, judged, precision_effects, recipe_effects
+from longtail.experiments.claims import (
+    CHANGES,
+    Judged,
+    claims,
+    judged,
+    precision_effects,
+    recipe_effects,
+)
+from longtail.experiments.exp_runs import Shelf
 from longtail.experiments.records import Record
 from longtail.experiments.table_exp import ALLOWANCE, JUDGED_RECIPE, Part, Study
+from longtail.experiments.weight_norms import weight_norms
 from longtail.report.exp_rows import interval_text, row_name
 from longtail.report.tables import percent
+
+_ADAM = ("adam", "adam-no-decay")
 
 
 def summary(study: Study, *, other_precision: Sequence[Record] = ()) -> list[str]:
@@ -22,12 +33,13 @@ def summary(study: Study, *, other_precision: Sequence[Record] = ()) -> list[str
         other_precision: records of some of its runs in another precision.
     """
     parts = [part for part in study.parts if part.recipe == JUDGED_RECIPE]
-    found = [_marks(parts), *(_verdicts(part) for part in parts), _weight_decay(study)]
+    found = [_marks(parts, other_precision), *(_verdicts(part) for part in parts)]
+    found += [_adam(parts), _weight_decay(study)]
     found += [_precision(part, other_precision) for part in parts]
     return [sentence for sentence in found if sentence]
 
 
-def _marks(parts: Sequence[Part]) -> str:
+def _marks(parts: Sequence[Part], others: Sequence[Record]) -> str:
     """Which of the marks that were set before training are reached."""
     marks = [(part, one) for part in parts for one in judged(part)]
     if not marks:
@@ -47,7 +59,20 @@ def _marks(parts: Sequence[Part]) -> str:
                 f" The one of {row_name(one.row)} on {part.dataset} is missed by {over:.3f} "
                 f"points (the deviation over seeds is {percent(spread, digits=2)})."
             )
+            text += _elsewhere(Part(part.plan, Shelf(others)), one)
     return text
+
+
+def _elsewhere(part: Part, mark: Judged) -> str:
+    """Where a mark was missed: the same cell of runs in another precision."""
+    cell = part.cell(mark.row)
+    if cell is None:
+        return ""
+    reached = "reaches" if 100 * cell.mean <= mark.paper + ALLOWANCE else "misses"
+    return (
+        f" The same runs in {part.records[0].precision} have {percent(cell.mean, digits=2)} ± "
+        f"{percent(cell.deviation, digits=2)}, which {reached} it."
+    )
 
 
 def _verdicts(part: Part) -> str:
@@ -62,6 +87,23 @@ def _verdicts(part: Part) -> str:
         if by.get(verdict):
             text += f" {words}: {'; '.join(by[verdict])}."
     return text
+
+
+def _adam(parts: Sequence[Part]) -> str:
+    """What becomes of the norms under Adam with the recipe's weight decay and without any."""
+    said = []
+    for part in parts:
+        found = weight_norms(part)
+        if found.keys() >= set(_ADAM):
+            ways = [interval_text(found[name].correlation, unit="r") for name in _ADAM]
+            said.append(f"on {part.dataset} {ways[0]} with it and {ways[1]} without")
+    if not said:
+        return ""
+    return (
+        "**Norms under Adam.** Whether they follow class frequency is a matter of weight decay, "
+        "which the paper does not give for Adam. Their correlation with log frequency is "
+        f"{'; '.join(said)}."
+    )
 
 
 def _weight_decay(study: Study) -> str:
@@ -98,6 +140,7 @@ def _precision(part: Part, others: Sequence[Record]) -> str:
         return ""
     said = "; ".join(f"{row_name(one.row)} {interval_text(one.interval)}" for one in effects)
     return (
-        f"**Precision.** The table's runs are in {part.records[0].precision}. {effects[0].what} "
+        f"**Precision.** The table's runs are in {part.records[0].precision}; some were trained in "
+        f"another precision too, with records of their own. {effects[0].what} "
         f"changes the error on {part.dataset} by, in points: {said}."
     )

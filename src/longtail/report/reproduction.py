@@ -191,6 +191,11 @@ def with_block(
     return text[: text.index(begin)] + block + text[text.index(end) + len(end) :]
 
 
+def in_float32(root: Path) -> list[Record]:
+    """The runs that were trained in float32 too; none where there are no such records."""
+    return records.read_all(root / FLOAT32) if (root / FLOAT32).exists() else []
+
+
 def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
     """Write the page, its figures and the README's table below a root.
 
@@ -203,7 +208,6 @@ def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
     """
     root = Path(root)
     study = study_of(records.read_all(root / RECORDS)) if study is None else study
-    float32 = records.read_all(root / FLOAT32) if (root / FLOAT32).exists() else []
     readme = with_block((root / README).read_text(encoding="utf-8"), readme_block(study))
     (root / FIGURES).mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
@@ -214,7 +218,7 @@ def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
                 path.unlink()  # the page shows the SVG
             else:
                 drawn.append(path)
-    files.write_bytes(root / PAGE, page(study, other_precision=float32).encode())
+    files.write_bytes(root / PAGE, page(study, other_precision=in_float32(root)).encode())
     files.write_bytes(root / README, readme.encode())
     return [root / PAGE, root / README, *drawn]
 

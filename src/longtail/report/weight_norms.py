@@ -42,9 +42,8 @@ def draw(parts: Sequence[Part]) -> Any | None:
             axes.set_title(part.dataset)
             axes.set_xlabel("class, most frequent first")
             axes.set_ylim(bottom=0)
-            low, high = axes.get_ylim()
-            axes.set_ylim(low, high + 0.12 * len(norms) * (high - low))  # room for the legend
-            axes.legend(loc="upper center", ncols=1)
+            # Each panel has its own correlations, and their lines are as wide as the panel.
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=1)
         grid[0, 0].set_ylabel("norm of the class's weights")
     return figure
 

@@ -12,10 +12,13 @@ plan        what an epoch will do, drawn beforehand from the run's seed
 sam         sharpness-aware minimisation around any optimiser
 averaging   an average of the weights over the steps
 distillation  how far a network is from its teachers
+optimizers  the recipe's optimiser, and which parameters it treats alike
 team        runs that step as one (on a CPU always a single one), and the step
 teachers    finished runs that others learn from: who may teach, and their mean logits
 distributed several processes that train one run, and what they say to each other
 streamed    a team of one whose images come from disk, in any number of processes
+sharded_team  the same with a classifier that is cut over the processes
+sampled_team  the same with a loss from some classes that are drawn
 lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 evaluation  a finished run's logits on a split
@@ -24,6 +27,5 @@ progress    what a caller hears after an epoch
 engine      runs into their folders
 tensorboard an epoch's numbers for TensorBoard
 
-For one's own training loop, a last layer cut over processes: sharded_head, with class_slices and
-sharded_loss.
+That classifier, for one's own training loop too: sharded_head, with class_slices and sharded_loss.
 """

@@ -274,6 +274,51 @@ def gather_slices(tensor: Tensor) -> Tensor | None:
     return whole
 
 
+def scatter_slices(tensor: Tensor, whole: Tensor | None) -> None:
+    """Fill a tensor in slices of classes from the whole that the mesh's first process has.
+
+    The reverse of `gather_slices`: one slice after the other is sent, each to the process that
+    holds it. Every process of the mesh must call this.
+
+    Args:
+        tensor: a DTensor, sharded along dimension 0 of a one-dimensional mesh, or a plain tensor.
+        whole: of the same shape, on any device; None on the other processes of the mesh.
+
+    Examples:
+        >>> tensor = torch.zeros(2)
+        >>> scatter_slices(tensor, torch.ones(2))
+        >>> tensor
+        tensor([1., 1.])
+    """
+    own = local(tensor.detach())
+    if not isinstance(tensor, DTensor):
+        own.copy_(_given(whole))
+        return
+    group = tensor.device_mesh.get_group()
+    rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
+    first = distributed.get_global_rank(group, 0)
+    for receiver in range(size):
+        part = Slice.cut(tensor.shape[0], rank=receiver, size=size)
+        if part.width == 0 or rank not in (0, receiver):
+            continue
+        if rank != 0:
+            values = own.new_empty(own.shape)
+            distributed.recv(values, src=first, group=group)
+        else:
+            values = _given(whole)[part.start : part.stop].to(own.device, own.dtype).contiguous()
+        if rank != receiver:
+            receiving = distributed.get_global_rank(group, receiver)
+            distributed.send(values, dst=receiving, group=group)
+        else:
+            own.copy_(values)
+
+
+def _given(whole: Tensor | None) -> Tensor:
+    if whole is None:
+        raise InputError("scatter_slices: `whole` must be given on the mesh's first process.")
+    return whole
+
+
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """A module's state under the names and in the shapes of the unsharded one, on the CPU.
 

@@ -74,7 +74,8 @@ class World:
         """Give every process the first one's tensors, in place."""
         if self.count > 1:
             for tensor in tensors:
-                whole = tensor.contiguous()  # a part of a larger tensor can't be sent as it is
+                # A part of a larger tensor can't be sent as it is, nor can GPUs send the host's.
+                whole = tensor.to(self.device).contiguous()
                 with said_plainly():
                     distributed.broadcast(whole, src=0)
                 if whole is not tensor:

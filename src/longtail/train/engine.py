@@ -34,14 +34,22 @@ from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
 from longtail.train.distributed import ALONE, World
-from longtail.train.evaluation import Images, evaluate, network_logits, split_logits, write_split
+from longtail.train.evaluation import (
+    Head,
+    Images,
+    evaluate,
+    network_logits,
+    split_answers,
+    split_logits,
+    write_split,
+)
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.progress import EpochEnd, Progress, Report
 from longtail.train.recipe import Recipe
 from longtail.train.refusals import precision_of, refuse_early
-from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.streamed import StreamedTeam, Streaming, team_kind
 from longtail.train.teachers import Staff
 from longtail.train.team import Resident, Team
 
@@ -321,7 +329,7 @@ def _crews(
         make: Callable[[], Team]
         if isinstance(data, ListedImages):
             settings |= {"world": world, "how": streaming}
-            make = partial(StreamedTeam, planners[0], data, **settings)
+            make = partial(team_kind(members[0].recipe), planners[0], data, **settings)
         else:
             teachers = staff.answering(members[0].spec, members[0].recipe, data, device)
             make = partial(Team, planners, data, teachers=teachers, **settings)
@@ -363,7 +371,8 @@ def _train_together(
                 if not job.diverged:
                     job.diverged = not np.isfinite(loss)
                     _after_epoch(crew, member, loss, images, report)
-            if not crew.done and time.monotonic() - crew.saved >= checkpoint_seconds:
+            due = not crew.done and time.monotonic() - crew.saved >= checkpoint_seconds
+            if _world(crew.lane.team).tell(due):  # all take part in it, or none
                 _save(crew)
         # What is at its end is better finished.
         if stop is not None and not all(crew.done for crew in crews) and stop():
@@ -373,12 +382,12 @@ def _train_together(
 
 
 def _save(crew: _Crew) -> None:
-    if isinstance(crew.jobs[0].writer, _Onlooker):
-        return
     with crew.lane.active():
         for member, job in enumerate(crew.jobs):
-            if not job.diverged:
-                state = crew.lane.team.state(member)
+            if job.diverged:
+                continue
+            state = crew.lane.team.whole(crew.lane.team.state(member))
+            if not isinstance(job.writer, _Onlooker):
                 checkpoint.save(job.writer.folder, state, epochs=job.epoch, seconds=job.seconds)
     crew.saved = time.monotonic()
 
@@ -417,9 +426,11 @@ def _after_epoch(crew: _Crew, member: int, loss: float, images: Images, report: 
     if job.held is not None and not job.diverged and (crew.done or job.epoch % every == 0):
         with crew.lane.active():
             held = images.take(job.held)
-            logits = split_logits(team.network(member), held, job.recipe, **_sharing(team))
-        if logits is not None:
-            error = metrics.balanced_error(images.labels[job.held], logits)
+            answers = split_answers(team.network(member), held, job.recipe, **_sharing(team))
+        if answers is not None:
+            error = metrics.balanced_error(
+                images.labels[job.held], answers, num_classes=images.num_classes
+            )
     line = {"epoch": job.epoch, "loss": loss}
     if error is not None:
         line["held_out_error"] = error
@@ -437,6 +448,10 @@ def _sharing(team: Team) -> dict[str, Any]:
     if isinstance(team, StreamedTeam):
         return {"world": team.world, "streaming": team.how}
     return {}
+
+
+def _world(team: Team) -> World:
+    return team.world if isinstance(team, StreamedTeam) else ALONE
 
 
 def _finish_all(crews: Sequence[_Crew], images: Images) -> list[Path]:
@@ -458,11 +473,13 @@ def _finish(crew: _Crew, member: int, images: Images) -> None:
         if job.held is not None:
             held = images.take(job.held)
             logits = split_logits(model, held, job.recipe, **_sharing(team))
+        # Every process has a part in these.
+        head, weights = Head.of(model, job.recipe), team.whole(model.state_dict())
         if isinstance(job.writer, _Onlooker):
             return
-        job.writer.write_model(model.state_dict())
+        job.writer.write_model(weights)
         if held is not None:
-            write_split(job.writer, model, held, cast(np.ndarray, logits), split="held-out")
+            write_split(job.writer, head, held, cast(np.ndarray, logits), split="held-out")
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": len(crew.jobs)}
     if isinstance(team, StreamedTeam):
         facts["processes"] = team.world.count

@@ -7,6 +7,7 @@ which is next door in `engine`.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from longtail.train.streamed import Streaming, stream_logits
 from longtail.train.team import new_network
 
 Images = ImageSet | ListedImages
+LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
+NO_LOGITS = "count the errors without them (longtail evaluate --errors-only)"
 
 
 def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
@@ -53,15 +56,67 @@ def split_logits(
 ) -> np.ndarray | None:
     """The logits on the first process, None on others; of images on disk each computes a part."""
     if isinstance(images, ListedImages):
-        return stream_logits(model, images, recipe, world=world, how=streaming)
+        stream = stream_logits
+        if recipe.classifier == "sharded":
+            from longtail.train.sharded_team import sharded_logits as stream
+        return stream(model, images, recipe, world=world, how=streaming)
     return network_logits(model, images, recipe) if world.first else None
 
 
+def split_answers(
+    model: nn.Module,
+    images: Images,
+    recipe: Recipe,
+    *,
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+) -> np.ndarray | None:
+    """What errors are counted from, as `split_logits`: of a sharded network its predictions."""
+    if recipe.classifier == "sharded" and isinstance(images, ListedImages):
+        from longtail.train.sharded_team import sharded_predictions
+
+        return sharded_predictions(model, images, recipe, world=world, how=streaming)
+    return split_logits(model, images, recipe, world=world, streaming=streaming)
+
+
+def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -> None:
+    """Refuse logits that no run folder should hold, before they are computed.
+
+    Args:
+        examples: of the split.
+        num_classes: of the run.
+        what: the split in words.
+        instead: what to do.
+    """
+    size = 4 * examples * num_classes
+    if size > LARGEST_LOGITS:
+        raise InputError(
+            f"the logits of {what}, {examples:,} examples by {num_classes:,} classes, take "
+            f"{size / 1e9:,.0f} GB, more than the {LARGEST_LOGITS / 1e9:.0f} GB that a run folder "
+            f"holds; {instead}."
+        )
+
+
+class Head(NamedTuple):
+    """‖w_y‖₂ and the bias of the last layer, float64, shape (num_classes,) each."""
+
+    norms: np.ndarray
+    bias: np.ndarray
+
+    @classmethod
+    def of(cls, model: nn.Module, recipe: Recipe) -> Head:
+        """That of a network; of a sharded one, every process must ask."""
+        if recipe.classifier == "sharded":
+            norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
+            return cls(norms.numpy(), bias.numpy())
+        return cls(*models.head_norms_and_bias(model))
+
+
 def write_split(
-    writer: RunWriter, model: nn.Module, images: Images, logits: np.ndarray, *, split: str
+    writer: RunWriter, head: Head, images: Images, logits: np.ndarray, *, split: str
 ) -> None:
     """Write the network's logits on a split, with the head's norms and bias beside them."""
-    norms, bias = models.head_norms_and_bias(model)
+    norms, bias = head
     writer.write_logits(
         split,
         logits,
@@ -102,6 +157,49 @@ def evaluate(
     """
     if world.tell(split in run.splits) and not replace:
         return run
+    refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
+    with files.exclusive(run.folder) if world.first else nullcontext():
+        model, recipe = _trained(run, images, device=device, world=world)
+        logits = split_logits(model, images, recipe, world=world, streaming=streaming)
+        head = Head.of(model, recipe)
+        if logits is not None:
+            write_split(RunWriter.reopen(run.folder), head, images, logits, split=split)
+    world.wait()
+    return Run.open(run.folder, verify=False)
+
+
+def predict(
+    run: Run,
+    images: Images,
+    *,
+    device: torch.device | str = "cpu",
+    world: World = ALONE,
+    streaming: Streaming | None = None,
+) -> np.ndarray | None:
+    """The classes that a finished run predicts; nothing is written.
+
+    For label spaces whose logits no folder can hold: those of a sharded classifier are never
+    gathered.
+
+    Args:
+        run: a finished run, with its weights.
+        images: what to predict.
+        device: and what follows: see `evaluate`.
+        world: likewise.
+        streaming: likewise.
+
+    Returns:
+        Shape (examples,), on the first process; None on others.
+    """
+    model, recipe = _trained(run, images, device=device, world=world)
+    found = split_answers(model, images, recipe, world=world, streaming=streaming)
+    return found if found is None or found.ndim == 1 else found.argmax(1)
+
+
+def _trained(
+    run: Run, images: Images, *, device: torch.device | str, world: World
+) -> tuple[nn.Module, Recipe]:
+    """A finished run's network where it is to be judged, and its recipe."""
     recipe = Recipe.of(run.spec)
     if images.num_classes != run.prior.num_classes:
         raise InputError(
@@ -113,10 +211,8 @@ def evaluate(
     weights = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
     checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
     model.load_state_dict(weights)
-    with files.exclusive(run.folder) if world.first else nullcontext():
-        model = model.to(device)
-        logits = split_logits(model, images, recipe, world=world, streaming=streaming)
-        if logits is not None:
-            write_split(RunWriter.reopen(run.folder), model, images, logits, split=split)
-    world.wait()
-    return Run.open(run.folder, verify=False)
+    if recipe.classifier == "sharded":
+        from longtail.train.sharded_team import shard
+
+        return shard(model, world, torch.device(device)), recipe
+    return model.to(device), recipe

@@ -26,6 +26,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "crop_fill": ("black", "mean"),
     "head": ("linear", "cosine", "unit-norm"),
     "mix_partner": ("uniform", "minority"),
+    "classifier": ("whole", "sharded"),
 }
 
 
@@ -78,6 +79,10 @@ class Recipe:
         image_size: 0 for images that come in one size; above it, for photographs of any size,
             the pixels of a side that a network sees. Training cuts out a part of random area
             and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
+        classifier: `whole` in every process, or `sharded`: each holds a slice of the classes, and
+            none all logits; see `sharded_team`.
+        sampled_classes: m, so many classes are drawn at each step for the loss to compare with,
+            see `sampled_team`; 0 for all of them.
     """
 
     name: str
@@ -116,12 +121,14 @@ class Recipe:
     distill_temperature: float = 1.0
     distill_adjusted: bool = False
     image_size: int = 0
+    classifier: Literal["whole", "sharded"] = "whole"
+    sampled_classes: int = 0
 
     def __post_init__(self) -> None:
         caller = f"recipe {self.name!r}"
         for key in ("epochs", "batch_size"):
             _checks.whole(getattr(self, key), caller, name=key)
-        for key in ("crop_padding", "cutout", "image_size"):
+        for key in ("crop_padding", "cutout", "image_size", "sampled_classes"):
             _checks.whole(getattr(self, key), caller, name=key, at_least=0)
         if self.image_size and self.crop_padding:
             raise InputError(

@@ -13,8 +13,8 @@ from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.runs import RunSpec
 from longtail.train.batches import refuse_images
-from longtail.train.evaluation import Images
-from longtail.train.methods import Method
+from longtail.train.evaluation import Images, refuse_logits
+from longtail.train.methods import THRESHOLD, Method
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import check_recipe
 from longtail.train.teachers import refuse_half
@@ -62,13 +62,46 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
                     f"(`{key}`), but {spec.dataset.name} has {channels}; change `mean` and `std` "
                     f"(--set), or take another recipe."
                 )
+        if recipe.classifier == "sharded" or recipe.sampled_classes:
+            _refuse_of_many_classes(spec, recipe, images, processes)
         if isinstance(images, ImageSet):
             refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
             new_network(recipe, images, seed=0)
         Method.of(spec.method).criterion(images.prior)
         if spec.dataset.held_out:
-            held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
+            _, held = held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
+            refuse_logits(
+                len(held),
+                images.num_classes,
+                what="the held-out part",
+                instead="hold out a smaller part, or none",
+            )
+
+
+def _refuse_of_many_classes(spec: RunSpec, recipe: Recipe, images: Images, processes: int) -> None:
+    """Refuse what a classifier in slices, or a loss of some classes, can't do."""
+    sharded, method = recipe.classifier == "sharded", Method.of(spec.method)
+    setting = "`classifier` is 'sharded'" if sharded else "`sampled_classes` is above 0"
+    default = "`classifier` at 'whole'" if sharded else "`sampled_classes` at 0"
+    obstacle = None
+    if isinstance(images, ImageSet):
+        obstacle = f"{spec.dataset.name} is in memory; it is for photographs from disk"
+    elif sharded and recipe.sampled_classes:
+        obstacle = "`sampled_classes` is above 0, and negatives are drawn from a whole classifier"
+    elif recipe.head != "linear":
+        obstacle = f"the head is {recipe.head!r}, and it takes a linear one"
+    elif method.loss == THRESHOLD:
+        obstacle = f"{THRESHOLD} itself drops competitors at random; take 'equalized'"
+    elif not sharded and method.label_smoothing:
+        obstacle = "label smoothing needs all classes"
+    elif sharded and processes > images.num_classes:
+        obstacle = (
+            f"there are {processes} processes for {images.num_classes} classes, so some would "
+            f"hold none; start at most {images.num_classes}"
+        )
+    if obstacle is not None:
+        raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}. Or leave {default}.")
 
 
 def precision_of(spec: RunSpec) -> str:

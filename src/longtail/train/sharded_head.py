@@ -7,6 +7,7 @@ cut and what is sent is in `class_slices`; the arithmetic of the loss in `sharde
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -146,6 +147,7 @@ class ShardedHead(nn.Module):
         mesh: DeviceMesh | None = None,
         batch: str = "replicated",
         averaging: bool = True,
+        device: torch.device | str | None = None,
     ) -> ShardedHead:
         """A head with the weights of a linear layer that every process has whole.
 
@@ -154,6 +156,7 @@ class ShardedHead(nn.Module):
             mesh: as for the class, as the following.
             batch: see there.
             averaging: see there.
+            device: where the slice goes; to that of the linear layer by default.
 
         Examples:
             >>> linear = nn.Linear(8, 5)
@@ -167,7 +170,7 @@ class ShardedHead(nn.Module):
             batch=batch,
             averaging=averaging,
             bias=linear.bias is not None,
-            device=linear.weight.device,
+            device=linear.weight.device if device is None else device,
             dtype=linear.weight.dtype,
         )
         head.load_state_dict(linear.state_dict())
@@ -187,9 +190,20 @@ class ShardedHead(nn.Module):
         logits = nn.functional.linear(whole, local(self.weight), bias)
         return as_slice(logits, self.part, self.mesh, dim=1)
 
+    def sliced(self, values: Tensor) -> Tensor:
+        """This process's classes' values, shape (width, ...), as the DTensor they are a part of."""
+        return as_slice(values, self.part, self.mesh)
+
     # Not for the compiler: it talks to other processes and writes over what it saved.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def loss(self, features: Tensor, target: Tensor, criterion: PairwiseMarginLoss) -> Tensor:
+    def loss(
+        self,
+        features: Tensor,
+        target: Tensor,
+        criterion: PairwiseMarginLoss,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Tensor:
         """The criterion's loss of the logits of all classes, which no process ever holds.
 
         A process computes its own classes' logits, once, and exchanges two numbers per example
@@ -203,6 +217,8 @@ class ShardedHead(nn.Module):
             criterion: a loss of `longtail.losses` with an additive margin: any of them but
                 `EqualizedThresholdLoss` and dense ones. All C values of its margin are on each
                 process, on the features' device. Its `impl` plays no part, unless it is "triton".
+            rows: for "split": how many examples each process has, the same list on all of them.
+                If None they tell each other, for which a GPU has to be waited for.
 
         Returns:
             As the criterion on logits. "mean" and "sum" are the same on every process, and the
@@ -213,13 +229,13 @@ class ShardedHead(nn.Module):
         self._check_criterion(criterion, features, caller)
         ignored = criterion.ignore_index
         check_labels(target, len(features), of="features", caller=caller)
-        whole, rows = self._whole_batch(features)
-        if rows is not None:
-            target = self.part.gather(rows.pad(target.long(), ignored)).flatten()
+        whole, split = self._whole_batch(features, rows)
+        if split is not None:
+            target = self.part.gather(split.pad(target.long(), ignored)).flatten()
             # Padding is told by its place: `ignore_index` may be a class that others count.
             real = torch.zeros_like(target, dtype=torch.bool)
-            real[rows.places(real.device)] = True
-        counted = target != ignored if rows is None else (target != ignored) & real
+            real[split.places(real.device)] = True
+        counted = target != ignored if split is None else (target != ignored) & real
         target = target.long().masked_fill(~counted, 0)
         self._check_labels(target, ignored, caller)
 
@@ -241,7 +257,7 @@ class ShardedHead(nn.Module):
                 whole.to(compute), local(self.weight).to(compute), bias, margins, self.part
             )
             if criterion.reduction == "none":
-                return (losses if rows is None else own_rows(losses, rows, self.part)).to(out)
+                return (losses if split is None else own_rows(losses, split, self.part)).to(out)
             total = losses.sum()
             if criterion.reduction == "mean":
                 total = total / mean_denominator(margins, weight)
@@ -333,11 +349,23 @@ class ShardedHead(nn.Module):
         every = self.part.gather(own.to(weight.device)).flatten(0, 1)[: self.num_classes].cpu()
         return every[:, 0].clone(), every[:, 1].clone()
 
-    def _whole_batch(self, features: Tensor) -> tuple[Tensor, Rows | None]:
+    def _whole_batch(
+        self, features: Tensor, known: Sequence[int] | None = None
+    ) -> tuple[Tensor, Rows | None]:
         """The features of the whole batch, and how the processes' rows lie in it if it is split."""
+        if known is not None and (
+            self.batch != "split"
+            or len(known) != self.part.size
+            or known[self.part.rank] != len(features)
+        ):
+            raise InputError(
+                f"ShardedHead.loss: `rows` must say, with batch='split', how many examples each of "
+                f"the {self.part.size} processes has; got {list(known)} with batch={self.batch!r}, "
+                f"and {len(features)} features in process {self.part.rank}."
+            )
         if self.batch == "replicated" or self.part.group is None:
             return everywhere(features, self.part), None
-        rows = Rows.of(features, self.part)
+        rows = Rows.of(features, self.part) if known is None else Rows(tuple(known), max(known))
         factor = float(self.part.size) if self.averaging else 1.0
         return all_rows(features, rows, self.part, factor=factor), rows
 

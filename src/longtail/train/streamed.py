@@ -11,8 +11,8 @@ works on the step before, and are normalised there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +26,7 @@ from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.data.streaming import Batch, evaluation_stream, planned_stream
+from longtail.data.streaming import Batch, ImageStream, evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss
 from longtail.train.distributed import ALONE, World, said_plainly
 from longtail.train.plan import Planner, stream_seed
@@ -34,12 +34,13 @@ from longtail.train.recipe import Recipe
 from longtail.train.team import Team
 
 _PIECE = 64  # images a worker decodes at a time: few, so that an epoch begins soon
-_EVALUATED = 128  # images at a time where no gradients are kept
+EVALUATED = 128  # images at a time where no gradients are kept
 
 # What a recipe may say about photographs. Any other value off its default would do nothing.
 _HONOURED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
 _HONOURED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
-_HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size"}
+_HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size", "classifier"}
+_HONOURED |= {"sampled_classes"}
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,16 @@ def check_recipe(recipe: Recipe) -> None:
             )
 
 
-class _Part(NamedTuple):
-    """Some images of a step on the device; they count for `counts`, 1 or 0."""
+class Part(NamedTuple):
+    """Some images of a step on the device; they count for `counts`, 1 or 0.
+
+    `number` says which of the process's parts it is.
+    """
 
     images: Tensor
     labels: Tensor
     counts: float
+    number: int
 
 
 class PixelsToLogits(nn.Module):
@@ -120,10 +125,14 @@ class PixelsToLogits(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Shape (images, num_classes); pixels uint8 (images, 3, size, size), channels last."""
+        return self.model.fc(self.features(pixels))  # type: ignore[operator, no-any-return]
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """What the last layer gets, in float32, shape (images, width)."""
         images = (pixels.float() / 255 - self.mean) / self.std
         with torch.autocast(self.kind, torch.bfloat16, enabled=self.low):
-            features = self.model.features(images)  # type: ignore[operator]
-        return self.model.fc(features.float())  # type: ignore[operator, no-any-return]
+            features: Tensor = self.model.features(images)  # type: ignore[operator]
+        return features.float()
 
 
 class StreamedTeam(Team):
@@ -157,8 +166,7 @@ class StreamedTeam(Team):
         super().__init__([planner], data, precision=precision, device=device)
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
-        network = PixelsToLogits(self.model, self.recipe, precision=precision, device=self.device)
-        self._averaged = world.average_gradients(network)
+        self._averaged = world.average_gradients(self._network())
         compiled = self.device.type == "cuda" if self.how.compile is None else self.how.compile
         self.logits: Any = self._averaged
         if compiled:
@@ -175,6 +183,10 @@ class StreamedTeam(Team):
             pin_memory=self.device.type == "cuda",
         )
 
+    def _network(self) -> nn.Module:
+        """What a step calls, its parameters whole in every process: gradients are averaged."""
+        return PixelsToLogits(self.model, self.recipe, precision=self.precision, device=self.device)
+
     def _allocate(self) -> None:
         steps = len(self.batch_sizes)
         self.block = 1
@@ -185,8 +197,8 @@ class StreamedTeam(Team):
         on_gpu = self.device.type == "cuda"
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._at = 0  # the step that comes next
-        self._parts: list[_Part] = []
-        self._waiting: list[_Part] = []
+        self._parts: list[Part] = []
+        self._waiting: list[Part] = []
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
@@ -212,29 +224,29 @@ class StreamedTeam(Team):
         if self._ahead[0] != epoch:
             self._ahead = epoch, [self.planners[0].plan(epoch)], []
 
-    def _parts_of(self, first: int, size: int) -> list[IntArray]:
-        """The places in the epoch that this process takes of a batch, a micro-batch at a time."""
-        mine = self.world.share(size)
+    def _parts_of(self, first: int, size: int, world: World | None = None) -> list[IntArray]:
+        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
+        mine = (world or self.world).share(size)
         places = first + np.arange(mine.start, mine.stop)
-        # Every process must take part in a step; one without a share looks at the batch's first
-        # image and gives it no weight.
-        places = places if len(places) else np.array([first])
-        return _evenly(places, self.how.micro_batch)
+        # As many parts in every process as the largest share needs. A part without images looks
+        # at the batch's first and gives it no weight, since every process must take part.
+        largest = -(-size // self.world.count)
+        parts = np.array_split(places, -(-largest // self.how.micro_batch))
+        return [part if len(part) else np.array([first]) for part in parts]
 
-    def _fetch(self, number: int) -> list[_Part]:
+    def _fetch(self, number: int) -> list[Part]:
         """The images of a step, on their way to the device; nothing after the last step."""
         if number >= len(self._layout):
             return []
-        share = self.world.share(self.batch_sizes[number])
-        counts = float(share.stop > share.start)
-        found = []
-        for pieces in self._layout[number]:
+        share, found = self.world.share(self.batch_sizes[number]), list[Part]()
+        for at, pieces in enumerate(self._layout[number]):
+            counts = float(at < share.stop - share.start)  # images lie in the first parts
             got = [next(self._batches) for _ in range(pieces)]
             if self._copies is None:
-                found.append(_Part(*_joined(got), counts))
+                found.append(Part(*_joined(got), counts, at))
             else:
                 with torch.cuda.stream(self._copies):
-                    found.append(_Part(*_copied(got, self.device), counts))
+                    found.append(Part(*_copied(got, self.device), counts, at))
         return found
 
     def prepare(self, number: int) -> None:
@@ -251,12 +263,11 @@ class StreamedTeam(Team):
         """One step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
         total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
-        dropped, place = self._draw(size), self.world.share(size).start
+        drawn, place = self._draw(size), self.world.share(size).start
         for number, part in enumerate(self._parts):
             last = number + 1 == len(self._parts)
             with said_plainly(), self._unsent(last):
-                logits = self.logits(part.images)
-                loss = part.counts * self._sum(logits, part.labels, dropped, place) / total
+                loss = self._sum(part, drawn, place) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
             self.losses[self._at] += loss.detach()
@@ -273,7 +284,7 @@ class StreamedTeam(Team):
             return nullcontext()
         return cast(AbstractContextManager[object], self._averaged.no_sync())  # type: ignore[no-untyped-call]
 
-    def _weight(self, part: _Part) -> Tensor:
+    def _weight(self, part: Part) -> Tensor:
         """What a part's examples weigh in the mean, as torch has it: class weights count."""
         weight = self.criterion.weight
         if weight is None:
@@ -287,11 +298,11 @@ class StreamedTeam(Team):
             return None
         return self.criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
 
-    def _sum(self, logits: Tensor, labels: Tensor, dropped: Tensor | None, place: int) -> Tensor:
-        if dropped is None:
-            return cast(Tensor, self.criterion(logits, labels))
-        here = dropped[place : place + len(labels)]
-        return cast(Tensor, self.criterion(logits, labels, dropped=here))
+    def _sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
+        """This process's part of the sum of losses; those of all processes add up to the sum."""
+        own = {} if drawn is None else {"dropped": drawn[place : place + len(part.labels)]}
+        loss = self.criterion(self.logits(part.images), part.labels, **own)
+        return part.counts * cast(Tensor, loss)
 
     def mean_losses(self) -> list[float]:
         """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
@@ -317,6 +328,19 @@ class StreamedTeam(Team):
         if self.world.first:
             super().load_state(member, tensors)
         self.world.send_(self.state(member).values())
+
+
+def team_kind(recipe: Recipe) -> type[StreamedTeam]:
+    """The team for a recipe, by what becomes of its classifier."""
+    if recipe.classifier == "sharded":
+        from longtail.train.sharded_team import ShardedTeam
+
+        return ShardedTeam
+    if recipe.sampled_classes:
+        from longtail.train.sampled_team import SampledTeam
+
+        return SampledTeam
+    return StreamedTeam
 
 
 def _evenly(places: IntArray, most: int) -> list[IntArray]:
@@ -370,12 +394,29 @@ def stream_logits(
         Shape (examples, num_classes), in the order of the data, on the first process; None on
         the others.
     """
+    device = next(model.parameters()).device
+    stream = centres(data, recipe, device=device, world=world, how=how)
+    network = PixelsToLogits(model, recipe, precision="float32", device=device)
+    with judging(model):
+        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
+        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+    return world.gather(rows, len(data))
+
+
+def centres(
+    data: ListedImages,
+    recipe: Recipe,
+    *,
+    device: torch.device,
+    world: World = ALONE,
+    how: Streaming | None = None,
+) -> ImageStream:
+    """The centres of this process's images, every `count`-th from its rank on, for evaluation."""
     how = how or Streaming()
     check_recipe(recipe)
-    device = next(model.parameters()).device
-    stream = evaluation_stream(
+    return evaluation_stream(
         data,
-        batch_size=_EVALUATED,
+        batch_size=EVALUATED,
         view=CenterCrop(recipe.image_size, recipe.evaluation_resize),
         num_replicas=world.count,
         rank=world.rank,
@@ -383,11 +424,13 @@ def stream_logits(
         prefetch=how.prefetch,
         pin_memory=device.type == "cuda",
     )
-    network = PixelsToLogits(model, recipe, precision="float32", device=device)
+
+
+@contextmanager
+def judging(model: nn.Module) -> Iterator[None]:
+    """A network as it is judged: no statistics move, no gradients are kept, float32 is exact."""
     was_training = model.training
     model.eval()
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
-        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
+        yield
     model.train(was_training)
-    return world.gather(rows, len(data))

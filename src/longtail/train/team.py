@@ -32,6 +32,7 @@ from longtail.train.batches import BatchMaker, ImagePlan, Made
 from longtail.train.batches import Resident as Resident  # what a team trains on
 from longtail.train.decay import OwnDecay
 from longtail.train.distillation import distillation_loss
+from longtail.train.optimizers import make_optimizer
 from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
 from longtail.train.sam import Perturbation, frozen_statistics
@@ -67,36 +68,6 @@ def new_network(
             head=recipe.head,
             head_scale=recipe.head_scale,
         )
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimiser; with ``decay="not-norm"`` batch norm's parameters don't decay.
-
-    On a GPU the learning rate is a tensor, so that a captured step can look it up.
-    """
-    norm = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.BatchNorm2d)
-        for parameter in module.parameters()
-    }
-    free = norm if recipe.decay == "not-norm" else set()
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if id(p) not in free]},
-        {"params": [p for p in model.parameters() if id(p) in free], "weight_decay": 0.0},
-    ]
-    on_gpu = device.type == "cuda"
-    settings: dict[str, Any] = {
-        "params": [group for group in groups if group["params"]],
-        "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
-        "weight_decay": recipe.weight_decay,
-        "fused": True if on_gpu else None,
-    }
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(capturable=on_gpu, **settings)
-    return torch.optim.SGD(
-        momentum=recipe.momentum, nesterov=recipe.optimizer == "nesterov", **settings
-    )
 
 
 class Batch(NamedTuple):
@@ -168,7 +139,7 @@ class Team:
             kinds.setdefault(planners[leader].recipe.image_values, []).append(stream)
         self.kinds = list(kinds.values())  # streams whose images are made in one way, at once
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
-        self.model: nn.Module = stack(networks).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = self._on_device(stack(networks))
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
         self.generators = [torch.Generator(self.device) for _ in planners]
         for criterion, generator in zip(self.criteria, self.generators, strict=True):
@@ -190,6 +161,9 @@ class Team:
 
     def __len__(self) -> int:
         return len(self.planners)
+
+    def _on_device(self, model: nn.Module) -> nn.Module:
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def _check_teachers(self) -> None:
         """Refuse a recipe that distils without teachers, and teachers that nobody listens to."""
@@ -455,7 +429,7 @@ class Team:
         return [total / sum(self.batch_sizes) for total in self.totals.tolist()]
 
     def state(self, member: int) -> dict[str, Tensor]:
-        """Everything of a run that training changes, by name: what a checkpoint holds."""
+        """Everything of a run that training changes, by name, where it is."""
         found = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for index, parameter in enumerate(self.parameters):
             for key, value in self.optimizer.state[parameter].items():
@@ -468,6 +442,10 @@ class Team:
             name: part_of(value.detach(), index=member, count=len(self))
             for name, value in found.items()
         }
+
+    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the runs as they are saved, by the first process; every process must ask."""
+        return tensors
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in the places of the run's own."""

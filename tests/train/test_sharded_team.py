@@ -1,0 +1,359 @@
+"""A classifier in slices on two processes trains, saves and judges as a whole one in one."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_distributed import CPU, HERE, SMALL, Stop, compare, free_port, step_losses
+from test_distributed import TINY as WITH_NORM
+
+from data_factory import write_large
+from longtail._checks import InputError
+from longtail.data.digits import load_digits_lt
+from longtail.data.large import load_listed
+from longtail.models import MODELS
+from longtail.runs import Run
+from longtail.train import evaluation, sharded_team, streamed
+from longtail.train.distributed import ALONE, World, joined
+from longtail.train.engine import evaluate, refuse_early, train
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
+from longtail.train.plan import Planner
+from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.sampled_team import SampledTeam
+from longtail.train.sharded_team import ShardedTeam
+from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
+
+COUNTS = (20, 12, 6, 4, 3)  # an odd number of classes, and of examples
+EPOCHS = 4
+
+# Batches that two processes share evenly, unevenly, in parts of which some are empty, and of
+# which one gets nothing (45 = 2·22 + 1); class weights, label smoothing, another optimiser.
+STEPS = {
+    "even": ("logit-adjusted", {}, HERE),
+    "parts": ("logit-adjusted", {"optimizer": "nesterov"}, Streaming(workers=0, micro_batch=3)),
+    "odd": ("softmax+drw:start=1", {"batch_size": 22}, HERE),
+    "empty": ("adaptive", {"batch_size": 5}, Streaming(workers=0, micro_batch=1)),
+    "smoothed": ("balanced+label-smoothing", {"optimizer": "adam", "lr": 0.001}, HERE),
+    "compiled": ("logit-adjusted", {}, Streaming(workers=0, micro_batch=5, compile=True)),
+}
+# Sampled softmax, which draws for the global batch: the classes of one process, alone.
+PARTS = {"sampled": HERE, "sampled in parts": Streaming(workers=0, micro_batch=4, compile=True)}
+SAMPLED = ("logit-adjusted+drw:start=1", {"batch_size": 22, "sampled_classes": 4})
+SKIPPED = ("softmax", {}, Streaming(workers=0, on_error="skip"))  # shares turn out smaller
+NORMED = {"model": "tiny", "decay": "not-norm"}
+
+
+def lane(data, world=ALONE, *, kind=ShardedTeam, method="logit-adjusted", how=HERE, **overrides):
+    recipe = get_recipe("imagenet-lt", **SMALL | overrides)
+    kept = np.arange(len(data))
+    planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
+    return Lane(partial(kind, planner, data, world=world, how=how), device=CPU, graphs=False)
+
+
+def losses_of(one, epochs):
+    found = []
+    for epoch in epochs:
+        run_epoch([one], [epoch])
+        found += one.team.losses.tolist()
+    return found
+
+
+def steps(data, world, method, overrides, how, kind=ShardedTeam):
+    """The mean loss of every step, and the whole weights after them, on the first process."""
+    one = lane(data, world, kind=kind, method=method, how=how, **overrides)
+    found = losses_of(one, (0, 1))
+    weights = one.team.whole(one.team.model.state_dict())
+    return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
+
+
+def saved(one):
+    return {name: value.clone() for name, value in one.team.whole(one.team.state(0)).items()}
+
+
+def spec(data, classifier="sharded", **overrides):
+    overrides = SMALL | {"epochs": EPOCHS, "classifier": classifier} | overrides
+    held = replace(data.spec, held_out=0.25)
+    return make_spec(
+        held, method="logit-adjusted", recipe="imagenet-lt", seed=0, overrides=overrides
+    )
+
+
+def stop_after(epoch, end):
+    if end.epoch == epoch:
+        raise Stop
+
+
+def interrupted(data, root, world, *, epoch):
+    """Stopped at an epoch's end, before it was saved."""
+    options = {"streaming": HERE, "checkpoint_seconds": 0.0}
+    with pytest.raises(Stop):
+        train(
+            spec(data),
+            data.train,
+            root=root,
+            world=world,
+            after_epoch=partial(stop_after, epoch),
+            **options,
+        )
+
+
+def whole(data, root, world, classifier="sharded"):
+    run = train(spec(data, classifier), data.train, root=root, world=world, streaming=HERE)
+    return evaluate(run, data.test, world=world, streaming=HERE)
+
+
+def _work(rank, port, folder):
+    """What each of the two processes does; the first leaves its findings in files."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    # The quickest of the compiler's back ends: it is the graph with its breaks that matters.
+    torch.compile = partial(torch.compile, backend="aot_eager")
+    data = load_listed(folder / "set")
+    with joined(CPU) as world:
+        found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
+        found["skipped"] = steps(load_listed(folder / "bad").train, world, *SKIPPED)
+        for name, how in PARTS.items():
+            found[name] = steps(data.train, world, *SAMPLED, how, SampledTeam)
+        one = lane(data.train, world)
+        found["slice"] = list(one.team.model.fc.weight.to_local().shape)
+        losses_of(one, [0])
+        torch.save(saved(one), folder / f"sharded-{rank}.pt")
+        one.team.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
+        found["from whole"] = losses_of(one, [1])
+        found["judged"] = judged(one.team.model, data.test, world)
+        MODELS["tiny"] = WITH_NORM
+        names = lane(data.train, world, **NORMED).team
+        found["names"] = {k: list(v.shape) for k, v in names.whole(names.state(0)).items()}
+        whole(data, folder / "two", world)
+        interrupted(data, folder / "2-1-2", world, epoch=2)
+        if world.first:  # alone, while the other waits for what comes next
+            interrupted(data, folder / "2-1-2", World(), epoch=3)
+        whole(data, folder / "2-1-2", world)
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+def judged(model, data, world=ALONE):
+    """Logits and predictions of a sharded network, in batches of two images."""
+    sharded_team.EVALUATED = streamed.EVALUATED = 2
+    recipe = get_recipe("imagenet-lt", **SMALL)
+    calls = (sharded_team.sharded_logits, sharded_team.sharded_predictions)
+    found = [call(model, data, recipe, world=world, how=HERE) for call in calls]
+    return [None if one is None else one.tolist() for one in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What two processes did, from the checkpoint of a whole network that one left for them."""
+    folder = tmp_path_factory.mktemp("sharded")
+    data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
+    bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
+    bad.write_bytes(b"no image")
+    one = lane(data.train, kind=StreamedTeam)
+    losses_of(one, [0])
+    torch.save(saved(one), folder / "whole.pt")
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    port = free_port()
+    both = [context.Process(target=_work, args=(rank, port, folder)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return load_listed(folder / "set")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def alone(data, folder):
+    """The run of one process with the whole classifier that nothing disturbed."""
+    return whole(data, folder / "one", World(), "whole")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_those_of_a_whole_classifier_in_one_process(found, data, name):
+    method, overrides, how = STEPS[name]
+    plain = replace(how, compile=False, micro_batch=256)
+    expected, weights = step_losses(data.train, World(), method, overrides, plain)
+    for one in found:
+        np.testing.assert_allclose(one[name][0], expected, atol=1e-5)
+    np.testing.assert_allclose(found[0][name][1], weights, atol=1e-5)
+    assert np.ptp(expected) > 1e-2  # they are no constant
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
+    expected, weights = steps(data.train, ALONE, *SAMPLED, HERE, SampledTeam)
+    for one in found:
+        np.testing.assert_allclose(one[name][0], expected, atol=1e-5)
+        np.testing.assert_allclose(one[name][1], weights, atol=1e-5)
+    exact, _ = step_losses(data.train, ALONE, SAMPLED[0], {"batch_size": 22}, HERE)
+    assert np.abs(np.subtract(expected, exact)).min() > 1e-3
+
+
+def test_an_image_may_be_skipped(folder, found):
+    bad = load_listed(folder / "bad").train
+    expected, weights = step_losses(bad, ALONE, *SKIPPED)
+    np.testing.assert_allclose(found[0]["skipped"][0], expected, atol=1e-5)
+    np.testing.assert_allclose(found[0]["skipped"][1], weights, atol=1e-5)
+
+
+def test_a_process_holds_its_slice_alone(found):
+    assert [one["slice"] for one in found] == [[3, 64], [2, 64]]
+
+
+def test_one_process_needs_no_slices(data):
+    """It has the sharded loss on ordinary tensors."""
+    method, overrides, _ = STEPS["odd"]
+    expected, weights = step_losses(data.train, World(), method, overrides, HERE)
+    losses, theirs = steps(data.train, World(), method, overrides, HERE)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    np.testing.assert_allclose(theirs, weights, atol=1e-5)
+
+
+def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
+    """Same names and shapes, and each goes on from the other's."""
+    one = lane(data.train, kind=StreamedTeam)
+    expected = losses_of(one, (0, 1))[-3:]
+    np.testing.assert_allclose(found[0]["from whole"], expected, atol=1e-5)
+    theirs = torch.load(folder / "sharded-0.pt")
+    other = lane(data.train, kind=StreamedTeam)
+    own = other.team.state(0)
+    assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in own.items()}
+    assert "model/fc.weight" in theirs
+    assert "model/fc.weight" not in torch.load(folder / "sharded-1.pt")
+    other.team.load_state(0, theirs)
+    np.testing.assert_allclose(losses_of(other, [1]), expected, atol=1e-5)
+
+
+def test_momentum_keeps_its_number_where_batch_norm_does_not_decay(found, data, monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", WITH_NORM)
+    own = lane(data.train, kind=StreamedTeam, **NORMED).team.state(0)
+    assert found[0]["names"] == {name: list(value.shape) for name, value in own.items()}
+
+
+def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
+    one = lane(data.train, kind=StreamedTeam)
+    losses_of(one, (0, 1))
+    expected = stream_logits(
+        one.team.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE
+    )
+    logits, predictions = found[0]["judged"]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    np.testing.assert_array_equal(predictions, expected.argmax(1))
+    assert found[1]["judged"] == [None, None]
+    assert len(set(predictions)) > 1
+
+
+@pytest.mark.parametrize("root", ["two", "2-1-2"])
+def test_the_whole_run_is_that_of_a_whole_classifier(folder, data, alone, root):
+    """Losses, held-out errors, weights, logits, metrics; also resumed with one, then with two."""
+    run = Run.open(folder / root / spec(data).folder)
+    assert len(run.record.get("resumed", [])) == (0 if root == "two" else 2)
+    compare(run, alone)
+    for mine, theirs in zip(run.head, alone.head, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert run.record["facts"] == alone.record["facts"] | {"processes": 2}
+    assert run.spec.recipe.overrides["classifier"] == "sharded"
+
+
+def test_one_process_judges_what_two_trained(folder, data, alone):
+    run = Run.open(folder / "two" / spec(data).folder)
+    before = run.logits("test").logits.copy()
+    again = evaluate(run, data.test, streaming=HERE, replace=True).logits("test").logits
+    np.testing.assert_allclose(again, before, atol=1e-5)
+
+
+def test_the_default_is_no_part_of_a_spec(data):
+    plain = make_spec(data.spec, method="softmax", recipe="imagenet-lt", seed=0)
+    assert "classifier" not in plain.recipe.values
+    asked = {"classifier": "sharded"}
+    other = make_spec(data.spec, method="softmax", recipe="imagenet-lt", seed=0, overrides=asked)
+    assert other.recipe.overrides == asked
+    assert other.hash8 != plain.hash8
+
+
+# torchrun and the command line.
+
+
+def test_the_command_line_under_torchrun(folder, data, alone, tmp_path):
+    words = "--standalone --nproc-per-node=2 -m longtail train "
+    words += f"--dataset={folder / 'set'} --method=logit-adjusted --held-out=0.25 --workers=0 "
+    words += f"--recipe=imagenet-lt --device=cpu --set=classifier=sharded --set=epochs={EPOCHS} "
+    words += " ".join(f"--set={key}={value}" for key, value in SMALL.items() if key != "epochs")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words.split()],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    compare(Run.open(tmp_path / "runs" / spec(data).folder), alone)
+
+
+# What is refused before any work.
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "processes", "message"),
+    [
+        ("softmax", {"head": "cosine"}, 2, r"the head is 'cosine', and it takes a linear one"),
+        ("equalized-threshold:threshold=0.3", {}, 2, r"itself drops competitors at random"),
+        ("softmax", {"sampled_classes": 2}, 2, r"drawn from a whole classifier. Or leave `class"),
+        ("softmax", {}, 6, r"6 processes for 5 classes, so some would hold none; start at most 5"),
+        ("softmax", {"classifier": "cut"}, 2, r"`classifier` must be one of 'whole', 'sharded'"),
+    ],
+)
+def test_what_slices_can_not_do(data, tmp_path, method, overrides, processes, message):
+    overrides = SMALL | {"classifier": "sharded"} | overrides
+    with pytest.raises(InputError, match=message):
+        refuse_early(
+            [
+                make_spec(
+                    data.spec, method=method, recipe="imagenet-lt", seed=0, overrides=overrides
+                )
+            ],
+            data.train,
+            processes=processes,
+        )
+
+
+def test_images_in_memory_have_no_slices(tmp_path):
+    digits, asked = load_digits_lt(), {"classifier": "sharded"}
+    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0, overrides=asked)
+    message = r"`classifier` is 'sharded', but digits-lt is in memory; it is for photographs"
+    with pytest.raises(InputError, match=message):
+        train(made, digits.train, root=tmp_path)
+
+
+def test_logits_that_are_too_large_are_refused_before_work(folder, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "LARGEST_LOGITS", 4 * 5 * 10)  # of ten examples, held out 12
+    message = r"the held-out part, 12 examples by 5 classes, take .* hold out a smaller part, or"
+    with pytest.raises(InputError, match=message):
+        train(spec(data), data.train, root=tmp_path, streaming=HERE)
+    run = Run.open(folder / "two" / spec(data).folder)
+    with pytest.raises(InputError, match="the logits of the test set, 15 examples by 5 classes"):
+        evaluate(run, data.test, streaming=HERE, replace=True)
+    assert not list(tmp_path.iterdir())
