@@ -59,6 +59,16 @@ def test_goals_say_yes_and_no(study):
     assert rows(strong.goals_table(high.part("cifar100-lt")))["strong"][2] == "no"
 
 
+def test_goals_are_judged_with_and_without_the_development_set():
+    """Half a point above the goal, and a point less at the tau of the development set."""
+    part = Study.of(made_up_setting(Setting("cifar100-lt"), level=0.47)).part("cifar100-lt")
+    goal, error, missed, again, reached = rows(strong.goals_table(part))["strong"]
+    assert error == f"{100 * part.strong.errors.mean():.2f}"
+    assert again == f"{100 * part.strong.again.mean():.2f}"
+    assert float(again) <= float(goal) < float(error)
+    assert (missed, reached) == ("no", "yes")
+
+
 def test_the_ablation_is_paired_by_seed(study):
     part = study.part("cifar10-lt")
     table = strong.ablation_table(part)
