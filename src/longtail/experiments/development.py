@@ -15,7 +15,7 @@ import numpy as np
 from longtail import metrics, posthoc
 from longtail.experiments.records import DEV, TEST, Record
 from longtail.runs import Run, files
-from longtail.tuning import class_shares
+from longtail.tuning import TauCurve, TauIntervals, class_shares
 
 # What is left to adjust after the loss has done it, in steps that its noise can't tell apart.
 TAUS = np.linspace(0.0, 2.0, 201)
@@ -39,16 +39,10 @@ def choose_again(run: Run) -> tuple[float, float]:
         (tau, its error there); the smallest of several best ones.
     """
     logits, target, _ = run.logits(DEV)
-    scores = np.asarray(logits, dtype=np.float64)
-    examples = np.bincount(target, minlength=run.prior.num_classes)
-    shares = class_shares(np.asarray(run.prior.counts), examples)
-    weight = (shares / np.maximum(examples, 1))[target]  # of each example
-    errors = [
-        float(weight @ (posthoc.adjust_logits(scores, run.prior, tau=tau).argmax(axis=1) != target))
-        for tau in TAUS
-    ]
+    parts = TauIntervals.from_logits(logits, target, run.prior).with_stand_ins(run.prior)
+    errors = TauCurve(parts, bounds=(TAUS[0], TAUS[-1]))(TAUS)
     best = int(np.argmin(np.round(errors, 12)))
-    return float(TAUS[best]), errors[best]
+    return float(TAUS[best]), float(errors[best])
 
 
 def with_tau_again(one: Record, run: Run) -> Record:
