@@ -285,6 +285,18 @@ def test_the_time_left_of_a_second_part_is_counted_from_its_own_start(capsys, cl
     ]
 
 
+def test_what_goes_on_from_the_middle_counts_from_there(capsys, clock):
+    """The time left follows from what was done since, and the count from the beginning."""
+    with _console.progress("training", every=5) as progress:
+        for done in (300, 301, 306, 311):
+            clock.now = 100 + done - 300
+            progress(done, 400, "")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 306 of 400 (76%)",
+        "training: 311 of 400 (78%), 1 min 29 s left",
+    ]
+
+
 def test_what_takes_under_two_seconds_says_nothing(capsys, clock):
     with _console.progress("packing") as progress:
         for step in range(20):
