@@ -120,7 +120,8 @@ def test_runs_whose_images_are_made_differently_step_as_one():
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-3)
     for member, one in enumerate(alone):
-        mine, its = (lane.team.network(n).state_dict() for lane, n in ((together, member), (one, 0)))
+        mine = together.team.network(member).state_dict()
+        its = one.team.network(0).state_dict()
         gaps = [
             float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
         ]
