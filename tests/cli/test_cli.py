@@ -297,6 +297,21 @@ def test_what_goes_on_from_the_middle_counts_from_there(capsys, clock):
     ]
 
 
+def test_a_second_part_of_the_same_size_is_counted_from_its_own_start_too(capsys, clock):
+    """Whatever the first one, which went on from its middle and is at its end, had behind it."""
+    with _console.progress("training", every=5) as progress:
+        for done in (300, 399, 400):
+            clock.now += 0.5
+            progress(done, 400, "")
+        for done in (0, 100):
+            clock.now += 5
+            progress(done, 400, "")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 0 of 400 (0%)",
+        "training: 100 of 400 (25%), 30 s left",
+    ]
+
+
 def test_what_takes_under_two_seconds_says_nothing(capsys, clock):
     with _console.progress("packing") as progress:
         for step in range(20):

@@ -190,6 +190,28 @@ def test_a_gpu_begins_nothing_in_its_last_seconds(tmp_path):
     assert StrongTrainer(**options, device="cuda")._is_time_to_begin()
 
 
+def test_processes_begin_alike_by_the_first_ones_clock(tmp_path):
+    """Theirs began at other times; one that ends alone would leave the others waiting for it."""
+    asked = []
+
+    class Others:
+        def __init__(self, first):
+            self.first = first
+
+        def tell(self, mine):
+            asked.append(mine)
+            return self.first
+
+    options = {"load": None, "runs": tmp_path, "folder": tmp_path, "device": "cuda"}
+    for left, mine in ((20.0, True), (120.0, False)):
+        for first in (False, True):
+            deadline = time.monotonic() + left
+            one = StrongTrainer(**options, deadline=deadline, world=Others(first))
+            assert one._is_time_to_begin() == (not first)
+            assert asked.pop() == mine
+            assert not asked
+
+
 def test_nothing_is_trained_twice(monkeypatch):
     monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
     study = small_run(trained_root(), load=lambda *_: pytest.fail("read data"))
@@ -250,6 +272,26 @@ def test_teachers_need_nothing_but_records_and_weights(tmp_path, monkeypatch):
         np.testing.assert_array_equal(value, student.model()[name])
 
 
+@pytest.mark.parametrize("lost", ["teacher", "mean"])
+def test_teachers_without_logits_are_judged_where_their_mean_is_needed(tmp_path, lost):
+    """One of them was not in the archive and is trained again; or their mean has no record."""
+    runs = find_runs(trained_root() / "runs")
+    (student,) = [run for run in runs if names_of(run.spec)]
+    gone = {student.name, names_of(student.spec)[0] if lost == "teacher" else ""}
+    some = [run for run in runs if run.name not in gone]
+    archive = pack(some, tmp_path / "runs.tgz", weights=True, logits=False)
+    root = tmp_path / "there"
+    shutil.copytree(trained_root() / "kept", root / "kept")
+    (root / "kept" / f"{student.name}.json").unlink()
+    (mean,) = (root / "kept").rglob("ensemble-*.json")
+    before = records.read(mean)
+    if lost == "mean":
+        mean.unlink()
+    unpack(archive, root / "runs")
+    assert small_run(root).part("cifar10-lt").missing() == []
+    assert records.read(mean).document["splits"] == before.document["splits"]
+
+
 def test_teachers_that_are_trained_again_are_averaged_again(tmp_path):
     """Else their mean's record would be of networks that are no more."""
     root = shutil.copytree(trained_root(), tmp_path / "here")
@@ -279,9 +321,9 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
         patch.setattr(time, "monotonic", lambda real=time.monotonic: real() + clock[0])
         asked = StrongTrainer._is_over
 
-        def late(self):
+        def late(self, **options):
             # Not yet when it is asked before training begins, then after the first epoch.
-            over = asked(self)
+            over = asked(self, **options)
             clock[0] += 61.0
             return over
 

@@ -99,7 +99,7 @@ def test_runs_whose_images_are_made_differently_step_as_one():
             get_recipe(
                 "tuned",
                 **{**SHORT, "lr": 0.003, "sam_rho": 0.1 / (seed + 1), **way},
-                weight_decay=5e-4 * 10**seed,
+                weight_decay=0.5 * 10**seed,  # most of a step, so that a neighbour's would show
             ),
             Method.of("logit-adjusted"),
             labels,
@@ -119,6 +119,13 @@ def test_runs_whose_images_are_made_differently_step_as_one():
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-3)
+    for member, one in enumerate(alone):
+        mine = together.team.network(member).state_dict()
+        its = one.team.network(0).state_dict()
+        gaps = [
+            float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
+        ]
+        assert np.median(gaps) < 1e-3, member
 
 
 def test_images_are_the_same_on_every_device():

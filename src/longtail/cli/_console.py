@@ -244,7 +244,7 @@ def _lines(title: str, every: float) -> Iterator[Progress]:
     def update(done: float, total: int, text: str) -> None:
         nonlocal latest, started, before, first
         now = time.monotonic()
-        if before is not None and done < before[0] and total != before[1]:
+        if before is not None and done < before[0] and (total != before[1] or before[0] >= total):
             started, before = before[2], None  # another part, which takes a time of its own
         if before is None:
             first = 0

@@ -418,12 +418,13 @@ class Trainer:
 
     def _is_time_to_begin(self) -> bool:
         """Whether more is left than what a GPU takes to capture the steps of a new part."""
-        if self.deadline is None or not str(self.device).startswith("cuda"):
-            return not self._is_over()
-        return time.monotonic() + _CAPTURE_SECONDS < self.deadline and not self._is_over()
+        on_gpu = str(self.device).startswith("cuda")
+        return not self._is_over(before=_CAPTURE_SECONDS if on_gpu else 0.0)
 
-    def _is_over(self) -> bool:
+    def _is_over(self, *, before: float = 0.0) -> bool:
+        """Whether the time is up, or less than so many seconds are left of it."""
         if self.deadline is None:
             return False
-        over = time.monotonic() >= self.deadline
-        return over if self.world is None else bool(self.world.tell(over))  # all stop alike
+        over = time.monotonic() + before >= self.deadline
+        # All stop alike, by the first one's clock: one that stops alone leaves the others waiting.
+        return over if self.world is None else bool(self.world.tell(over))

@@ -344,7 +344,7 @@ class StrongTrainer(Trainer):
         self._train(setting.strong, setting.teachers())  # judges what was left unjudged
         teachers = [Run.open(self.runs / name) for name in self._names(setting.teachers())]
         if again:  # their mean is then another one too, whatever its record says
-            self._write_mean(teachers)
+            self._write_mean(setting, teachers)
         return teachers
 
     def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> bool:
@@ -359,9 +359,12 @@ class StrongTrainer(Trainer):
         """The ensemble's folder and record."""
         if self._is_whole(self.shelf.get(setting.ensemble(self._names(setting.teachers())))):
             return
-        self._write_mean(self._have_teachers(setting))
+        self._write_mean(setting, self._have_teachers(setting))
 
-    def _write_mean(self, teachers: Sequence[Run]) -> None:
+    def _write_mean(self, setting: Setting, teachers: Sequence[Run]) -> None:
+        # Some may have come from another machine with a record and without logits.
+        data = self._data_of(setting.strong)
+        teachers = [self._judged(run, data) for run in teachers]
         for split in (DEV, TEST):
             run = ensemble(teachers, root=self.runs, split=split, replace=True)
         self._write(run)
@@ -396,11 +399,15 @@ class StrongTrainer(Trainer):
 
     def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
         """Judge finished runs, once on either set, and write their records."""
+        for run in trained:
+            self._write(self._judged(run, data))
+
+    def _judged(self, run: Run, data: Any) -> Run:
+        """A run with its logits on either set; those that are there stay."""
         from longtail.train.engine import evaluate
 
-        for run in trained:
-            run = evaluate(run, data.development(run), split=DEV, device=self.device)
-            self._write(evaluate(run, data.test, split=TEST, device=self.device))
+        run = evaluate(run, data.development(run), split=DEV, device=self.device)
+        return evaluate(run, data.test, split=TEST, device=self.device)
 
     def _write(self, run: Run) -> None:
         found = with_tau_again(records.record(run), run)
