@@ -24,7 +24,7 @@ def test_every_cell_stands_beside_the_papers(study):
     assert rows["weight norm., bias dropped, τ held-out"][0] == ""
     mean = 100 * study.parts[0].cell(study.parts[0].rows[0]).mean
     ours, difference = rows["softmax (ERM)"][1:3]
-    assert ours.startswith(f"{mean:.2f}\N{NO-BREAK SPACE}±")
+    assert ours.startswith(f"{mean:.2f} ±")
     assert difference.replace("−", "-") == f"{mean - 53.11:+.2f}"
     assert "ImageNet-LT, ResNet-50, 90 epochs" in claims.title
     assert not any("Adam" in row[0] for row in claims.rows)

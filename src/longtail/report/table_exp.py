@@ -75,7 +75,7 @@ def mean_deviation(part: Part, row: Row) -> str:
         return "–"
     text = percent(cell.mean, digits=2)
     if not math.isnan(cell.deviation):
-        text += f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{percent(cell.deviation, digits=2)}"
+        text += f" ± {percent(cell.deviation, digits=2)}"
     if len(cell.seeds) < part.plan.seeds:
         text += f" ({len(cell.seeds)} of {part.plan.seeds})"
     return text

@@ -76,7 +76,9 @@ def _minus(text: str) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    # A number and its deviation stay on one line of a page.
+    kept = (cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in cells)
+    return f"| {' | '.join(kept)} |"
 
 
 def write_numbers(
