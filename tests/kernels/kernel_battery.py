@@ -240,11 +240,24 @@ def test_an_infinite_offset_takes_a_class_out():
     margin_cross_entropy(f, target, offset=b).backward()
     assert f.grad[:, [3, 40]].eq(0).all()
     check(f.detach(), target, tables._replace(offset=b), reduction="mean")
-    alone = torch.full((41,), -math.inf, device=DEVICE)
-    loss = margin_cross_entropy(f, target, offset=alone)
-    loss.backward()
-    assert loss == 0
-    assert f.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["mean", "none", "linear"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_left_where_every_competitor_is_masked(dtype, form):
+    # Below t = -103, e^t is 0 in float32, as the sum over the competitors is.
+    f, target, _ = make(5, 41, dtype, ignored=False)
+    f[:4].scatter_(1, target[:4, None], -200.0)
+    given = {"offset": torch.full((41,), -math.inf, device=DEVICE)}
+    if form == "linear":
+        one = torch.eye(41, device=DEVICE, dtype=dtype)
+        function = linear_cross_entropy.linear_cross_entropy
+        loss = function(f.requires_grad_(), one, target, impl="triton", **given)
+    else:
+        loss = margin_cross_entropy(f.requires_grad_(), target, reduction=form, **given)
+    loss.sum().backward()
+    assert loss.eq(0).all()
+    assert f.grad.eq(0).all()
 
 
 def test_gradients_are_multiplied_by_what_comes_in():

@@ -237,10 +237,11 @@ def _tile(
             finisher = slice_id == n_slices - 1
             if MODE == FUSED or finisher:
                 m, z = gather(parts, rows, inside, n_slices, PART, ROWS)
-        # σ(d)/z without a logarithm: 1/(z + e^t·2^−m). Nothing where A = 0, even over 0 rows.
+        # σ(d)/z without a logarithm: 1/(z + e^t·2^−m). Nothing where A = 0, even over 0 rows, nor
+        # where nothing competes (z = 0), though e^t may be 0 too.
         c = a * scale / denominator / (z + tl.exp2(t * LOG2E - m))
-        c = tl.where(a == 0, 0.0, c)
-        pull = tl.where(z == 0, 0.0, c * z)
+        c = tl.where((a == 0) | (z == 0), 0.0, c)
+        pull = c * z
         ratio = c
         if SPLIT:
             # e is relative to the slice's own m, which means nothing where nothing competes.
