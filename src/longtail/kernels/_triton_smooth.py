@@ -49,10 +49,11 @@ def _row_parts(
 def _own_terms(u, t, col, m, rest, top):
     """e = 2^(u − m), z_c and d_c of some columns, each as if it were the target.
 
-    The largest score has its z_c from a sum that never held it: 1 + rest − 1 would cancel.
+    The largest score has its z_c from a sum that never held it: 1 + rest − 1 would cancel. Where
+    every class is masked there is no largest (top < 0), and nothing competes.
     """
     e = tl.exp2(u - m)
-    z = tl.where(col == top, rest, (1.0 + rest) - e)
+    z = tl.where((col == top) | (top < 0), rest, (1.0 + rest) - e)
     d = tl.fma(m, PER_LOG2E, -t) + tl.fma(m, PER_LOG2E_REST, tl.log(z))
     small = tl.exp2(-tl.abs(d) * LOG2E)
     sigmoid = tl.where(d > 0, 1.0, small) / (1.0 + small)

@@ -334,6 +334,7 @@ def torch_losses(f: Tensor, target: Tensor, tables: Tables, options: Options) ->
         )
     else:
         # log(e^R − e^{u_c}) is safe for all but the largest; that one has its own sum.
+        u = u.clamp_min(never)  # else −inf less −inf where every class is masked
         total, top = u.logsumexp(1, keepdim=True), u.argmax(1, keepdim=True)
         share = (u - total).exp().scatter(1, top, 0.0).clamp_max(0.75)
         others = u.scatter(1, top, never).logsumexp(1, keepdim=True)
