@@ -1,0 +1,170 @@
+"""When the Gluon kernel for wide rows serves, how it cuts them, and its launch.
+
+The kernel is in `_triton_ring`. Wherever `ring_for` says None, `_launch.launch` computes the same.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longtail.kernels import _launch, interpreted
+from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, _there
+
+BLOCK = 4096  # columns of a slice
+MOST_LANES = 512  # as in `_triton_ring`
+# Gluon is an experimental part of Triton, which may change: versions that the kernel is known for.
+VERSIONS = ((3, 6), (3, 7))
+
+
+class Ring(NamedTuple):
+    """How the logits are cut; the numbers are from measurements on an H200.
+
+    Attributes:
+        slices: programs to a row.
+        lanes: rows that are worked on at the same time.
+        labels: rows that a program has room for, a power of two.
+        warps: of 32 threads, per program.
+        slots: rows in a program's shared memory.
+        registers: most per thread.
+    """
+
+    slices: int
+    lanes: int
+    labels: int
+    warps: int = 4
+    slots: int = 6
+    registers: int = 128
+
+
+def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring | None:
+    """The cut for rows that lie `stride` apart, or None where the kernel does not serve.
+
+    Programs wait for the others of their row. They get on if twice as many can run at the same
+    time, as `ring_kernel` says, and a multiprocessor has room for one at least. More than that is
+    speed: four to a multiprocessor, or three where the labels of many rows take more memory.
+
+    Examples:
+        >>> plan_ring(4096, 100_000, 100_000, processors=132)
+        Ring(slices=25, lanes=21, labels=256, warps=4, slots=6, registers=128)
+        >>> plan_ring(4096, 1_000_000, 1_000_000, processors=132) is None
+        True
+    """
+    step = math.gcd(stride, 8)
+    slices = -(-(classes + 8 - step) // BLOCK)  # a row's window starts up to 8 - step before it
+    if 2 * slices > processors:
+        return None
+    ways = 8 // step  # in which rows can lie in 16-byte words
+    for programs, room in ((4, 512), (3, 1024)):
+        lanes = min(processors * programs // slices, n_rows, MOST_LANES)
+        lanes = max(lanes // ways * ways, ways)
+        labels = max(1 << (-(-n_rows // lanes) - 1).bit_length(), 32)
+        if labels <= room:
+            return Ring(slices, lanes, labels)
+    return None
+
+
+@cache
+def _has_gluon() -> bool:
+    """Whether Triton has Gluon as the kernel knows it."""
+    try:
+        import triton
+
+        from longtail.kernels import _triton_ring  # noqa: F401
+    except (ImportError, AttributeError):
+        return False
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) in VERSIONS
+
+
+def ring_for(logits: Tensor, grad: Tensor, options: Options) -> Ring | None:
+    """The cut for loss and gradient in one launch, or None where `_launch.launch` is to do it.
+
+    Args:
+        logits: (groups, rows, classes), as `_launch.rows_of` returns them.
+        grad: like logits; may be the logits themselves.
+        options: see `_launch.Options`.
+    """
+    groups, rows, classes = logits.shape
+    if _launch.tiles_for(logits).slices == 1 or groups > 1 or logits.dtype != torch.bfloat16:
+        return None
+    if options.scale != 1.0 or options.reduction == NONE or options.label_smoothing > 0:
+        return None
+    if interpreted() or logits.device.type != "cuda" or logits.data_ptr() % 16:
+        return None
+    stride = classes if rows == 1 else logits.stride(1)
+    if grad.data_ptr() % 16 or (rows > 1 and grad.stride(1) != stride):
+        return None
+    if not (_launch._chains(logits.device.index) and _has_gluon()):
+        return None
+    return plan_ring(rows, classes, stride, _launch._processors(logits.device.index))
+
+
+@_there
+def launch(
+    ring: Ring,
+    logits: Tensor,
+    target: Tensor,
+    tables: Tables,
+    options: Options,
+    *,
+    grad: Tensor,
+    loss: Tensor,
+    totals: Tensor | None = None,
+) -> None:
+    """Loss and gradient, into the tensors given.
+
+    Args:
+        ring: from `ring_for`.
+        logits, target, tables, options, grad, loss, totals: as in `_launch.launch`.
+    """
+    from longtail.kernels import _triton_ring
+
+    # No copies of the offset: a program reads its part once, whatever the place.
+    layout = _launch.layout_of(logits, grad, tables._replace(offset=None), 0)
+    # A word per lane for its loss; two per row for its sum; two per slice of a row, on 16 bytes.
+    parts_at = MOST_LANES + 2 * (layout.rows + layout.rows % 2)
+    n_words = parts_at + 2 * layout.rows * ring.slices
+    own_totals, words, _ = _launch.prepare(
+        target, tables._replace(offset=None), options, layout, n_words
+    )
+    totals = own_totals if totals is None else totals
+    args = (
+        logits,
+        grad,
+        target,
+        _given(tables.offset, totals),
+        _given(tables.positive, totals),
+        _given(tables.alpha, totals),
+        _given(tables.weight, totals),
+        totals,
+        words,
+        words[parts_at:].view(torch.int64),
+        words[MOST_LANES:parts_at].view(torch.int64),
+        loss,
+        layout.rows,
+        layout.classes,
+        layout.stride,
+        ring.slices,
+        ring.lanes,
+        options.ignore_index,
+    )
+    constants = {
+        "MEAN": options.reduction == MEAN,
+        "HAS_OFFSET": tables.offset is not None,
+        "HAS_POSITIVE": tables.positive is not None,
+        "HAS_ALPHA": tables.alpha is not None,
+        "HAS_WEIGHT": tables.weight is not None,
+        "SHIFTED": layout.shifted,
+        "TOTALS": totals.shape[1],
+        "PART": 1 << (ring.slices - 1).bit_length(),
+        "LABELS": ring.labels,
+        "BLOCK": BLOCK,
+        "SLOTS": ring.slots,
+        "num_warps": ring.warps,  # an argument of Gluon's kernels too, the last one
+    }
+    how = {"maxnreg": ring.registers, "launch_pdl": True}
+    _run(_triton_ring.ring_kernel, (ring.lanes * ring.slices,), args, constants, **how)

@@ -1,0 +1,425 @@
+"""The Gluon kernel of the additive losses for wide rows; importing needs Triton with Gluon.
+
+`_triton` has the equation and the symbols, `_ring` says when this kernel serves. A row is cut into
+slices, a program for each, which tell each other their (m, z) through memory. A program keeps its
+columns: it goes down the rows in steps of `lanes`, with its part of the offset in registers. Three
+rows are always on their way into a ring of shared memory while one is summed up. The gradient of a
+row is written two turns after its sum, when the other slices' sums have long arrived; until then
+the row stays in its slot, and its powers are computed a second time.
+
+Rows are read in windows that start on 16 bytes, as in `_triton`. `lanes` is a multiple of the
+number of ways in which rows can lie, so all rows of a program start at the same place in a word.
+Places count from the start of the window: place = column + shift.
+"""
+
+# mypy: ignore-errors
+# (written in Gluon's language: Python only to look at)
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+# As in `_triton_parts`; Gluon takes no functions or constants of Triton's own.
+LOG2E = gl.constexpr(1.4426950216293335)
+PER_LOG2E = gl.constexpr(0.6931471824645996)
+PER_LOG2E_REST = gl.constexpr(7.348693e-09)
+NEG_INF = gl.constexpr(float("-inf"))
+DEFER = gl.constexpr(2)  # turns from a row's sum to its gradient
+NO_CLASS, IGNORED = gl.constexpr(-1), gl.constexpr(-2)  # in the place of a target
+MOST_LANES = gl.constexpr(512)  # as in `_ring`
+barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed in Triton 3.7
+
+
+@gluon.jit
+def wait_for_launch():
+    """Until the launch before this one has ended; no load is moved across."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def await_pairs(pointer, mask, early):
+    """The 64-bit words at `pointer`, once written; −1 is blank. `early` is a first reading."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %p;
+        mov.b64 $0, $3;
+        setp.eq.s32 %p, $2, 0;
+        @%p bra OUT;
+        setp.ne.s64 %p, $0, -1;
+        @%p bra OUT;
+        SPIN:
+        ld.relaxed.gpu.global.b64 $0, [$1];
+        setp.eq.s64 %p, $0, -1;
+        @%p bra SPIN;
+        OUT:
+        }""",
+        "=&l,l,r,l",
+        [pointer.to(gl.int64), mask.to(gl.int32), early],
+        dtype=gl.int64,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def await_words(pointer, mask):
+    """The 32-bit words at `pointer`, once written; −1 is blank, 0 where the mask is not."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %p;
+        mov.b32 $0, 0;
+        setp.eq.s32 %p, $2, 0;
+        @%p bra OUT;
+        SPIN:
+        ld.relaxed.gpu.global.b32 $0, [$1];
+        setp.eq.s32 %p, $0, -1;
+        @%p bra SPIN;
+        OUT:
+        }""",
+        "=&r,l,r",
+        [pointer.to(gl.int64), mask.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def to_pairs(even, odd):
+    """Two float32 to bfloat16 in one word."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [odd, even], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def quotient(a, b):
+    """a / b to two units in the last place, 0 for b beyond 2^126: a reciprocal and a product."""
+    return gl.inline_asm_elementwise(
+        "div.approx.ftz.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def log2_roughly(a):
+    """log2 to 2^−22: enough for a gradient in bfloat16."""
+    return gl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def opaque_zero(like):
+    """A zero that the compiler does not see through: what depends on it stays where it is."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, 0;", "=r,r", [like], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def without_target(x, pair, y_at):
+    """The target's half of its pair becomes −inf: a comparison and a predicated LOP3 a pair."""
+    odd = (y_at & 1) != 0
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred %p;
+        setp.eq.s32 %p, $2, $3;
+        mov.b32 $0, $1;
+        @%p lop3.b32 $0, $1, $4, $5, 0xEA;
+        }""",
+        "=r,r,r,r,r,r",
+        [x, pair, y_at >> 1, gl.where(odd, 0xFFFF, -65536), gl.where(odd, -8388608, 0xFF80)],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def halves(x):
+    """The even and the odd places of pairs of bfloat16."""
+    return (x << 16).to(gl.float32, bitcast=True), (x & -65536).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def pack(high, low):
+    """Two float32 in one word, which is written and read whole: no fence, no flag beside it."""
+    high = high.to(gl.int32, bitcast=True).to(gl.int64) << 32
+    return high | (low.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF)
+
+
+@gluon.jit
+def unpack(word):
+    high = (word >> 32).to(gl.int32).to(gl.float32, bitcast=True)
+    return high, word.to(gl.int32).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def softplus(d):
+    x = gl.exp2(-gl.abs(d) * LOG2E)
+    w = 1.0 + x  # its rounding is put back: full relative accuracy
+    return gl.where(d > 0, d, 0.0) + gl.log(w) + (x - (w - 1.0)) / w
+
+
+@gluon.jit
+def offsets(offset, column, n_classes, HAS_OFFSET: gl.constexpr):
+    """b·log2 e, and −inf outside the row."""
+    inside = (column >= 0) & (column < n_classes)
+    if HAS_OFFSET:
+        return gl.load(offset + column, mask=inside, other=NEG_INF) * LOG2E
+    else:
+        return gl.where(inside, 0.0, NEG_INF)
+
+
+@gluon.jit
+def fetch(slot, logits, start, pair, read_to):
+    """Send a row on its way into a slot."""
+    base = gl.multiple_of(start >> 1, 4)
+    source = logits.to(gl.pointer_type(gl.int32), bitcast=True) + base + pair
+    async_copy.async_copy_global_to_shared(slot, source, mask=pair < read_to)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def edges(shift, high, slice_id, n_classes, BLOCK: gl.constexpr, thin: gl.constexpr):
+    """Places in a row's first and last word, and which of them are to be written by elements.
+
+    Those that the row shares with its neighbours, where they lie in this slice.
+    """
+    # Backwards, so that these few elements are spread over threads, not stacked in one.
+    j = 15 - gl.arange(0, 16, layout=thin)
+    at = gl.where(j < 8, j, high * 2 + j - 8)
+    own = (at >= shift) & (at < shift + n_classes) & ((j >= 8) | (shift > 0))
+    return at, own & (at >= slice_id * BLOCK) & (at < slice_id * BLOCK + BLOCK)
+
+
+@gluon.jit
+def target_terms(
+    logits, target, positive, alpha, weight, row, shift, n_rows, n_classes, stride, ignore_index,
+    HAS_POSITIVE: gl.constexpr, HAS_ALPHA: gl.constexpr, HAS_WEIGHT: gl.constexpr,
+):  # fmt: skip
+    """The target's place, t = f_y − a_y, and A = α_y·w_y: 0 for ignored rows, NaN for no class."""
+    y = gl.load(target + row, mask=row < n_rows, other=ignore_index)
+    counted = y != ignore_index
+    valid = counted & (y >= 0) & (y < n_classes)
+    t = gl.load(logits + row.to(gl.int64) * stride + y, mask=valid, other=0.0).to(gl.float32)
+    if HAS_POSITIVE:
+        t -= gl.load(positive + y, mask=valid, other=0.0)
+    a = gl.where(counted, gl.where(valid, 1.0, float("nan")), 0.0)
+    if HAS_ALPHA:
+        a *= gl.load(alpha + y, mask=valid, other=1.0)
+    if HAS_WEIGHT:
+        a *= gl.load(weight + y, mask=valid, other=1.0)
+    y_at = gl.where(valid, y.to(gl.int32) + shift, gl.where(counted, NO_CLASS, IGNORED))
+    return y_at, t, a
+
+
+@gluon.jit
+def slice_sum(
+    slot, offset, pair, y_at, counted, here, b0, b1, m, shift, n_classes, row,
+    HAS_OFFSET: gl.constexpr, wide: gl.constexpr,
+):  # fmt: skip
+    """z = Σ 2^(u − m) over the slice's competitors; b0, b1 (which have m in them) and m after it.
+
+    The m of the row before will do, if the sum does not come near the ends of float32's range.
+    """
+    x = slot.load(wide)
+    if here:
+        x = without_target(x, pair, y_at)
+    x0, x1 = halves(x)
+    z = gl.sum(gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1), 0)
+    good = (z > 1e-18) & (z < 1e18) & counted
+    # Else the slice's own maximum; nothing where the row does not count; exact masks, since
+    # infinities and NaN of the row's neighbours are no concern of its own.
+    if good == 0:
+        x0, x1 = halves(without_target(slot.load(wide), pair, y_at))
+        column = pair * 2 - shift + opaque_zero(row)  # b is read again: no registers are left
+        b0 = offsets(offset, column, n_classes, HAS_OFFSET)
+        b1 = offsets(offset, column + 1, n_classes, HAS_OFFSET)
+        in0 = (column >= 0) & (column < n_classes) & counted
+        in1 = (column + 1 >= 0) & (column + 1 < n_classes) & counted
+        u0 = gl.where(in0, x0 * LOG2E + b0, NEG_INF)
+        u1 = gl.where(in1, x1 * LOG2E + b1, NEG_INF)
+        most = gl.max(gl.maximum(u0, u1), 0)
+        m = gl.where((most > -3e38) & (most < 3e38), most, 0.0)
+        z = gl.sum(gl.exp2(u0 - m) + gl.exp2(u1 - m), 0)
+        b0, b1 = b0 - m, b1 - m
+    return z, m, b0, b1
+
+
+@gluon.jit
+def row_sum(words, there, early):
+    """The whole row's (m, z) from those of its slices."""
+    ms, zs = unpack(await_pairs(words, there, early))
+    ms, zs = gl.where(there, ms, NEG_INF), gl.where(there, zs, 0.0)
+    m = gl.max(ms, 0)
+    m = gl.where(m == NEG_INF, 0.0, m)
+    return m, gl.sum(zs * gl.exp2(ms - m), 0)
+
+
+@gluon.jit
+def write(
+    slot, grad, f, b0, b1, b_edge, m, m_all, z_all, c, start, live, counted, here, y_at, pair, low,
+    high, edge_at, edge_in, SHIFTED: gl.constexpr, half: gl.constexpr, wide: gl.constexpr,
+):  # fmt: skip
+    """The gradient of a slice: whole words, then the shared words and the target by elements."""
+    down = log2_roughly(gl.abs(c)) - m_all  # gradients are ±2^(u + down)
+    x0, x1 = halves(slot.load(wide))
+    lower = down + m
+    g = to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
+    if c < 0:  # a negative weight
+        g = g ^ -2147450880  # both signs
+    if counted == 0:
+        g = gl.zeros([half], gl.int32, layout=wide)
+    to = grad.to(gl.pointer_type(gl.int32), bitcast=True) + gl.multiple_of(start >> 1, 4) + pair
+    inner = (pair >= low) & (pair < gl.multiple_of(gl.where(live, high, 0), 4))
+    gl.store(to, g, mask=inner, eviction_policy="evict_first")
+    if SHIFTED:
+        e = gl.exp2(f * LOG2E + (b_edge + down))
+        e = gl.where(counted, gl.where(c < 0, -e, e), 0.0)
+        gl.store(grad + start + edge_at, e.to(gl.bfloat16), mask=edge_in & live)
+    if here:
+        barrier()  # over what the tile has left at the target
+        gl.store(grad + start + y_at, (-c * z_all).to(gl.bfloat16))
+
+
+@gluon.jit
+def finish(
+    words, sums, loss, y_line, t_line, a_line, row, lane, lanes, n_rows, denominator,
+    thin: gl.constexpr,
+):  # fmt: skip
+    """Sum up a lane's losses; the last lane adds those of all, in a fixed order."""
+    m, z = unpack(gl.load(sums + row, mask=row < n_rows, other=0))
+    # m/log2 e − t rounds once: the product is exact inside the multiply-add.
+    d = gl.fma(m, PER_LOG2E, -t_line.load(thin)) + gl.fma(m, PER_LOG2E_REST, gl.log(z))
+    counted = (row < n_rows) & (y_line.load(thin) != IGNORED)
+    own = gl.sum(gl.where(counted, a_line.load(thin) * softplus(d), 0.0), 0)
+    gl.store(words + lane, own.to(gl.int32, bitcast=True))
+    if lane == lanes - 1:
+        every = gl.arange(0, MOST_LANES, layout=thin)
+        found = await_words(words + every, every < lanes).to(gl.float32, bitcast=True)
+        gl.store(loss, gl.sum(gl.where(every < lanes, found, 0.0), 0) / denominator)
+
+
+@gluon.jit(do_not_specialize=["n_rows", "n_slices", "lanes", "ignore_index"])
+def ring_kernel(
+    logits, grad, target, offset, positive, alpha, weight, totals, words, parts, sums, loss,
+    n_rows, n_classes, stride, n_slices, lanes, ignore_index,
+    MEAN: gl.constexpr, HAS_OFFSET: gl.constexpr, HAS_POSITIVE: gl.constexpr,
+    HAS_ALPHA: gl.constexpr, HAS_WEIGHT: gl.constexpr, SHIFTED: gl.constexpr,
+    TOTALS: gl.constexpr, PART: gl.constexpr, LABELS: gl.constexpr, BLOCK: gl.constexpr,
+    SLOTS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """Loss and gradient of bfloat16 logits, one launch.
+
+    Nobody waits for ever: programs start in the order of their ids, and a program waits only for
+    the slices of its own lane, which are neighbours, and the last lane at its end for lanes before
+    it. Take the lowest lane that has not ended. If one of its slices had not started, then none of
+    a higher lane had: fewer than n_slices programs would hold the GPU, which has room for twice as
+    many (`_ring` sees to it), so that slice starts. That they all run at once is only fast.
+
+    In place nobody reads a target's logit too late: a program reads those of all its rows before
+    it hands in its first sum, and nothing of a row is written before all its slices' sums are in.
+    """
+    wide: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
+    thin: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
+    # Every warp has the words of all slices, and reduces them by itself.
+    each: gl.constexpr = gl.BlockedLayout([PART // 32 if PART > 32 else 1], [32], [num_warps], [0])
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    half: gl.constexpr = BLOCK // 2
+    AHEAD: gl.constexpr = SLOTS - 1 - DEFER
+    pid = gl.program_id(0)
+    lane, slice_id = pid // n_slices, pid % n_slices
+    shift = (lane * stride) & 7 if SHIFTED else 0
+    pair = slice_id * half + gl.arange(0, half, layout=wide)
+    read_to = gl.multiple_of((shift + n_classes + 7) // 8 * 4, 4)
+    # Where the window of a row starts, and from a row of the lane to the next.
+    start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
+    ring = gl.allocate_shared_memory(gl.int32, [SLOTS, half], line)
+    for k in gl.static_range(AHEAD):
+        to = gl.multiple_of(gl.where(lane + k * lanes < n_rows, read_to, 0), 4)
+        fetch(ring.index(k), logits, start + k * step, pair, to)
+
+    low = gl.multiple_of(gl.where(shift > 0, 4, 0), 4) if SHIFTED else 0
+    high = gl.multiple_of((shift + n_classes) // 8 * 4, 4)
+    edge_at, edge_in = edges(shift, high, slice_id, n_classes, BLOCK, thin)
+    b_edge = gl.zeros([16], gl.float32, layout=thin)
+    if SHIFTED:
+        b_edge = offsets(offset, edge_at - shift, n_classes, HAS_OFFSET)
+    b0 = offsets(offset, pair * 2 - shift, n_classes, HAS_OFFSET)
+    b1 = offsets(offset, pair * 2 + 1 - shift, n_classes, HAS_OFFSET)
+
+    wait_for_launch()  # for `targets_kernel`: from here on its totals and blank words are there
+    denominator = 1.0
+    if MEAN:
+        denominator = gl.sum(gl.load(totals + gl.arange(0, TOTALS, layout=thin)), 0)
+    share = 1.0 / denominator
+    # What the targets of all the program's rows say, so that nothing in the loop waits for it.
+    rows = lane + gl.arange(0, LABELS, layout=thin) * lanes
+    y_ats, ts, scales = target_terms(
+        logits, target, positive, alpha, weight, rows, shift, n_rows, n_classes, stride,
+        ignore_index, HAS_POSITIVE, HAS_ALPHA, HAS_WEIGHT,
+    )  # fmt: skip
+    t_line = gl.allocate_shared_memory(gl.float32, [LABELS], line, value=ts)
+    a_line = gl.allocate_shared_memory(gl.float32, [LABELS], line, value=scales)
+    y_line = gl.allocate_shared_memory(gl.int32, [LABELS], line, value=y_ats)
+    t_of = t_line._reinterpret(gl.float32, [LABELS, 1], line)
+    a_of = a_line._reinterpret(gl.float32, [LABELS, 1], line)
+    y_of = y_line._reinterpret(gl.int32, [LABELS, 1], line)
+
+    m = 0.0
+    f1, f2 = b_edge, b_edge  # the shared words of the row before, and of the one before that
+    slices = gl.arange(0, PART, layout=each)
+    for turn in range(0, (n_rows - lane + lanes - 1) // lanes + DEFER):
+        row = lane + turn * lanes  # to be summed up
+        done = row - DEFER * lanes  # whose gradient is to be written
+        to = gl.multiple_of(gl.where(row + AHEAD * lanes < n_rows, read_to, 0), 4)
+        fetch(ring.index((turn + AHEAD) % SLOTS), logits, start + AHEAD * step, pair, to)
+        f = b_edge
+        if SHIFTED:
+            f = gl.load(logits + start + edge_at, mask=edge_in & (row < n_rows), other=0.0)
+            f = f.to(gl.float32)
+        live = (done >= 0) & (done < n_rows)
+        there = (slices < n_slices) & live
+        heard = parts + done.to(gl.int64) * n_slices + slices
+        early = gl.load(heard, mask=there, other=-1, volatile=True)
+        y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
+        counted = (y_at != IGNORED) & (row < n_rows)
+        here = (y_at >= 0) & (y_at // BLOCK == slice_id)
+        async_copy.wait_group(AHEAD)
+        z, m, b0, b1 = slice_sum(
+            ring.index(turn % SLOTS), offset, pair, y_at, counted, here, b0, b1, m, shift,
+            n_classes, row, HAS_OFFSET, wide,
+        )  # fmt: skip
+        word = pack(gl.where(z > 0, m, NEG_INF), z)
+        gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
+
+        m_all, z_all = row_sum(heard, there, early)
+        turn_of = gl.where(live, turn - DEFER, 0)
+        t = gl.sum(t_of.index(turn_of).load(thin), 0)
+        a = gl.sum(a_of.index(turn_of).load(thin), 0)
+        y_at = gl.sum(y_of.index(turn_of).load(thin), 0)
+        here = live & (y_at >= 0) & (y_at // BLOCK == slice_id)
+        # As in `_triton`: σ(d)/z, and nothing where A = 0 or where nothing competes.
+        c = quotient(a * share, z_all + gl.exp2(t * LOG2E - m_all))
+        c = gl.where((a == 0) | (z_all == 0), 0.0, c)
+        write(
+            ring.index((turn + SLOTS - DEFER) % SLOTS), grad, f2, b0, b1, b_edge, m, m_all, z_all,
+            c, start - DEFER * step, live, y_at != IGNORED, here, y_at, pair, low, high, edge_at,
+            edge_in, SHIFTED, half, wide,
+        )  # fmt: skip
+        if slice_id == 0:
+            gl.store(sums + done, pack(m_all, z_all), mask=live)
+        f1, f2 = f, f1
+        start += step
+
+    async_copy.wait_group(0)
+    if slice_id == 0:
+        barrier()  # what one thread has stored in `sums`, others read
+        finish(
+            words, sums, loss, y_line, t_line, a_line, rows, lane, lanes, n_rows, denominator, thin
+        )

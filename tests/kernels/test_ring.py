@@ -1,0 +1,334 @@
+"""The kernel for wide rows: its arithmetic and its waiting in NumPy, its launch's rules, its build.
+
+The oracle is the float64 loop of `kernel_battery`. What a GPU makes of it is in `test_gpu`.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import gluon_in_numpy as gluon
+import numpy as np
+import pytest
+import torch
+from kernel_battery import make, oracle
+
+from longtail.kernels import _launch, _ring
+from longtail.kernels._launch import MEAN, NONE, SUM, Options, Tables
+
+UNTOUCHED = 0x1234  # what lies between the rows of the gradient before, and must after
+KERNEL = gluon.load_kernel()
+
+
+def run(logits, target, tables, *, stride=None, reduction="mean", inplace=False, block=64, **how):
+    """Loss and gradient from the kernel, with small slices and 8 or 16 lanes."""
+    n, classes = logits.shape
+    stride = stride or classes
+    lanes = how.pop("lanes", 8)
+    step = math.gcd(stride, 8)
+    slices = -(-(classes + 8 - step) // block)
+    size = -(-n * stride // 8) * 8  # a 16-byte word may be read to its end
+    x = np.full(size, gluon.to_bfloat16(np.float32(math.nan)))
+    rows = [slice(k * stride, k * stride + classes) for k in range(n)]
+    for place, row in zip(rows, logits.view(torch.uint16).numpy(), strict=True):
+        x[place] = row
+    grad = x if inplace else np.full(size, UNTOUCHED, np.uint16)
+    before = x.copy()
+    y = target.numpy()
+    w = np.ones(classes) if tables.weight is None else tables.weight.numpy()
+    totals = np.zeros(4, np.float32)
+    totals[1] = w[np.clip(y, 0, classes - 1)][y != -100].sum()
+    words, loss = np.full(_ring.MOST_LANES, -1, np.int32), np.full(1, math.nan, np.float32)
+    parts, sums = np.full(n * slices, -1, np.int64), np.full(n, -1, np.int64)
+    given = [totals if table is None else table.numpy() for table in tables]
+    arrays = (y, *given, totals, words, parts, sums, loss)
+    pointers = [gluon.Pointer(array, gluon.BFLOAT16) for array in (x, grad)]
+    pointers += [gluon.Pointer(array, array.dtype) for array in arrays]
+    numbers = (n, classes, stride, slices, lanes, -100)
+    names = ("HAS_OFFSET", "HAS_POSITIVE", "HAS_ALPHA", "HAS_WEIGHT")
+    constants = {
+        "MEAN": reduction == "mean",
+        **{name: table is not None for name, table in zip(names, tables, strict=True)},
+        "SHIFTED": classes % 8 != 0 or step != 8,
+        "TOTALS": 4,
+        "PART": 1 << (slices - 1).bit_length(),
+        "LABELS": max(1 << (-(-n // lanes) - 1).bit_length(), 4),
+        "BLOCK": block,
+        "SLOTS": 6,
+        "num_warps": 4,
+    }
+    args = (*pointers, *(gluon.Value(np.int32(number)) for number in numbers))
+    gluon.launch(KERNEL.ring_kernel, lanes * slices, args, constants, **how)
+    between = np.ones(size, bool)
+    for place in rows:
+        between[place] = False
+    assert np.array_equal(grad[between], (before if inplace else grad * 0 + UNTOUCHED)[between])
+    assert inplace or np.array_equal(x, before)
+    found = torch.stack([torch.from_numpy(gluon.from_bfloat16(grad[place])) for place in rows])
+    return torch.tensor(float(loss[0])), found
+
+
+def check(logits, target, tables, *, reduction="mean", **how):
+    f = logits.double().requires_grad_()
+    exact = oracle(f, target, tables, reduction=reduction)
+    (expected,) = torch.autograd.grad(exact, f)
+    loss, grad = run(logits, target, tables, reduction=reduction, **how)
+    torch.testing.assert_close(loss.double(), exact.detach(), rtol=3e-6, atol=1e-9)
+    torch.testing.assert_close(grad.double(), expected, rtol=2**-8, atol=1e-30)
+
+
+CASES = [
+    # rows, classes, stride, tables, how
+    (21, 200, 200, "b", {}),
+    (37, 203, 203, "baAw", {}),
+    (24, 301, 301, "", {"reduction": "sum"}),
+    (19, 203, 208, "bA", {"reduction": "sum"}),
+    (40, 204, 204, "aw", {"block": 128, "lanes": 16}),
+    (3, 190, 190, "baA", {}),
+    (1, 131, 131, "b", {}),
+    (33, 513, 520, "baAw", {"block": 128}),
+    (17, 256, 256, "ba", {}),
+]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("n", "classes", "stride", "names", "how"), CASES)
+def test_equals_float64(n, classes, stride, names, how, inplace):
+    logits, target, tables = make(n, classes, torch.bfloat16, names=names, spread=3.0)
+    target[2:5] = torch.tensor([0, classes - 1, classes - 2])[: max(n - 2, 0)]
+    check(logits, target, tables, stride=stride, inplace=inplace, **how)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_level_and_one_giant_competitor(seed):
+    logits, target, tables = make(40, 203, torch.bfloat16, names="ba", seed=seed)
+    rng = torch.Generator().manual_seed(seed)
+    for row in range(0, 40, 2):
+        logits[row] += 300 * torch.randn((), generator=rng)
+    logits[5, 77] += 500
+    logits[torch.arange(7, 12), target[7:12]] += 60
+    check(logits, target, tables, seed=seed, inplace=True)
+
+
+@pytest.mark.parametrize("resident", [4, 7, 25])
+def test_programs_get_on_when_few_run_at_once(resident):
+    # Slices of a row are 4 here: with fewer than these nobody could.
+    logits, target, tables = make(45, 200, torch.bfloat16, names="ba")
+    for seed in range(3):
+        check(logits, target, tables, resident=resident, seed=seed, inplace=True)
+    with pytest.raises(AssertionError, match="for ever"):
+        check(logits, target, tables, resident=3, patience=20_000)
+
+
+def test_no_mistake_where_rows_do_not_count():
+    # Rows share words with their neighbours, whose NaN and infinities must stay theirs.
+    logits, target, tables = make(21, 203, torch.bfloat16, names="ba", ignored=False)
+    target[[3, 4, 20]] = -100
+    expected = oracle(logits, target, tables)
+    logits[3], logits[4], logits[20] = math.nan, math.inf, -math.inf
+    loss, grad = run(logits, target, tables)
+    assert loss.item() == pytest.approx(expected.item(), rel=3e-6)
+    assert grad[[3, 4, 20]].eq(0).all()
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("at", [0, 77, 202])
+def test_a_nan_shows_in_its_row_and_in_the_loss(at):
+    logits, target, tables = make(21, 203, torch.bfloat16, names="ba", ignored=False)
+    target[6] = 5
+    tables.offset[77] = -math.inf
+    logits[6, at] = math.nan
+    loss, grad = run(logits, target, tables)
+    assert loss.isnan()
+    assert grad.isnan().any(1).nonzero().flatten().tolist() == [6]
+
+
+def test_a_label_that_is_no_class_shows():
+    # On a GPU an assertion ends the process before.
+    logits, target, tables = make(21, 203, torch.bfloat16, names="ba", ignored=False)
+    target[2] = 203
+    loss, grad = run(logits, target, tables)
+    assert loss.isnan()
+    assert grad.isnan().any(1).nonzero().flatten().tolist() == [2]
+
+
+def test_infinite_offsets_take_classes_out():
+    logits, target, tables = make(21, 203, torch.bfloat16, names="ba")
+    tables.offset[3:140] = -math.inf  # a whole slice and more
+    check(logits, target, tables)
+    logits[:11].scatter_(1, target[:11, None].clamp_min(0), -200.0)
+    loss, grad = run(logits, target, tables._replace(offset=torch.full((203,), -math.inf)))
+    assert loss == 0
+    assert grad.eq(0).all()
+
+
+def test_all_ignored():
+    logits, _, tables = make(10, 203, torch.bfloat16, names="bA")
+    target = torch.full((10,), -100)
+    loss, grad = run(logits, target, tables)
+    assert loss.isnan()  # 0/0, as torch has it
+    assert grad.eq(0).all()
+    assert run(logits, target, tables, reduction="sum")[0] == 0
+
+
+def test_zero_and_negative_factors():
+    logits, target, tables = make(21, 203, torch.bfloat16, names="bAw")
+    tables.alpha[::3] = 0
+    tables.alpha[1::3] *= -1
+    check(logits, target.int(), tables)
+
+
+def test_same_bits_in_any_order():
+    logits, target, tables = make(37, 203, torch.bfloat16, names="baAw")
+    first = run(logits, target, tables, seed=0)
+    for seed in (1, 2):
+        found = run(logits, target, tables, seed=seed)
+        assert torch.equal(found[0], first[0])
+        assert torch.equal(found[1], first[1])
+
+
+@pytest.mark.parametrize("processors", [24, 132, 148])
+def test_the_cut_of_any_shape(processors):
+    rng = torch.Generator().manual_seed(0)
+    served = 0
+    for _ in range(300):
+        rows, classes = (int(2 ** (k * torch.rand((), generator=rng))) for k in (16, 20))
+        stride = classes + int(torch.randint(9, (), generator=rng))
+        ring = _ring.plan_ring(rows, classes, stride, processors)
+        if ring is None:
+            continue
+        served += 1
+        # All of a row for every place it may start at, and its programs at the same time.
+        starts = {k * stride % 8 for k in range(8)}
+        assert (ring.slices - 1) * _ring.BLOCK < max(starts) + classes <= ring.slices * _ring.BLOCK
+        assert 2 * ring.slices <= processors
+        # All rows of a lane start at the same place, and there is room for their labels.
+        assert ring.lanes * stride % 8 == 0
+        assert ring.lanes <= _ring.MOST_LANES
+        assert ring.labels * ring.lanes >= rows
+        # Shared memory for as many programs as the lanes were made for; 227 KiB on an H200, one
+        # of which goes with every program.
+        per = -(-ring.lanes * ring.slices // processors) if ring.lanes < rows else 1
+        bytes_each = ring.slots * _ring.BLOCK * 2 + 3 * ring.labels * 4 + 2048
+        assert ring.lanes <= 8 or per * bytes_each <= 228 * 1024
+    assert served > 30
+
+
+def logits_like(**changes):
+    """Something that answers `ring_for`'s questions as logits on a GPU would."""
+    facts = {"shape": (1, 64, 100_000), "dtype": torch.bfloat16, "at": 0, "distance": 100_000}
+    facts |= {"device": torch.device("cuda:0"), **changes}
+    return SimpleNamespace(
+        shape=facts["shape"],
+        dtype=facts["dtype"],
+        device=facts["device"],
+        data_ptr=lambda: facts["at"],
+        stride=lambda dim: facts["distance"],
+        element_size=lambda: facts["dtype"].itemsize,
+    )
+
+
+def test_when_the_kernel_serves(monkeypatch):
+    monkeypatch.setattr(_launch, "_processors", lambda index: 132)
+    monkeypatch.setattr(_launch, "_chains", lambda index: True)
+    monkeypatch.setattr(_ring, "_has_gluon", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    good, options = logits_like(), Options()
+    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 21, 32)
+    assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
+    for changes in (
+        {"shape": (1, 64, 8142)},
+        {"shape": (2, 32, 100_000)},
+        {"shape": (1, 64, 600_000)},
+        {"shape": (1, 50_000, 100_000)},
+        {"dtype": torch.float16},
+        {"at": 8},
+        {"device": torch.device("cpu")},
+    ):
+        assert _ring.ring_for(logits_like(**changes), good, options) is None
+    assert _ring.ring_for(good, logits_like(at=2), options) is None
+    assert _ring.ring_for(good, logits_like(distance=100_008), options) is None
+    for change in ({"scale": 2.0}, {"reduction": NONE}, {"label_smoothing": 0.1}):
+        assert _ring.ring_for(good, good, options._replace(**change)) is None
+    for where, name, fact in (
+        (_launch, "_chains", lambda index: False),
+        (_ring, "_has_gluon", lambda: False),
+        (_ring, "interpreted", lambda: True),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, fact)
+            assert _ring.ring_for(good, good, options) is None
+
+
+def test_what_is_launched(monkeypatch):
+    """Arguments and constants, in the kernel's order, for the launch before and for this one."""
+    pytest.importorskip("triton")
+    logits, target, tables = make(6, 9003, torch.bfloat16, names="bA")
+    ring = _ring.plan_ring(6, 9003, 9003, 132)
+    rows = Tables(*(None if table is None else table[None] for table in tables))
+    grad, loss, runs = torch.empty_like(logits)[None], torch.empty(1), []
+    for module in (_launch, _ring):
+        monkeypatch.setattr(module, "_run", lambda *args, **how: runs.append((args, how)))
+    _ring.launch(
+        ring, logits[None], target[None], rows, Options(reduction=MEAN), grad=grad, loss=loss
+    )
+    (_, _, before, _), (kernel, grid, args, constants) = (found for found, _ in runs)
+    names = kernel.arg_names
+    assert list(constants) == names[len(args) :]
+    assert grid == (ring.lanes * ring.slices,)
+    named = dict(zip(names, args, strict=False))
+    assert named["parts"].numel() == 6 * ring.slices
+    assert named["sums"].numel() == 6
+    assert named["words"].numel() == before[8]
+    assert all(named[name].data_ptr() % 16 == 0 for name in ("words", "sums", "parts"))
+    assert (named["stride"], named["n_rows"], named["lanes"]) == (9003, 6, ring.lanes)
+    assert constants["SHIFTED"]
+    assert not constants["HAS_WEIGHT"]
+
+
+BUILD = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from longtail.kernels._triton_ring import ring_kernel
+kinds = dict.fromkeys("n_rows n_classes stride n_slices lanes ignore_index".split(), "i32")
+kinds |= dict.fromkeys("offset positive alpha weight totals loss".split(), "*fp32")
+kinds |= {"logits": "*bf16", "grad": "*bf16", "target": "*i64"}
+kinds |= {"words": "*i32", "parts": "*i64", "sums": "*i64"}
+for shifted in (False, True):
+    constants = dict.fromkeys(("MEAN", "HAS_OFFSET", "HAS_POSITIVE", "HAS_ALPHA"), True)
+    constants |= {"HAS_WEIGHT": shifted, "SHIFTED": shifted, "TOTALS": 4, "PART": 32}
+    constants |= {"LABELS": 256, "BLOCK": 4096, "SLOTS": 6, "num_warps": 4}
+    names = ring_kernel.arg_names
+    source = GluonASTSource(
+        fn=ring_kernel,
+        signature={n: "constexpr" if n in constants else kinds[n] for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={(k,): [["tt.divisibility", 16]] for k, n in enumerate(names[:12])},
+    )
+    options = {"num_warps": 4, "maxnreg": 128, "launch_pdl": True}
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert built.metadata.shared <= 56 * 1024  # four to a multiprocessor
+    text = built.asm["ptx"]
+    # Whole words go in and out, and the launch before is waited for before its words are read.
+    assert "cp.async.cg.shared.global" in text
+    assert "st.global.L1::evict_first.L2::cache_hint.v4.b32" in text
+    assert text.index("griddepcontrol.wait") < text.index("ld.volatile")
+    print("built")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_builds_for_a_gpu_that_is_not_there():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILD],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("built") == 2
