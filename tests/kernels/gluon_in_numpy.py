@@ -158,10 +158,17 @@ class Shared:
         assert 0 <= operator.index(k) < len(self.array)
         return Shared(self.array[operator.index(k)])
 
-    def load(self, layout):
+    def check(self):
         for _, to, _ in (copy for group in here().groups for copy in group):
             assert not np.shares_memory(to, self.array), "a copy that has not arrived is read"
+
+    def load(self, layout):
+        self.check()
         return Value(self.array.copy())
+
+    def store(self, value):
+        self.check()
+        self.array[...] = value.data
 
 
 def allocate_shared_memory(kind, shape, layout, value=None):
@@ -231,11 +238,6 @@ def until(pointer, mask):
     return words
 
 
-def replace_target(x, pair, y_at):
-    keep, never = (0xFFFF, -8388608) if int(y_at.data) & 1 else (-65536, 0xFF80)
-    return Value(np.where(pair.data == int(y_at.data) >> 1, (x.data & keep) | never, x.data))
-
-
 # What the kernel has in assembly.
 ASSEMBLY = {
     "wait_for_launch": lambda: None,
@@ -247,7 +249,6 @@ ASSEMBLY = {
     "quotient": lambda a, b: a / b,
     "log2_roughly": lambda a: Value(np.log2(a.data)),
     "opaque_zero": lambda like: 0,
-    "without_target": replace_target,
 }
 
 

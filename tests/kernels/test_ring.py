@@ -209,11 +209,12 @@ def test_the_cut_of_any_shape(processors):
         assert ring.lanes * stride % 8 == 0
         assert ring.lanes <= _ring.MOST_LANES
         assert ring.labels * ring.lanes >= rows
-        # Shared memory for as many programs as the lanes were made for; 227 KiB on an H200, one
-        # of which goes with every program.
-        per = -(-ring.lanes * ring.slices // processors) if ring.lanes < rows else 1
-        bytes_each = ring.slots * _ring.BLOCK * 2 + 3 * ring.labels * 4 + 2048
-        assert ring.lanes <= 8 or per * bytes_each <= 228 * 1024
+        # All run at once on an H200: a multiprocessor has 65536 registers, and 228 KiB of shared
+        # memory, of which one goes with every program.
+        each = -(-ring.lanes * ring.slices // processors)
+        assert each <= 4
+        assert each * (ring.slots * _ring.BLOCK * 2 + 12 * ring.labels + 2048) <= 228 * 1024
+        assert each * 32 * ring.warps * ring.registers <= 65536
     assert served > 30
 
 
@@ -237,13 +238,14 @@ def test_when_the_kernel_serves(monkeypatch):
     monkeypatch.setattr(_ring, "_has_gluon", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     good, options = logits_like(), Options()
-    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 21, 32)
+    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 21, 32, 128)
     assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
     for changes in (
         {"shape": (1, 64, 8142)},
         {"shape": (2, 32, 100_000)},
         {"shape": (1, 64, 600_000)},
         {"shape": (1, 50_000, 100_000)},
+        {"shape": (1, 64, 100_000), "dtype": torch.float32},
         {"dtype": torch.float16},
         {"at": 8},
         {"device": torch.device("cpu")},

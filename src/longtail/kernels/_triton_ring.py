@@ -114,28 +114,13 @@ def log2_roughly(a):
 
 @gluon.jit
 def opaque_zero(like):
-    """A zero that the compiler does not see through: what depends on it stays where it is."""
+    """A zero that the compiler does not see through.
+
+    What depends on it is computed where it is needed; else it would be computed before the loop,
+    and kept in registers all along.
+    """
     return gl.inline_asm_elementwise(
         "mov.b32 $0, 0;", "=r,r", [like], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def without_target(x, pair, y_at):
-    """The target's half of its pair becomes −inf: a comparison and a predicated LOP3 a pair."""
-    odd = (y_at & 1) != 0
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .pred %p;
-        setp.eq.s32 %p, $2, $3;
-        mov.b32 $0, $1;
-        @%p lop3.b32 $0, $1, $4, $5, 0xEA;
-        }""",
-        "=r,r,r,r,r,r",
-        [x, pair, y_at >> 1, gl.where(odd, 0xFFFF, -65536), gl.where(odd, -8388608, 0xFF80)],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
     )
 
 
@@ -219,25 +204,33 @@ def target_terms(
 
 
 @gluon.jit
+def remove_target(pairs, at, y_at, thin: gl.constexpr):
+    """The target's half of its pair, which is `at` in shared memory, becomes −inf."""
+    pair = pairs.index(at)
+    x = pair.load(thin)
+    odd = (y_at & 1) != 0
+    pair.store(gl.where(odd, (x & 0xFFFF) | -8388608, (x & -65536) | 0xFF80))
+    barrier()
+
+
+@gluon.jit
 def slice_sum(
-    slot, offset, pair, y_at, counted, here, b0, b1, m, shift, n_classes, row,
+    slot, offset, pair, counted, b0, b1, m, shift, n_classes, row,
     HAS_OFFSET: gl.constexpr, wide: gl.constexpr,
 ):  # fmt: skip
     """z = Σ 2^(u − m) over the slice's competitors; b0, b1 (which have m in them) and m after it.
 
     The m of the row before will do, if the sum does not come near the ends of float32's range.
     """
-    x = slot.load(wide)
-    if here:
-        x = without_target(x, pair, y_at)
-    x0, x1 = halves(x)
+    x0, x1 = halves(slot.load(wide))
     z = gl.sum(gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1), 0)
     good = (z > 1e-18) & (z < 1e18) & counted
     # Else the slice's own maximum; nothing where the row does not count; exact masks, since
     # infinities and NaN of the row's neighbours are no concern of its own.
     if good == 0:
-        x0, x1 = halves(without_target(slot.load(wide), pair, y_at))
-        column = pair * 2 - shift + opaque_zero(row)  # b is read again: no registers are left
+        again = pair + opaque_zero(row)
+        x0, x1 = halves(slot.load(wide))
+        column = again * 2 - shift  # b is read again: no registers are left to keep it
         b0 = offsets(offset, column, n_classes, HAS_OFFSET)
         b1 = offsets(offset, column + 1, n_classes, HAS_OFFSET)
         in0 = (column >= 0) & (column < n_classes) & counted
@@ -340,6 +333,7 @@ def ring_kernel(
     # Where the window of a row starts, and from a row of the lane to the next.
     start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
     ring = gl.allocate_shared_memory(gl.int32, [SLOTS, half], line)
+    pairs = ring._reinterpret(gl.int32, [SLOTS * half, 1], line)
     for k in gl.static_range(AHEAD):
         to = gl.multiple_of(gl.where(lane + k * lanes < n_rows, read_to, 0), 4)
         fetch(ring.index(k), logits, start + k * step, pair, to)
@@ -372,18 +366,17 @@ def ring_kernel(
     y_of = y_line._reinterpret(gl.int32, [LABELS, 1], line)
 
     m = 0.0
-    f1, f2 = b_edge, b_edge  # the shared words of the row before, and of the one before that
     slices = gl.arange(0, PART, layout=each)
     for turn in range(0, (n_rows - lane + lanes - 1) // lanes + DEFER):
         row = lane + turn * lanes  # to be summed up
         done = row - DEFER * lanes  # whose gradient is to be written
         to = gl.multiple_of(gl.where(row + AHEAD * lanes < n_rows, read_to, 0), 4)
         fetch(ring.index((turn + AHEAD) % SLOTS), logits, start + AHEAD * step, pair, to)
+        live = (done >= 0) & (done < n_rows)
         f = b_edge
         if SHIFTED:
-            f = gl.load(logits + start + edge_at, mask=edge_in & (row < n_rows), other=0.0)
-            f = f.to(gl.float32)
-        live = (done >= 0) & (done < n_rows)
+            own = logits + (start - DEFER * step) + edge_at
+            f = gl.load(own, mask=edge_in & live, other=0.0).to(gl.float32)
         there = (slices < n_slices) & live
         heard = parts + done.to(gl.int64) * n_slices + slices
         early = gl.load(heard, mask=there, other=-1, volatile=True)
@@ -391,9 +384,12 @@ def ring_kernel(
         counted = (y_at != IGNORED) & (row < n_rows)
         here = (y_at >= 0) & (y_at // BLOCK == slice_id)
         async_copy.wait_group(AHEAD)
+        slot = turn % SLOTS
+        if here:
+            remove_target(pairs, slot * half + (y_at % BLOCK) // 2, y_at, thin)
         z, m, b0, b1 = slice_sum(
-            ring.index(turn % SLOTS), offset, pair, y_at, counted, here, b0, b1, m, shift,
-            n_classes, row, HAS_OFFSET, wide,
+            ring.index(slot), offset, pair, counted, b0, b1, m, shift, n_classes, row, HAS_OFFSET,
+            wide,
         )  # fmt: skip
         word = pack(gl.where(z > 0, m, NEG_INF), z)
         gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
@@ -408,13 +404,12 @@ def ring_kernel(
         c = quotient(a * share, z_all + gl.exp2(t * LOG2E - m_all))
         c = gl.where((a == 0) | (z_all == 0), 0.0, c)
         write(
-            ring.index((turn + SLOTS - DEFER) % SLOTS), grad, f2, b0, b1, b_edge, m, m_all, z_all,
+            ring.index((turn + SLOTS - DEFER) % SLOTS), grad, f, b0, b1, b_edge, m, m_all, z_all,
             c, start - DEFER * step, live, y_at != IGNORED, here, y_at, pair, low, high, edge_at,
             edge_in, SHIFTED, half, wide,
         )  # fmt: skip
         if slice_id == 0:
             gl.store(sums + done, pack(m_all, z_all), mask=live)
-        f1, f2 = f, f1
         start += step
 
     async_copy.wait_group(0)
