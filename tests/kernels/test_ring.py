@@ -165,13 +165,17 @@ def test_infinite_offsets_take_classes_out():
     assert grad.eq(0).all()
 
 
-def test_all_ignored():
+def test_all_ignored_or_without_weight():
     logits, _, tables = make(10, 203, torch.bfloat16, names="bA")
     target = torch.full((10,), -100)
     loss, grad = run(logits, target, tables)
     assert loss.isnan()  # 0/0, as torch has it
     assert grad.eq(0).all()
     assert run(logits, target, tables, reduction="sum")[0] == 0
+    target[:] = 7
+    loss, grad = run(logits, target, tables._replace(weight=torch.zeros(203)))
+    assert loss.isnan()
+    assert grad.eq(0).all()
 
 
 def test_zero_and_negative_factors():
@@ -238,7 +242,7 @@ def test_when_the_kernel_serves(monkeypatch):
     monkeypatch.setattr(_ring, "_has_gluon", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     good, options = logits_like(), Options()
-    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 21, 32, 128)
+    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 21, 64, 128)
     assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
     for changes in (
         {"shape": (1, 64, 8142)},

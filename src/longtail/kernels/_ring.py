@@ -63,7 +63,7 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
         most = min(processors * programs // slices, MOST_LANES) // ways * ways
         if n_rows <= most * room:
             lanes = min(most, -(-n_rows // ways) * ways)
-            labels = max(1 << (-(-n_rows // lanes) - 1).bit_length(), 32)
+            labels = max(1 << (-(-n_rows // lanes) - 1).bit_length(), 64)
             return Ring(slices, lanes, labels, registers)
     return None
 

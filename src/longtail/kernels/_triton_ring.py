@@ -215,7 +215,7 @@ def remove_target(pairs, at, y_at, thin: gl.constexpr):
 
 @gluon.jit
 def slice_sum(
-    slot, offset, pair, counted, b0, b1, m, shift, n_classes, row,
+    slot, offset, pair, b0, b1, m, shift, n_classes, row,
     HAS_OFFSET: gl.constexpr, wide: gl.constexpr,
 ):  # fmt: skip
     """z = Σ 2^(u − m) over the slice's competitors; b0, b1 (which have m in them) and m after it.
@@ -224,17 +224,17 @@ def slice_sum(
     """
     x0, x1 = halves(slot.load(wide))
     z = gl.sum(gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1), 0)
-    good = (z > 1e-18) & (z < 1e18) & counted
-    # Else the slice's own maximum; nothing where the row does not count; exact masks, since
-    # infinities and NaN of the row's neighbours are no concern of its own.
+    good = (z > 1e-18) & (z < 1e18)
+    # Else the slice's own maximum, and exact masks: infinities and NaN of the row's neighbours are
+    # no concern of its own.
     if good == 0:
         again = pair + opaque_zero(row)
         x0, x1 = halves(slot.load(wide))
         column = again * 2 - shift  # b is read again: no registers are left to keep it
         b0 = offsets(offset, column, n_classes, HAS_OFFSET)
         b1 = offsets(offset, column + 1, n_classes, HAS_OFFSET)
-        in0 = (column >= 0) & (column < n_classes) & counted
-        in1 = (column + 1 >= 0) & (column + 1 < n_classes) & counted
+        in0 = (column >= 0) & (column < n_classes)
+        in1 = (column + 1 >= 0) & (column + 1 < n_classes)
         u0 = gl.where(in0, x0 * LOG2E + b0, NEG_INF)
         u1 = gl.where(in1, x1 * LOG2E + b1, NEG_INF)
         most = gl.max(gl.maximum(u0, u1), 0)
@@ -282,10 +282,11 @@ def write(
 
 @gluon.jit
 def finish(
-    words, sums, loss, y_line, t_line, a_line, row, lane, lanes, n_rows, denominator,
-    thin: gl.constexpr,
+    words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator,
+    LABELS: gl.constexpr, thin: gl.constexpr,
 ):  # fmt: skip
     """Sum up a lane's losses; the last lane adds those of all, in a fixed order."""
+    row = lane + opaque_zero(lane) + gl.arange(0, LABELS, layout=thin) * lanes
     m, z = unpack(gl.load(sums + row, mask=row < n_rows, other=0))
     # m/log2 e − t rounds once: the product is exact inside the multiply-add.
     d = gl.fma(m, PER_LOG2E, -t_line.load(thin)) + gl.fma(m, PER_LOG2E_REST, gl.log(z))
@@ -381,16 +382,14 @@ def ring_kernel(
         heard = parts + done.to(gl.int64) * n_slices + slices
         early = gl.load(heard, mask=there, other=-1, volatile=True)
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
-        counted = (y_at != IGNORED) & (row < n_rows)
         here = (y_at >= 0) & (y_at // BLOCK == slice_id)
         async_copy.wait_group(AHEAD)
         slot = turn % SLOTS
         if here:
             remove_target(pairs, slot * half + (y_at % BLOCK) // 2, y_at, thin)
         z, m, b0, b1 = slice_sum(
-            ring.index(slot), offset, pair, counted, b0, b1, m, shift, n_classes, row, HAS_OFFSET,
-            wide,
-        )  # fmt: skip
+            ring.index(slot), offset, pair, b0, b1, m, shift, n_classes, row, HAS_OFFSET, wide
+        )
         word = pack(gl.where(z > 0, m, NEG_INF), z)
         gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
 
@@ -416,5 +415,6 @@ def ring_kernel(
     if slice_id == 0:
         barrier()  # what one thread has stored in `sums`, others read
         finish(
-            words, sums, loss, y_line, t_line, a_line, rows, lane, lanes, n_rows, denominator, thin
-        )
+            words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator, LABELS,
+            thin,
+        )  # fmt: skip
