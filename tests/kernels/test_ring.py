@@ -113,6 +113,18 @@ def test_any_level_and_one_giant_competitor(seed):
     check(logits, target, tables, seed=seed, inplace=True)
 
 
+@pytest.mark.parametrize("level", [1e5, -1e6, 1e30])
+def test_a_row_far_off_does_no_harm_to_others(level):
+    # Its maximum must not stay in the offset, whose digits would be lost.
+    logits, target, tables = make(40, 203, torch.bfloat16, names="ba", ignored=False)
+    f = logits.double().requires_grad_()
+    (expected,) = torch.autograd.grad(oracle(f, target, tables), f)
+    far = torch.arange(40) % 9 == 3
+    logits[far] += level
+    _, grad = run(logits, target, tables)
+    torch.testing.assert_close(grad[~far].double(), expected[~far], rtol=2**-8, atol=1e-30)
+
+
 @pytest.mark.parametrize("resident", [4, 7, 25])
 def test_programs_get_on_when_few_run_at_once(resident):
     # Slices of a row are 4 here: with fewer than these nobody could.

@@ -218,12 +218,14 @@ def slice_sum(
     slot, offset, pair, b0, b1, m, shift, n_classes, row,
     HAS_OFFSET: gl.constexpr, wide: gl.constexpr,
 ):  # fmt: skip
-    """z = Σ 2^(u − m) over the slice's competitors; b0, b1 (which have m in them) and m after it.
+    """(m, z) in a word, z = Σ 2^(u − m) over the slice's competitors.
 
-    The m of the row before will do, if the sum does not come near the ends of float32's range.
+    b0 and b1 have an m in them, that of a row before. It will do if the sum does not come near the
+    ends of float32's range. Returns b0, b1 and m as they are to be for the next row.
     """
     x0, x1 = halves(slot.load(wide))
     z = gl.sum(gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1), 0)
+    word = pack(m, z)
     good = (z > 1e-18) & (z < 1e18)
     # Else the slice's own maximum, and exact masks: infinities and NaN of the row's neighbours are
     # no concern of its own.
@@ -238,10 +240,12 @@ def slice_sum(
         u0 = gl.where(in0, x0 * LOG2E + b0, NEG_INF)
         u1 = gl.where(in1, x1 * LOG2E + b1, NEG_INF)
         most = gl.max(gl.maximum(u0, u1), 0)
-        m = gl.where((most > -3e38) & (most < 3e38), most, 0.0)
-        z = gl.sum(gl.exp2(u0 - m) + gl.exp2(u1 - m), 0)
+        own = gl.where((most > -3e38) & (most < 3e38), most, 0.0)
+        z = gl.sum(gl.exp2(u0 - own) + gl.exp2(u1 - own), 0)
+        word = pack(gl.where(z > 0, own, NEG_INF), z)
+        m = gl.where(gl.abs(own) < 4096, own, 0.0)  # a larger one would leave few digits of b
         b0, b1 = b0 - m, b1 - m
-    return z, m, b0, b1
+    return word, b0, b1, m
 
 
 @gluon.jit
@@ -366,7 +370,7 @@ def ring_kernel(
     a_of = a_line._reinterpret(gl.float32, [LABELS, 1], line)
     y_of = y_line._reinterpret(gl.int32, [LABELS, 1], line)
 
-    m = 0.0
+    m = gl.to_tensor(0.0)
     slices = gl.arange(0, PART, layout=each)
     for turn in range(0, (n_rows - lane + lanes - 1) // lanes + DEFER):
         row = lane + turn * lanes  # to be summed up
@@ -387,10 +391,9 @@ def ring_kernel(
         slot = turn % SLOTS
         if here:
             remove_target(pairs, slot * half + (y_at % BLOCK) // 2, y_at, thin)
-        z, m, b0, b1 = slice_sum(
+        word, b0, b1, m = slice_sum(
             ring.index(slot), offset, pair, b0, b1, m, shift, n_classes, row, HAS_OFFSET, wide
         )
-        word = pack(gl.where(z > 0, m, NEG_INF), z)
         gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
 
         m_all, z_all = row_sum(heard, there, early)
