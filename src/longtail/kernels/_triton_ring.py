@@ -287,18 +287,18 @@ def write(
 @gluon.jit
 def finish(
     words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator,
-    LABELS: gl.constexpr, thin: gl.constexpr,
+    LABELS: gl.constexpr, last: gl.constexpr,
 ):  # fmt: skip
     """Sum up a lane's losses; the last lane adds those of all, in a fixed order."""
-    row = lane + opaque_zero(lane) + gl.arange(0, LABELS, layout=thin) * lanes
+    row = lane + opaque_zero(lane) + gl.arange(0, LABELS, layout=last) * lanes
     m, z = unpack(gl.load(sums + row, mask=row < n_rows, other=0))
     # m/log2 e − t rounds once: the product is exact inside the multiply-add.
-    d = gl.fma(m, PER_LOG2E, -t_line.load(thin)) + gl.fma(m, PER_LOG2E_REST, gl.log(z))
-    counted = (row < n_rows) & (y_line.load(thin) != IGNORED)
-    own = gl.sum(gl.where(counted, a_line.load(thin) * softplus(d), 0.0), 0)
+    d = gl.fma(m, PER_LOG2E, -t_line.load(last)) + gl.fma(m, PER_LOG2E_REST, gl.log(z))
+    counted = (row < n_rows) & (y_line.load(last) != IGNORED)
+    own = gl.sum(gl.where(counted, a_line.load(last) * softplus(d), 0.0), 0)
     gl.store(words + lane, own.to(gl.int32, bitcast=True))
     if lane == lanes - 1:
-        every = gl.arange(0, MOST_LANES, layout=thin)
+        every = gl.arange(0, MOST_LANES, layout=last)
         found = await_words(words + every, every < lanes).to(gl.float32, bitcast=True)
         gl.store(loss, gl.sum(gl.where(every < lanes, found, 0.0), 0) / denominator)
 
@@ -417,7 +417,9 @@ def ring_kernel(
     async_copy.wait_group(0)
     if slice_id == 0:
         barrier()  # what one thread has stored in `sums`, others read
+        # Laid out otherwise than `thin`, which would keep an address in a register all along.
+        last: gl.constexpr = gl.BlockedLayout([2], [32], [num_warps], [0])
         finish(
             words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator, LABELS,
-            thin,
+            last,
         )  # fmt: skip
