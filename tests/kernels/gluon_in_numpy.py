@@ -78,6 +78,9 @@ class Value:
     def __neg__(self):
         return Value(-self.data)
 
+    def __invert__(self):
+        return Value(~self.data)
+
     def __floordiv__(self, other):
         a, b = alike(self, other)
         return Value(truncated(a, b).astype(np.result_type(a, b)))
@@ -239,6 +242,14 @@ def until(pointer, mask):
     return words
 
 
+def replace(x, pair, far, at, keep, put):
+    """One place at most is changed, and the test before tells of it."""
+    found = pair.data == at.data
+    assert found.sum() <= 1
+    assert not far.data[found].any(), "a test that passes the place by"
+    return Value(np.where(found, (x.data & keep.data) | put.data, x.data))
+
+
 # What the kernel has in assembly.
 ASSEMBLY = {
     "wait_for_launch": lambda: None,
@@ -249,6 +260,7 @@ ASSEMBLY = {
     ),
     "quotient": lambda a, b: a / b,
     "log2_roughly": lambda a: Value(np.log2(a.data)),
+    "replace": replace,
     "opaque_zero": lambda like: 0,
 }
 

@@ -26,9 +26,11 @@ LOG2E = gl.constexpr(1.4426950216293335)
 PER_LOG2E = gl.constexpr(0.6931471824645996)
 PER_LOG2E_REST = gl.constexpr(7.348693e-09)
 NEG_INF = gl.constexpr(float("-inf"))
+MINUS_INFS = gl.constexpr(-8323200)  # two of them in bfloat16
 DEFER = gl.constexpr(2)  # turns from a row's sum to its gradient
 NO_CLASS, IGNORED = gl.constexpr(-1), gl.constexpr(-2)  # in the place of a target
 MOST_LANES = gl.constexpr(512)  # as in `_ring`
+PAIRS = gl.constexpr(16)  # of a thread, in a slice: BLOCK // 2 // (32 * num_warps)
 barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed in Triton 3.7
 
 
@@ -109,6 +111,31 @@ def log2_roughly(a):
     """log2 to 2^−22: enough for a gradient in bfloat16."""
     return gl.inline_asm_elementwise(
         "lg2.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+def _replace_text(n):
+    """Assembly for a thread's n pairs: one test for all of them, behind it one for each."""
+    x, pair, far, at, keep, put = (range(n * k, n * k + n) for k in range(1, 7))
+    lines = ["{", ".reg .pred %p;", *(f"mov.b32 ${k}, ${x[k]};" for k in range(n))]
+    lines += [f"setp.ne.s32 %p, ${far[0]}, 0;", "@%p bra OUT;"]
+    for k in range(n):
+        lines += [f"setp.eq.s32 %p, ${pair[k]}, ${at[0]};"]
+        lines += [f"@%p lop3.b32 ${k}, ${k}, ${keep[0]}, ${put[0]}, 0xEA;"]  # (x & keep) | put
+    return "\n".join([*lines, "OUT:", "}"]), ",".join(["=&r"] * n + ["r"] * (6 * n))
+
+
+REPLACE, REPLACED = (gl.constexpr(text) for text in _replace_text(PAIRS))
+
+
+@gluon.jit
+def replace(x, pair, far, at, keep, put):
+    """(x & keep) | put where pair = at; `far` is 0 in the thread that has it, not in many others.
+
+    So nearly all warps pass by with one test.
+    """
+    return gl.inline_asm_elementwise(
+        REPLACE, REPLACED, [x, pair, far, at, keep, put], dtype=gl.int32, is_pure=True, pack=PAIRS
     )
 
 
@@ -204,26 +231,29 @@ def target_terms(
 
 
 @gluon.jit
-def remove_target(pairs, at, y_at, thin: gl.constexpr):
-    """The target's half of its pair, which is `at` in shared memory, becomes −inf."""
-    pair = pairs.index(at)
-    x = pair.load(thin)
-    odd = (y_at & 1) != 0
-    pair.store(gl.where(odd, (x & 0xFFFF) | -8388608, (x & -65536) | 0xFF80))
-    barrier()
+def put_target(x, pair, y_at, value, half: gl.constexpr, num_warps: gl.constexpr):
+    """The half of its pair that is the target's becomes that of `value`, two bfloat16.
+
+    The thread that holds it does so: no other memory, nobody waits.
+    """
+    keep = gl.where((y_at & 1) != 0, 0xFFFF, -65536)
+    # A thread's pairs differ in these bits, and in no others.
+    within: gl.constexpr = ((half - 1) & (-128 * num_warps)) | 3
+    at = y_at >> 1  # negative where there is no target
+    return replace(x, pair, (pair ^ at) & ~within, at, keep, value & ~keep)
 
 
 @gluon.jit
 def slice_sum(
-    slot, offset, pair, b0, b1, m, shift, n_classes, row,
-    HAS_OFFSET: gl.constexpr, wide: gl.constexpr,
+    slot, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
+    HAS_OFFSET: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
 ):  # fmt: skip
     """(m, z) in a word, z = Σ 2^(u − m) over the slice's competitors.
 
     b0 and b1 have an m in them, that of a row before. It will do if the sum does not come near the
     ends of float32's range. Returns b0, b1 and m as they are to be for the next row.
     """
-    x0, x1 = halves(slot.load(wide))
+    x0, x1 = halves(put_target(slot.load(wide), pair, y_at, MINUS_INFS, half, num_warps))
     z = gl.sum(gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1), 0)
     word = pack(m, z)
     good = (z > 1e-18) & (z < 1e18)
@@ -231,7 +261,7 @@ def slice_sum(
     # no concern of its own.
     if good == 0:
         again = pair + opaque_zero(row)
-        x0, x1 = halves(slot.load(wide))
+        x0, x1 = halves(put_target(slot.load(wide), again, y_at, MINUS_INFS, half, num_warps))
         column = again * 2 - shift  # b is read again: no registers are left to keep it
         b0 = offsets(offset, column, n_classes, HAS_OFFSET)
         b1 = offsets(offset, column + 1, n_classes, HAS_OFFSET)
@@ -260,10 +290,11 @@ def row_sum(words, there, early):
 
 @gluon.jit
 def write(
-    slot, grad, f, b0, b1, b_edge, m, m_all, z_all, c, start, live, counted, here, y_at, pair, low,
-    high, edge_at, edge_in, SHIFTED: gl.constexpr, half: gl.constexpr, wide: gl.constexpr,
+    slot, grad, f, b0, b1, b_edge, m, m_all, z_all, c, start, live, counted, y_at, pair, low, high,
+    edge_at, edge_in, SHIFTED: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr,
+    wide: gl.constexpr,
 ):  # fmt: skip
-    """The gradient of a slice: whole words, then the shared words and the target by elements."""
+    """The gradient of a slice: whole words, then the shared words by elements."""
     down = log2_roughly(gl.abs(c)) - m_all  # gradients are ±2^(u + down)
     x0, x1 = halves(slot.load(wide))
     lower = down + m
@@ -272,16 +303,16 @@ def write(
         g = g ^ -2147450880  # both signs
     if counted == 0:
         g = gl.zeros([half], gl.int32, layout=wide)
+    pull = -c * z_all
+    g = put_target(g, pair, y_at, to_pairs(pull, pull), half, num_warps)
     to = grad.to(gl.pointer_type(gl.int32), bitcast=True) + gl.multiple_of(start >> 1, 4) + pair
     inner = (pair >= low) & (pair < gl.multiple_of(gl.where(live, high, 0), 4))
     gl.store(to, g, mask=inner, eviction_policy="evict_first")
     if SHIFTED:
         e = gl.exp2(f * LOG2E + (b_edge + down))
         e = gl.where(counted, gl.where(c < 0, -e, e), 0.0)
+        e = gl.where(edge_at == y_at, pull, e)
         gl.store(grad + start + edge_at, e.to(gl.bfloat16), mask=edge_in & live)
-    if here:
-        barrier()  # over what the tile has left at the target
-        gl.store(grad + start + y_at, (-c * z_all).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -338,7 +369,6 @@ def ring_kernel(
     # Where the window of a row starts, and from a row of the lane to the next.
     start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
     ring = gl.allocate_shared_memory(gl.int32, [SLOTS, half], line)
-    pairs = ring._reinterpret(gl.int32, [SLOTS * half, 1], line)
     for k in gl.static_range(AHEAD):
         to = gl.multiple_of(gl.where(lane + k * lanes < n_rows, read_to, 0), 4)
         fetch(ring.index(k), logits, start + k * step, pair, to)
@@ -386,14 +416,11 @@ def ring_kernel(
         heard = parts + done.to(gl.int64) * n_slices + slices
         early = gl.load(heard, mask=there, other=-1, volatile=True)
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
-        here = (y_at >= 0) & (y_at // BLOCK == slice_id)
         async_copy.wait_group(AHEAD)
-        slot = turn % SLOTS
-        if here:
-            remove_target(pairs, slot * half + (y_at % BLOCK) // 2, y_at, thin)
         word, b0, b1, m = slice_sum(
-            ring.index(slot), offset, pair, b0, b1, m, shift, n_classes, row, HAS_OFFSET, wide
-        )
+            ring.index(turn % SLOTS), offset, pair, y_at, b0, b1, m, shift, n_classes, row,
+            HAS_OFFSET, half, num_warps, wide,
+        )  # fmt: skip
         gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
 
         m_all, z_all = row_sum(heard, there, early)
@@ -401,14 +428,13 @@ def ring_kernel(
         t = gl.sum(t_of.index(turn_of).load(thin), 0)
         a = gl.sum(a_of.index(turn_of).load(thin), 0)
         y_at = gl.sum(y_of.index(turn_of).load(thin), 0)
-        here = live & (y_at >= 0) & (y_at // BLOCK == slice_id)
         # As in `_triton`: σ(d)/z, and nothing where A = 0 or where nothing competes.
         c = quotient(a * share, z_all + gl.exp2(t * LOG2E - m_all))
         c = gl.where((a == 0) | (z_all == 0), 0.0, c)
         write(
             ring.index((turn + SLOTS - DEFER) % SLOTS), grad, f, b0, b1, b_edge, m, m_all, z_all,
-            c, start - DEFER * step, live, y_at != IGNORED, here, y_at, pair, low, high, edge_at,
-            edge_in, SHIFTED, half, wide,
+            c, start - DEFER * step, live, y_at != IGNORED, y_at, pair, low, high, edge_at, edge_in,
+            SHIFTED, half, num_warps, wide,
         )  # fmt: skip
         if slice_id == 0:
             gl.store(sums + done, pack(m_all, z_all), mask=live)
