@@ -250,7 +250,7 @@ def replace(x, pair, far, at, keep, put):
     return Value(np.where(found, (x.data & keep.data) | put.data, x.data))
 
 
-# What the kernel has in assembly.
+# What the kernel has in assembly, or cut by warps, which are not here.
 ASSEMBLY = {
     "wait_for_launch": lambda: None,
     "await_pairs": lambda pointer, mask, early: until(pointer, mask),
@@ -261,6 +261,8 @@ ASSEMBLY = {
     "quotient": lambda a, b: a / b,
     "log2_roughly": lambda a: Value(np.log2(a.data)),
     "replace": replace,
+    "warp_sums": lambda v, half, num_warps: v,
+    "across_warps": lambda v, num_warps: LANGUAGE["sum"](v, 0),
     "opaque_zero": lambda like: 0,
 }
 

@@ -244,6 +244,19 @@ def put_target(x, pair, y_at, value, half: gl.constexpr, num_warps: gl.constexpr
 
 
 @gluon.jit
+def warp_sums(v, half: gl.constexpr, num_warps: gl.constexpr):
+    """Each warp's sum over its own elements of a slice: registers and shuffles alone."""
+    return gl.sum(gl.sum(gl.reshape(v, [half // (128 * num_warps), num_warps, 128]), 0), 1)
+
+
+@gluon.jit
+def across_warps(v, num_warps: gl.constexpr):
+    """The sum of the warps' sums, by one trip through shared memory, where `gl.sum` takes two."""
+    every: gl.constexpr = gl.BlockedLayout([num_warps], [32], [num_warps], [0])
+    return gl.sum(gl.convert_layout(v, every), 0)
+
+
+@gluon.jit
 def slice_sum(
     slot, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
     HAS_OFFSET: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
@@ -254,7 +267,8 @@ def slice_sum(
     ends of float32's range. Returns b0, b1 and m as they are to be for the next row.
     """
     x0, x1 = halves(put_target(slot.load(wide), pair, y_at, MINUS_INFS, half, num_warps))
-    z = gl.sum(gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1), 0)
+    e = gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1)
+    z = across_warps(warp_sums(e, half, num_warps), num_warps)
     word = pack(m, z)
     good = (z > 1e-18) & (z < 1e18)
     # Else the slice's own maximum, and exact masks: infinities and NaN of the row's neighbours are
