@@ -219,6 +219,7 @@ LANGUAGE = {
     "where": lambda to, a, b: Value(np.where(data_of(to), *alike(a, b))),
     "sum": lambda x, axis: Value(x.data.sum(axis, dtype=x.data.dtype)),
     "max": lambda x, axis: Value(x.data.max(axis)),
+    "minimum": lambda a, b: Value(np.minimum(*alike(a, b))),
     "maximum": lambda a, b: Value(np.maximum(*alike(a, b))),
     "exp2": lambda x: Value(np.exp2(x.data)),
     "log": lambda x: Value(np.log(x.data)),
@@ -250,6 +251,17 @@ def replace(x, pair, far, at, keep, put):
     return Value(np.where(found, (x.data & keep.data) | put.data, x.data))
 
 
+def store_halves(g, pair, far, low, high, first, end, to):
+    """Elements of two words, where the test before tells of them."""
+    word = pair.data - pair.data % 4
+    place = 2 * pair.data[:, None] + np.arange(2)
+    found = ((word < data_of(low)) | (word == high.data))[:, None]
+    found = found & (place >= data_of(first)) & (place < data_of(end))
+    assert not far.data[found.any(1)].any(), "a test that passes the place by"
+    halves = Pointer(to.memory.view(np.uint16), np.uint16, 2 * to.at[:, None] + np.arange(2))
+    store(halves, np.ascontiguousarray(g.data).view(np.uint16).reshape(-1, 2), mask=found)
+
+
 # What the kernel has in assembly, or cut by warps, which are not here.
 ASSEMBLY = {
     "wait_for_launch": lambda: None,
@@ -261,6 +273,7 @@ ASSEMBLY = {
     "quotient": lambda a, b: a / b,
     "log2_roughly": lambda a: Value(np.log2(a.data)),
     "replace": replace,
+    "store_halves": store_halves,
     "warp_sums": lambda v, half, num_warps: v,
     "across_warps": lambda v, num_warps: LANGUAGE["sum"](v, 0),
     "opaque_zero": lambda like: 0,

@@ -139,6 +139,42 @@ def replace(x, pair, far, at, keep, put):
     )
 
 
+def _edges_text(n):
+    """Assembly for a thread's n pairs, four to a word: those of two words are stored by halves."""
+    g, pair, far, low, high, first, end, to = (range(n * k, n * k + n) for k in range(1, 9))
+    lines = ["{", ".reg .pred %p;", ".reg .b16 %h<2>;", ".reg .b32 %e;"]
+    lines += [f"mov.b32 ${k}, 0;" for k in range(n)]
+    lines += [f"setp.ne.s32 %p, ${far[0]}, 0;", "@%p bra OUT;"]
+    for k in range(n):
+        if k % 4 == 0:
+            lines += [f"setp.lt.s32 %p, ${pair[k]}, ${low[0]};"]
+            lines += [f"setp.eq.or.s32 %p, ${pair[k]}, ${high[0]}, %p;", f"@!%p bra NEXT{k};"]
+        lines += [f"mov.b32 {{%h0, %h1}}, ${g[k]};", f"shl.b32 %e, ${pair[k]}, 1;"]
+        for half in range(2):
+            lines += [f"setp.ge.s32 %p, %e, ${first[0]};"]
+            lines += [f"setp.lt.and.s32 %p, %e, ${end[0]}, %p;"]
+            lines += [f"@%p st.global.b16 [${to[k]} + {2 * half}], %h{half};", "add.s32 %e, %e, 1;"]
+        if k % 4 == 3:
+            lines += [f"NEXT{k - 3}:"]
+    return "\n".join([*lines, "OUT:", "}"]), ",".join(["=&r"] * n + ["r"] * (7 * n) + ["l"] * n)
+
+
+EDGES, EDGED = (gl.constexpr(text) for text in _edges_text(PAIRS))
+
+
+@gluon.jit
+def store_halves(g, pair, far, low, high, first, end, to):
+    """Places first to end − 1 of the words below `low` and at `high`; `far` as in `replace`."""
+    return gl.inline_asm_elementwise(
+        EDGES,
+        EDGED,
+        [g, pair, far, low, high, first, end, to.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=PAIRS,
+    )
+
+
 @gluon.jit
 def opaque_zero(like):
     """A zero that the compiler does not see through.
@@ -197,19 +233,6 @@ def fetch(slot, logits, start, pair, read_to):
 
 
 @gluon.jit
-def edges(shift, high, slice_id, n_classes, BLOCK: gl.constexpr, thin: gl.constexpr):
-    """Places in a row's first and last word, and which of them are to be written by elements.
-
-    Those that the row shares with its neighbours, where they lie in this slice.
-    """
-    # Backwards, so that these few elements are spread over threads, not stacked in one.
-    j = 15 - gl.arange(0, 16, layout=thin)
-    at = gl.where(j < 8, j, high * 2 + j - 8)
-    own = (at >= shift) & (at < shift + n_classes) & ((j >= 8) | (shift > 0))
-    return at, own & (at >= slice_id * BLOCK) & (at < slice_id * BLOCK + BLOCK)
-
-
-@gluon.jit
 def target_terms(
     logits, target, positive, alpha, weight, row, shift, n_rows, n_classes, stride, ignore_index,
     HAS_POSITIVE: gl.constexpr, HAS_ALPHA: gl.constexpr, HAS_WEIGHT: gl.constexpr,
@@ -231,16 +254,23 @@ def target_terms(
 
 
 @gluon.jit
+def away(pair, at, half: gl.constexpr, num_warps: gl.constexpr):
+    """0 in the thread whose pairs may include `at`, the same for all of a thread's pairs."""
+    # A thread's pairs differ in these bits, and in no others.
+    within: gl.constexpr = ((half - 1) & (-128 * num_warps)) | 3
+    return (pair ^ at) & ~within
+
+
+@gluon.jit
 def put_target(x, pair, y_at, value, half: gl.constexpr, num_warps: gl.constexpr):
     """The half of its pair that is the target's becomes that of `value`, two bfloat16.
 
     The thread that holds it does so: no other memory, nobody waits.
     """
     keep = gl.where((y_at & 1) != 0, 0xFFFF, -65536)
-    # A thread's pairs differ in these bits, and in no others.
-    within: gl.constexpr = ((half - 1) & (-128 * num_warps)) | 3
     at = y_at >> 1  # negative where there is no target
-    return replace(x, pair, (pair ^ at) & ~within, at, keep, value & ~keep)
+    far = away(pair, at, half, num_warps)
+    return replace(x, pair, far, at, keep, value & ~keep)
 
 
 @gluon.jit
@@ -304,14 +334,13 @@ def row_sum(words, there, early):
 
 @gluon.jit
 def write(
-    slot, grad, f, b0, b1, b_edge, m, m_all, z_all, c, start, live, counted, y_at, pair, low, high,
-    edge_at, edge_in, SHIFTED: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr,
+    slot, grad, b0, b1, m, m_all, z_all, c, start, live, counted, y_at, pair, shift, low, high,
+    n_classes, SHIFTED: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr,
     wide: gl.constexpr,
 ):  # fmt: skip
-    """The gradient of a slice: whole words, then the shared words by elements."""
-    down = log2_roughly(gl.abs(c)) - m_all  # gradients are ±2^(u + down)
+    """The gradient of a slice: whole words; those shared with other rows by elements."""
+    lower = log2_roughly(gl.abs(c)) + (m - m_all)  # gradients are ±2^(u − m + lower)
     x0, x1 = halves(slot.load(wide))
-    lower = down + m
     g = to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
     if c < 0:  # a negative weight
         g = g ^ -2147450880  # both signs
@@ -323,10 +352,8 @@ def write(
     inner = (pair >= low) & (pair < gl.multiple_of(gl.where(live, high, 0), 4))
     gl.store(to, g, mask=inner, eviction_policy="evict_first")
     if SHIFTED:
-        e = gl.exp2(f * LOG2E + (b_edge + down))
-        e = gl.where(counted, gl.where(c < 0, -e, e), 0.0)
-        e = gl.where(edge_at == y_at, pull, e)
-        gl.store(grad + start + edge_at, e.to(gl.bfloat16), mask=edge_in & live)
+        far = gl.minimum(away(pair, 0, half, num_warps), away(pair, high, half, num_warps))
+        store_halves(g, pair, far, low, high, shift, gl.where(live, shift + n_classes, 0), to)
 
 
 @gluon.jit
@@ -389,10 +416,6 @@ def ring_kernel(
 
     low = gl.multiple_of(gl.where(shift > 0, 4, 0), 4) if SHIFTED else 0
     high = gl.multiple_of((shift + n_classes) // 8 * 4, 4)
-    edge_at, edge_in = edges(shift, high, slice_id, n_classes, BLOCK, thin)
-    b_edge = gl.zeros([16], gl.float32, layout=thin)
-    if SHIFTED:
-        b_edge = offsets(offset, edge_at - shift, n_classes, HAS_OFFSET)
     b0 = offsets(offset, pair * 2 - shift, n_classes, HAS_OFFSET)
     b1 = offsets(offset, pair * 2 + 1 - shift, n_classes, HAS_OFFSET)
 
@@ -422,10 +445,6 @@ def ring_kernel(
         to = gl.multiple_of(gl.where(row + AHEAD * lanes < n_rows, read_to, 0), 4)
         fetch(ring.index((turn + AHEAD) % SLOTS), logits, start + AHEAD * step, pair, to)
         live = (done >= 0) & (done < n_rows)
-        f = b_edge
-        if SHIFTED:
-            own = logits + (start - DEFER * step) + edge_at
-            f = gl.load(own, mask=edge_in & live, other=0.0).to(gl.float32)
         there = (slices < n_slices) & live
         heard = parts + done.to(gl.int64) * n_slices + slices
         early = gl.load(heard, mask=there, other=-1, volatile=True)
@@ -446,8 +465,8 @@ def ring_kernel(
         c = quotient(a * share, z_all + gl.exp2(t * LOG2E - m_all))
         c = gl.where((a == 0) | (z_all == 0), 0.0, c)
         write(
-            ring.index((turn + SLOTS - DEFER) % SLOTS), grad, f, b0, b1, b_edge, m, m_all, z_all,
-            c, start - DEFER * step, live, y_at != IGNORED, y_at, pair, low, high, edge_at, edge_in,
+            ring.index((turn + SLOTS - DEFER) % SLOTS), grad, b0, b1, m, m_all, z_all, c,
+            start - DEFER * step, live, y_at != IGNORED, y_at, pair, shift, low, high, n_classes,
             SHIFTED, half, num_warps, wide,
         )  # fmt: skip
         if slice_id == 0:
