@@ -133,6 +133,23 @@ def test_a_row_far_off_does_no_harm_to_others(level):
     torch.testing.assert_close(grad[~far].double(), expected[~far], rtol=2**-8, atol=1e-30)
 
 
+@pytest.mark.parametrize("level", [-60.0, -12.0, 0.0, 25.0, 100.0])
+def test_rows_of_one_level_go_the_usual_way(level, monkeypatch):
+    # The other way is slower, and right too: no comparison of results would tell.
+    logits, target, tables = make(80, 203, torch.bfloat16, names="baA", ignored=False)
+    logits += level
+    found, usual = [], KERNEL.usual
+    monkeypatch.setattr(KERNEL, "usual", lambda *sums: found.append(usual(*sums)) or found[-1])
+    check(logits, target, tables)
+    # Of 10 rows of a lane the first ones may have to find the level; two turns have no row.
+    assert len(found) == 8 * 4 * 12
+    assert sum(map(bool, found)) >= 8 * 4 * 6
+    found.clear()
+    tables.alpha[:] = -1.0
+    check(logits, target, tables)
+    assert not any(found)
+
+
 @pytest.mark.parametrize("resident", [4, 7, 25])
 def test_programs_get_on_when_few_run_at_once(resident):
     # Slices of a row are 4 here: with fewer than these nobody could.

@@ -188,6 +188,28 @@ def opaque_zero(like):
 
 
 @gluon.jit
+def everywhere(yes):
+    """The same truth, by a vote of the warp: else the compiler takes threads to go separate ways.
+
+    It would then keep what is the same in all threads in each one's registers.
+    """
+    voted = gl.inline_asm_elementwise(
+        """{
+        .reg .pred %p;
+        setp.ne.s32 %p, $1, 0;
+        vote.sync.all.pred %p, %p, -1;
+        selp.b32 $0, 1, 0, %p;
+        }""",
+        "=r,r",
+        [yes.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+    return voted != 0
+
+
+@gluon.jit
 def halves(x):
     """The even and the odd places of pairs of bfloat16."""
     return (x << 16).to(gl.float32, bitcast=True), (x & -65536).to(gl.float32, bitcast=True)
@@ -294,13 +316,13 @@ def slice_sum(
     """(m, z) in a word, z = Σ 2^(u − m) over the slice's competitors.
 
     b0 and b1 have an m in them, that of a row before. It will do if the sum does not come near the
-    ends of float32's range. Returns b0, b1 and m as they are to be for the next row.
+    ends of float32's range, nor of what `usual` wants. Returns b0, b1 and m for the next row.
     """
     x0, x1 = halves(put_target(slot.load(wide), pair, y_at, MINUS_INFS, half, num_warps))
     e = gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1)
     z = across_warps(warp_sums(e, half, num_warps), num_warps)
     word = pack(m, z)
-    good = (z > 1e-18) & (z < 1e18)
+    good = (z > 1e-5) & (z < 1e18)
     # Else the slice's own maximum, and exact masks: infinities and NaN of the row's neighbours are
     # no concern of its own.
     if good == 0:
@@ -323,33 +345,53 @@ def slice_sum(
 
 
 @gluon.jit
-def row_sum(words, there, early):
+def row_sum(ms, zs):
     """The whole row's (m, z) from those of its slices."""
-    ms, zs = unpack(await_pairs(words, there, early))
-    ms, zs = gl.where(there, ms, NEG_INF), gl.where(there, zs, 0.0)
     m = gl.max(ms, 0)
     m = gl.where(m == NEG_INF, 0.0, m)
     return m, gl.sum(zs * gl.exp2(ms - m), 0)
 
 
 @gluon.jit
+def usual(z, under, scale):
+    """Whether z relative to this slice's own m will do, and the factor is a positive number.
+
+    What slices lose below 2^−126 is less than 2^−24·z then, the logarithm of z is exact enough for
+    the loss, and `quotient` has its reciprocal.
+    """
+    return everywhere((z > 1e-6) & (z < 1e20) & (under < 1e37) & (scale > 0))
+
+
+@gluon.jit
+def gradient(slot, b0, b1, lower, wide: gl.constexpr):
+    """2^(u − m + lower) in pairs."""
+    x0, x1 = halves(slot.load(wide))
+    return to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
+
+
+@gluon.jit
+def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constexpr):
+    """The gradient of rows that are not `usual`, −c·z for the target's, and the row's (m, z)."""
+    m_all, z = row_sum(ms, zs)
+    # As in `_triton`: σ(d)/z, and nothing where A = 0 or where nothing competes.
+    c = quotient(a * share, z + gl.exp2(t * LOG2E - m_all))
+    c = gl.where((a == 0) | (z == 0), 0.0, c)
+    g = gradient(slot, b0, b1, log2_roughly(gl.abs(c)) + (m - m_all), wide)
+    g = gl.where(c < 0, g ^ -2147450880, g)  # both signs: a negative weight
+    return gl.where(counted, g, 0), -c * z, m_all, z
+
+
+@gluon.jit
 def write(
-    slot, grad, b0, b1, m, m_all, z_all, c, start, live, counted, y_at, pair, shift, low, high,
-    n_classes, SHIFTED: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr,
-    wide: gl.constexpr,
+    g, pull, grad, start, live, y_at, pair, shift, low, high, n_classes, SHIFTED: gl.constexpr,
+    half: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The gradient of a slice: whole words; those shared with other rows by elements."""
-    lower = log2_roughly(gl.abs(c)) + (m - m_all)  # gradients are ±2^(u − m + lower)
-    x0, x1 = halves(slot.load(wide))
-    g = to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
-    if c < 0:  # a negative weight
-        g = g ^ -2147450880  # both signs
-    if counted == 0:
-        g = gl.zeros([half], gl.int32, layout=wide)
-    pull = -c * z_all
     g = put_target(g, pair, y_at, to_pairs(pull, pull), half, num_warps)
     to = grad.to(gl.pointer_type(gl.int32), bitcast=True) + gl.multiple_of(start >> 1, 4) + pair
-    inner = (pair >= low) & (pair < gl.multiple_of(gl.where(live, high, 0), 4))
+    inner = pair < gl.multiple_of(gl.where(live, high, 0), 4)
+    if SHIFTED:
+        inner = inner & (pair >= low)
     gl.store(to, g, mask=inner, eviction_policy="evict_first")
     if SHIFTED:
         far = gl.minimum(away(pair, 0, half, num_warps), away(pair, high, half, num_warps))
@@ -456,19 +498,31 @@ def ring_kernel(
         )  # fmt: skip
         gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
 
-        m_all, z_all = row_sum(heard, there, early)
+        ms, zs = unpack(await_pairs(heard, there, early))
+        ms, zs = gl.where(there, ms, NEG_INF), gl.where(there, zs, 0.0)
         turn_of = gl.where(live, turn - DEFER, 0)
         t = gl.sum(t_of.index(turn_of).load(thin), 0)
         a = gl.sum(a_of.index(turn_of).load(thin), 0)
         y_at = gl.sum(y_of.index(turn_of).load(thin), 0)
-        # As in `_triton`: σ(d)/z, and nothing where A = 0 or where nothing competes.
-        c = quotient(a * share, z_all + gl.exp2(t * LOG2E - m_all))
-        c = gl.where((a == 0) | (z_all == 0), 0.0, c)
-        write(
-            ring.index((turn + SLOTS - DEFER) % SLOTS), grad, b0, b1, m, m_all, z_all, c,
-            start - DEFER * step, live, y_at != IGNORED, y_at, pair, shift, low, high, n_classes,
-            SHIFTED, half, num_warps, wide,
-        )  # fmt: skip
+        m_all, z_all = m, gl.sum(zs * gl.exp2(ms - m), 0)
+        under = z_all + gl.exp2(t * LOG2E - m)
+        held = ring.index((turn + SLOTS - DEFER) % SLOTS)
+        at = start - DEFER * step
+        if usual(z_all, under, a * share):
+            c = quotient(a * share, under)
+            g = gradient(held, b0, b1, log2_roughly(c), wide)
+            write(
+                g, -c * z_all, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED,
+                half, num_warps,
+            )  # fmt: skip
+        else:
+            g, pull, m_all, z_all = any_gradient(
+                held, ms, zs, b0, b1, m, a, share, t, y_at != IGNORED, wide
+            )
+            write(
+                g, pull, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED, half,
+                num_warps,
+            )  # fmt: skip
         if slice_id == 0:
             gl.store(sums + done, pack(m_all, z_all), mask=live)
         start += step
