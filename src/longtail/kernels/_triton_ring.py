@@ -310,17 +310,22 @@ def across_warps(v, num_warps: gl.constexpr):
 
 @gluon.jit
 def slice_sum(
-    slot, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
+    slot, held, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
     HAS_OFFSET: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
 ):  # fmt: skip
     """(m, z) in a word, z = Σ 2^(u − m) over the slice's competitors.
 
     b0 and b1 have an m in them, that of a row before. It will do if the sum does not come near the
     ends of float32's range, nor of what `usual` wants. Returns b0, b1 and m for the next row.
+    Returns, too, the powers 2^(u − ref) of the row in `held`, and ref: NaN if they are lost.
     """
     x0, x1 = halves(put_target(slot.load(wide), pair, y_at, MINUS_INFS, half, num_warps))
     e = gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1)
-    z = across_warps(warp_sums(e, half, num_warps), num_warps)
+    z = warp_sums(e, half, num_warps)
+    # Here, where they have time, and `held` is read before a barrier that stands there anyway.
+    x0, x1 = halves(held.load(wide))
+    e0, e1, ref = gl.exp2(x0 * LOG2E + b0), gl.exp2(x1 * LOG2E + b1), m
+    z = across_warps(z, num_warps)
     word = pack(m, z)
     good = (z > 1e-5) & (z < 1e18)
     # Else the slice's own maximum, and exact masks: infinities and NaN of the row's neighbours are
@@ -341,7 +346,8 @@ def slice_sum(
         word = pack(gl.where(z > 0, own, NEG_INF), z)
         m = gl.where(gl.abs(own) < 4096, own, 0.0)  # a larger one would leave few digits of b
         b0, b1 = b0 - m, b1 - m
-    return word, b0, b1, m
+        e0, e1, ref = b0 * 0.0, b1 * 0.0, m * float("nan")  # no registers are left to keep them
+    return word, e0, e1, ref, b0, b1, m
 
 
 @gluon.jit
@@ -363,20 +369,16 @@ def usual(z, under, scale):
 
 
 @gluon.jit
-def gradient(slot, b0, b1, lower, wide: gl.constexpr):
-    """2^(u − m + lower) in pairs."""
-    x0, x1 = halves(slot.load(wide))
-    return to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
-
-
-@gluon.jit
 def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constexpr):
     """The gradient of rows that are not `usual`, −c·z for the target's, and the row's (m, z)."""
     m_all, z = row_sum(ms, zs)
     # As in `_triton`: σ(d)/z, and nothing where A = 0 or where nothing competes.
     c = quotient(a * share, z + gl.exp2(t * LOG2E - m_all))
     c = gl.where((a == 0) | (z == 0), 0.0, c)
-    g = gradient(slot, b0, b1, log2_roughly(gl.abs(c)) + (m - m_all), wide)
+    x0, x1 = halves(slot.load(wide))
+    barrier()  # here, or the compiler sets one where every turn meets it
+    lower = log2_roughly(gl.abs(c)) + (m - m_all)  # gradients are ±2^(u − m + lower)
+    g = to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
     g = gl.where(c < 0, g ^ -2147450880, g)  # both signs: a negative weight
     return gl.where(counted, g, 0), -c * z, m_all, z
 
@@ -481,6 +483,7 @@ def ring_kernel(
 
     m = gl.to_tensor(0.0)
     slices = gl.arange(0, PART, layout=each)
+    barrier()  # and none is needed where a turn starts
     for turn in range(0, (n_rows - lane + lanes - 1) // lanes + DEFER):
         row = lane + turn * lanes  # to be summed up
         done = row - DEFER * lanes  # whose gradient is to be written
@@ -492,8 +495,9 @@ def ring_kernel(
         early = gl.load(heard, mask=there, other=-1, volatile=True)
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
         async_copy.wait_group(AHEAD)
-        word, b0, b1, m = slice_sum(
-            ring.index(turn % SLOTS), offset, pair, y_at, b0, b1, m, shift, n_classes, row,
+        held = ring.index((turn + SLOTS - DEFER) % SLOTS)
+        word, e0, e1, ref, b0, b1, m = slice_sum(
+            ring.index(turn % SLOTS), held, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
             HAS_OFFSET, half, num_warps, wide,
         )  # fmt: skip
         gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
@@ -504,15 +508,13 @@ def ring_kernel(
         t = gl.sum(t_of.index(turn_of).load(thin), 0)
         a = gl.sum(a_of.index(turn_of).load(thin), 0)
         y_at = gl.sum(y_of.index(turn_of).load(thin), 0)
-        m_all, z_all = m, gl.sum(zs * gl.exp2(ms - m), 0)
-        under = z_all + gl.exp2(t * LOG2E - m)
-        held = ring.index((turn + SLOTS - DEFER) % SLOTS)
+        m_all, z_all = ref, gl.sum(zs * gl.exp2(ms - ref), 0)
+        under = z_all + gl.exp2(t * LOG2E - ref)
         at = start - DEFER * step
         if usual(z_all, under, a * share):
             c = quotient(a * share, under)
-            g = gradient(held, b0, b1, log2_roughly(c), wide)
             write(
-                g, -c * z_all, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED,
+                to_pairs(e0 * c, e1 * c), -c * z_all, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED,
                 half, num_warps,
             )  # fmt: skip
         else:
