@@ -78,9 +78,6 @@ class Value:
     def __neg__(self):
         return Value(-self.data)
 
-    def __invert__(self):
-        return Value(~self.data)
-
     def __floordiv__(self, other):
         a, b = alike(self, other)
         return Value(truncated(a, b).astype(np.result_type(a, b)))
@@ -243,12 +240,13 @@ def until(pointer, mask):
     return words
 
 
-def replace(x, pair, far, at, keep, put):
+def replace(x, pair, far, at, place, value):
     """One place at most is changed, and the test before tells of it."""
     found = pair.data == at.data
     assert found.sum() <= 1
     assert not far.data[found].any(), "a test that passes the place by"
-    return Value(np.where(found, (x.data & keep.data) | put.data, x.data))
+    keep = np.int32(0xFFFF if place.data % 2 else -65536)
+    return Value(np.where(found, (x.data & keep) | (data_of(value) & ~keep), x.data))
 
 
 def store_halves(g, pair, far, low, high, first, end, to):

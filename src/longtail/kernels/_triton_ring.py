@@ -116,12 +116,16 @@ def log2_roughly(a):
 
 def _replace_text(n):
     """Assembly for a thread's n pairs: one test for all of them, behind it one for each."""
-    x, pair, far, at, keep, put = (range(n * k, n * k + n) for k in range(1, 7))
-    lines = ["{", ".reg .pred %p;", *(f"mov.b32 ${k}, ${x[k]};" for k in range(n))]
+    x, pair, far, at, place, value = (range(n * k, n * k + n) for k in range(1, 7))
+    lines = ["{", ".reg .pred %p;", ".reg .b32 %keep;"]
+    lines += [f"mov.b32 ${k}, ${x[k]};" for k in range(n)]
     lines += [f"setp.ne.s32 %p, ${far[0]}, 0;", "@%p bra OUT;"]
+    lines += [f"and.b32 %keep, ${place[0]}, 1;", "setp.ne.s32 %p, %keep, 0;"]
+    lines += ["selp.b32 %keep, 0x0000FFFF, 0xFFFF0000, %p;"]
     for k in range(n):
         lines += [f"setp.eq.s32 %p, ${pair[k]}, ${at[0]};"]
-        lines += [f"@%p lop3.b32 ${k}, ${k}, ${keep[0]}, ${put[0]}, 0xEA;"]  # (x & keep) | put
+        # (x & keep) | (value & ~keep)
+        lines += [f"@%p lop3.b32 ${k}, ${k}, %keep, ${value[0]}, 0xE2;"]
     return "\n".join([*lines, "OUT:", "}"]), ",".join(["=&r"] * n + ["r"] * (6 * n))
 
 
@@ -129,13 +133,18 @@ REPLACE, REPLACED = (gl.constexpr(text) for text in _replace_text(PAIRS))
 
 
 @gluon.jit
-def replace(x, pair, far, at, keep, put):
-    """(x & keep) | put where pair = at; `far` is 0 in the thread that has it, not in many others.
+def replace(x, pair, far, at, place, value):
+    """x where pair is not `at`; there, the half that is `place` from `value`.
 
-    So nearly all warps pass by with one test.
+    `far` is 0 in the thread that has it, and in few others: nearly all warps pass by with one test.
     """
     return gl.inline_asm_elementwise(
-        REPLACE, REPLACED, [x, pair, far, at, keep, put], dtype=gl.int32, is_pure=True, pack=PAIRS
+        REPLACE,
+        REPLACED,
+        [x, pair, far, at, place, value],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=PAIRS,
     )
 
 
@@ -289,10 +298,8 @@ def put_target(x, pair, y_at, value, half: gl.constexpr, num_warps: gl.constexpr
 
     The thread that holds it does so: no other memory, nobody waits.
     """
-    keep = gl.where((y_at & 1) != 0, 0xFFFF, -65536)
     at = y_at >> 1  # negative where there is no target
-    far = away(pair, at, half, num_warps)
-    return replace(x, pair, far, at, keep, value & ~keep)
+    return replace(x, pair, away(pair, at, half, num_warps), at, y_at, value)
 
 
 @gluon.jit
