@@ -212,7 +212,7 @@ LANGUAGE = {
     "program_id": lambda axis: Value(np.int32(here().id)),
     "arange": lambda start, end, layout: Value(np.arange(start, end, dtype=np.int32)),
     "zeros": lambda shape, kind, layout: Value(np.zeros(shape, kind)),
-    "to_tensor": lambda value: Value(np.float32(value)),
+    "to_tensor": lambda value: Value((np.int32 if isinstance(value, int) else np.float32)(value)),
     "where": lambda to, a, b: Value(np.where(data_of(to), *alike(a, b))),
     "sum": lambda x, axis: Value(x.data.sum(axis, dtype=x.data.dtype)),
     "max": lambda x, axis: Value(x.data.max(axis)),

@@ -250,6 +250,7 @@ def test_the_cut_of_any_shape(processors):
         assert ring.lanes * stride % 8 == 0
         assert ring.lanes <= _ring.MOST_LANES
         assert ring.labels * ring.lanes >= rows
+        assert rows * ring.slices < 2**31  # counted in 32 bits
         # All run at once on an H200: a multiprocessor has 65536 registers, and 228 KiB of shared
         # memory, of which one goes with every program.
         each = -(-ring.lanes * ring.slices // processors)

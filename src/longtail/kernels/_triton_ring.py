@@ -245,6 +245,12 @@ def softplus(d):
 
 
 @gluon.jit
+def following(slot, SLOTS: gl.constexpr):
+    """The next slot of the ring: cheaper than a remainder."""
+    return gl.where(slot == SLOTS - 1, 0, slot + 1)
+
+
+@gluon.jit
 def offsets(offset, column, n_classes, HAS_OFFSET: gl.constexpr):
     """b·log2 e, and −inf outside the row."""
     inside = (column >= 0) & (column < n_classes)
@@ -489,25 +495,26 @@ def ring_kernel(
     y_of = y_line._reinterpret(gl.int32, [LABELS, 1], line)
 
     m = gl.to_tensor(0.0)
+    slot, free = gl.to_tensor(0), gl.to_tensor(AHEAD)
     slices = gl.arange(0, PART, layout=each)
     barrier()  # and none is needed where a turn starts
     for turn in range(0, (n_rows - lane + lanes - 1) // lanes + DEFER):
         row = lane + turn * lanes  # to be summed up
         done = row - DEFER * lanes  # whose gradient is to be written
         to = gl.multiple_of(gl.where(row + AHEAD * lanes < n_rows, read_to, 0), 4)
-        fetch(ring.index((turn + AHEAD) % SLOTS), logits, start + AHEAD * step, pair, to)
+        fetch(ring.index(free), logits, start + AHEAD * step, pair, to)
         live = (done >= 0) & (done < n_rows)
         there = (slices < n_slices) & live
-        heard = parts + done.to(gl.int64) * n_slices + slices
+        heard = parts + (done * n_slices + slices)
         early = gl.load(heard, mask=there, other=-1, volatile=True)
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
         async_copy.wait_group(AHEAD)
-        held = ring.index((turn + SLOTS - DEFER) % SLOTS)
+        held = ring.index(following(free, SLOTS))  # DEFER behind `slot`, as SLOTS is chosen
         word, e0, e1, ref, b0, b1, m = slice_sum(
-            ring.index(turn % SLOTS), held, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
+            ring.index(slot), held, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
             HAS_OFFSET, half, num_warps, wide,
         )  # fmt: skip
-        gl.store(parts + row.to(gl.int64) * n_slices + slice_id, word, mask=row < n_rows)
+        gl.store(parts + (row * n_slices + slice_id), word, mask=row < n_rows)
 
         ms, zs = unpack(await_pairs(heard, there, early))
         ms, zs = gl.where(there, ms, NEG_INF), gl.where(there, zs, 0.0)
@@ -535,6 +542,7 @@ def ring_kernel(
         if slice_id == 0:
             gl.store(sums + done, pack(m_all, z_all), mask=live)
         start += step
+        slot, free = following(slot, SLOTS), following(free, SLOTS)
 
     async_copy.wait_group(0)
     if slice_id == 0:
