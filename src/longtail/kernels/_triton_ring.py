@@ -197,20 +197,25 @@ def opaque_zero(like):
 
 
 @gluon.jit
-def everywhere(yes):
-    """The same truth, by a vote of the warp: else the compiler takes threads to go separate ways.
+def usual(z, c):
+    """Whether z relative to this slice's own m will do, and c, from it, is positive.
 
-    It would then keep what is the same in all threads in each one's registers.
+    1e−6 < z < 1e20: what slices lose below 2^−126 is less than 2^−24·z then, no gradient above
+    1e−32 is lost, and the logarithm of z is exact enough for the loss. c is 0 where `quotient` is at its end. All of a warp agree; a vote
+    tells the compiler, which would keep what is the same in all threads in each one's registers
+    if they might go separate ways.
     """
     voted = gl.inline_asm_elementwise(
         """{
         .reg .pred %p;
-        setp.ne.s32 %p, $1, 0;
+        setp.gt.f32 %p, $1, 0f358637BD;
+        setp.lt.and.f32 %p, $1, 0f60AD78EC, %p;
+        setp.gt.and.f32 %p, $2, 0f00000000, %p;
         vote.sync.all.pred %p, %p, -1;
         selp.b32 $0, 1, 0, %p;
         }""",
-        "=r,r",
-        [yes.to(gl.int32)],
+        "=r,f,f",
+        [z, c],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -372,16 +377,6 @@ def row_sum(ms, zs):
 
 
 @gluon.jit
-def usual(z, under, scale):
-    """Whether z relative to this slice's own m will do, and the factor is a positive number.
-
-    What slices lose below 2^−126 is less than 2^−24·z then, the logarithm of z is exact enough for
-    the loss, and `quotient` has its reciprocal.
-    """
-    return everywhere((z > 1e-6) & (z < 1e20) & (under < 1e37) & (scale > 0))
-
-
-@gluon.jit
 def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constexpr):
     """The gradient of rows that are not `usual`, −c·z for the target's, and the row's (m, z)."""
     m_all, z = row_sum(ms, zs)
@@ -523,10 +518,9 @@ def ring_kernel(
         a = gl.sum(a_of.index(turn_of).load(thin), 0)
         y_at = gl.sum(y_of.index(turn_of).load(thin), 0)
         m_all, z_all = ref, gl.sum(zs * gl.exp2(ms - ref), 0)
-        under = z_all + gl.exp2(t * LOG2E - ref)
+        c = quotient(a * share, z_all + gl.exp2(t * LOG2E - ref))
         at = start - DEFER * step
-        if usual(z_all, under, a * share):
-            c = quotient(a * share, under)
+        if usual(z_all, c):
             write(
                 to_pairs(e0 * c, e1 * c), -c * z_all, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED,
                 half, num_warps,
