@@ -31,6 +31,7 @@ DEFER = gl.constexpr(2)  # turns from a row's sum to its gradient
 NO_CLASS, IGNORED = gl.constexpr(-1), gl.constexpr(-2)  # in the place of a target
 MOST_LANES = gl.constexpr(512)  # as in `_ring`
 PAIRS = gl.constexpr(16)  # of a thread, in a slice: BLOCK // 2 // (32 * num_warps)
+CUTS = gl.constexpr(16)  # of a slice, where a row is out of range: a pair of a thread at a time
 barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # renamed in Triton 3.7
 
 
@@ -201,9 +202,9 @@ def usual(z, c):
     """Whether z relative to this slice's own m will do, and c, from it, is positive.
 
     1e−6 < z < 1e20: what slices lose below 2^−126 is less than 2^−24·z then, no gradient above
-    1e−32 is lost, and the logarithm of z is exact enough for the loss. c is 0 where `quotient` is at its end. All of a warp agree; a vote
-    tells the compiler, which would keep what is the same in all threads in each one's registers
-    if they might go separate ways.
+    1e−32 is lost, and the logarithm of z is exact enough for the loss. c is 0 where `quotient` is
+    at its end. All of a warp agree; a vote tells the compiler, which would keep what is the same in
+    all threads in each one's registers if they might go separate ways.
     """
     voted = gl.inline_asm_elementwise(
         """{
@@ -256,11 +257,12 @@ def following(slot, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def offsets(offset, column, n_classes, HAS_OFFSET: gl.constexpr):
+def offsets(offset, place, shift, n_classes, HAS_OFFSET: gl.constexpr):
     """b·log2 e, and −inf outside the row."""
-    inside = (column >= 0) & (column < n_classes)
+    inside = (place >= shift) & (place < shift + n_classes)
     if HAS_OFFSET:
-        return gl.load(offset + column, mask=inside, other=NEG_INF) * LOG2E
+        # One address and constants to add to it: what is the same for all comes first.
+        return gl.load((offset + -shift) + place, mask=inside, other=NEG_INF) * LOG2E
     else:
         return gl.where(inside, 0.0, NEG_INF)
 
@@ -327,45 +329,68 @@ def across_warps(v, num_warps: gl.constexpr):
 
 
 @gluon.jit
-def slice_sum(
-    slot, held, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
-    HAS_OFFSET: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
+def some_of(
+    cuts, slot, k, offset, first, y_at, shift, n_classes, HAS_OFFSET: gl.constexpr,
+    half: gl.constexpr, thin: gl.constexpr,
 ):  # fmt: skip
-    """(m, z) in a word, z = Σ 2^(u − m) over the slice's competitors.
+    """u in the k-th cut of a slice; −inf for the target and outside the row, whatever is there."""
+    x0, x1 = halves(cuts.index(slot * CUTS + k).load(thin))
+    pair = gl.arange(0, half // CUTS, layout=thin) + opaque_zero(k)
+    place = (first + k * (half // CUTS) + pair) * 2
+    end = shift + n_classes
+    in0 = (place >= shift) & (place < end) & (place != y_at)
+    in1 = (place + 1 >= shift) & (place + 1 < end) & (place + 1 != y_at)
+    u0 = x0 * LOG2E + offsets(offset, place, shift, n_classes, HAS_OFFSET)
+    u1 = x1 * LOG2E + offsets(offset, place + 1, shift, n_classes, HAS_OFFSET)
+    return gl.where(in0, u0, NEG_INF), gl.where(in1, u1, NEG_INF)
 
-    b0 and b1 have an m in them, that of a row before. It will do if the sum does not come near the
-    ends of float32's range, nor of what `usual` wants. Returns b0, b1 and m for the next row.
-    Returns, too, the powers 2^(u − ref) of the row in `held`, and ref: NaN if they are lost.
+
+@gluon.jit
+def exact_sum(
+    cuts, slot, offset, first, y_at, shift, n_classes, HAS_OFFSET: gl.constexpr,
+    half: gl.constexpr, thin: gl.constexpr,
+):  # fmt: skip
+    """(m, z) of a slice's competitors with their maximum for m, and exact masks.
+
+    Infinities and NaN of the row's neighbours are no concern of its own. All this is rare, and must
+    not take registers from what is not: it goes cut by cut, and reads everything again.
     """
-    x0, x1 = halves(put_target(slot.load(wide), pair, y_at, MINUS_INFS, half, num_warps))
+    zero = opaque_zero(slot)
+    first, n_cuts = first + zero, CUTS + zero  # or the loops would be undone
+    most = gl.zeros([half // CUTS], gl.float32, layout=thin) + NEG_INF
+    for k in range(0, n_cuts):
+        u0, u1 = some_of(
+            cuts, slot, k, offset, first, y_at, shift, n_classes, HAS_OFFSET, half, thin
+        )
+        most = gl.maximum(most, gl.maximum(u0, u1))
+    m = gl.max(most, 0)
+    m = gl.where((m > -3e38) & (m < 3e38), m, 0.0)
+    z = gl.zeros([half // CUTS], gl.float32, layout=thin)
+    for k in range(0, n_cuts):
+        u0, u1 = some_of(
+            cuts, slot, k, offset, first, y_at, shift, n_classes, HAS_OFFSET, half, thin
+        )
+        z += gl.exp2(u0 - m) + gl.exp2(u1 - m)
+    return m, gl.sum(z, 0)
+
+
+@gluon.jit
+def slice_sum(
+    ring, slot, held, pair, y_at, b0, b1,
+    half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
+):  # fmt: skip
+    """z = Σ 2^(u − m) over the slice's competitors, and the powers 2^(u − m) of the row in `held`.
+
+    b0 and b1 have an m in them, that of a row before.
+    """
+    x = put_target(ring.index(slot).load(wide), pair, y_at, MINUS_INFS, half, num_warps)
+    x0, x1 = halves(x)
     e = gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1)
     z = warp_sums(e, half, num_warps)
     # Here, where they have time, and `held` is read before a barrier that stands there anyway.
     x0, x1 = halves(held.load(wide))
-    e0, e1, ref = gl.exp2(x0 * LOG2E + b0), gl.exp2(x1 * LOG2E + b1), m
-    z = across_warps(z, num_warps)
-    word = pack(m, z)
-    good = (z > 1e-5) & (z < 1e18)
-    # Else the slice's own maximum, and exact masks: infinities and NaN of the row's neighbours are
-    # no concern of its own.
-    if good == 0:
-        again = pair + opaque_zero(row)
-        x0, x1 = halves(put_target(slot.load(wide), again, y_at, MINUS_INFS, half, num_warps))
-        column = again * 2 - shift  # b is read again: no registers are left to keep it
-        b0 = offsets(offset, column, n_classes, HAS_OFFSET)
-        b1 = offsets(offset, column + 1, n_classes, HAS_OFFSET)
-        in0 = (column >= 0) & (column < n_classes)
-        in1 = (column + 1 >= 0) & (column + 1 < n_classes)
-        u0 = gl.where(in0, x0 * LOG2E + b0, NEG_INF)
-        u1 = gl.where(in1, x1 * LOG2E + b1, NEG_INF)
-        most = gl.max(gl.maximum(u0, u1), 0)
-        own = gl.where((most > -3e38) & (most < 3e38), most, 0.0)
-        z = gl.sum(gl.exp2(u0 - own) + gl.exp2(u1 - own), 0)
-        word = pack(gl.where(z > 0, own, NEG_INF), z)
-        m = gl.where(gl.abs(own) < 4096, own, 0.0)  # a larger one would leave few digits of b
-        b0, b1 = b0 - m, b1 - m
-        e0, e1, ref = b0 * 0.0, b1 * 0.0, m * float("nan")  # no registers are left to keep them
-    return word, e0, e1, ref, b0, b1, m
+    e0, e1 = gl.exp2(x0 * LOG2E + b0), gl.exp2(x1 * LOG2E + b1)
+    return across_warps(z, num_warps), e0, e1
 
 
 @gluon.jit
@@ -462,14 +487,15 @@ def ring_kernel(
     # Where the window of a row starts, and from a row of the lane to the next.
     start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
     ring = gl.allocate_shared_memory(gl.int32, [SLOTS, half], line)
+    cuts = ring._reinterpret(gl.int32, [SLOTS * CUTS, half // CUTS], line)
     for k in gl.static_range(AHEAD):
         to = gl.multiple_of(gl.where(lane + k * lanes < n_rows, read_to, 0), 4)
         fetch(ring.index(k), logits, start + k * step, pair, to)
 
     low = gl.multiple_of(gl.where(shift > 0, 4, 0), 4) if SHIFTED else 0
     high = gl.multiple_of((shift + n_classes) // 8 * 4, 4)
-    b0 = offsets(offset, pair * 2 - shift, n_classes, HAS_OFFSET)
-    b1 = offsets(offset, pair * 2 + 1 - shift, n_classes, HAS_OFFSET)
+    b0 = offsets(offset, pair * 2, shift, n_classes, HAS_OFFSET)
+    b1 = offsets(offset, pair * 2 + 1, shift, n_classes, HAS_OFFSET)
 
     wait_for_launch()  # for `targets_kernel`: from here on its totals and blank words are there
     denominator = 1.0
@@ -505,10 +531,15 @@ def ring_kernel(
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
         async_copy.wait_group(AHEAD)
         held = ring.index(following(free, SLOTS))  # DEFER behind `slot`, as SLOTS is chosen
-        word, e0, e1, ref, b0, b1, m = slice_sum(
-            ring.index(slot), held, offset, pair, y_at, b0, b1, m, shift, n_classes, row,
-            HAS_OFFSET, half, num_warps, wide,
-        )  # fmt: skip
+        z, e0, e1 = slice_sum(ring, slot, held, pair, y_at, b0, b1, half, num_warps, wide)
+        next_m, word = m, pack(m, z)
+        good = (z > 1e-5) & (z < 1e18)  # m will do; `usual` asks the same of rows
+        if good == 0:
+            own, z = exact_sum(
+                cuts, slot, offset, slice_id * half, y_at, shift, n_classes, HAS_OFFSET, half, thin
+            )
+            word = pack(gl.where(z > 0, own, NEG_INF), z)
+            next_m = gl.where(gl.abs(own) < 4096, own, 0.0)  # a larger one leaves few digits of b
         gl.store(parts + (row * n_slices + slice_id), word, mask=row < n_rows)
 
         ms, zs = unpack(await_pairs(heard, there, early))
@@ -517,13 +548,13 @@ def ring_kernel(
         t = gl.sum(t_of.index(turn_of).load(thin), 0)
         a = gl.sum(a_of.index(turn_of).load(thin), 0)
         y_at = gl.sum(y_of.index(turn_of).load(thin), 0)
-        m_all, z_all = ref, gl.sum(zs * gl.exp2(ms - ref), 0)
-        c = quotient(a * share, z_all + gl.exp2(t * LOG2E - ref))
+        m_all, z_all = m, gl.sum(zs * gl.exp2(ms - m), 0)
+        c = quotient(a * share, z_all + gl.exp2(t * LOG2E - m))
         at = start - DEFER * step
         if usual(z_all, c):
             write(
-                to_pairs(e0 * c, e1 * c), -c * z_all, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED,
-                half, num_warps,
+                to_pairs(e0 * c, e1 * c), -c * z_all, grad, at, live, y_at, pair, shift, low, high,
+                n_classes, SHIFTED, half, num_warps,
             )  # fmt: skip
         else:
             g, pull, m_all, z_all = any_gradient(
@@ -535,6 +566,11 @@ def ring_kernel(
             )  # fmt: skip
         if slice_id == 0:
             gl.store(sums + done, pack(m_all, z_all), mask=live)
+        if next_m != m:
+            m = next_m
+            place = (pair + opaque_zero(row)) * 2
+            b0 = offsets(offset, place, shift, n_classes, HAS_OFFSET) - m
+            b1 = offsets(offset, place + 1, shift, n_classes, HAS_OFFSET) - m
         start += step
         slot, free = following(slot, SLOTS), following(free, SLOTS)
 
