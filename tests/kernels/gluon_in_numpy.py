@@ -22,7 +22,7 @@ import numpy as np
 import longtail
 
 BFLOAT16 = "bfloat16"  # a kind of its own: numbers are float32, memory is uint16
-SOURCE = Path(longtail.__file__).parent / "kernels" / "_triton_ring.py"
+SOURCES = Path(longtail.__file__).parent / "kernels"
 
 
 def data_of(x):
@@ -288,6 +288,15 @@ def jit(function=None, **options):
     return function if function is not None else lambda found: found
 
 
+def load_module(name):
+    """A module of the package, kept for those that import it only as long as Triton is replaced."""
+    path = SOURCES / f"{name.rpartition('.')[2]}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def load_kernel():
     """The module, its imports from Triton replaced by what is here."""
     language = SimpleNamespace(**LANGUAGE)
@@ -306,14 +315,14 @@ def load_kernel():
     modules = {name: ModuleType(name) for name in found}
     for name, content in found.items():
         vars(modules[name]).update(content)
-    spec = importlib.util.spec_from_file_location("ring_in_numpy", SOURCE)
-    module = importlib.util.module_from_spec(spec)
     with mock.patch.dict(sys.modules, modules):
-        spec.loader.exec_module(module)
+        parts = load_module("longtail.kernels._triton_ring_parts")
+        kernel = load_module("longtail.kernels._triton_ring")
     for name, function in ASSEMBLY.items():
-        assert hasattr(module, name)
-        setattr(module, name, function)
-    return module
+        assert hasattr(kernel, name)
+        for module in (parts, kernel):
+            setattr(module, name, function)
+    return kernel
 
 
 RUNNING = threading.local()
