@@ -29,16 +29,16 @@ class Ring(NamedTuple):
         lanes: rows that are worked on at the same time.
         labels: rows that a program has room for, a power of two.
         registers: most per thread.
-        warps: of 32 threads, per program.
         slots: rows in a program's shared memory.
+        warps: of 32 threads, per program.
     """
 
     slices: int
     lanes: int
     labels: int
     registers: int
+    slots: int
     warps: int = 4
-    slots: int = 6
 
 
 def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring | None:
@@ -46,11 +46,11 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
 
     Programs wait for the others of their row. They get on if twice as many can run at the same
     time, as `ring_kernel` says, and a multiprocessor has room for one at least. More than that is
-    speed: four to a multiprocessor, or three where the labels of many rows take more room.
+    speed: five to a multiprocessor, or fewer where the labels of many rows take more room.
 
     Examples:
         >>> plan_ring(4096, 100_000, 100_000, processors=132)
-        Ring(slices=25, lanes=21, labels=256, registers=128, warps=4, slots=6)
+        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, warps=4)
         >>> plan_ring(4096, 1_000_000, 1_000_000, processors=132) is None
         True
     """
@@ -59,12 +59,12 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
     if 2 * slices > processors:
         return None
     ways = 8 // step  # in which rows can lie in 16-byte words
-    for programs, room, registers in ((4, 512, 128), (3, 1024, 168)):
+    for programs, room, registers, slots in ((5, 256, 96, 5), (4, 512, 128, 6), (3, 1024, 168, 6)):
         most = min(processors * programs // slices, MOST_LANES) // ways * ways
         if n_rows <= most * room:
             lanes = min(most, -(-n_rows // ways) * ways)
             labels = max(1 << (-(-n_rows // lanes) - 1).bit_length(), 64)
-            return Ring(slices, lanes, labels, registers)
+            return Ring(slices, lanes, labels, registers, slots)
     return None
 
 
