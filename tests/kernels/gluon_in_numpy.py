@@ -322,6 +322,7 @@ def load_kernel():
         assert hasattr(kernel, name)
         for module in (parts, kernel):
             setattr(module, name, function)
+    kernel.parts = parts
     return kernel
 
 
