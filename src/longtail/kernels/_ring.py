@@ -59,7 +59,9 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
     if 2 * slices > processors:
         return None
     ways = 8 // step  # in which rows can lie in 16-byte words
-    for programs, room, registers, slots in ((5, 256, 96, 5), (4, 512, 128, 6), (3, 1024, 168, 6)):
+    ways_to_fill = ((5, 256, 96, 5), (4, 512, 128, 6), (3, 1024, 168, 6))
+    # With the words of more than 32 slices 96 registers are too few.
+    for programs, room, registers, slots in ways_to_fill[slices > 32 :]:
         most = min(processors * programs // slices, MOST_LANES) // ways * ways
         if n_rows <= most * room:
             lanes = min(most, -(-n_rows // ways) * ways)

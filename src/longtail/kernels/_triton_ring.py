@@ -2,10 +2,10 @@
 
 `_triton` has the equation and the symbols, `_ring` says when this kernel serves. A row is cut into
 slices, a program for each, which tell each other their (m, z) through memory. A program keeps its
-columns: it goes down the rows in steps of `lanes`, with its part of the offset in registers. Three
-rows are always on their way into a ring of shared memory while one is summed up. The gradient of a
-row is written two turns after its sum, when the other slices' sums have long arrived; until then
-the row stays in its slot, and its powers are computed a second time.
+columns: it goes down the rows in steps of `lanes`, with its part of the offset in registers. Two or
+three rows are always on their way into a ring of shared memory while one is summed up. The gradient
+of a row is written two turns after its sum, when the other slices' sums have long arrived; until
+then the row stays in its slot, and its powers are computed a second time.
 
 Rows are read in windows that start on 16 bytes, as in `_triton`. `lanes` is a multiple of the
 number of ways in which rows can lie, so all rows of a program start at the same place in a word.
