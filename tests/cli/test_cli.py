@@ -285,6 +285,33 @@ def test_the_time_left_of_a_second_part_is_counted_from_its_own_start(capsys, cl
     ]
 
 
+def test_what_goes_on_from_the_middle_counts_from_there(capsys, clock):
+    """The time left follows from what was done since, and the count from the beginning."""
+    with _console.progress("training", every=5) as progress:
+        for done in (300, 301, 306, 311):
+            clock.now = 100 + done - 300
+            progress(done, 400, "")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 306 of 400 (76%)",
+        "training: 311 of 400 (78%), 1 min 29 s left",
+    ]
+
+
+def test_a_second_part_of_the_same_size_is_counted_from_its_own_start_too(capsys, clock):
+    """Whatever the first one, which went on from its middle and is at its end, had behind it."""
+    with _console.progress("training", every=5) as progress:
+        for done in (300, 399, 400):
+            clock.now += 0.5
+            progress(done, 400, "")
+        for done in (0, 100):
+            clock.now += 5
+            progress(done, 400, "")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 0 of 400 (0%)",
+        "training: 100 of 400 (25%), 30 s left",
+    ]
+
+
 def test_what_takes_under_two_seconds_says_nothing(capsys, clock):
     with _console.progress("packing") as progress:
         for step in range(20):

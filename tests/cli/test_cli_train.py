@@ -454,13 +454,13 @@ def test_tensorboard_logs_lie_in_the_runs_folder(cli):
 # What is shown while it trains.
 
 
-def news(*, runs, together):
+def news(*, runs, together, done=None):
     shown = []
 
     def show(*words):
         shown.append(words)
 
-    return shown, _cohort.News(show, runs=runs, epochs=20, together=together)
+    return shown, _cohort.News(show, runs=runs, epochs=20, together=together, done=done)
 
 
 def epoch_end(method, seed, epoch, loss, error=None):
@@ -499,14 +499,17 @@ def test_runs_side_by_side_are_summarised():
     assert shown[-1] == (2, 20, "loss 0.50 held-out 40.0% epoch 2/20")
 
 
-def test_epochs_before_a_resume_do_not_count_towards_the_time_left():
-    shown, tell = news(runs=2, together=1)
-    tell(epoch_end("softmax", 0, 16, 0.5))  # resumed after 15 epochs
-    assert shown[-1][:2] == (1, 25)
+def test_a_resumed_run_counts_from_where_it_was_left():
+    shown, tell = news(runs=2, together=1, done={Path("softmax-0"): 15})
+    assert shown == [(15, 40, "")]
+    tell(epoch_end("softmax", 0, 16, 0.5))
+    assert shown[-1][:2] == (16, 40)
     for epoch in range(17, 21):
         tell(epoch_end("softmax", 0, epoch, 0.5))
     tell(epoch_end("softmax", 1, 1, 0.5))
-    assert shown[-1][:2] == (6, 25)
+    assert shown[-1][:2] == (21, 40)
+    shown, tell = news(runs=2, together=16, done={Path("softmax-0"): 15, Path("softmax-1"): 15})
+    assert shown == [(15, 20, "")]  # side by side, the count is that of one run
 
 
 def test_the_shell_completes_methods_recipes_and_data(fresh):

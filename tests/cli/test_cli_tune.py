@@ -119,6 +119,19 @@ def test_a_run_folder_brings_everything(cli, problem):
     assert json.loads(cli("tune", run.folder, *words).out)["tau"] == expected.tau
 
 
+def test_a_development_set_may_lack_the_largest_class(cli, problem):
+    logits, target, prior = problem
+    run, there = make_run(Path("runs"), prior=prior), target > 0
+    RunWriter.reopen(run.folder).write_logits("dev", logits[there], target[there])
+    refused = cli("tune", run.folder, "--split", "dev")
+    assert refused.code == 1
+    assert "missing='nearest'" in refused.err
+    words = ["tune", run.folder, "--split", "dev", "--missing", "nearest"]
+    expected = tune_tau(logits[there], target[there], prior, missing="nearest")
+    assert json.loads(cli(*words, "--json").out)["tau"] == expected.tau
+    assert "class 0 has none: the nearest class in size counts for it too" in cli(*words).out
+
+
 def test_a_tau_from_the_test_set_is_called_what_it_is(cli, problem):
     logits, target, prior = problem
     run = make_run(Path("runs"), logits=logits, target=target, prior=prior)

@@ -8,7 +8,6 @@ from longtail.experiments import records
 from longtail.experiments.development import (
     TAUS,
     choose_again,
-    class_shares,
     development_error,
     with_tau_again,
 )
@@ -30,18 +29,6 @@ def judged(root, *, seed=0, missing=(0,), shift=0.7):
         logits = 2.0 * np.eye(4)[target] + random.normal(size=(len(target), 4))
         writer.write_logits(split, logits + shift * prior.log_probs, target, data=split * 8)
     return writer.finish(seconds=1.0)
-
-
-@pytest.mark.parametrize("examples", [[5, 5, 5, 5], [0, 5, 5, 5], [0, 0, 5, 5], [0, 5, 0, 5]])
-def test_every_class_counts_once(examples):
-    found = class_shares(COUNTS, np.array(examples))
-    np.testing.assert_allclose(found, shares_by_hand(COUNTS, examples))
-    assert found.sum() == pytest.approx(1.0)
-
-
-def test_a_set_without_any_example_is_refused():
-    with pytest.raises(InputError, match="none of any class"):
-        class_shares(COUNTS, np.zeros(4, int))
 
 
 def by_hand(run, tau, split="dev"):

@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from longtail.experiments.strong import DISTILLED, PUBLISHED, Study
 from longtail.experiments.strong_runs import (
     ABLATION_EPOCHS,
     INGREDIENTS,
+    MORE_TEACHERS,
     OFF,
     STRONG,
     STUDENT,
@@ -26,7 +26,7 @@ from longtail.experiments.strong_runs import (
     ablation,
     student_ablation,
 )
-from longtail.runs import Run, find_runs
+from longtail.runs import Run, find_runs, pack, unpack
 from longtail.train import engine
 from longtail.train.recipe import Recipe
 from longtail.train.teachers import names_of
@@ -128,17 +128,88 @@ def test_the_ensemble_is_the_mean_of_the_teachers():
         np.testing.assert_allclose(together.logits(split).logits, mean, rtol=1e-5, atol=1e-6)
 
 
-def test_seeds_of_a_kind_train_side_by_side(tmp_path, monkeypatch):
-    parts, setting = [], Setting("cifar100-lt")
-    trainer = StrongTrainer(load=None, runs=tmp_path, folder=tmp_path, together=16)
-    monkeypatch.setattr(trainer, "_part", lambda plan, specs: parts.append(specs))
+def parts_of(specs, tmp_path, monkeypatch, *, together):
+    """The parts that runs of an empty folder of records are trained in."""
+    parts = []
+    trainer = StrongTrainer(load=None, runs=tmp_path, folder=tmp_path, together=together)
+    monkeypatch.setattr(trainer, "_part", lambda plan, some: parts.append(some))
+    trainer._train(Setting("cifar100-lt").ablation, specs)
+    assert Counter(spec.folder for part in parts for spec in part) == Counter(
+        spec.folder for spec in specs
+    )
+    return parts
+
+
+def teams_of(part):
+    return Counter(Recipe.of(spec).team_values for spec in part)
+
+
+def test_what_steps_as_one_trains_in_one_part(tmp_path, monkeypatch):
+    setting = Setting("cifar100-lt")
     wanted = setting.ablation.specs(setting.ablated())
-    trainer._train(setting.ablation, wanted)
-    assert [len(part) for part in parts[:-1]] == [15] * (len(parts) - 1)
-    for part in parts:
-        kinds = Counter(replace(spec, seed=0) for spec in part)
-        assert set(kinds.values()) == {3}
-    assert {spec.folder for part in parts for spec in part} == {spec.folder for spec in wanted}
+    parts = parts_of(wanted, tmp_path, monkeypatch, together=32)
+    assert len(parts) == 2
+    teams = [teams_of(part) for part in parts]
+    assert not set(teams[0]) & set(teams[1])
+    assert [max(part.values()) for part in teams] == [21, 24]  # without SAM, and with it
+    small = parts_of(wanted, tmp_path, monkeypatch, together=10)
+    assert max(len(part) for part in small) <= 10
+
+
+def test_strong_and_all_teachers_train_in_one_part(tmp_path, monkeypatch):
+    """SAM's two passes apart from the others, and another head by itself."""
+    setting = Setting("cifar100-lt")
+    specs = setting.strong.specs([STRONG]) + setting.teachers() + setting.more_teachers()
+    specs = list({spec.folder: spec for spec in specs}.values())
+    (part,) = parts_of(specs, tmp_path, monkeypatch, together=32)
+    assert sorted(teams_of(part).values()) == [1, 7, 8]
+
+
+@pytest.mark.parametrize(("dataset", "more"), [("cifar10-lt", 4 + 3), ("cifar100-lt", 5)])
+def test_more_teachers_are_others(dataset, more):
+    """On CIFAR-10-LT every run of strong, of which one is a teacher already, and further kinds."""
+    setting = Setting(dataset)
+    folders = [spec.folder for spec in setting.teachers() + setting.more_teachers()]
+    assert len(set(folders)) == len(folders)
+    assert len(folders) == len(TEACHERS[dataset]) + more
+    kinds = [kind for kind in (*TEACHERS[dataset], *MORE_TEACHERS[dataset]) if kind is not STRONG]
+    assert len({Recipe.of(setting.strong.spec(kind, 0)) for kind in kinds}) == len(kinds)
+    assert len({kind.name for kind in kinds}) == len(kinds)
+
+
+def test_a_gpu_begins_nothing_in_its_last_seconds(tmp_path):
+    options = {"load": None, "runs": tmp_path, "folder": tmp_path}
+    for device, left, begins in (
+        ("cuda", 20.0, False),
+        ("cuda", 120.0, True),
+        ("cpu", 20.0, True),
+        ("cpu", -1.0, False),
+    ):
+        one = StrongTrainer(**options, device=device, deadline=time.monotonic() + left)
+        assert one._is_time_to_begin() == begins, (device, left)
+    assert StrongTrainer(**options, device="cuda")._is_time_to_begin()
+
+
+def test_processes_begin_alike_by_the_first_ones_clock(tmp_path):
+    """Theirs began at other times; one that ends alone would leave the others waiting for it."""
+    asked = []
+
+    class Others:
+        def __init__(self, first):
+            self.first = first
+
+        def tell(self, mine):
+            asked.append(mine)
+            return self.first
+
+    options = {"load": None, "runs": tmp_path, "folder": tmp_path, "device": "cuda"}
+    for left, mine in ((20.0, True), (120.0, False)):
+        for first in (False, True):
+            deadline = time.monotonic() + left
+            one = StrongTrainer(**options, deadline=deadline, world=Others(first))
+            assert one._is_time_to_begin() == (not first)
+            assert asked.pop() == mine
+            assert not asked
 
 
 def test_nothing_is_trained_twice(monkeypatch):
@@ -178,6 +249,49 @@ def test_a_lost_student_takes_its_teachers_from_their_folders(tmp_path):
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_teachers_need_nothing_but_records_and_weights(tmp_path, monkeypatch):
+    """What travels to another machine: an archive without logits, and the records."""
+    (student,) = [run for run in find_runs(trained_root() / "runs") if names_of(run.spec)]
+    folders = [trained_root() / "runs" / name for name in names_of(student.spec)]
+    archive = pack(folders, tmp_path / "teachers.tgz", weights=True, logits=False)
+    root = tmp_path / "there"
+    shutil.copytree(trained_root() / "kept", root / "kept")
+    (root / "kept" / f"{student.name}.json").unlink()
+    unpack(archive, root / "runs")
+    whole, trained = engine.train_cohort, []
+
+    def watched(specs, *arguments, **options):
+        trained.extend(specs)
+        return whole(specs, *arguments, **options)
+
+    monkeypatch.setattr(engine, "train_cohort", watched)
+    assert small_run(root).part("cifar10-lt").missing() == []
+    assert [spec.folder.as_posix() for spec in trained] == [student.name]
+    again = Run.open(root / "runs" / student.name)
+    for name, value in again.model().items():
+        np.testing.assert_array_equal(value, student.model()[name])
+
+
+@pytest.mark.parametrize("lost", ["teacher", "mean"])
+def test_teachers_without_logits_are_judged_where_their_mean_is_needed(tmp_path, lost):
+    """One of them was not in the archive and is trained again; or their mean has no record."""
+    runs = find_runs(trained_root() / "runs")
+    (student,) = [run for run in runs if names_of(run.spec)]
+    gone = {student.name, names_of(student.spec)[0] if lost == "teacher" else ""}
+    some = [run for run in runs if run.name not in gone]
+    archive = pack(some, tmp_path / "runs.tgz", weights=True, logits=False)
+    root = tmp_path / "there"
+    shutil.copytree(trained_root() / "kept", root / "kept")
+    (root / "kept" / f"{student.name}.json").unlink()
+    (mean,) = (root / "kept").rglob("ensemble-*.json")
+    before = records.read(mean)
+    if lost == "mean":
+        mean.unlink()
+    unpack(archive, root / "runs")
+    assert small_run(root).part("cifar10-lt").missing() == []
+    assert records.read(mean).document["splits"] == before.document["splits"]
+
+
 def test_teachers_that_are_trained_again_are_averaged_again(tmp_path):
     """Else their mean's record would be of networks that are no more."""
     root = shutil.copytree(trained_root(), tmp_path / "here")
@@ -207,9 +321,9 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
         patch.setattr(time, "monotonic", lambda real=time.monotonic: real() + clock[0])
         asked = StrongTrainer._is_over
 
-        def late(self):
+        def late(self, **options):
             # Not yet when it is asked before training begins, then after the first epoch.
-            over = asked(self)
+            over = asked(self, **options)
             clock[0] += 61.0
             return over
 
@@ -228,13 +342,18 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
 def test_further_students_are_longer_or_have_students_for_teachers(tmp_path):
     root = shutil.copytree(trained_root(), tmp_path / "here")
     part = small_run(root, stages=["further"]).part("cifar10-lt")
-    longer, second = part.further
+    more, longer, second = part.further
+    strong_runs = {one.name for one in part.strong.records}
+    listed = set(names_of(more.records[0].spec))
+    assert strong_runs < listed
+    assert listed > set(names_of(part.distilled.records[0].spec))
+    assert len(listed) == len(part.teachers) + len(MORE_TEACHERS["cifar10-lt"])
     assert longer.epochs == 2 * part.distilled.epochs
     first = part.distilled.records[0]
     assert names_of(longer.records[0].spec) == names_of(first.spec)
     assert set(names_of(second.records[0].spec)) == {*names_of(first.spec), first.name}
     assert second.shared_seconds == pytest.approx(part.distilled.shared_seconds + first.seconds)
-    assert [line.name for line in part.lines][-2:] == [longer.name, second.name]
+    assert [line.name for line in part.lines][-3:] == [more.name, longer.name, second.name]
 
 
 def test_another_ratio_has_its_own_data_and_records(tmp_path):

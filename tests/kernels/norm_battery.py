@@ -125,6 +125,7 @@ def unsure(x, w, b, r, eps):
 
 
 SHAPES = [(4, 1, 5, 3), (3, 3, 7, 5), (8, 16, 8, 8), (5, 20, 3, 3), (2, 64, 9, 7), (6, 130, 2, 3)]
+SHAPES += [(3, 130, 2, 3)]  # a deep layer of a small last batch: one part, several blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -59,6 +59,16 @@ def test_goals_say_yes_and_no(study):
     assert rows(strong.goals_table(high.part("cifar100-lt")))["strong"][2] == "no"
 
 
+def test_goals_are_judged_with_and_without_the_development_set():
+    """Half a point above the goal, and a point less at the tau of the development set."""
+    part = Study.of(made_up_setting(Setting("cifar100-lt"), level=0.47)).part("cifar100-lt")
+    goal, error, missed, again, reached = rows(strong.goals_table(part))["strong"]
+    assert error == f"{100 * part.strong.errors.mean():.2f}"
+    assert again == f"{100 * part.strong.again.mean():.2f}"
+    assert float(again) <= float(goal) < float(error)
+    assert (missed, reached) == ("no", "yes")
+
+
 def test_the_ablation_is_paired_by_seed(study):
     part = study.part("cifar10-lt")
     table = strong.ablation_table(part)
@@ -111,6 +121,16 @@ def test_files_are_written_and_stay_the_same(study, tmp_path):
     numbers = json.loads(written[0].read_text())
     assert numbers["parts"][0]["lines"][0]["seeds"] == [0, 1, 2, 3, 4]
     assert "ProCo" in written[2].read_text() or b"<svg" in before[2]
+
+
+def test_the_legend_names_what_any_panel_shows():
+    ten, hundred = Setting("cifar10-lt"), Setting("cifar100-lt")
+    found = made_up_setting(ten, with_ablation=False) + made_up_setting(hundred)
+    figure = strong.draw(Study.of(found))
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "ablation" in named  # of the second panel alone
+    assert "further students" not in named
+    assert len(named) == len(set(named)) == 6
 
 
 def test_one_run_has_no_deviation():

@@ -65,6 +65,18 @@ def test_weights_travel_only_if_asked(run, archive, tmp_path):
     np.testing.assert_array_equal(again.model()["weight"], run.model()["weight"])
 
 
+def test_weights_may_travel_alone(run, archive, tmp_path):
+    pack([run], archive, weights=True, logits=False)
+    assert not any("logits" in name for name in names_in(archive))
+    (again,) = unpack(archive, tmp_path / "copy")
+    assert Run.open(again.folder).splits == ()
+    assert again.record["files"]["model.safetensors"] == run.record["files"]["model.safetensors"]
+    original = run.record["files"]["logits-test.safetensors"]
+    assert again.record["packed"]["originals"]["logits-test.safetensors"] == original
+    with pytest.raises(InputError, match="nothing would be left; take the weights along"):
+        pack([run], archive, logits=False, force=True)
+
+
 def test_a_packed_run_packs_again_without_further_rounding(run, archive, tmp_path):
     pack([run], archive)
     unpack(archive, tmp_path / "copy")

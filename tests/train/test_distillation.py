@@ -48,6 +48,15 @@ def test_students_share_a_teacher_by_broadcasting():
     torch.testing.assert_close(both[1], distillation_loss(-STUDENT, TEACHER, reduction="none"))
 
 
+def test_each_network_may_have_its_own_temperature():
+    students = torch.stack([STUDENT, -STUDENT])
+    warm = torch.tensor([1.5, 4.0]).view(2, 1, 1).to(STUDENT.dtype)
+    both = distillation_loss(students, TEACHER[None], temperature=warm, reduction="none")
+    for n, temperature in enumerate((1.5, 4.0)):
+        alone = distillation_loss(students[n], TEACHER, temperature=temperature, reduction="none")
+        torch.testing.assert_close(both[n], alone)
+
+
 def test_bad_input_is_refused():
     with pytest.raises(InputError, match="the teachers have 3 classes but the logits have 4"):
         distillation_loss(STUDENT, TEACHER[:, :3])

@@ -149,6 +149,20 @@ def free_port():
         return taken.getsockname()[1]
 
 
+def run_both(work, *args):
+    """`work(rank, *args)` in two processes, by a server that has its module loaded."""
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__, "torch._dynamo"])
+    both = [context.Process(target=work, args=(rank, *args)) for rank in (0, 1)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode == 0
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What two processes did, beside an interrupted run that one process began for them."""
@@ -158,17 +172,7 @@ def folder(tmp_path_factory):
     interrupted(data, folder / "one to two", World())
     bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
     bad.write_bytes(b"no image")
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    ports = free_port(), free_port()
-    both = [context.Process(target=_work, args=(rank, ports, folder)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(120)
-        assert process.exitcode == 0
+    run_both(_work, (free_port(), free_port()), folder)
     return folder
 
 

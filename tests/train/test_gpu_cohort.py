@@ -90,6 +90,44 @@ def test_every_ingredient_in_captured_steps():
         assert np.median(gaps) < 1e-3
 
 
+def test_runs_whose_images_are_made_differently_step_as_one():
+    """Other images, other weight decay, SAM that looks less far: captured, and alone."""
+    device, labels, kept = torch.device("cuda"), IMAGES.labels, np.arange(len(IMAGES))
+    ways = [{}, {"cutmix": 0.5, "mix_partner": "minority"}, {"trivial_augment": True}]
+    planners = [
+        Planner(
+            get_recipe(
+                "tuned",
+                **{**SHORT, "lr": 0.003, "sam_rho": 0.1 / (seed + 1), **way},
+                weight_decay=0.5 * 10**seed,  # most of a step, so that a neighbour's would show
+            ),
+            Method.of("logit-adjusted"),
+            labels,
+            kept,
+            IMAGES.prior,
+            seed=seed,
+        )
+        for seed, way in enumerate(ways)
+    ]
+    data = Resident(IMAGES, device)
+
+    def of(members, graphs=True):
+        return Lane(lambda: Team(members, data, device=device), device=device, graphs=graphs)
+
+    together, alone = of(planners), [of([one], graphs=False) for one in planners]
+    for epoch in range(2):
+        losses = run_epoch([together], [epoch])[0]
+        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
+        np.testing.assert_allclose(losses, expected, rtol=2e-3)
+    for member, one in enumerate(alone):
+        mine = together.team.network(member).state_dict()
+        its = one.team.network(0).state_dict()
+        gaps = [
+            float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
+        ]
+        assert np.median(gaps) < 1e-3, member
+
+
 def test_images_are_the_same_on_every_device():
     on_gpu, labels = lane(**EVERYTHING, graphs=False), IMAGES.labels
     planners = on_gpu.team.planners
@@ -110,13 +148,16 @@ def test_images_are_the_same_on_every_device():
 def test_students_learn_from_teachers_in_captured_steps():
     device, labels = torch.device("cuda"), IMAGES.labels
     settings = {"image_seed": 7, "distill_weight": 0.8, "distill_temperature": 2.0, "lr": 0.003}
-    recipe = get_recipe("tuned", **{**SHORT, **settings})
+    recipes = [
+        get_recipe("tuned", **{**SHORT, **settings}),
+        get_recipe("tuned", **{**SHORT, **settings, "distill_weight": 0.5}, distill_adjusted=True),
+    ]
     weights = torch.randn(3 * 32 * 32, 3, device=device) / 30
     made = {}
     for graphs in (True, False):
         planners = [
-            Planner(recipe, Method.of(m), labels, np.arange(len(labels)), IMAGES.prior, seed=seed)
-            for seed, m in enumerate(METHODS[:2])
+            Planner(one, Method.of(m), labels, np.arange(len(labels)), IMAGES.prior, seed=seed)
+            for seed, (one, m) in enumerate(zip(recipes, METHODS, strict=False))
         ]
 
         def make(planners=planners):

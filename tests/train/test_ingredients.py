@@ -119,7 +119,7 @@ def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
         operation=torch.tensor([OPERATIONS.index("identity")]),
         strength=torch.tensor([0]),
     )
-    (made,) = one.team.maker.make(plan)
+    (made,) = one.team.makers[0].make(plan)
     corner = made.pixels[0, :, 0, 7].numpy()
     expected = (np.round(255 * np.array(recipe.mean)) / 255 - recipe.mean) / recipe.std
     np.testing.assert_allclose(corner, expected, atol=1e-6)
@@ -173,7 +173,7 @@ def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     whole = lane(*planners)
     monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
     parts = lane(*planners)
-    assert parts.team.maker.chunk == 7
+    assert parts.team.makers[0].chunk == 7
     for one in (whole, parts):
         one.load(1)
         one.team.prepare(0)
@@ -285,6 +285,65 @@ def test_a_team_with_everything_trains_each_run_as_it_would_alone():
         assert np.median(shares) < 0.02, (member, shares)
 
 
+def test_runs_whose_images_are_made_differently_step_as_one():
+    """Plain images, mixed ones, another augmentation, and SAM that looks less far: one team."""
+    ways = [
+        {"sam_rho": 0.1},
+        {"sam_rho": 0.1, "cutmix": 0.5, "mix_partner": "minority"},
+        {"sam_rho": 0.02, "trivial_augment": True, "cutout": 3, "flip": False},
+        {"sam_rho": 0.1, "cutmix": 0.5, "mix_partner": "minority"},
+        {"sam_rho": 0.1, "mixup": 0.5, "image_seed": 7},
+    ]
+    methods = ("logit-adjusted", "softmax+drw:start=1", "logit-adjusted", "balanced", "softmax")
+    planners = [
+        planner(method, seed, lr=0.001, **way)
+        for seed, (method, way) in enumerate(zip(methods, ways, strict=True))
+    ]
+    assert len({one.recipe.team_values for one in planners}) == 1
+    together, alone = lane(*planners), [lane(one) for one in planners]
+    assert together.team.kinds == [[0], [1, 3], [2], [4]]
+    for epoch in range(2):
+        losses = run_epoch([together], [epoch])[0]
+        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
+        np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    team = together.team
+    for member, one in enumerate(alone):
+        assert torch.equal(team.inputs[:, :, :, member], one.team.inputs[:, :, :, 0])
+        assert torch.equal(team.targets[member], one.team.targets[0])
+        if one.team.shares is None:
+            assert torch.equal(team.seconds[member], team.targets[member])
+            assert bool((team.shares[member] == 1).all())
+        else:
+            assert torch.equal(team.shares[member], one.team.shares[0])
+        start = new_network(one.team.recipe, IMAGES, seed=member).state_dict()
+        own = team.network(member).state_dict()
+        shares = [
+            float((own[name] - value).double().norm() / (value - start[name]).double().norm())
+            for name, value in one.team.network(0).state_dict().items()
+        ]
+        assert np.median(shares) < 0.02, (member, shares)
+
+
+@pytest.mark.parametrize(
+    ("changes", "together"),
+    [
+        ({"trivial_augment": True, "mixup": 0.2, "crop_padding": 0, "image_seed": 3}, True),
+        ({"sam_rho": 0.2}, True),
+        ({"sam_rho": 0.0}, False),
+        ({"weight_decay": 1e-3}, True),
+        ({"weight_decay": 0.0}, False),
+        ({"ema_decay": 0.9}, False),
+        ({"head": "cosine"}, False),
+        ({"std": (0.5,)}, False),
+    ],
+    ids=str,
+)
+def test_what_the_runs_of_a_team_must_share(changes, together):
+    one = get_recipe("strong", sam_rho=0.1)
+    other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
+    assert (one.team_values == other.team_values) == together
+
+
 def test_a_neighbour_that_diverges_does_no_harm():
     planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1)]
     together, alone = lane(*planners), lane(planners[0])
@@ -353,7 +412,11 @@ def test_a_resumed_run_with_everything_ends_in_the_same_bits(tmp_path):
     whole = train(made, IMAGES, root=tmp_path / "whole")
     with pytest.raises(Stop):
         train(made, IMAGES, root=tmp_path / "parts", checkpoint_seconds=0.0, after_epoch=stop)
-    parts = train(made, IMAGES, root=tmp_path / "parts")
+    counted = []
+    parts = train(
+        made, IMAGES, root=tmp_path / "parts", progress=lambda *words: counted.append(words[:2])
+    )
+    assert counted == [(1, 3), (2, 3), (3, 3)]
     for name in ("model.safetensors", "log.jsonl"):
         assert (whole.folder / name).read_bytes() == (parts.folder / name).read_bytes(), name
     # What was saved is the average, and evaluation reads it.

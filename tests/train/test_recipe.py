@@ -136,7 +136,7 @@ TABLE["strong-student"] = TABLE["strong"] | {
     "mix_partner": "minority",
     "distill_weight": 0.8,
     "distill_temperature": 2.0,
-    "distill_adjusted": False,
+    "distill_adjusted": True,
 }
 TABLE["ldam"] = TABLE["paper"] | {"weight_decay": 2e-4}
 
@@ -352,6 +352,13 @@ def test_strong_recipes_are_longer_on_the_data_set_of_more_classes():
     for name in ("strong", "strong-student"):
         assert get_recipe(name, dataset="cifar100-lt").epochs == 400
         assert get_recipe(name, dataset="cifar10-lt").epochs == 300
+
+
+def test_strong_recipes_differ_by_data_set_in_two_values():
+    """Those that a first trial found better on one of the two."""
+    assert get_recipe("strong", dataset="cifar100-lt").sam_rho == 0.2
+    assert not get_recipe("strong-student", dataset="cifar100-lt").distill_adjusted
+    assert get_recipe("strong", mean=(0.5,), std=(0.5,)).sam_rho == 0.1  # data of one's own
 
 
 @pytest.mark.parametrize(

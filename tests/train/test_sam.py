@@ -107,7 +107,8 @@ def test_the_way_back_is_exact():
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-def test_networks_side_by_side_have_norms_of_their_own():
+@pytest.mark.parametrize("rho", [0.5, (0.5, 0.1, 2.0)], ids=["one for all", "one for each"])
+def test_networks_side_by_side_have_norms_of_their_own(rho):
     """Parameters joined along the first axis, of several shapes and memory formats."""
     shapes = [(4, 3, 3, 3), (4,), (6, 4), (2, 1, 1, 5)]
     random = torch.Generator().manual_seed(0)
@@ -124,12 +125,20 @@ def test_networks_side_by_side_have_norms_of_their_own():
             g = g.contiguous(memory_format=torch.channels_last) if index else g  # one other
         p.grad = g
         joined.append(p)
-    Perturbation(joined, rho=0.5, parts=3).go()
-    for n in range(3):
+    Perturbation(joined, rho=rho, parts=3).go()
+    for n, own in enumerate((rho,) * 3 if isinstance(rho, float) else rho):
         norm = np.sqrt(sum((g.double().numpy() ** 2).sum() for g in slopes[n]))
         for index, p in enumerate(joined):
-            expected = parts[n][index].double() + 0.5 * slopes[n][index].double() / norm
+            expected = parts[n][index].double() + own * slopes[n][index].double() / norm
             torch.testing.assert_close(p.detach().chunk(3)[n].double(), expected, atol=1e-6, rtol=0)
+
+
+def test_as_many_distances_as_networks():
+    p = nn.Parameter(torch.ones(6))
+    with pytest.raises(InputError, match=r"one for each of the 3 networks; 2 came"):
+        Perturbation([p], rho=[0.1, 0.2], parts=3)
+    with pytest.raises(InputError, match="`rho` must be"):
+        Perturbation([p], rho=[0.1, 0.0], parts=2)
 
 
 def test_a_gradient_of_zero_and_parameters_without_one_stay():

@@ -1,18 +1,16 @@
 """A classifier in slices on two processes trains, saves and judges as a whole one in one."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_distributed import CPU, HERE, SMALL, Stop, compare, free_port, step_losses
+from test_distributed import CPU, HERE, SMALL, Stop, compare, free_port, run_both, step_losses
 from test_distributed import TINY as WITH_NORM
 
 from data_factory import write_large
@@ -161,17 +159,7 @@ def folder(tmp_path_factory):
     one = lane(data.train, kind=StreamedTeam)
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    port = free_port()
-    both = [context.Process(target=_work, args=(rank, port, folder)) for rank in (0, 1)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(120)
-        assert process.exitcode == 0
+    run_both(_work, free_port(), folder)
     return folder
 
 

@@ -121,6 +121,28 @@ def test_the_first_step_by_hand():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("decay", ["all", "not-norm"])
+def test_runs_with_weight_decays_of_their_own(decay):
+    """So large that it is most of a step: a neighbour's would show."""
+    decays = (5.0, 0.5, 20.0)
+    planners = [
+        planner("softmax", seed, weight_decay=one, decay=decay, lr=0.001)
+        for seed, one in enumerate(decays)
+    ]
+    together, alone = lane(*planners), [lane(one) for one in planners]
+    for _ in range(2):
+        run_epoch([together], [0])
+    for member, one in enumerate(alone):
+        for _ in range(2):
+            run_epoch([one], [0])
+        own = together.team.network(member).state_dict()
+        start = new_network(recipe(), IMAGES, seed=member).state_dict()
+        for name, value in one.team.model.state_dict().items():
+            moved = float((value - start[name]).double().norm())
+            if "running" not in name and moved > 0.01:
+                assert float((own[name] - value).double().norm()) < 0.05 * moved, (member, name)
+
+
 def test_decay_can_leave_batch_norm_out():
     network = new_network(recipe(), IMAGES, seed=0)
     optimizer = make_optimizer(network, recipe(decay="not-norm"), CPU)
@@ -215,6 +237,29 @@ def test_methods_that_sample_otherwise_have_streams_of_their_own():
     alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
     expected = [run_epoch([one], [0])[0][0] for one in alone]
     np.testing.assert_allclose(losses, expected, rtol=2e-4)
+
+
+def test_students_that_listen_differently_step_as_one():
+    ways = [
+        {"distill_weight": 0.8, "distill_temperature": 2.0},
+        {"distill_weight": 1.0, "distill_temperature": 2.0},
+        {"distill_weight": 0.8, "distill_temperature": 2.0, "distill_adjusted": True},
+        {"distill_weight": 0.3, "cutmix": 0.5},
+    ]
+    planners = [planner("logit-adjusted", 0, image_seed=5, **way) for way in ways]
+    assert len({one.recipe.team_values for one in planners}) == 1
+    asked = []
+
+    def teachers(x):
+        asked.append(len(x))
+        return 3 * x.mean((2, 3))
+
+    together = lane(*planners, teachers=teachers)
+    losses = run_epoch([together], [0])[0]
+    assert asked == [47, 47]  # once for the images of the first three, once for the mixed ones
+    alone = [run_epoch([lane(one, teachers=teachers)], [0])[0][0] for one in planners]
+    np.testing.assert_allclose(losses, alone, rtol=2e-4)
+    assert min(np.abs(np.subtract.outer(alone, alone))[np.triu_indices(4, 1)]) > 0.01
 
 
 def test_distillation_needs_teachers_and_teachers_a_weight():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -251,19 +251,28 @@ class News:
         runs: how many will train.
         epochs: of each.
         together: how many of them at a time.
+        done: the epochs that resumed ones have behind them, by folder.
     """
 
-    def __init__(self, show: Progress, *, runs: int, epochs: int, together: int) -> None:
+    def __init__(
+        self,
+        show: Progress,
+        *,
+        runs: int,
+        epochs: int,
+        together: int,
+        done: Mapping[Path, int] | None = None,
+    ) -> None:
         self.show, self.runs, self.epochs, self.together = show, runs, epochs, together
         self.latest: dict[Path, EpochEnd] = {}
-        self.skipped: dict[Path, int] = {}  # epochs that a resumed run has behind it
+        self.at = dict(done or {})
         self.errors: dict[Path, float] = {}
         self.words = ""
         self._count()
 
     def __call__(self, end: EpochEnd) -> None:
         """Take in one epoch of one run."""
-        self.skipped.setdefault(end.folder, end.epoch - 1)
+        self.at[end.folder] = end.epoch
         self.latest[end.folder] = end
         if end.held_out_error is not None:
             self.errors[end.folder] = end.held_out_error
@@ -276,10 +285,7 @@ class News:
             self._count(share)
 
     def _count(self, share: float = 0.0) -> None:
-        # Epochs before a resume don't count, or the time left would be wrong.
-        skipped = sum(self.skipped.values())
-        done = sum(one.epoch for one in self.latest.values()) - skipped
-        total = self.runs * self.epochs - skipped
+        done, total = sum(self.at.values()), self.runs * self.epochs
         if 1 < self.runs <= self.together:  # all side by side: the count is that of one run
             done, total = done // self.runs, total // self.runs
         self.show(done + share if share else done, total, self.words)

@@ -238,21 +238,26 @@ def _bar(title: str) -> Iterator[Progress]:
 def _lines(title: str, every: float) -> Iterator[Progress]:
     started = time.monotonic()
     latest = started + _PATIENCE - every  # the first line comes when patience ends
-    before: tuple[float, int, float] = (0, 0, started)
+    before: tuple[float, int, float] | None = None
+    first: float = 0  # what was done when the clock began to count
 
     def update(done: float, total: int, text: str) -> None:
-        nonlocal latest, started, before
+        nonlocal latest, started, before, first
         now = time.monotonic()
-        if done < before[0] and total != before[1]:  # another part, which takes a time of its own
-            started = before[2]
+        if before is not None and done < before[0] and (total != before[1] or before[0] >= total):
+            started, before = before[2], None  # another part, which takes a time of its own
+        if before is None:
+            first = 0
+            if total and done > total / 50:  # it goes on from where it was left
+                first, started = done, now
         before = done, total, now
         if now - latest < every:
             return
         latest = now
         share = f" of {total} ({done / total:.0%})" if total else ""
         left = ""
-        if total and total / 50 <= done < total:  # the very first steps say little
-            left = f", {_duration((now - started) * (total - done) / done)} left"
+        if total and first + total / 50 <= done < total:  # the very first steps say little
+            left = f", {_duration((now - started) * (total - done) / (done - first))} left"
         count = f"{done:.1f}" if isinstance(done, float) else done
         note(f"{title}: {count}{share}{left}{'  ' + text if text else ''}")
 

@@ -120,8 +120,9 @@ def reproduce(
         list[str] | None,
         _option(
             "--stage",
-            "strong: strong, teachers, students (with their teachers), further (longer, and a "
-            "second generation) or ablation; may be repeated. strong and students if absent.",
+            "strong: strong, teachers, students (with their teachers), further (more teachers, "
+            "longer, a second generation) or ablation; may be repeated. strong and students if "
+            "absent.",
             metavar="NAME",
         ),
     ] = None,

@@ -220,6 +220,9 @@ def pack(
         Path, typer.Option("--out", "-o", metavar="FILE", help="The archive, NAME.tar.gz.")
     ],
     weights: Annotated[bool, typer.Option("--weights", help="Also the models' weights.")] = False,
+    logits: Annotated[
+        bool, typer.Option("--logits/--no-logits", help="Leave logits out: weights can teach.")
+    ] = True,
     full_precision: Annotated[
         bool, typer.Option("--full-precision", help="Keep logits as they are: twice the size.")
     ] = False,
@@ -235,6 +238,7 @@ def pack(
     Examples:
       longtail runs pack runs --out runs.tar.gz
       longtail runs pack runs/digits-lt/softmax-s0-10db5896 --weights -o a.tgz
+      longtail runs pack runs --weights --no-logits -o teachers.tar.gz
     """
     from longtail.runs import pack as pack_runs
 
@@ -244,6 +248,7 @@ def pack(
             folders,
             out,
             weights=weights,
+            logits=logits,
             half=not full_precision,
             force=force,
             progress=progress,

@@ -397,7 +397,7 @@ def _train(
     together: int | None,
     tensorboard: bool,
 ) -> list[Run]:
-    from longtail.train import engine
+    from longtail.train import checkpoint, engine
 
     options: dict[str, Any] = {"root": job.root, "device": world.device, "force": force}
     options |= {"command": command, "world": world, "streaming": streaming}
@@ -417,7 +417,9 @@ def _train(
         stack.enter_context(_saying_what_is_saved(job, command))
         show = stack.enter_context(_console.progress(_count(left)))
         epochs = job.specs[0].recipe.values["epochs"]
-        news = _cohort.News(show, runs=left, epochs=epochs, together=width)
+        begun = [f for f, state in zip(job.folders, states, strict=True) if state == "begun"]
+        done = {folder: checkpoint.epochs_done(folder) for folder in begun}
+        news = _cohort.News(show, runs=left, epochs=epochs, together=width, done=done)
         listeners.append(news)
 
         def tell(end: EpochEnd) -> None:

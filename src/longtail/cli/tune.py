@@ -48,6 +48,13 @@ class Criterion(StrEnum):
     sharpness = "sharpness"
 
 
+class Missing(StrEnum):
+    """What becomes of classes without held-out examples."""
+
+    error = "error"
+    nearest = "nearest"
+
+
 @app.command()
 def tune(
     file: Annotated[
@@ -74,6 +81,13 @@ def tune(
     criterion: Annotated[
         Criterion, typer.Option(help="What to minimise; all but the first need no balanced data.")
     ] = Criterion.balanced_error,
+    missing: Annotated[
+        Missing,
+        typer.Option(
+            help="What to do about classes without held-out examples: refuse, or let the nearest "
+            "class in size count for them too (for --split dev of CIFAR)."
+        ),
+    ] = Missing.error,
     bounds: Annotated[
         tuple[float, float], typer.Option(metavar="LOW HIGH", help="Where to search.")
     ] = (0.0, 4.0),
@@ -97,6 +111,7 @@ def tune(
       longtail tune held-out.npz --counts 900,90,10
       longtail tune logits.npy --logits --labels y.npy --train-labels train.npy
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
+      longtail tune RUN --split dev --missing nearest
     """
     from longtail.cli._inputs import open_file, read_prior
 
@@ -117,6 +132,7 @@ def tune(
             by_norms=method is Method.weight_normalization,
             bias_mode=bias_mode,
             criterion=criterion,
+            missing=missing,
             progress=progress,
             bounds=bounds,
             n_bootstrap=bootstrap,
@@ -140,6 +156,7 @@ def _tuned(
     by_norms: bool,
     bias_mode: BiasMode,
     criterion: Criterion,
+    missing: Missing,
     progress: _console.Progress,
     **settings: Any,
 ) -> TauResult:
@@ -167,8 +184,16 @@ def _tuned(
         method["bias_mode"] = bias_mode.value
     if criterion is Criterion.balanced_error:
         parts = tau_intervals(found, prior, progress=progress, **method)
+        if missing is Missing.nearest:
+            parts = parts.with_stand_ins(prior)
         return tune_from_intervals(parts, **settings)
     logits, target = whole_logits(found, prior)
     return tune_tau(
-        logits, target, prior, criterion=cast("CriterionName", criterion.name), **method, **settings
+        logits,
+        target,
+        prior,
+        criterion=cast("CriterionName", criterion.name),
+        missing=missing.value,
+        **method,
+        **settings,
     )

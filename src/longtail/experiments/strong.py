@@ -191,6 +191,12 @@ class Part:
         lines = [_line(k.name, [self.shelf.get(s)], 1) for k, s in zip(kinds, specs, strict=True)]
         return [line for line in lines if line is not None]
 
+    @cached_property
+    def _more_teachers(self) -> list[Record]:
+        """Those of the further students that are there, beside the teachers."""
+        found = [self.shelf.get(spec) for spec in self.setting.more_teachers()]
+        return [one for one in found if one is not None and is_judged(one)]
+
     @property
     def _names(self) -> list[str] | None:
         """The teachers' names as they were trained, or None while one is missing."""
@@ -217,12 +223,15 @@ class Part:
 
     @cached_property
     def further(self) -> list[Line]:
-        """Students trained for longer, and those that have the first ones for teachers too."""
+        """Students of more teachers, for longer, and with the first ones for teachers too."""
+        more, second, others = None, None, self._more_teachers
+        if len(others) == len(self.setting.more_teachers()):
+            more = self._students(f"{DISTILLED}, more teachers", STUDENT, also=others)
         longer = self._students(f"{DISTILLED}, longer", self.setting.longer)
-        first, second = self.distilled, None
+        first = self.distilled
         if first is not None and len(first.records) == first.wanted:
             second = self._students(f"{DISTILLED}, second generation", STUDENT, also=first.records)
-        return [line for line in (longer, second) if line is not None]
+        return [line for line in (more, longer, second) if line is not None]
 
     def _students(self, name: str, kind: Kind, *, also: Sequence[Record] = ()) -> Line | None:
         if self._names is None:
@@ -252,7 +261,8 @@ class Part:
     def records(self) -> list[Record]:
         """Every record that a table uses, each once."""
         lines = [*self.lines, *self.teachers, *self.ablation]
-        return list({one.name: one for line in lines for one in line.records}.values())
+        found = [one for line in lines for one in line.records] + self._more_teachers
+        return list({one.name: one for one in found}.values())
 
     def missing(self) -> list[str]:
         """The runs that the table should have and doesn't: ``strong, seed 3``."""

@@ -1,9 +1,10 @@
 """The runs behind `strong`: which they are, and training them.
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
-trained in another way; students of all of them together; students trained for longer, and those of
-a second generation, which have the first students for teachers too; and the ablation, which adds
-every ingredient to a plain recipe and to `strong`, or takes it away. `StrongTrainer` does what has
+trained in another way; students of all of them together; students of more teachers, students
+trained for longer, and those of a second generation, which have the first students for teachers
+too; and the ablation, which adds every ingredient to a plain recipe and to `strong`, or takes it
+away. `StrongTrainer` does what has
 no record yet, judges each finished run once on the development and the test set, and can be stopped
 and called again.
 """
@@ -24,7 +25,7 @@ from longtail.experiments.exp_runs import CIFARS, Kind, OutOfTimeError, Plan, Tr
 from longtail.experiments.records import DEV, TEST, Record
 from longtail.runs import Run, RunSpec, Settings, ensemble
 from longtail.runs.ensemble import ensemble_spec
-from longtail.train.recipe import recipe_values
+from longtail.train.recipe import Recipe, recipe_values
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
@@ -88,6 +89,26 @@ TEACHERS: dict[str, tuple[Kind, ...]] = {
         _SAM,
         _SAM_FAR,
         _teacher("cosine head", **INGREDIENTS["cosine head"]),
+    ),
+}
+# Further ones, for students of more teachers; they train beside the others at little cost. Most of
+# them are of the sort that a first trial found strongest on a data set, or the most different.
+# STRONG stands for all its runs, which are there anyway.
+_UNIFORM, _DECAY = INGREDIENTS["CutMix, uniform partner"], {"weight_decay": 1e-3}
+_SAM_DECAY = _teacher("SAM 0.2, weight decay 1e-3", sam_rho=0.2, **_DECAY)
+MORE_TEACHERS: dict[str, tuple[Kind, ...]] = {
+    "cifar10-lt": (
+        STRONG,
+        _teacher("SAM 0.1 and uniform CutMix", sam_rho=0.1, **_UNIFORM),
+        _teacher("SAM 0.1 and mixup", sam_rho=0.1, **INGREDIENTS["mixup"]),
+        _SAM_DECAY,
+    ),
+    "cifar100-lt": (
+        _teacher("mixup", **INGREDIENTS["mixup"]),
+        _teacher("minority CutMix, weight decay 1e-3", **_MINORITY, **_DECAY),
+        _teacher("uniform CutMix, weight decay 1e-3", **_UNIFORM, **_DECAY),
+        _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
+        _SAM_DECAY,
     ),
 }
 
@@ -206,6 +227,14 @@ class Setting:
         kinds = TEACHERS[self.dataset]
         return [self.strong.spec(kind, number % 3) for number, kind in enumerate(kinds)]
 
+    def more_teachers(self) -> list[RunSpec]:
+        """Those of `MORE_TEACHERS` that are none of the teachers."""
+        known, more = {spec.folder for spec in self.teachers()}, list[RunSpec]()
+        for number, kind in enumerate(MORE_TEACHERS[self.dataset]):
+            seeds = range(self.strong.seeds) if kind is STRONG else [number % 3]
+            more += [self.strong.spec(kind, seed) for seed in seeds]
+        return [spec for spec in more if spec.folder not in known]
+
     def students(self, names: Iterable[str], kinds: Sequence[Kind] = (STUDENT,)) -> list[RunSpec]:
         """Every seed of some kinds of students.
 
@@ -274,14 +303,18 @@ class StrongTrainer(Trainer):
                 taught = bool({"teachers", "students", "further"} & set(stages))
                 if taught:
                     singles += setting.teachers()
+                if "further" in stages:
+                    singles += setting.more_teachers()
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
                 if taught:
                     self._average(setting)
                 if {"students", "further"} & set(stages):
                     self._teach(setting, [STUDENT])
                 if "further" in stages:
+                    self._teach(setting, [STUDENT], also=setting.more_teachers())
                     self._teach(setting, [setting.longer])
-                    self._teach(setting, [STUDENT], generation=2)
+                    first = setting.students(self._names(setting.teachers()))
+                    self._teach(setting, [STUDENT], also=first)
                 if "ablation" in stages:
                     plan = setting.ablation
                     self._train(plan, plan.specs(setting.ablated()))
@@ -290,29 +323,28 @@ class StrongTrainer(Trainer):
             return False
         return True
 
-    def _teach(self, setting: Setting, kinds: Sequence[Kind], *, generation: int = 1) -> None:
-        """Train students, once their teachers' weights are there."""
-        names, first = self._teacher_names(setting), []
-        if generation == 2:
-            first = setting.students(names)
-            names = names + [self._precise(spec).folder.as_posix() for spec in first]
-        specs = setting.students(names, kinds)
+    def _teach(
+        self, setting: Setting, kinds: Sequence[Kind], *, also: Sequence[RunSpec] = ()
+    ) -> None:
+        """Train students, once the weights of their teachers, and of others `also`, are there."""
+        specs = setting.students(self._names([*setting.teachers(), *also]), kinds)
         if all(self._is_whole(self.shelf.get(spec)) for spec in specs):
             return
         self._have_teachers(setting)
-        self._have(setting.student, first)
+        self._have(setting.strong, also)
         self._train(setting.student, specs)
 
-    def _teacher_names(self, setting: Setting) -> list[str]:
-        return [self._precise(spec).folder.as_posix() for spec in setting.teachers()]
+    def _names(self, specs: Iterable[RunSpec]) -> list[str]:
+        """What runs are called as they are trained, by which their students know them."""
+        return [self._precise(spec).folder.as_posix() for spec in specs]
 
     def _have_teachers(self, setting: Setting) -> list[Run]:
         """The teachers' folders; a record is not enough for a student to learn from."""
         again = self._have(setting.strong, setting.teachers())
         self._train(setting.strong, setting.teachers())  # judges what was left unjudged
-        teachers = [Run.open(self.runs / name) for name in self._teacher_names(setting)]
+        teachers = [Run.open(self.runs / name) for name in self._names(setting.teachers())]
         if again:  # their mean is then another one too, whatever its record says
-            self._write_mean(teachers)
+            self._write_mean(setting, teachers)
         return teachers
 
     def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> bool:
@@ -325,11 +357,14 @@ class StrongTrainer(Trainer):
 
     def _average(self, setting: Setting) -> None:
         """The ensemble's folder and record."""
-        if self._is_whole(self.shelf.get(setting.ensemble(self._teacher_names(setting)))):
+        if self._is_whole(self.shelf.get(setting.ensemble(self._names(setting.teachers())))):
             return
-        self._write_mean(self._have_teachers(setting))
+        self._write_mean(setting, self._have_teachers(setting))
 
-    def _write_mean(self, teachers: Sequence[Run]) -> None:
+    def _write_mean(self, setting: Setting, teachers: Sequence[Run]) -> None:
+        # Some may have come from another machine with a record and without logits.
+        data = self._data_of(setting.strong)
+        teachers = [self._judged(run, data) for run in teachers]
         for split in (DEV, TEST):
             run = ensemble(teachers, root=self.runs, split=split, replace=True)
         self._write(run)
@@ -343,27 +378,36 @@ class StrongTrainer(Trainer):
         return is_judged(found)
 
     def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
-        """Train what is missing, in parts that keep the seeds of a kind together: they stack."""
-        kinds: dict[RunSpec, list[RunSpec]] = {}
+        """Train what is missing, in parts that keep together what steps as one."""
+        teams: dict[tuple[object, ...], list[RunSpec]] = {}
         for spec in specs:
             if not self._is_whole(self.shelf.get(spec)):
-                kinds.setdefault(replace(spec, seed=0), []).append(spec)
-        part: list[RunSpec] = []
-        for of_kind in kinds.values():
-            if part and len(part) + len(of_kind) > self.together:
-                self._part(plan, part)
-                part = []
-            part += of_kind
-        if part:
+                key = (Recipe.of(spec).team_values, spec.settings)
+                teams.setdefault(key, []).append(spec)
+        parts: list[list[RunSpec]] = []
+        for team in teams.values():
+            for first in range(0, len(team), self.together):
+                some = team[first : first + self.together]
+                room = (part for part in parts if len(part) + len(some) <= self.together)
+                part = next(room, None)
+                if part is None:
+                    parts.append(list(some))
+                else:
+                    part += some
+        for part in parts:
             self._part(plan, part)
 
     def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
         """Judge finished runs, once on either set, and write their records."""
+        for run in trained:
+            self._write(self._judged(run, data))
+
+    def _judged(self, run: Run, data: Any) -> Run:
+        """A run with its logits on either set; those that are there stay."""
         from longtail.train.engine import evaluate
 
-        for run in trained:
-            run = evaluate(run, data.development(run), split=DEV, device=self.device)
-            self._write(evaluate(run, data.test, split=TEST, device=self.device))
+        run = evaluate(run, data.development(run), split=DEV, device=self.device)
+        return evaluate(run, data.test, split=TEST, device=self.device)
 
     def _write(self, run: Run) -> None:
         found = with_tau_again(records.record(run), run)

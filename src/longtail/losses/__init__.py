@@ -4,6 +4,7 @@
     functional   logits, target, prior -> loss
     modules      the same as nn.Modules that hold the margins as buffers
     sampled      features, weights, target -> any of them from a few classes drawn
+    stacked      the losses of several runs at once, for the training engine
 
 All of them take what `torch.nn.CrossEntropyLoss` takes and mean the same by it. To add a loss:
 write its margin in `longtail.margins`, then a three-line function and a three-line module here.

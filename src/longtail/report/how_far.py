@@ -98,14 +98,24 @@ def _needed() -> list[str]:
         f"{_words(values['optimizer'])} with a cosine schedule from {values['lr']:g} after "
         f"{values['warmup_epochs']:g} epochs of warm-up, weight decay {values['weight_decay']:g}; "
         + _ingredients(values)
-        + ".",
+        + f".{_differences('strong')}",
         f"**`{DISTILLED}`**, a single network that learns from others: teachers trained in "
         f"different ways, {counts}, whose logits are averaged on the very images the student "
         f"sees; the student (recipe `strong-student`: {_ingredients(student)}) minimises "
         f"{1 - share:.1f} of the loss and {share:.1f} of the divergence from the teachers at "
-        f"temperature {student['distill_temperature']:g}. What is deployed is one ResNet-32; the "
-        "teachers are needed in training only.",
+        f"temperature {student['distill_temperature']:g}.{_differences('strong-student')} What is "
+        "deployed is one ResNet-32; the teachers are needed in training only.",
     ]
+
+
+def _differences(recipe: str) -> str:
+    """A sentence on the values that a recipe has on one data set only, beside its epochs."""
+    base, words = recipe_values(recipe), []
+    for dataset in CIFARS:
+        own = recipe_values(recipe, dataset=dataset).items()
+        changed = [f"`{k}={v}`" for k, v in own if v != base.get(k) and k != "epochs"]
+        words += [f"{', '.join(changed)} on {strong.title_of(dataset)}"] if changed else []
+    return f" By data set: {'; '.join(words)}." if words else ""
 
 
 def _words(optimizer: str) -> str:

@@ -254,9 +254,9 @@ def _draw_sizes(axes: Any, study: Study, dataset: str) -> None:
             axes.annotate(
                 f"+{one.mean:.2f}" if one.mean else "",
                 (place, value),
-                xytext=(0, 6),
+                xytext=(4, 5),  # right of the line, which falls
                 textcoords="offset points",
-                ha="center",
+                ha="left",
                 fontsize=7.5,
             )
     axes.axhline(least.mean, color=figures.color("bayes"), lw=1.1, ls="--")
@@ -268,7 +268,7 @@ def _draw_sizes(axes: Any, study: Study, dataset: str) -> None:
         va="top",
         fontsize=7.5,
     )
-    axes.set_xlim(-0.25, places[-1] + 0.25)
+    axes.set_xlim(-0.25, places[-1] + 0.35)
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     axes.set_xticks(places, [*(f"×{multiple}" for multiple in multiples), "unlimited"])

@@ -11,7 +11,7 @@ import itertools
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -76,6 +76,7 @@ def pack(
     archive: Path | str,
     *,
     weights: bool = False,
+    logits: bool = True,
     half: bool = True,
     force: bool = False,
     progress: Progress | None = None,
@@ -86,6 +87,7 @@ def pack(
         runs: opened runs or their folders; each is verified, and an unfinished one refused.
         archive: ends in ``.tar.gz`` or ``.tgz``.
         weights: also the weights of the models.
+        logits: without them a run can still teach, be evaluated again and be baked.
         half: store logits in half precision, see `half_logits`; each run's record then says
             by how much a logit changed at most.
         force: replace an archive that exists.
@@ -95,6 +97,8 @@ def pack(
         The archive's path.
     """
     archive = Path(archive)
+    if not weights and not logits:
+        raise InputError("pack: without logits nothing would be left; take the weights along.")
     if not archive.name.endswith(_SUFFIXES):
         raise InputError(f"pack: `archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
     if archive.exists() and not force:
@@ -120,22 +124,27 @@ def pack(
             for done, run in enumerate(opened):
                 if progress is not None:
                     progress(done, len(opened), run.name)
-                for name, content in _packed_files(run, weights=weights, half=half).items():
+                splits = run.splits if logits else ()
+                packed = _packed_files(run, splits, weights=weights, half=half)
+                for name, content in packed.items():
                     _add(tar, f"{run.name}/{name}", content)
         if progress is not None:
             progress(len(opened), len(opened), archive.name)
     return archive
 
 
-def _packed_files(run: Run, *, weights: bool, half: bool) -> dict[str, bytes | Path]:
+def _packed_files(
+    run: Run, splits: Sequence[str], *, weights: bool, half: bool
+) -> dict[str, bytes | Path]:
     """What an archive holds of a run, by file name; its record is made to match."""
-    record = {**run.record, "splits": dict(run.record["splits"]), "files": {}}
+    kept = {split: run.record["splits"][split] for split in splits}
+    record = {**run.record, "splits": kept, "files": {}}
     content: dict[str, bytes | Path] = {}
     if LOG in run.record["files"]:
         content[LOG] = run.folder / LOG
     if weights and run.has_model:
         content[MODEL] = run.folder / MODEL
-    for split in run.splits:
+    for split in splits:
         name = logits_file(split)
         tensors = files.read_tensors(run.folder / name, caller="pack")
         content[name] = run.folder / name

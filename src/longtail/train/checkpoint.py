@@ -90,6 +90,16 @@ def latest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def epochs_done(folder: Path) -> int:
+    """After how many epochs the newest checkpoint was written, by its name; 0 without one.
+
+    Args:
+        folder: the run's; it need not exist.
+    """
+    records = _records(folder) if folder.is_dir() else []
+    return int(records[0].stem.split("-")[1]) if records else 0
+
+
 def check_fits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, folder: Path) -> None:
     """Refuse the checkpoint of another network, naming what differs.
 

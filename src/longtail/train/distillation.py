@@ -16,7 +16,7 @@ def distillation_loss(
     logits: Tensor,
     teacher_logits: Tensor,
     *,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     log_prior: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
@@ -32,7 +32,9 @@ def distillation_loss(
         logits: z, shape (..., num_classes).
         teacher_logits: of the same examples, of a shape that broadcasts to that of `logits`;
             of several teachers their mean. No gradient flows into it.
-        temperature: T, above 0; the higher, the more the improbable classes count.
+        temperature: T, above 0; the higher, the more the improbable classes count. Or a tensor
+            that has one for each row of classes, of a shape that broadcasts to that of `logits`
+            with a last axis of 1; its values are not looked at, which would wait for a device.
         log_prior: log π, finite, of a shape that broadcasts to that of `logits`.
         reduction: ``mean`` over all examples, or ``none``.
 
@@ -48,7 +50,11 @@ def distillation_loss(
         tensor(0.4805)
     """
     caller = "distillation_loss"
-    temperature = _checks.positive(temperature, caller, name="temperature")
+    if isinstance(temperature, Tensor):
+        squared: Tensor | float = temperature.square().squeeze(-1)
+    else:
+        temperature = _checks.positive(temperature, caller, name="temperature")
+        squared = temperature**2
     _checks.choice(reduction, ("mean", "none"), caller, name="reduction")
     if logits.shape[-1] != teacher_logits.shape[-1]:
         raise InputError(
@@ -65,5 +71,5 @@ def distillation_loss(
         reduction="none",
         log_target=True,
     ).sum(-1)
-    divergence = temperature**2 * divergence
+    divergence = squared * divergence
     return divergence.mean() if reduction == "mean" else divergence

@@ -103,7 +103,7 @@ class _Job:
         """Runs for which this is equal can step as one."""
         sizes = tuple(self.planner.batch_sizes)
         # The settings are its precision and its teachers.
-        return self.recipe, self.spec.settings, sizes, self.epoch
+        return self.recipe.team_values, self.spec.settings, sizes, self.epoch
 
 
 class _Onlooker:
@@ -185,9 +185,10 @@ def train_cohort(
     folders = [Path(root) / spec.folder for spec in specs]
     there = _finished_of(folders, world, force=force)
     waiting = {f: s for f, s in zip(folders, specs, strict=True) if f not in there}
-    report = Report(progress, after_epoch, within_epoch, list(waiting.values()))
     refuse_early(list(waiting.values()), images, processes=world.count)
     staff = Staff(list(waiting.values()), images, root=root, given=teachers)
+    begun = {} if force else {folder: checkpoint.epochs_done(folder) for folder in waiting}
+    report = Report(progress, after_epoch, within_epoch, waiting, begun)
     on_disk = isinstance(images, ListedImages)
     width = together if device.type == "cuda" and not on_disk else 1
     pending = list(waiting.items())

@@ -84,9 +84,9 @@ class Planner:
 
     @property
     def stream(self) -> tuple[object, ...]:
-        """Runs of one recipe for which this is equal see the same images in the same order."""
+        """Runs of one data set for which this is equal see the same images in the same order."""
         kept = hashlib.sha256(self.kept.numpy().tobytes()).hexdigest()
-        return self.image_seed, self.method.sampling, kept
+        return self.image_seed, self.method.sampling, kept, self.recipe.image_values
 
     def _batch_sizes(self) -> list[int]:
         positions, size = len(self.sampler), self.recipe.batch_size

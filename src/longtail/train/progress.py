@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,18 +36,29 @@ class EpochEnd:
 
 
 class Report:
-    """Tells the caller how far the whole cohort is."""
+    """Tells the caller how far the whole cohort is.
+
+    Args:
+        progress: see `engine.train_cohort`, and so the next two.
+        after_epoch: see there.
+        within_epoch: see there.
+        specs: of the runs to train, by their folders.
+        done: the epochs that resumed runs have behind them, by folder.
+    """
 
     def __init__(
         self,
         progress: Progress | None,
         after_epoch: Callable[[EpochEnd], None] | None,
         within_epoch: Callable[[float], None] | None,
-        specs: Sequence[RunSpec],
+        specs: Mapping[Path, RunSpec],
+        done: Mapping[Path, int],
     ) -> None:
         self.progress, self.after_epoch, self.within_epoch = progress, after_epoch, within_epoch
-        self.total = sum(Recipe.of(spec).epochs for spec in specs)
-        self.at: dict[Path, int] = {}
+        self.total = sum(Recipe.of(spec).epochs for spec in specs.values())
+        self.at = dict(done)
+        if progress is not None and specs:
+            progress(sum(self.at.values()), self.total, "")
 
     def epoch(self, end: EpochEnd) -> None:
         """After an epoch of a run."""

@@ -234,6 +234,25 @@ class Recipe:
         return any((*views, self.cutmix, self.mixup))
 
     @property
+    def image_values(self) -> tuple[object, ...]:
+        """What happens to images before a network sees them, beside normalisation."""
+        return tuple(getattr(self, key) for key in _OF_IMAGES)
+
+    @property
+    def team_values(self) -> tuple[object, ...]:
+        """What runs must have in common to step as one, see `team`.
+
+        They may differ in what happens to their images; in how much weight decay they have, where
+        all have some; in how far SAM looks, where all of them take its two passes; and in how
+        they learn from teachers, where all do.
+        """
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        for key in ("sam_rho", "weight_decay", "distill_weight"):
+            own[key] = own[key] > 0
+        free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *_OF_IMAGES)
+        return tuple(value for key, value in own.items() if key not in free)
+
+    @property
     def border(self) -> tuple[float, ...]:
         """What crops are padded with, normalised: per channel, or one for all."""
         width = max(len(self.mean), len(self.std))
@@ -262,6 +281,10 @@ class Recipe:
 
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
+_OF_IMAGES = (
+    *("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout"),
+    *("cutmix", "mixup", "mixup_alpha", "mix_partner"),
+)
 _FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
 _FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}
 _DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}
@@ -358,6 +381,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "mix_partner": "minority",
         "distill_weight": 0.8,
         "distill_temperature": 2.0,
+        "distill_adjusted": False,
     },
     # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
     # The batch is that of all processes together.
@@ -368,8 +392,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
-    "strong": {"cifar10-lt": {"epochs": 300}},
-    "strong-student": {"cifar10-lt": {"epochs": 300}},
+    "strong": {"cifar10-lt": {"epochs": 300}, "cifar100-lt": {"sam_rho": 0.2}},
+    "strong-student": {"cifar10-lt": {"epochs": 300, "distill_adjusted": True}},
     "released": {
         "cifar10-lt": {
             "epochs": 1241,

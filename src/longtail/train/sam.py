@@ -13,7 +13,7 @@ graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -123,7 +123,7 @@ class Perturbation:
 
     Args:
         parameters: to move, on one device; their number, shapes and memory formats must stay.
-        rho: ρ, above 0.
+        rho: ρ, above 0; or one for each of the networks.
         parts: how many networks the parameters are those of, joined along the first axis as by
             `models.stacked`; the norm is each network's own.
 
@@ -139,13 +139,24 @@ class Perturbation:
         tensor([3., 4.])
     """
 
-    def __init__(self, parameters: Iterable[Tensor], *, rho: float, parts: int = 1) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], *, rho: float | Sequence[float], parts: int = 1
+    ) -> None:
         caller = "SAM"
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.rho = _checks.positive(rho, caller, name="rho")
         self.parts = _checks.whole(parts, caller, name="parts")
+        each = rho if isinstance(rho, Sequence) else [rho] * self.parts
+        if len(each) != self.parts:
+            raise InputError(
+                f"{caller}: `rho` must be one number, or one for each of the {self.parts} "
+                f"networks; {len(each)} came."
+            )
+        each = [_checks.positive(one, caller, name="rho") for one in each]
         if not self.parameters:
             raise InputError(f"{caller}: none of the parameters can have a gradient.")
+        first = self.parameters[0]
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        self.rho = torch.tensor(each, dtype=dtype, device=first.device)
         self.before = [p.detach().clone() for p in self.parameters]
         self._owner = torch.empty(0)
 

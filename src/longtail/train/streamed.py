@@ -194,7 +194,6 @@ class StreamedTeam(Team):
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.totals = torch.zeros(1, dtype=torch.float64, device=self.device)
         self.losses = torch.zeros(steps, dtype=torch.float64, device=self.device)
-        self.class_weights = None  # its loss has its own
         on_gpu = self.device.type == "cuda"
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._at = 0  # the step that comes next

@@ -1,8 +1,8 @@
 """Runs that step as one: their networks side by side, one optimiser, and the step itself.
 
 A team of one is a single run. In a larger one, which only GPUs have, the networks are stacked
-(see `models.stacked`); members share a recipe and differ in method, seed and batches, and
-nothing of one reaches another.
+(see `models.stacked`); members differ in method, seed, images and batches, and share the rest of
+their recipes (`Recipe.team_values`). Nothing of one reaches another.
 
 The step looks up everything that changes in tensors that stay where they are: which examples,
 which learning rate. So the same function runs eagerly on a CPU and is captured once as a CUDA
@@ -25,10 +25,12 @@ from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.losses import EqualizedThresholdLoss
+from longtail.losses.stacked import StackedLoss
 from longtail.models.stacked import part_of, stack
 from longtail.train.averaging import WeightAverage
 from longtail.train.batches import BatchMaker, ImagePlan, Made
 from longtail.train.batches import Resident as Resident  # what a team trains on
+from longtail.train.decay import OwnDecay
 from longtail.train.distillation import distillation_loss
 from longtail.train.optimizers import make_optimizer
 from longtail.train.plan import EpochPlan, Planner, stream_seed
@@ -89,10 +91,10 @@ class Batch(NamedTuple):
 
 
 class Team:
-    """Runs of one recipe that step as one.
+    """Runs that step as one.
 
     Args:
-        planners: one per run, with equal recipes and batch sizes.
+        planners: one per run, with equal batch sizes and recipes with equal `team_values`.
         data: the training set on the device.
         precision: ``float32`` or ``bfloat16``, of the networks' features.
         device: where they train.
@@ -102,6 +104,7 @@ class Team:
             Or a table of saved logits there, one row for each example of the training set.
 
     Attributes:
+        recipe: the first run's, for what all have in common.
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         block: how many steps `prepare` makes the batches of.
@@ -131,6 +134,10 @@ class Team:
         streams = {stream: n for n, stream in enumerate(dict.fromkeys(p.stream for p in planners))}
         self.stream_of = [streams[planner.stream] for planner in planners]
         self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for stream, leader in enumerate(self.leaders):
+            kinds.setdefault(planners[leader].recipe.image_values, []).append(stream)
+        self.kinds = list(kinds.values())  # streams whose images are made in one way, at once
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
         self.model = self._on_device(stack(networks))
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
@@ -140,12 +147,15 @@ class Team:
                 criterion.generator = generator  # type: ignore[assignment]
         self.optimizer = make_optimizer(self.model, self.recipe, self.device)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._ahead: tuple[int, list[EpochPlan], list[ImagePlan]] = (-1, [], [])
+        decays = [planner.recipe.weight_decay for planner in planners]
+        self.own_decay = OwnDecay(self.optimizer, decays) if len(set(decays)) > 1 else None
+        self._ahead: tuple[int, list[EpochPlan], list[list[ImagePlan]]] = (-1, [], [])
         self._make_state()
         self._allocate()
         recipe, self.sam, self.average = self.recipe, None, None
         if recipe.sam_rho > 0:
-            self.sam = Perturbation(self.parameters, rho=recipe.sam_rho, parts=len(self))
+            rho = [planner.recipe.sam_rho for planner in planners]
+            self.sam = Perturbation(self.parameters, rho=rho, parts=len(self))
         if recipe.ema_decay > 0:
             self.average = WeightAverage(self.model, decay=recipe.ema_decay)
 
@@ -163,8 +173,9 @@ class Team:
                 f"recipe {recipe.name!r}: `distill_weight` is {recipe.distill_weight:g}, but there "
                 f"are {'no ' * (self.teachers is None)}teachers; give both or neither."
             )
-        empty = [n for p in self.planners for n in (p.prior.probs == 0).nonzero()[0].tolist()]
-        if recipe.distill_adjusted and empty:
+        adjusted = [p for p in self.planners if p.recipe.distill_adjusted]
+        empty = [n for p in adjusted for n in (p.prior.probs == 0).nonzero()[0].tolist()]
+        if empty:
             raise InputError(
                 f"recipe {recipe.name!r}: `distill_adjusted` adds log π to the logits, but class "
                 f"{empty[0]} has no training examples; set distill_adjusted=false."
@@ -198,31 +209,42 @@ class Team:
         self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
         self.seconds: Tensor | None = None
         self.shares: Tensor | None = None
-        self.class_weights: Tensor | None = None
-        if self.recipe.cutmix + self.recipe.mixup > 0:
+        if any(planner.recipe.cutmix + planner.recipe.mixup > 0 for planner in self.planners):
             self.seconds = torch.zeros_like(self.targets)
             self.shares = torch.ones(self.targets.shape, device=self.device)
-            # The mean over a batch, with class weights or without, is then taken for all runs at
-            # once: with two labels it would be a dozen short kernels for each.
-            for criterion in self.criteria:
-                criterion.reduction = "none"
-            if any(criterion.weight is not None for criterion in self.criteria):
-                weights = torch.ones(len(self), self.data.num_classes)
-                self.class_weights = weights.to(self.device)
+        self.of_labels = StackedLoss(self.criteria)
         self.teacher_logits: Tensor | None = None
         if self.teachers is not None:
             shape = (len(self.leaders), ahead, self.data.num_classes)
             self.teacher_logits = torch.zeros(shape, device=self.device)
-        self.log_priors: Tensor | None = None
-        if self.recipe.distill_adjusted:
-            log_priors = np.stack([planner.prior.log_probs for planner in self.planners])
-            self.log_priors = torch.from_numpy(log_priors).float().to(self.device)[:, None]
+            self._allocate_listening()
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.totals = torch.zeros(len(self), dtype=torch.float64, device=self.device)
-        self.maker = BatchMaker(self.data, self.recipe)
+        first_of = [self.planners[self.leaders[streams[0]]] for streams in self.kinds]
+        self.makers = [BatchMaker(self.data, planner.recipe) for planner in first_of]
+
+    def _allocate_listening(self) -> None:
+        """How each run learns from the teachers; one number where all do alike."""
+        recipes = [planner.recipe for planner in self.planners]
+        self.distill_weight = self._of_members([one.distill_weight for one in recipes])
+        temperature = self._of_members([one.distill_temperature for one in recipes])
+        if isinstance(temperature, Tensor):
+            temperature = temperature[:, None, None]
+        self.distill_temperature = temperature
+        self.log_priors: Tensor | None = None
+        if any(one.distill_adjusted for one in recipes):
+            added = [
+                p.prior.log_probs if p.recipe.distill_adjusted else np.zeros(p.prior.num_classes)
+                for p in self.planners
+            ]
+            self.log_priors = torch.from_numpy(np.stack(added)).float().to(self.device)[:, None]
+
+    def _of_members(self, values: Sequence[float]) -> float | Tensor:
+        """What all members have, or a tensor of shape (members,) where they differ."""
+        return values[0] if len(set(values)) == 1 else torch.tensor(values, device=self.device)
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
@@ -230,11 +252,9 @@ class Team:
         _, self.plans, self.image_plans = self._ahead
         self.rates.copy_(self.plans[0].rates)
         parts = zip(self.planners, self.plans, self.criteria, self.generators, strict=True)
-        for member, (planner, plan, criterion, generator) in enumerate(parts):
+        for planner, plan, criterion, generator in parts:
             if criterion.weight is not None:
                 criterion.weight.copy_(plan.weights)
-            if self.class_weights is not None:
-                self.class_weights[member].copy_(plan.weights)
             generator.manual_seed(stream_seed(planner.seed, "loss", epoch))
         self.number.zero_()
         self.totals.zero_()
@@ -248,32 +268,45 @@ class Team:
         positions = [0, *accumulate(self.batch_sizes)]
         ends = [positions[n] for n in range(0, len(self.batch_sizes), self.block)]
         blocks = [
-            ImagePlan.join([plans[leader].take(first, end) for leader in self.leaders])
+            [
+                ImagePlan.join([plans[self.leaders[n]].take(first, end) for n in streams])
+                for streams in self.kinds
+            ]
             for first, end in pairwise([*ends, positions[-1]])
         ]
         self._ahead = epoch, plans, blocks
 
     def prepare(self, number: int) -> None:
         """Before step `number`, where a block of steps begins: make all its batches at once."""
-        plan = self.image_plans[number // self.block]
-        count = len(plan.rows) // len(self.leaders)
-        for made in self.maker.make(plan):
-            for stream, leader in enumerate(self.leaders):
-                first, end = (at - made.first for at in (stream * count, (stream + 1) * count))
+        plans = self.image_plans[number // self.block]
+        for streams, maker, plan in zip(self.kinds, self.makers, plans, strict=True):
+            self._make(streams, maker, plan)
+        self._share_images()
+        for streams, plan in zip(self.kinds, plans, strict=True):
+            self._ask_teachers(streams, plan)
+        self.cursor.zero_()
+
+    def _make(self, streams: Sequence[int], maker: BatchMaker, plan: ImagePlan) -> None:
+        """Make the images of some streams, which follow one another in the plan."""
+        count = len(plan.rows) // len(streams)
+        for made in maker.make(plan):
+            for n, stream in enumerate(streams):
+                first, end = (at - made.first for at in (n * count, (n + 1) * count))
                 part = slice(max(first, 0), min(end, len(made.pixels)))
                 if part.start < part.stop:  # else none of this run's images is among them
-                    self._store(made, part, leader, slice(part.start - first, part.stop - first))
-        self._share_images()
-        self._ask_teachers(plan)
-        self.cursor.zero_()
+                    at = slice(part.start - first, part.stop - first)
+                    self._store(made, part, self.leaders[stream], at)
 
     def _store(self, made: Made, part: slice, member: int, at: slice) -> None:
         """Put a part of what was made where a run's step will look for it."""
         self.inputs[at, :, :, member].copy_(made.pixels[part].permute(0, 2, 3, 1))
         self.targets[member, at].copy_(made.labels[part])
-        for place, values in ((self.seconds, made.seconds), (self.shares, made.shares)):
-            if place is not None and values is not None:
-                place[member, at].copy_(values[part])
+        if self.seconds is not None and self.shares is not None:
+            # A run that mixes nothing, beside one that does, has its own label twice.
+            seconds = made.labels if made.seconds is None else made.seconds
+            self.seconds[member, at].copy_(seconds[part])
+            if made.shares is not None:
+                self.shares[member, at].copy_(made.shares[part])
 
     def _share_images(self) -> None:
         """Give members that see the same images as another what was made for that one."""
@@ -285,14 +318,15 @@ class Team:
                     if place is not None:
                         place[member].copy_(place[leader])
 
-    def _ask_teachers(self, plan: ImagePlan) -> None:
+    def _ask_teachers(self, streams: Sequence[int], plan: ImagePlan) -> None:
         """Fill in the teachers' logits on the images of the block, once for each stream."""
         if self.teachers is None or self.teacher_logits is None:
             return
-        count = len(plan.rows) // len(self.leaders)
-        for stream, leader in enumerate(self.leaders):
+        count = len(plan.rows) // len(streams)
+        for n, stream in enumerate(streams):
+            leader = self.leaders[stream]
             if isinstance(self.teachers, Tensor):
-                rows = plan.rows[stream * count : (stream + 1) * count].to(self.device)
+                rows = plan.rows[n * count : (n + 1) * count].to(self.device)
                 self.teacher_logits[stream, :count].copy_(self.teachers[rows])
                 continue
             for first in range(0, count, _TEACHER_BATCH):
@@ -310,6 +344,8 @@ class Team:
         losses.sum().backward()  # type: ignore[no-untyped-call]
         if self.sam is not None:
             self._look_around(self.sam, batch)
+        if self.own_decay is not None:
+            self.own_decay.add()
         self._set_rate(self.rates.index_select(0, self.number))
         self.optimizer.step()
         if self.average is not None:
@@ -352,35 +388,29 @@ class Team:
             features = self.model.features(batch.images)  # type: ignore[operator]
         logits = self.model.fc(features.float())  # type: ignore[operator]
         logits = logits.view(len(self), len(batch.images), -1)
-        weight = self.recipe.distill_weight
         if batch.teacher_logits is None:
             return self._of_labels(logits, batch)
         divergence = distillation_loss(
             logits,
             batch.teacher_logits,
-            temperature=self.recipe.distill_temperature,
+            temperature=self.distill_temperature,
             log_prior=self.log_priors,
             reduction="none",
         ).mean(1)
-        if weight == 1:
+        weight = self.distill_weight
+        if isinstance(weight, float) and weight == 1:
             return divergence
         return (1.0 - weight) * self._of_labels(logits, batch) + weight * divergence
 
     def _of_labels(self, logits: Tensor, batch: Batch) -> Tensor:
         """What the runs' own losses say of the labels, shape (members,)."""
-        drawn = [{} if draw is None else {"dropped": draw} for draw in batch.dropped]
-        every = list(zip(self.criteria, logits, batch.targets, drawn, strict=True))
-        if batch.seconds is None or batch.shares is None:
-            return torch.stack([loss(f, y, **draw) for loss, f, y, draw in every])
-        others = zip(every, batch.seconds, batch.shares, strict=True)
-        losses = torch.stack(
-            [loss.mixed(f, y, z, share, **draw) for (loss, f, y, draw), z, share in others]
+        return self.of_labels(
+            logits,
+            batch.targets,
+            second=batch.seconds,
+            share=batch.shares,
+            dropped=batch.dropped,
         )
-        if self.class_weights is None:
-            return losses.mean(1)
-        first = self.class_weights.gather(1, batch.targets)
-        second = self.class_weights.gather(1, batch.seconds)
-        return losses.sum(1) / torch.lerp(second, first, batch.shares).sum(1)
 
     def _set_rate(self, rate: Tensor) -> None:
         for group in self.optimizer.param_groups:

@@ -2,7 +2,8 @@
 
 `tune_tau` is the front door. The pass over the logits is in `_intervals`, the curve in
 `_curve`, resampling in `_bootstrap`, and the criteria that see tau as a temperature in
-`_calibration`. Applying a tau is in `posthoc`.
+`_calibration`. What becomes of classes without held-out examples is in `_missing`. Applying a tau
+is in `posthoc`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from longtail.tuning._calibration import CALIBRATION_CRITERIA, tune_by_calibrati
 from longtail.tuning._calibration import SampledCurve as SampledCurve
 from longtail.tuning._curve import TauCurve as TauCurve
 from longtail.tuning._intervals import METHODS as METHODS
+from longtail.tuning._intervals import MISSING, checked_examples, intervals
 from longtail.tuning._intervals import Method as Method
+from longtail.tuning._intervals import Missing as Missing
 from longtail.tuning._intervals import TauIntervals as TauIntervals
-from longtail.tuning._intervals import checked_examples, intervals
+from longtail.tuning._missing import class_shares as class_shares
 from longtail.tuning._temperature import fit_temperature as fit_temperature
 from longtail.tuning._temperature import held_out
 
@@ -102,6 +105,16 @@ class TauResult:
         low, high = self.curve.bounds
         return [tau for tau in (0.0, 1.0) if low <= tau <= high]
 
+    def _stand_ins(self) -> list[str]:
+        """What the balanced error makes of classes without examples, if there are any."""
+        missing = np.flatnonzero(self.counts == 0)
+        if not len(missing) or self.criterion != "balanced_error":
+            return []
+        one = len(missing) == 1
+        which = f"class {missing[0]} has" if one else f"{len(missing)} classes have"
+        who = "it" if one else "each of them"
+        return [f"  {which} none: the nearest class in size counts for {who} too"]
+
     def __str__(self) -> str:
         name = self.criterion.replace("_", " ")
         method = self.method.replace("_", " ")
@@ -120,7 +133,8 @@ class TauResult:
             f"  {int(self.counts.sum())} held-out examples of {len(self.counts)} classes, "
             f"fewest {int(self.counts[fewest])} (class {fewest})"
         )
-        few = int(np.sum(self.counts < _FEW))
+        lines += self._stand_ins()
+        few = int(np.sum((self.counts > 0) & (self.counts < _FEW)))
         if few and self.criterion == "balanced_error":
             lines.append(
                 f"  {few} classes have fewer than {_FEW}: the interval understates what they hide"
@@ -146,6 +160,7 @@ def tune_tau(
     target_prior: ClassPrior | None = None,
     costs: Any = None,
     sample_weight: Any = None,
+    missing: Missing = "error",
     confidence: float = 0.95,
     n_bootstrap: int = 1000,
     random_state: int | np.random.Generator = 0,
@@ -180,6 +195,9 @@ def tune_tau(
             adjustment is then f − τ (log π − log q − log c), the error weighted by q · c.
         costs: c, shape (num_classes,), positive: what an error on each class costs.
         sample_weight: shape (examples,); an integer weight gives the curve of repetition.
+        missing: what to do for the balanced error about classes without held-out examples:
+            "error", or let the "nearest" class in size count for them too, as suits data that
+            lack the largest classes; left out, those would have no say against a large tau.
         confidence: level of the bootstrap interval of tau.
         n_bootstrap: how many times the held-out examples are drawn again, each class by itself;
             0 for no interval. Beyond 3 million draws in all the normal approximation of the
@@ -211,13 +229,14 @@ def tune_tau(
     _checks.choice(method, METHODS, caller, name="method")
     low, high = _bounds(bounds, caller)
     settings = _Settings.checked(confidence, n_bootstrap, random_state, caller)
+    _checks.choice(missing, MISSING, caller, name="missing")
     if criterion == "balanced_error":
         parts = intervals(
             logits,
             target,
             prior,
             caller=caller,
-            complete=True,
+            complete=missing == "error",
             method=method,
             norms=norms,
             bias=bias,
@@ -227,6 +246,8 @@ def tune_tau(
             sample_weight=sample_weight,
             chunk_rows=chunk_rows,
         )
+        if missing == "nearest":
+            parts = parts.with_stand_ins(prior)
         return _from_intervals(parts, (low, high), settings, caller)
     unused = {
         "norms": norms,
@@ -234,6 +255,7 @@ def tune_tau(
         "target_prior": target_prior,
         "costs": costs,
         "method": None if method == "logit_adjustment" else method,
+        "missing": None if missing == "error" else missing,
     }
     _refuse_unused(unused, criterion, caller)
     return _from_calibration(
@@ -252,7 +274,8 @@ def tune_from_intervals(
     """Choose tau from intervals that were found elsewhere: shards, or folds with their own priors.
 
     Args:
-        intervals: of all held-out examples, merged; every class needs some.
+        intervals: of all held-out examples, merged; every class needs some, or another that
+            stands in (`TauIntervals.with_stand_ins`).
         bounds: as in `tune_tau`.
         confidence: as in `tune_tau`.
         n_bootstrap: as in `tune_tau`.

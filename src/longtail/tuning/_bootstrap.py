@@ -11,7 +11,7 @@ import numpy as np
 
 from longtail._checks import FloatArray, IntArray
 from longtail.tuning._curve import RESOLUTION, TIE, TauCurve, cells, distance_to_one
-from longtail.tuning._intervals import TauIntervals
+from longtail.tuning._intervals import TauIntervals, divided
 
 # Examples times replicates up to which each replicate is drawn: well under a second.
 _EXACT_DRAWS = 3_000_000
@@ -52,7 +52,7 @@ def resampled_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -
         drawn = by_class[first + (rng.random(len(sizes)) * sizes).astype(np.int64)]
         mass = np.bincount(drawn, minlength=len(sizes)) * parts.weights
         totals = np.bincount(parts.target, weights=mass, minlength=parts.num_classes)
-        share = (parts.importance / totals)[parts.target] * mass
+        share = divided(parts.importance, totals)[parts.target] * mass
         right = np.concatenate([[0.0], np.cumsum(sign * share[who])])[below]
         taus[k] = _middle_of_best(breakpoints, right + share[at_start].sum())
     return taus
@@ -112,7 +112,7 @@ def resampling_covariance(parts: TauIntervals, taus: FloatArray) -> FloatArray:
     )
     ever = begin < end
     begin, end, target = begin[ever], end[ever], parts.target[ever]
-    factor = parts.importance / parts.totals
+    factor = parts.shares
     share = (factor[parts.target] * parts.weights)[ever]
 
     # Σ share² over the examples right at both a and b ≥ a: those that begin by a, end after b.
@@ -133,7 +133,7 @@ def resampling_covariance(parts: TauIntervals, taus: FloatArray) -> FloatArray:
             _right_at(row + begin[mine], row + end[mine], share[mine] ** power, width, points)
             for power in (1, 2)
         )
-        mean /= weight
+        mean = divided(mean, weight)
         crossed = mean.T @ square
         covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
     return covariance

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail.tuning._intervals import TauIntervals, refuse_missing_classes
+from longtail.tuning._intervals import TauIntervals, divided, refuse_missing_classes
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
 RESOLUTION = 1e-12
@@ -48,11 +48,10 @@ class TauCurve:
     def __init__(
         self, intervals: TauIntervals, *, bounds: tuple[float, float], caller: str = "TauCurve"
     ) -> None:
-        refuse_missing_classes(intervals.counts, caller)
+        refuse_missing_classes(np.where(intervals.importance > 0, intervals.counts, 1), caller)
         self.intervals = intervals
         self.bounds = bounds
-        share = intervals.importance / intervals.totals
-        share = share[intervals.target] * intervals.weights
+        share = intervals.shares[intervals.target] * intervals.weights
         self._units = np.rint(share * _UNIT).astype(np.int64)
         self._positions, changes = self._events()
         first = self._right_at(bounds[0])
@@ -76,7 +75,7 @@ class TauCurve:
         return float(errors) if taus.ndim == 0 else errors
 
     def per_class(self, tau: float) -> FloatArray:
-        """The error of each class at this tau, shape (num_classes,)."""
+        """The error of each class at this tau, shape (num_classes,); NaN without examples."""
         parts = self.intervals
         wrong = ~((parts.lower <= tau) & (tau < parts.upper))
         missed = np.bincount(
@@ -84,7 +83,8 @@ class TauCurve:
             weights=None if parts.weight is None else parts.weight[wrong],
             minlength=parts.num_classes,
         )
-        return np.asarray(missed / parts.totals)
+        totals = parts.totals
+        return np.where(totals > 0, divided(missed, totals), np.nan)
 
     def standard_error(self, tau: float) -> float:
         """Of the error at this tau: √(Σ_y w_y² Var_y / n_y), the classes' own sizes fixed."""
@@ -92,7 +92,7 @@ class TauCurve:
         wrong = ~((parts.lower <= tau) & (tau < parts.upper))
         residual = (wrong - self.per_class(tau)[parts.target]) * parts.weights
         squares = np.bincount(parts.target, weights=residual**2, minlength=parts.num_classes)
-        return float(np.sqrt(np.sum((parts.importance / parts.totals) ** 2 * squares)))
+        return float(np.sqrt(np.sum(parts.shares**2 * squares)))
 
     def minimizer(self) -> tuple[float, tuple[float, float]]:
         """The minimising cell nearest to tau = 1, as (midpoint, (lower end, upper end))."""

@@ -8,7 +8,7 @@ from `tuning`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.priors import ClassPrior
+from longtail.tuning._missing import stand_ins
 from longtail.tuning._scan import TauScan
 
 Method = Literal["logit_adjustment", "weight_normalization"]
 METHODS = ("logit_adjustment", "weight_normalization")
+Missing = Literal["error", "nearest"]
+MISSING = ("error", "nearest")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,6 +173,29 @@ class TauIntervals:
             np.float64
         )
 
+    @property
+    def shares(self) -> FloatArray:
+        """Part of the error that a unit of weight of each class is, 0 where there is none."""
+        return divided(self.importance, self.totals)
+
+    def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
+        """The same, with what classes without examples weigh given to the nearest in size.
+
+        Args:
+            prior: π, whose probabilities say which class is near.
+
+        Examples:
+            >>> prior = ClassPrior.from_counts([500, 400, 90, 10])
+            >>> parts = TauIntervals.from_logits(2 * np.eye(4)[1:], [1, 2, 3], prior)
+            >>> parts.with_stand_ins(prior).importance
+            array([0.  , 0.5 , 0.25, 0.25])
+        """
+        _checks.prior(prior, "TauIntervals.with_stand_ins", num_classes=self.num_classes)
+        found = stand_ins(prior.probs, self.counts)
+        moved: FloatArray = np.zeros(self.num_classes)
+        np.add.at(moved, found, self.importance)
+        return replace(self, importance=moved)
+
     def __add__(self, other: TauIntervals) -> TauIntervals:
         if not isinstance(other, TauIntervals):
             return NotImplemented
@@ -255,6 +281,13 @@ def weight_mask(weight: FloatArray | None) -> Any:
     return slice(None) if weight is None or weight.all() else weight > 0
 
 
+def divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
+    """The quotient, 0 where there is nothing to divide by."""
+    quotient: FloatArray = np.zeros(np.broadcast(amount, by).shape)
+    np.divide(amount, by, out=quotient, where=by > 0)
+    return quotient
+
+
 def refuse_missing_classes(counts: IntArray, caller: str) -> None:
     """The balanced error has one term per class, so every class needs held-out examples."""
     missing = np.flatnonzero(counts == 0)
@@ -262,7 +295,8 @@ def refuse_missing_classes(counts: IntArray, caller: str) -> None:
         raise InputError(
             f"{caller}: every class needs held-out examples, but {len(missing)} of {len(counts)} "
             f"have none in `target`: {_checks.listing(missing)}; hold out at least one of each, "
-            f"or pass criterion='log_loss', which needs no balanced data."
+            f"let the nearest class in size stand in (missing='nearest'), or pass "
+            f"criterion='log_loss', which needs no balanced data."
         )
 
 

@@ -1,0 +1,160 @@
+"""The losses of several runs that train side by side, each its own, in one computation.
+
+    ℓ_m = Σ_n Σ_k λ_kn · w_y · ℓ_m(y, f_mn) / Σ_n Σ_k λ_kn · w_y,   y = y_mkn,
+
+over the examples n of run m and their labels k: one, or two where images are mixed. On a GPU a
+loss of one run is dozens of kernels, each too short to fill it, so what is computed one by one
+for many runs costs more than their networks do. Here margins lie one below the other, as logits
+do, and every kernel serves all runs. The arithmetic is that of `_family`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longtail.losses._family import _softplus, all_but_one
+from longtail.losses.modules import EqualizedThresholdLoss, PairwiseMarginLoss
+
+
+class StackedLoss:
+    """The mean loss of each run.
+
+    Losses with a dense margin, with label smoothing or with competitors that drop out are
+    computed one by one, all others together; the values are the same.
+
+    Args:
+        criteria: one for each run, all with as many classes and on one device, with the reduction
+            "mean". Their class weights move into one tensor: they are still to be changed in
+            place, by ``criterion.weight.copy_``.
+
+    Examples:
+        >>> from longtail import ClassPrior
+        >>> from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
+        >>> prior = ClassPrior.from_counts([9, 1])
+        >>> both = StackedLoss([SoftmaxLoss(prior), LogitAdjustedLoss(prior)])
+        >>> logits, target = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]]), torch.tensor([[1], [1]])
+        >>> both(logits, target)
+        tensor([1.3133, 3.2373])
+        >>> both(logits, target, second=torch.tensor([[0], [0]]), share=torch.tensor([[0.25]] * 2))
+        tensor([0.5633, 0.8394])
+    """
+
+    def __init__(self, criteria: Sequence[PairwiseMarginLoss]) -> None:
+        self.criteria = list(criteria)
+        alike = [_is_usual(loss) for loss in criteria]
+        self._alone = [n for n, usual in enumerate(alike) if not usual]
+        members = [n for n, usual in enumerate(alike) if usual]
+        if not members:
+            return
+        usual = [self.criteria[n] for n in members]
+        self._members: Tensor | None = None
+        if self._alone:
+            self._members = torch.tensor(members, device=usual[0].alpha.device)
+        alpha, positive, negative = (
+            torch.stack([getattr(loss, name) for loss in usual])
+            for name in ("alpha", "positive", "negative")
+        )
+        scale = alpha.new_tensor([loss.scale for loss in usual])[:, None]
+        self._scale = None if all(loss.scale == 1 for loss in usual) else scale[:, None]
+        self._offset = (scale * negative)[:, None]  # one for all examples of a run
+        self._shift = scale * (positive + negative)
+        self._alpha = None if bool((alpha == 1).all()) else alpha
+        self._weight = _joined_weights(usual)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        *,
+        second: Tensor | None = None,
+        share: Tensor | None = None,
+        dropped: Sequence[Tensor | None] = (),
+    ) -> Tensor:
+        """The loss of each run.
+
+        Args:
+            logits: f, shape (runs, examples, num_classes), float32 or wider.
+            target: y, class indices, shape (runs, examples).
+            second: the labels of what was mixed in, likewise; None where nothing is.
+            share: λ of the first label, likewise, in [0, 1].
+            dropped: for each run what its loss has drawn, see `EqualizedThresholdLoss.draw`.
+
+        Returns:
+            Shape (runs,).
+        """
+        if not self._alone:
+            return self._together(logits, target, second, share)
+        found: list[Tensor | None] = [None] * len(self.criteria)
+        for n in self._alone:
+            draw: dict[str, Any] = (
+                {"dropped": dropped[n]} if dropped and dropped[n] is not None else {}
+            )
+            two = () if second is None or share is None else (second[n], share[n])
+            loss = self.criteria[n].mixed if two else self.criteria[n]
+            found[n] = loss(logits[n], target[n], *two, **draw)
+        if len(self._alone) < len(found):
+            picked = (_pick(part, self._members) for part in (logits, target, second, share))
+            together = iter(self._together(*picked))  # type: ignore[arg-type]
+            found = [next(together) if loss is None else loss for loss in found]
+        return torch.stack(found)  # type: ignore[arg-type]
+
+    def _together(
+        self, logits: Tensor, target: Tensor, second: Tensor | None, share: Tensor | None
+    ) -> Tensor:
+        """The losses of those that are alike; labels stand along the second axis."""
+        dtype = logits.dtype
+        labels, parts = target[:, None], None  # λ of each label; 1 where there is one label
+        if second is not None and share is not None:
+            labels = torch.stack([target, second], dim=1)
+            parts = torch.stack([share, 1.0 - share], dim=1).to(dtype)
+        scores = self._scores(logits)[:, None].expand(-1, labels.shape[1], -1, -1)
+        odds, _, _ = all_but_one(scores, labels[..., None], -1)
+        losses = _softplus(odds[..., 0] + _of(self._shift, labels, dtype))
+        if self._alpha is not None:
+            losses = losses * _of(self._alpha, labels, dtype)
+        if self._weight is not None:
+            weight = _of(self._weight, labels, dtype)
+            parts = weight if parts is None else parts * weight
+        if parts is not None:
+            losses = losses * parts
+        if self._weight is None or parts is None:
+            return losses.sum((1, 2)) / target.shape[1]
+        return losses.sum((1, 2)) / parts.sum((1, 2))
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """z_j = s·(f_j + b_j)."""
+        offset = self._offset.to(logits.dtype)
+        if self._scale is None:
+            return logits + offset
+        return torch.addcmul(offset, logits, self._scale.to(logits.dtype))
+
+
+def _is_usual(loss: PairwiseMarginLoss) -> bool:
+    drops = isinstance(loss, EqualizedThresholdLoss)
+    return loss.dense is None and loss.label_smoothing == 0.0 and not drops
+
+
+def _joined_weights(criteria: Sequence[PairwiseMarginLoss]) -> Tensor | None:
+    """Class weights of all, ones where a loss has none; None where no loss has any."""
+    if all(loss.weight is None for loss in criteria):
+        return None
+    joined = torch.stack(
+        [torch.ones_like(loss.alpha) if loss.weight is None else loss.weight for loss in criteria]
+    )
+    for loss, row in zip(criteria, joined, strict=True):
+        if loss.weight is not None:
+            loss.weight = row  # the same memory from now on
+    return joined
+
+
+def _of(table: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """One value per run and class, looked up; in the shape of the labels."""
+    return table.to(dtype).gather(1, labels.flatten(1)).view(labels.shape)
+
+
+def _pick(value: Tensor | None, members: Tensor | None) -> Tensor | None:
+    return value if value is None or members is None else value.index_select(0, members)
