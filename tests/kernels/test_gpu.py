@@ -216,10 +216,11 @@ def exact_loss(logits, target, *, offset=None, positive=None, alpha=None, weight
 
 
 def wide_loss(logits, target, *, ring=True, inplace=False, **given):
-    """Loss and gradient from the kernel for wide rows, which must serve, or from the other one."""
+    """Loss and gradient from the kernel for wide rows, however few, or from the other one."""
     leaf = logits.detach().requires_grad_()
     found = mock.patch.object(_ring, "ring_for", wraps=_ring.ring_for if ring else lambda *_: None)
-    with found, mock.patch.object(_ring, "launch", wraps=_ring.launch) as launch:
+    few = mock.patch.object(_ring, "FEWEST_TURNS", 0)
+    with found, few, mock.patch.object(_ring, "launch", wraps=_ring.launch) as launch:
         with torch.autocast("cuda"):  # keeps the loss in float32
             hidden = leaf.view_as(leaf) if inplace else leaf
             loss = margin_cross_entropy(hidden, target, inplace=inplace, **given)
@@ -381,7 +382,8 @@ def test_wide_rows_from_features():
     for served in (True, False):
         with mock.patch.object(_ring, "launch", wraps=_ring.launch) as launch:
             way = _ring.ring_for if served else lambda *_: None
-            with mock.patch.object(_ring, "ring_for", wraps=way):
+            few = mock.patch.object(_ring, "FEWEST_TURNS", 0)
+            with few, mock.patch.object(_ring, "ring_for", wraps=way):
                 loss = from_features(
                     features, weight, target, bias=bias, chunk_bytes=100 * 20_008 * 2
                 )

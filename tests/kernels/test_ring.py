@@ -264,7 +264,7 @@ def test_the_cut_of_any_shape(processors):
 
 def logits_like(**changes):
     """Something that answers `ring_for`'s questions as logits on a GPU would."""
-    facts = {"shape": (1, 64, 100_000), "dtype": torch.bfloat16, "at": 0, "distance": 100_000}
+    facts = {"shape": (1, 256, 100_000), "dtype": torch.bfloat16, "at": 0, "distance": 100_000}
     facts |= {"device": torch.device("cuda:0"), **changes}
     return SimpleNamespace(
         shape=facts["shape"],
@@ -284,12 +284,16 @@ def test_when_the_kernel_serves(monkeypatch):
     good, options = logits_like(), Options()
     assert _ring.ring_for(good, good, options) == _ring.Ring(25, 26, 64, 96, 5)
     assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
+    assert _ring.ring_for(logits_like(shape=(1, 130, 100_000)), good, options) is not None
     for changes in (
-        {"shape": (1, 64, 8142)},
-        {"shape": (2, 32, 100_000)},
-        {"shape": (1, 64, 600_000)},
+        {"shape": (1, 256, 8142)},
+        {"shape": (2, 256, 100_000)},
+        {"shape": (1, 256, 600_000)},
         {"shape": (1, 50_000, 100_000)},
-        {"shape": (1, 64, 100_000), "dtype": torch.float32},
+        {"shape": (1, 129, 100_000)},  # 26 lanes: fewer than five rows for some of them
+        {"shape": (1, 64, 100_000)},
+        {"shape": (1, 1, 100_000)},
+        {"dtype": torch.float32},
         {"dtype": torch.float16},
         {"at": 8},
         {"device": torch.device("cpu")},
