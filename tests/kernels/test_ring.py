@@ -55,7 +55,8 @@ def run(logits, target, tables, *, stride=None, reduction="mean", inplace=False,
     arrays = (y, *given, totals, words, parts, sums, loss)
     pointers = [gluon.Pointer(array, gluon.BFLOAT16) for array in (x, grad)]
     pointers += [gluon.Pointer(array, array.dtype) for array in arrays]
-    numbers = (n, classes, stride, slices, lanes, -100)
+    width = how.pop("width", -(-(classes + 8 - step) // (8 * slices)) * 8)
+    numbers = (n, classes, stride, slices, width, lanes, -100)
     names = ("HAS_OFFSET", "HAS_POSITIVE", "HAS_ALPHA", "HAS_WEIGHT")
     constants = {
         "MEAN": reduction == "mean",
@@ -100,6 +101,8 @@ CASES = [
     (1, 131, 131, "b", {}),
     (33, 513, 520, "baAw", {"block": 128}),
     (17, 256, 256, "ba", {}),
+    (17, 256, 256, "ba", {"width": 64}),
+    (29, 203, 203, "baAw", {"width": 64}),
 ]
 
 
@@ -245,7 +248,11 @@ def test_the_cut_of_any_shape(processors):
         served += 1
         # All of a row for every place it may start at, and its programs at the same time.
         starts = {k * stride % 8 for k in range(8)}
-        assert (ring.slices - 1) * _ring.BLOCK < max(starts) + classes <= ring.slices * _ring.BLOCK
+        assert (ring.slices - 1) * _ring.BLOCK < max(starts) + classes
+        assert (ring.slices - 1) * ring.width <= classes
+        assert max(starts) + classes <= ring.slices * ring.width
+        assert ring.width <= _ring.BLOCK
+        assert ring.width % 8 == 0  # 16 bytes
         assert 2 * ring.slices <= processors
         # All rows of a lane start at the same place, and there is room for their labels.
         assert ring.lanes * stride % 8 == 0
@@ -282,7 +289,7 @@ def test_when_the_kernel_serves(monkeypatch):
     monkeypatch.setattr(_ring, "_has_gluon", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     good, options = logits_like(), Options()
-    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 26, 64, 96, 5)
+    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 26, 64, 96, 5, 4000)
     assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
     assert _ring.ring_for(logits_like(shape=(1, 130, 100_000)), good, options) is not None
     for changes in (
@@ -344,7 +351,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from longtail.kernels._triton_ring import ring_kernel
-kinds = dict.fromkeys("n_rows n_classes stride n_slices lanes ignore_index".split(), "i32")
+kinds = dict.fromkeys("n_rows n_classes stride n_slices width lanes ignore_index".split(), "i32")
 kinds |= dict.fromkeys("offset positive alpha weight totals loss".split(), "*fp32")
 kinds |= {"logits": "*bf16", "grad": "*bf16", "target": "*i64"}
 kinds |= {"words": "*i32", "parts": "*i64", "sums": "*i64"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from longtail.kernels import _launch, interpreted
 from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, _there
 
-BLOCK = 4096  # columns of a slice
+BLOCK = 4096  # places of a slice, its columns at most
 MOST_LANES = 512  # as in `_triton_ring`
 # Rows that a lane must have. A program starts with a fetch of all that its rows' targets say, and
 # ends two turns after its last sum, which few rows do not repay: at 100,000 classes the tiles were
@@ -35,6 +35,7 @@ class Ring(NamedTuple):
         labels: rows that a program has room for, a power of two.
         registers: most per thread.
         slots: rows in a program's shared memory.
+        width: columns of a slice, a multiple of 8.
         warps: of 32 threads, per program.
     """
 
@@ -43,6 +44,7 @@ class Ring(NamedTuple):
     labels: int
     registers: int
     slots: int
+    width: int
     warps: int = 4
 
 
@@ -55,12 +57,14 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
 
     Examples:
         >>> plan_ring(4096, 100_000, 100_000, processors=132)
-        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, warps=4)
+        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4000, warps=4)
         >>> plan_ring(4096, 1_000_000, 1_000_000, processors=132) is None
         True
     """
     step = math.gcd(stride, 8)
-    slices = -(-(classes + 8 - step) // BLOCK)  # a row's window starts up to 8 - step before it
+    window = classes + 8 - step  # which starts up to 8 - step before its row
+    slices = -(-window // BLOCK)
+    width = -(-window // (8 * slices)) * 8
     if 2 * slices > processors:
         return None
     ways = 8 // step  # in which rows can lie in 16-byte words
@@ -71,7 +75,7 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
         if n_rows <= most * room:
             lanes = min(most, -(-n_rows // ways) * ways)
             labels = max(1 << (-(-n_rows // lanes) - 1).bit_length(), 64)
-            return Ring(slices, lanes, labels, registers, slots)
+            return Ring(slices, lanes, labels, registers, slots, width)
     return None
 
 
@@ -157,6 +161,7 @@ def launch(
         layout.classes,
         layout.stride,
         ring.slices,
+        ring.width,
         ring.lanes,
         options.ignore_index,
     )

@@ -9,7 +9,8 @@ then the row stays in its slot, and its powers are computed a second time.
 
 Rows are read in windows that start on 16 bytes, as in `_triton`. `lanes` is a multiple of the
 number of ways in which rows can lie, so all rows of a program start at the same place in a word.
-Places count from the start of the window: place = column + shift.
+Slices are of one width, so that nobody waits for those with more to read, and have BLOCK places,
+of which some remain empty: place = column + shift, where the shift grows from slice to slice.
 """
 
 # mypy: ignore-errors
@@ -57,9 +58,9 @@ def following(slot, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def offsets(offset, place, shift, n_classes, HAS_OFFSET: gl.constexpr):
-    """b·log2 e, and −inf outside the row."""
-    inside = (place >= shift) & (place < shift + n_classes)
+def offsets(offset, place, shift, end, HAS_OFFSET: gl.constexpr):
+    """b·log2 e, and −inf outside the row and from `end` on."""
+    inside = (place >= shift) & (place < end)
     if HAS_OFFSET:
         # One address and constants to add to it: what is the same for all comes first.
         return gl.load((offset + -shift) + place, mask=inside, other=NEG_INF) * LOG2E
@@ -130,24 +131,23 @@ def across_warps(v, num_warps: gl.constexpr):
 
 @gluon.jit
 def some_of(
-    cuts, slot, k, offset, first, y_at, shift, n_classes, HAS_OFFSET: gl.constexpr,
+    cuts, slot, k, offset, first, y_at, shift, end, HAS_OFFSET: gl.constexpr,
     half: gl.constexpr, thin: gl.constexpr,
 ):  # fmt: skip
     """u in the k-th cut of a slice; −inf for the target and outside the row, whatever is there."""
     x0, x1 = halves(cuts.index(slot * CUTS + k).load(thin))
     pair = gl.arange(0, half // CUTS, layout=thin) + opaque_zero(k)
     place = (first + k * (half // CUTS) + pair) * 2
-    end = shift + n_classes
     in0 = (place >= shift) & (place < end) & (place != y_at)
     in1 = (place + 1 >= shift) & (place + 1 < end) & (place + 1 != y_at)
-    u0 = x0 * LOG2E + offsets(offset, place, shift, n_classes, HAS_OFFSET)
-    u1 = x1 * LOG2E + offsets(offset, place + 1, shift, n_classes, HAS_OFFSET)
+    u0 = x0 * LOG2E + offsets(offset, place, shift, end, HAS_OFFSET)
+    u1 = x1 * LOG2E + offsets(offset, place + 1, shift, end, HAS_OFFSET)
     return gl.where(in0, u0, NEG_INF), gl.where(in1, u1, NEG_INF)
 
 
 @gluon.jit
 def exact_sum(
-    cuts, slot, offset, first, y_at, shift, n_classes, HAS_OFFSET: gl.constexpr,
+    cuts, slot, offset, first, y_at, shift, end, HAS_OFFSET: gl.constexpr,
     half: gl.constexpr, thin: gl.constexpr,
 ):  # fmt: skip
     """(m, z) of a slice's competitors with their maximum for m, and exact masks.
@@ -159,17 +159,13 @@ def exact_sum(
     first, n_cuts = first + zero, CUTS + zero  # or the loops would be undone
     most = gl.zeros([half // CUTS], gl.float32, layout=thin) + NEG_INF
     for k in range(0, n_cuts):
-        u0, u1 = some_of(
-            cuts, slot, k, offset, first, y_at, shift, n_classes, HAS_OFFSET, half, thin
-        )
+        u0, u1 = some_of(cuts, slot, k, offset, first, y_at, shift, end, HAS_OFFSET, half, thin)
         most = gl.maximum(most, gl.maximum(u0, u1))
     m = gl.max(most, 0)
     m = gl.where((m > -3e38) & (m < 3e38), m, 0.0)
     z = gl.zeros([half // CUTS], gl.float32, layout=thin)
     for k in range(0, n_cuts):
-        u0, u1 = some_of(
-            cuts, slot, k, offset, first, y_at, shift, n_classes, HAS_OFFSET, half, thin
-        )
+        u0, u1 = some_of(cuts, slot, k, offset, first, y_at, shift, end, HAS_OFFSET, half, thin)
         z += gl.exp2(u0 - m) + gl.exp2(u1 - m)
     return m, gl.sum(z, 0)
 
@@ -218,7 +214,7 @@ def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constex
 
 @gluon.jit
 def write(
-    g, pull, grad, start, live, y_at, pair, shift, low, high, n_classes, SHIFTED: gl.constexpr,
+    g, pull, grad, start, live, y_at, pair, shift, low, high, end, SHIFTED: gl.constexpr,
     half: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The gradient of a slice: whole words; those shared with other rows by elements."""
@@ -230,7 +226,7 @@ def write(
     gl.store(to, g, mask=inner, eviction_policy="evict_first")
     if SHIFTED:
         far = gl.minimum(away(pair, 0, half, num_warps), away(pair, high, half, num_warps))
-        store_halves(g, pair, far, low, high, shift, gl.where(live, shift + n_classes, 0), to)
+        store_halves(g, pair, far, low, high, shift, gl.where(live, end, 0), to)
 
 
 @gluon.jit
@@ -252,10 +248,10 @@ def finish(
         gl.store(loss, gl.sum(gl.where(every < lanes, found, 0.0), 0) / denominator)
 
 
-@gluon.jit(do_not_specialize=["n_rows", "n_slices", "lanes", "ignore_index"])
+@gluon.jit(do_not_specialize=["n_rows", "n_slices", "width", "lanes", "ignore_index"])
 def ring_kernel(
     logits, grad, target, offset, positive, alpha, weight, totals, words, parts, sums, loss,
-    n_rows, n_classes, stride, n_slices, lanes, ignore_index,
+    n_rows, n_classes, stride, n_slices, width, lanes, ignore_index,
     MEAN: gl.constexpr, HAS_OFFSET: gl.constexpr, HAS_POSITIVE: gl.constexpr,
     HAS_ALPHA: gl.constexpr, HAS_WEIGHT: gl.constexpr, SHIFTED: gl.constexpr,
     TOTALS: gl.constexpr, PART: gl.constexpr, LABELS: gl.constexpr, BLOCK: gl.constexpr,
@@ -281,9 +277,11 @@ def ring_kernel(
     AHEAD: gl.constexpr = SLOTS - 1 - DEFER
     pid = gl.program_id(0)
     lane, slice_id = pid // n_slices, pid % n_slices
-    shift = (lane * stride) & 7 if SHIFTED else 0
+    # A slice has BLOCK places, of which the last ones belong to no column.
+    shift = slice_id * (BLOCK - width) + ((lane * stride) & 7 if SHIFTED else 0)
+    end = gl.minimum(shift + n_classes, slice_id * BLOCK + width)
     pair = slice_id * half + gl.arange(0, half, layout=wide)
-    read_to = gl.multiple_of((shift + n_classes + 7) // 8 * 4, 4)
+    read_to = gl.multiple_of((end + 7) // 8 * 4, 4)
     # Where the window of a row starts, and from a row of the lane to the next.
     start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
     ring = gl.allocate_shared_memory(gl.int32, [SLOTS, half], line)
@@ -293,9 +291,9 @@ def ring_kernel(
         fetch(ring.index(k), logits, start + k * step, pair, to)
 
     low = gl.multiple_of(gl.where(shift > 0, 4, 0), 4) if SHIFTED else 0
-    high = gl.multiple_of((shift + n_classes) // 8 * 4, 4)
-    b0 = offsets(offset, pair * 2, shift, n_classes, HAS_OFFSET)
-    b1 = offsets(offset, pair * 2 + 1, shift, n_classes, HAS_OFFSET)
+    high = gl.multiple_of(end // 8 * 4, 4)
+    b0 = offsets(offset, pair * 2, shift, end, HAS_OFFSET)
+    b1 = offsets(offset, pair * 2 + 1, shift, end, HAS_OFFSET)
 
     wait_for_launch()  # for `targets_kernel`: from here on its totals and blank words are there
     denominator = 1.0
@@ -336,7 +334,7 @@ def ring_kernel(
         good = (z > 1e-5) & (z < 1e18)  # m will do; `usual` asks the same of rows
         if good == 0:
             own, z = exact_sum(
-                cuts, slot, offset, slice_id * half, y_at, shift, n_classes, HAS_OFFSET, half, thin
+                cuts, slot, offset, slice_id * half, y_at, shift, end, HAS_OFFSET, half, thin
             )
             word = pack(gl.where(z > 0, own, NEG_INF), z)
             next_m = gl.where(gl.abs(own) < 4096, own, 0.0)  # a larger one leaves few digits of b
@@ -354,14 +352,14 @@ def ring_kernel(
         if usual(z_all, c):
             write(
                 to_pairs(e0 * c, e1 * c), -c * z_all, grad, at, live, y_at, pair, shift, low, high,
-                n_classes, SHIFTED, half, num_warps,
+                end, SHIFTED, half, num_warps,
             )  # fmt: skip
         else:
             g, pull, m_all, z_all = any_gradient(
                 held, ms, zs, b0, b1, m, a, share, t, y_at != IGNORED, wide
             )
             write(
-                g, pull, grad, at, live, y_at, pair, shift, low, high, n_classes, SHIFTED, half,
+                g, pull, grad, at, live, y_at, pair, shift, low, high, end, SHIFTED, half,
                 num_warps,
             )  # fmt: skip
         if slice_id == 0:
@@ -369,8 +367,8 @@ def ring_kernel(
         if next_m != m:
             m = next_m
             place = (pair + opaque_zero(row)) * 2
-            b0 = offsets(offset, place, shift, n_classes, HAS_OFFSET) - m
-            b1 = offsets(offset, place + 1, shift, n_classes, HAS_OFFSET) - m
+            b0 = offsets(offset, place, shift, end, HAS_OFFSET) - m
+            b1 = offsets(offset, place + 1, shift, end, HAS_OFFSET) - m
         start += step
         slot, free = following(slot, SLOTS), following(free, SLOTS)
 
