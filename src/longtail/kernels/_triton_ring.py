@@ -295,17 +295,18 @@ def ring_kernel(
     b0 = offsets(offset, pair * 2, shift, end, HAS_OFFSET)
     b1 = offsets(offset, pair * 2 + 1, shift, end, HAS_OFFSET)
 
-    wait_for_launch()  # for `targets_kernel`: from here on its totals and blank words are there
-    denominator = 1.0
-    if MEAN:
-        denominator = gl.sum(gl.load(totals + gl.arange(0, TOTALS, layout=thin)), 0)
-    share = 1.0 / denominator
     # What the targets of all the program's rows say, so that nothing in the loop waits for it.
     rows = lane + gl.arange(0, LABELS, layout=thin) * lanes
     y_ats, ts, scales = target_terms(
         logits, target, positive, alpha, weight, rows, shift, n_rows, n_classes, stride,
         ignore_index, HAS_POSITIVE, HAS_ALPHA, HAS_WEIGHT,
     )  # fmt: skip
+
+    wait_for_launch()  # for `targets_kernel`: from here on its totals and blank words are there
+    denominator = 1.0
+    if MEAN:
+        denominator = gl.sum(gl.load(totals + gl.arange(0, TOTALS, layout=thin)), 0)
+    share = 1.0 / denominator
     t_line = gl.allocate_shared_memory(gl.float32, [LABELS], line, value=ts)
     a_line = gl.allocate_shared_memory(gl.float32, [LABELS], line, value=scales)
     y_line = gl.allocate_shared_memory(gl.int32, [LABELS], line, value=y_ats)
