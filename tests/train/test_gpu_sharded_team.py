@@ -1,6 +1,5 @@
 """On a GPU: a classifier in slices, under NCCL, and sampled softmax; both against a CPU's steps."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -13,13 +12,14 @@ from torch.distributed.tensor import DTensor
 from data_factory import write_large
 from longtail.data.large import load_listed
 from longtail.train import sharded_team
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.lane import Lane
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
 from longtail.train.sampled_team import SampledTeam
 from longtail.train.sharded_team import ShardedTeam, sharded_logits, sharded_predictions
 from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
+from single_steps import EXACT, compare, state
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +28,8 @@ pytestmark = [
 SMALL = {"model": "resnet18", "epochs": 3, "batch_size": 24, "image_size": 64, "lr": 0.01}
 SMALL |= {"warmup_epochs": 1}
 METHOD = "logit-adjusted+drw:start=1"
-OPTIMIZERS = {"nesterov": 0.01, "adam": 1e-4}
+# Adam moves every weight by about its rate, also where the gradient is mostly rounding (0.06).
+OPTIMIZERS = {"nesterov": (0.01, EXACT), "adam": (1e-4, EXACT | {"moved": 0.25})}
 HOW = Streaming(workers=2, micro_batch=10, compile=False)
 
 
@@ -43,14 +44,6 @@ def lane(data, kind, device, *, how=HOW, **overrides):
     return Lane(make, device=torch.device(device), graphs=False)
 
 
-def losses(one):
-    found = []
-    for epoch in range(2):
-        run_epoch([one], [epoch])
-        found += one.team.losses.tolist()
-    return found
-
-
 def _under_nccl(_, folder):
     """A mesh of one GPU: the classifier is a DTensor, and everything that is sent goes by NCCL."""
     torch.cuda.set_device(0)
@@ -58,56 +51,39 @@ def _under_nccl(_, folder):
         "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1
     )
     sharded_team._mesh = lambda world, device: init_device_mesh("cuda", (1,))
-    data, found = load_listed(f"{folder}/set"), {}
-    for optimizer, lr in OPTIMIZERS.items():
-        one = lane(data, ShardedTeam, "cuda:0", optimizer=optimizer, lr=lr)
+    data = load_listed(f"{folder}/set")
+    for optimizer, (lr, allowed) in OPTIMIZERS.items():
+        given = {"optimizer": optimizer, "lr": lr}
+        one = lane(data, ShardedTeam, "cuda:0", **given)
         assert isinstance(one.team.model.fc.weight, DTensor)
-        found[optimizer] = losses(one)
+        compare(lane(data, StreamedTeam, "cpu", **given), one, **allowed)
     with one.active():
-        state = {k: v.clone() for k, v in one.team.whole(one.team.state(0)).items()}
-        one.team.load_state(0, state)
-        again = one.team.whole(one.team.state(0))
-        assert all(torch.equal(state[name].cpu(), again[name].cpu()) for name in state)
+        kept = state(one)
+        one.team.load_state(0, kept)
+        again = state(one)
+        assert all(torch.equal(kept[name], again[name]) for name in kept)
         model, recipe = one.team.model, one.team.recipe
         logits = sharded_logits(model, data.test, recipe, how=HOW)
         predicted = sharded_predictions(model, data.test, recipe, how=HOW)
     assert np.array_equal(predicted, logits.argmax(1))
-    alone = lane(data, StreamedTeam, "cuda:0", optimizer=optimizer, lr=lr)
+    alone = lane(data, StreamedTeam, "cuda:0", **given)
     with alone.active():
-        alone.team.load_state(0, state)
+        alone.team.load_state(0, kept)
         wanted = stream_logits(alone.team.model, data.test, recipe, how=HOW)
     np.testing.assert_allclose(logits, wanted, atol=1e-3)
-    with open(f"{folder}/found.json", "w") as file:
-        json.dump(found, file)
     distributed.destroy_process_group()
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found[:3], expected[:3], rtol=1e-3)
-    np.testing.assert_allclose(found, expected, rtol=0.05)
-
-
 def test_slices_train_save_and_judge_as_the_whole(tmp_path):
-    data = load_listed(write(tmp_path / "set"))
+    write(tmp_path / "set")
     multiprocessing.spawn(_under_nccl, (str(tmp_path),), nprocs=1)
-    found = json.loads((tmp_path / "found.json").read_text())
-    for optimizer, lr in OPTIMIZERS.items():
-        close(found[optimizer], losses(lane(data, StreamedTeam, "cpu", optimizer=optimizer, lr=lr)))
 
 
 def test_sampled_softmax_compiled(tmp_path):
     """The device draws its own numbers, so the compiled steps are held against eager ones."""
     data = load_listed(write(tmp_path / "set"))
     eager, compiled = (
-        losses(
-            lane(
-                data,
-                SampledTeam,
-                "cuda",
-                how=Streaming(workers=2, compile=choice),
-                sampled_classes=4,
-            )
-        )
+        lane(data, SampledTeam, "cuda", how=Streaming(workers=2, compile=choice), sampled_classes=4)
         for choice in (False, True)
     )
-    close(compiled, eager)
+    compare(eager, compiled, **EXACT)

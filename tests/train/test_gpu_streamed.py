@@ -1,12 +1,7 @@
-"""On a GPU: images from disk, copied while it works; compiled, in bfloat16, and their logits.
-
-A network this small on batches this small amplifies rounding a thousandfold in three steps, so
-losses of two devices part soon. Steps are compared one at a time, each from the same weights.
-"""
+"""On a GPU: images from disk, copied while it works; compiled, in bfloat16, and their logits."""
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,6 +16,7 @@ from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.streamed import StreamedTeam, Streaming
 from plain_failures import plainly
+from single_steps import EXACT, ROUGH, compare
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,56 +38,6 @@ def lane(data, device, *, precision="float32", **how):
     options = {"precision": precision, "device": device, "how": Streaming(workers=2, **how)}
     make = partial(StreamedTeam, planner, data.train, **options)
     return Lane(make, device=device, graphs=False)
-
-
-class After(NamedTuple):
-    """A step's loss, how far it moved the weights, and batch norm's statistics behind it."""
-
-    loss: float
-    moved: torch.Tensor
-    statistics: torch.Tensor
-
-
-def state(one):
-    with one.active():
-        return {name: value.cpu().clone() for name, value in one.team.state(0).items()}
-
-
-def after(one, number, start):
-    with one.active():
-        one.team.load_state(0, start)
-    one.step(number)
-    end = state(one)
-    weights = [name for name, _ in one.team.model.named_parameters()]
-    running = [name for name in end if "running_" in name]
-    return After(
-        float(one.team.losses[number]),
-        torch.cat([(end[f"model/{w}"] - start[f"model/{w}"]).flatten() for w in weights]),
-        torch.cat([end[name] for name in running]),
-    )
-
-
-def compare(one, other, *, epochs=2, loss, moved, statistics):
-    """Every step of some epochs, each from the weights that the first has: the largest gaps."""
-    worst = dict.fromkeys(After._fields, 0.0)
-    for epoch in range(epochs):
-        one.load(epoch)
-        other.load(epoch)
-        for number in range(len(one.team.batch_sizes)):
-            start = state(one)
-            expected, found = after(one, number, start), after(other, number, start)
-            for name, wanted, got in zip(After._fields, expected, found, strict=True):
-                wanted, got = torch.as_tensor(wanted), torch.as_tensor(got)
-                gap = float((got - wanted).norm() / wanted.norm())
-                worst[name] = max(worst[name], gap if np.isfinite(gap) else np.inf)
-    allowed = {"loss": loss, "moved": moved, "statistics": statistics}
-    assert all(worst[name] <= allowed[name] for name in worst), f"{worst}, allowed {allowed}"
-
-
-# Measured where only the order of sums differs: 1e-6, 0.013, 3e-7; in bfloat16 3e-3, 0.26, 3e-4.
-# A rate that is off by a tenth moves weights a tenth further; a part's gradient lost, a third.
-EXACT = {"loss": 1e-4, "moved": 0.05, "statistics": 1e-4}
-ROUGH = {"loss": 0.03, "moved": 0.6, "statistics": 0.03}
 
 
 @plainly

@@ -185,8 +185,8 @@ def layout_of(logits: Tensor, grad: Tensor | None, tables: Tables, reach: int) -
     step = math.gcd(stride, vec)
     aligned = logits.data_ptr() % 16 == 0 and (grad_stride - stride) % vec == 0
     aligned = aligned and (grad is None or grad.data_ptr() % 16 == 0)
-    # A little more than the programs read; on 128 bytes.
-    pitch = (max(classes, reach) + 4 * vec + 31) // 32 * 32
+    # A little more than the programs read, 32 columns for a guess at the least; on 128 bytes.
+    pitch = (max(classes, reach, 32) + 4 * vec + 31) // 32 * 32
     phases = vec // step if aligned and tables.offset is not None else 0
     # The copies must stay small beside the logits: few rows are read element by element instead.
     if 4 * phases * pitch > max(groups * rows * classes * logits.element_size(), 1 << 20):
