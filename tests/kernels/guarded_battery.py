@@ -347,4 +347,5 @@ def test_every_kernel_was_guarded():
         if module.name.startswith("_triton"):
             found = vars(importlib.import_module(f"longtail.kernels.{module.name}"))
             kernels |= {name for name in found if name.endswith("_kernel")}
-    assert kernels == SEEN
+    # Gluon has no interpreter: `test_ring` runs that one in NumPy, which checks every address.
+    assert kernels - {"ring_kernel"} == SEEN
