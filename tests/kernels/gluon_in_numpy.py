@@ -9,6 +9,7 @@ have no counterpart: only a GPU can show these.
 """
 
 import importlib.util
+import math
 import operator
 import random
 import sys
@@ -152,7 +153,8 @@ class Shared:
         self.array = array
 
     def _reinterpret(self, kind, shape, layout):
-        return Shared(self.array.view(kind).reshape(shape))
+        flat = self.array.view(kind).reshape(-1)
+        return Shared(flat[: math.prod(shape)].reshape(shape))
 
     def index(self, k):
         assert 0 <= operator.index(k) < len(self.array)
@@ -181,6 +183,13 @@ def allocate_shared_memory(kind, shape, layout, value=None):
 def start_copy(slot, source, mask):
     slot.array[...] = 0x7FC07FC0
     here().started.append((source, slot.array, mask))
+
+
+def copy_words(slot, at, source, mask):
+    """The same, told where the slot is: so many bytes after the start of all."""
+    start = slot.array.ctypes.data - slot.array.base.ctypes.data
+    assert np.array_equal(at.data, start + 4 * np.arange(len(slot.array))), "another place"
+    start_copy(slot, source, mask)
 
 
 def commit_group():
@@ -268,6 +277,8 @@ def store_halves(g, pair, far, low, high, first, end, to):
 # What the kernel has in assembly, or cut by warps, which are not here.
 ASSEMBLY = {
     "wait_for_launch": lambda: None,
+    "copy_words": copy_words,
+    "await_copies": wait_group,
     "await_pairs": lambda pointer, mask, early: until(pointer, mask),
     "await_words": until,
     "to_pairs": lambda even, odd: Value(
@@ -279,7 +290,7 @@ ASSEMBLY = {
     "replace": replace,
     "store_halves": store_halves,
     "warp_sums": lambda v, half, num_warps: v,
-    "across_warps": lambda v, num_warps: LANGUAGE["sum"](v, 0),
+    "across_warps": lambda v, at: LANGUAGE["sum"](v, 0),
     "opaque_zero": lambda like: 0,
 }
 

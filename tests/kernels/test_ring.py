@@ -36,8 +36,9 @@ def run(logits, target, tables, *, stride=None, reduction="mean", inplace=False,
     n, classes = logits.shape
     stride = stride or classes
     lanes = how.pop("lanes", 8)
-    step = math.gcd(stride, 8)
-    slices = -(-(classes + 8 - step) // block)
+    unit = how.pop("unit", 8)
+    step = math.gcd(stride, unit)
+    slices = -(-(classes + unit - step) // block)
     size = -(-n * stride // 8) * 8  # a 16-byte word may be read to its end
     x = np.full(size, gluon.to_bfloat16(np.float32(math.nan)))
     rows = [slice(k * stride, k * stride + classes) for k in range(n)]
@@ -55,13 +56,14 @@ def run(logits, target, tables, *, stride=None, reduction="mean", inplace=False,
     arrays = (y, *given, totals, words, parts, sums, loss)
     pointers = [gluon.Pointer(array, gluon.BFLOAT16) for array in (x, grad)]
     pointers += [gluon.Pointer(array, array.dtype) for array in arrays]
-    width = how.pop("width", -(-(classes + 8 - step) // (8 * slices)) * 8)
-    numbers = (n, classes, stride, slices, width, lanes, -100)
+    width = how.pop("width", -(-(classes + unit - step) // (unit * slices)) * unit)
+    numbers = (n, classes, stride, slices, width, unit, lanes, -100)
     names = ("HAS_OFFSET", "HAS_POSITIVE", "HAS_ALPHA", "HAS_WEIGHT")
     constants = {
         "MEAN": reduction == "mean",
         **{name: table is not None for name, table in zip(names, tables, strict=True)},
-        "SHIFTED": classes % 8 != 0 or step != 8,
+        "LEAD": stride % unit != 0,
+        "SHIFTED": classes % 8 != 0 or stride % 8 != 0,
         "TOTALS": 4,
         "PART": 1 << (slices - 1).bit_length(),
         "LABELS": max(1 << (-(-n // lanes) - 1).bit_length(), 4),
@@ -103,6 +105,11 @@ CASES = [
     (17, 256, 256, "ba", {}),
     (17, 256, 256, "ba", {"width": 64}),
     (29, 203, 203, "baAw", {"width": 64}),
+    (37, 203, 203, "baAw", {"unit": 16, "lanes": 16}),
+    (29, 200, 204, "bA", {"unit": 16, "lanes": 12}),
+    (29, 200, 200, "ba", {"unit": 16}),
+    (37, 395, 395, "ba", {"unit": 64, "lanes": 64, "block": 128}),
+    (21, 416, 416, "ba", {"unit": 64, "block": 128}),
 ]
 
 
@@ -235,27 +242,33 @@ def test_same_bits_in_any_order():
         assert torch.equal(found[1], first[1])
 
 
-@pytest.mark.parametrize("processors", [24, 132, 148])
-def test_the_cut_of_any_shape(processors):
+@pytest.mark.parametrize(
+    ("processors", "unit"), [(24, 8), (132, 8), (148, 8), (132, 16), (132, 64)]
+)
+def test_the_cut_of_any_shape(processors, unit):
     rng = torch.Generator().manual_seed(0)
     served = 0
     for _ in range(300):
         rows, classes = (int(2 ** (k * torch.rand((), generator=rng))) for k in (16, 20))
         stride = classes + int(torch.randint(9, (), generator=rng))
-        ring = _ring.plan_ring(rows, classes, stride, processors)
+        stride = -(-stride // 64) * 64 if rows % 4 == 0 else stride
+        ring = _ring.plan_ring(rows, classes, stride, processors, unit)
         if ring is None:
             continue
         served += 1
         # All of a row for every place it may start at, and its programs at the same time.
-        starts = {k * stride % 8 for k in range(8)}
+        starts = {k * stride % unit for k in range(unit)}
         assert (ring.slices - 1) * _ring.BLOCK < max(starts) + classes
         assert (ring.slices - 1) * ring.width <= classes
         assert max(starts) + classes <= ring.slices * ring.width
         assert ring.width <= _ring.BLOCK
-        assert ring.width % 8 == 0  # 16 bytes
+        # A slice starts on as much as all windows do: a line, where rows lie on lines.
+        assert ring.width % unit == 0
+        assert stride % 64 or ring.width % 64 == 0
         assert 2 * ring.slices <= processors
         # All rows of a lane start at the same place, and there is room for their labels.
-        assert ring.lanes * stride % 8 == 0
+        assert ring.lanes * stride % unit == 0
+        assert ring.unit == unit
         assert ring.lanes <= _ring.MOST_LANES
         assert ring.labels * ring.lanes >= rows
         assert rows * ring.slices < 2**31  # counted in 32 bits
@@ -351,13 +364,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from longtail.kernels._triton_ring import ring_kernel
-kinds = dict.fromkeys("n_rows n_classes stride n_slices width lanes ignore_index".split(), "i32")
+numbers = "n_rows n_classes stride n_slices width unit lanes ignore_index"
+kinds = dict.fromkeys(numbers.split(), "i32")
 kinds |= dict.fromkeys("offset positive alpha weight totals loss".split(), "*fp32")
 kinds |= {"logits": "*bf16", "grad": "*bf16", "target": "*i64"}
 kinds |= {"words": "*i32", "parts": "*i64", "sums": "*i64"}
 for shifted, registers, slots in ((False, 128, 6), (True, 128, 6), (False, 96, 5), (True, 96, 5)):
     constants = dict.fromkeys(("MEAN", "HAS_OFFSET", "HAS_POSITIVE", "HAS_ALPHA"), True)
-    constants |= {"HAS_WEIGHT": shifted, "SHIFTED": shifted, "TOTALS": 4, "PART": 32}
+    constants |= dict.fromkeys(("HAS_WEIGHT", "LEAD", "SHIFTED"), shifted)
+    constants |= {"TOTALS": 4, "PART": 32}
     constants |= {"LABELS": 256, "BLOCK": 4096, "SLOTS": slots, "num_warps": 4}
     names = ring_kernel.arg_names
     source = GluonASTSource(
@@ -371,9 +386,12 @@ for shifted, registers, slots in ((False, 128, 6), (True, 128, 6), (False, 96, 5
     # As many to a multiprocessor as its registers allow, each with a KiB of shared memory more.
     assert 65536 // (128 * registers) * (built.metadata.shared + 1024) <= 228 * 1024
     text = built.asm["ptx"]
+    # The ring is where the assembly takes it to be: what else is in shared memory lies behind it.
+    ring = slots * 4096 * 2 + 32
+    assert all(f"+{ring + k * 256 * 4}]" in text for k in range(3))
     # Whole words go in and out, and the launch before is waited for before its words are read.
-    assert "cp.async.cg.shared.global" in text
-    assert "st.global.L1::evict_first.L2::cache_hint.v4.b32" in text
+    assert text.count("cp.async.cg.shared.global") == 4 * (slots - 2)
+    assert "st.global.v4.b32" in text
     assert text.index("griddepcontrol.wait") < text.index("ld.volatile")
     print("built")
 """

@@ -1,4 +1,4 @@
-"""The two long texts in assembly of the kernel for wide rows, run line by line in Python.
+"""The longer texts in assembly of the kernel for wide rows, run line by line in Python.
 
 They are to do, thread by thread, what `gluon_in_numpy` says of a whole slice.
 """
@@ -40,25 +40,37 @@ def execute(operation, to, of, registers, memory):
     elif kind == "mov" and to.startswith("{"):
         low, high = to.strip("{}").split(", ")
         registers[low], registers[high] = of[0] & 0xFFFF, of[0] >> 16 & 0xFFFF
-    elif kind == "st":
-        base, plus = to.strip("[]").split(" + ")
-        place = registers[base] + int(plus)
+    elif kind == "ld":
+        for k, name in enumerate(to.strip("{}").split(", ")):
+            registers[name] = memory[registers[of[0].strip("[]")] + 4 * k]
+    elif kind in ("st", "cp"):
+        base, _, plus = to.strip("[]").partition(" + ")
+        place = registers[base] + int(plus or 0)
         assert place not in memory, "written twice"
-        memory[place] = of[0]
+        memory[place] = of[0] if kind == "st" else (registers[of[0].strip("[]")], *of[1:])
     else:
         registers[to] = {
             "mov": lambda: of[0],
             "and": lambda: of[0] & of[1],
-            "add": lambda: signed(of[0] + of[1]),
+            "add": lambda: of[0] + of[1] if how == ["f32"] else signed(of[0] + of[1]),
+            "shr": lambda: of[0] >> of[1],
             "shl": lambda: signed(of[0] << of[1]),
             "selp": lambda: signed(of[0] if of[2] else of[1]),
             "lop3": lambda: look_up(of[3], *of[:3]),
         }[kind]()
 
 
+def of_name(name, registers):
+    """An operand's value; an address stays as it is."""
+    if name.startswith("["):
+        return name
+    return registers[name] if name in registers else int(name, 0)
+
+
 def run(text, registers, memory):
     """The text as one thread would go through it."""
-    lines = [line for line in text.splitlines() if not re.match(r"[{}]|\.reg", line)]
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if not re.match(r"[{}]|\.reg", line)]
     places = {line[:-1]: k for k, line in enumerate(lines) if line.endswith(":")}
     at = 0
     while at < len(lines):
@@ -72,7 +84,7 @@ def run(text, registers, memory):
             at = places[rest]
             continue
         to, *of = re.findall(r"\{.*?\}|\[.*?\]|[^, ]+", rest)
-        of = [registers[name] if name in registers else int(name, 0) for name in of]
+        of = [of_name(name, registers) for name in of]
         execute(operation, to, of, registers, memory)
     return registers
 
@@ -118,3 +130,38 @@ def test_elements_of_shared_words_are_stored(shift, classes, live):
     outside = [k for k in range(shift, end) if not 2 * low <= k < 2 * high]
     assert memory == {2 * k: halves[k] for k in outside}
     assert bool(memory) == live
+
+
+@pytest.mark.parametrize("slot", [0, 4])
+def test_a_thread_fetches_what_it_reads(slot):
+    # Four pairs at a time: their addresses, their places in shared memory, and 16 or 0 for each.
+    memory, start, source = {}, 1024, 1 << 40
+    read_to = 1000
+    for own, _ in threads(()):
+        for pairs in own.reshape(-1, 4):
+            columns = (
+                source + 4 * pairs,
+                slot * HALF * 4 + 4 * pairs,
+                np.where(pairs < read_to, 16, 0),
+            )
+            values = [int(value) for column in columns for value in column]
+            registers = {f"${4 + k}": value for k, value in enumerate(values)}
+            run(KERNEL.parts.FETCH, registers | {"global_smem": start}, memory)
+            # The four words that a load of this slot finds in the thread's registers.
+            at = start + 4 * (slot * HALF + pairs[0])
+            assert memory.pop(at) == (source + 4 * pairs[0], 16, 16 if pairs[0] < read_to else 0)
+            assert not memory
+            assert pairs.tolist() == list(range(pairs[0], pairs[0] + 4))
+
+
+def test_the_sum_of_four_warps():
+    sums, memory, at = np.float32([0.1, 2.0**20, 3.0, -7.5]), {}, 40_976
+    given = {"global_smem": 1024, "$2": at}
+    for warp in range(WARPS):
+        for thread in range(32 * warp, 32 * warp + 32):
+            left = {}
+            run(KERNEL.parts.LEAVE, given | {"$1": sums[warp], "%tid.x": thread}, left)
+            assert left == {1024 + at + 4 * warp: sums[warp]}
+            memory |= left
+    registers = run(KERNEL.parts.TAKE, {"global_smem": 1024, "$1": at}, memory)
+    assert registers["$0"] == (sums[0] + sums[1]) + (sums[2] + sums[3])

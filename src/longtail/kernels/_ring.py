@@ -16,6 +16,7 @@ from longtail.kernels import _launch, interpreted
 from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, _there
 
 BLOCK = 4096  # places of a slice, its columns at most
+LINE = 64  # elements of 128 bytes, in which memory comes
 MOST_LANES = 512  # as in `_triton_ring`
 # Rows that a lane must have. A program starts with a fetch of all that its rows' targets say, and
 # ends two turns after its last sum, which few rows do not repay: at 100,000 classes the tiles were
@@ -35,7 +36,8 @@ class Ring(NamedTuple):
         labels: rows that a program has room for, a power of two.
         registers: most per thread.
         slots: rows in a program's shared memory.
-        width: columns of a slice, a multiple of 8.
+        width: columns of a slice, a multiple of unit.
+        unit: elements; rows are read in windows that start at multiples of it. A multiple of 8.
         warps: of 32 threads, per program.
     """
 
@@ -45,11 +47,17 @@ class Ring(NamedTuple):
     registers: int
     slots: int
     width: int
+    unit: int = 8
     warps: int = 4
 
 
-def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring | None:
+def plan_ring(
+    n_rows: int, classes: int, stride: int, processors: int, unit: int = 8
+) -> Ring | None:
     """The cut for rows that lie `stride` apart, or None where the kernel does not serve.
+
+    Windows start at multiples of `unit`, slices wherever rows would on their own: if all rows lie
+    on whole lines of memory, so do all slices.
 
     Programs wait for the others of their row. They get on if twice as many can run at the same
     time, as `ring_kernel` says, and a multiprocessor has room for one at least. More than that is
@@ -57,17 +65,21 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
 
     Examples:
         >>> plan_ring(4096, 100_000, 100_000, processors=132)
-        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4000, warps=4)
+        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4000, unit=8, warps=4)
         >>> plan_ring(4096, 1_000_000, 1_000_000, processors=132) is None
         True
     """
-    step = math.gcd(stride, 8)
-    window = classes + 8 - step  # which starts up to 8 - step before its row
+    step = math.gcd(stride, unit)
+    window = classes + unit - step  # which starts up to unit - step before its row
     slices = -(-window // BLOCK)
-    width = -(-window // (8 * slices)) * 8
+    # Equal slices, so that none waits for one with more to read. But slices that share a line of
+    # memory cost more than that: where rows lie on whole lines (16384 x 32,000, 1024 x 200,000) it
+    # took 5% more time on an H200 to cut them anywhere on 16 bytes.
+    fine = max(unit, math.gcd(stride, LINE))
+    width = -(-window // (fine * slices)) * fine
     if 2 * slices > processors:
         return None
-    ways = 8 // step  # in which rows can lie in 16-byte words
+    ways = unit // step  # in which rows can lie in their windows
     ways_to_fill = ((5, 256, 96, 5), (4, 512, 128, 6), (3, 1024, 168, 6))
     # With the words of more than 32 slices 96 registers are too few.
     for programs, room, registers, slots in ways_to_fill[slices > 32 :]:
@@ -75,7 +87,7 @@ def plan_ring(n_rows: int, classes: int, stride: int, processors: int) -> Ring |
         if n_rows <= most * room:
             lanes = min(most, -(-n_rows // ways) * ways)
             labels = max(1 << (-(-n_rows // lanes) - 1).bit_length(), 64)
-            return Ring(slices, lanes, labels, registers, slots, width)
+            return Ring(slices, lanes, labels, registers, slots, width, unit)
     return None
 
 
@@ -162,6 +174,7 @@ def launch(
         layout.stride,
         ring.slices,
         ring.width,
+        ring.unit,
         ring.lanes,
         options.ignore_index,
     )
@@ -171,6 +184,7 @@ def launch(
         "HAS_POSITIVE": tables.positive is not None,
         "HAS_ALPHA": tables.alpha is not None,
         "HAS_WEIGHT": tables.weight is not None,
+        "LEAD": layout.stride % ring.unit != 0,
         "SHIFTED": layout.shifted,
         "TOTALS": totals.shape[1],
         "PART": 1 << (ring.slices - 1).bit_length(),

@@ -7,8 +7,9 @@ three rows are always on their way into a ring of shared memory while one is sum
 of a row is written two turns after its sum, when the other slices' sums have long arrived; until
 then the row stays in its slot, and its powers are computed a second time.
 
-Rows are read in windows that start on 16 bytes, as in `_triton`. `lanes` is a multiple of the
-number of ways in which rows can lie, so all rows of a program start at the same place in a word.
+Rows are read in windows that start at multiples of `unit`: on 16 bytes, as in `_triton`, or on
+more. `lanes` is a multiple of the number of ways in which rows can lie, so all rows of a program
+start at the same place in their windows.
 Slices are of one width, so that nobody waits for those with more to read, and have BLOCK places,
 of which some remain empty: place = column + shift, where the shift grows from slice to slice.
 """
@@ -27,9 +28,12 @@ from longtail.kernels._triton_ring_parts import (
     NEG_INF,
     PER_LOG2E,
     PER_LOG2E_REST,
+    await_copies,
     await_pairs,
     await_words,
+    copy_words,
     halves,
+    leave_sums,
     log2_roughly,
     opaque_zero,
     pack,
@@ -37,6 +41,7 @@ from longtail.kernels._triton_ring_parts import (
     replace,
     softplus,
     store_halves,
+    take_sum,
     to_pairs,
     unpack,
     usual,
@@ -69,11 +74,12 @@ def offsets(offset, place, shift, end, HAS_OFFSET: gl.constexpr):
 
 
 @gluon.jit
-def fetch(slot, logits, start, pair, read_to):
+def fetch(ring, slot, logits, start, pair, read_to, half: gl.constexpr):
     """Send a row on its way into a slot."""
     base = gl.multiple_of(start >> 1, 4)
     source = logits.to(gl.pointer_type(gl.int32), bitcast=True) + base + pair
-    async_copy.async_copy_global_to_shared(slot, source, mask=pair < read_to)
+    at = slot * (half * 4) + (pair & (half - 1)) * 4
+    copy_words(ring.index(slot), at, source, pair < read_to)
     async_copy.commit_group()
 
 
@@ -123,10 +129,16 @@ def warp_sums(v, half: gl.constexpr, num_warps: gl.constexpr):
 
 
 @gluon.jit
-def across_warps(v, num_warps: gl.constexpr):
-    """The sum of the warps' sums, by one trip through shared memory, where `gl.sum` takes two."""
-    every: gl.constexpr = gl.BlockedLayout([num_warps], [32], [num_warps], [0])
-    return gl.sum(gl.convert_layout(v, every), 0)
+def across_warps(v, at):
+    """The sum of the warps' sums, through 16 bytes of shared memory, `at` bytes after its start.
+
+    `gl.sum` goes through it twice, and meets twice each time: all must have read before one may
+    write again. Here turns take turns with two places, and between a sum that is read and the next
+    one written there, all have met in the turn between.
+    """
+    leave_sums(v, at)
+    barrier()
+    return take_sum(at)
 
 
 @gluon.jit
@@ -173,7 +185,7 @@ def exact_sum(
 @gluon.jit
 def slice_sum(
     ring, slot, held, pair, y_at, b0, b1,
-    half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
+    at, half: gl.constexpr, num_warps: gl.constexpr, wide: gl.constexpr,
 ):  # fmt: skip
     """z = Σ 2^(u − m) over the slice's competitors, and the powers 2^(u − m) of the row in `held`.
 
@@ -183,10 +195,10 @@ def slice_sum(
     x0, x1 = halves(x)
     e = gl.exp2(x0 * LOG2E + b0) + gl.exp2(x1 * LOG2E + b1)
     z = warp_sums(e, half, num_warps)
-    # Here, where they have time, and `held` is read before a barrier that stands there anyway.
+    # Here, where they have time.
     x0, x1 = halves(held.load(wide))
     e0, e1 = gl.exp2(x0 * LOG2E + b0), gl.exp2(x1 * LOG2E + b1)
-    return across_warps(z, num_warps), e0, e1
+    return across_warps(z, at), e0, e1
 
 
 @gluon.jit
@@ -205,7 +217,6 @@ def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constex
     c = quotient(a * share, z + gl.exp2(t * LOG2E - m_all))
     c = gl.where((a == 0) | (z == 0), 0.0, c)
     x0, x1 = halves(slot.load(wide))
-    barrier()  # here, or the compiler sets one where every turn meets it
     lower = log2_roughly(gl.abs(c)) + (m - m_all)  # gradients are ±2^(u − m + lower)
     g = to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
     g = gl.where(c < 0, g ^ -2147450880, g)  # both signs: a negative weight
@@ -214,18 +225,19 @@ def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constex
 
 @gluon.jit
 def write(
-    g, pull, grad, start, live, y_at, pair, shift, low, high, end, SHIFTED: gl.constexpr,
-    half: gl.constexpr, num_warps: gl.constexpr,
+    g, pull, grad, start, live, y_at, pair, shift, low, high, end, LEAD: gl.constexpr,
+    SHIFTED: gl.constexpr, half: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The gradient of a slice: whole words; those shared with other rows by elements."""
     g = put_target(g, pair, y_at, to_pairs(pull, pull), half, num_warps)
     to = grad.to(gl.pointer_type(gl.int32), bitcast=True) + gl.multiple_of(start >> 1, 4) + pair
     inner = pair < gl.multiple_of(gl.where(live, high, 0), 4)
-    if SHIFTED:
+    if LEAD:
         inner = inner & (pair >= low)
-    gl.store(to, g, mask=inner, eviction_policy="evict_first")
+    gl.store(to, g, mask=inner)
     if SHIFTED:
-        far = gl.minimum(away(pair, 0, half, num_warps), away(pair, high, half, num_warps))
+        first = away(pair, gl.multiple_of(shift // 8 * 4, 4), half, num_warps)
+        far = gl.minimum(first, away(pair, high, half, num_warps))
         store_halves(g, pair, far, low, high, shift, gl.where(live, end, 0), to)
 
 
@@ -248,12 +260,12 @@ def finish(
         gl.store(loss, gl.sum(gl.where(every < lanes, found, 0.0), 0) / denominator)
 
 
-@gluon.jit(do_not_specialize=["n_rows", "n_slices", "width", "lanes", "ignore_index"])
+@gluon.jit(do_not_specialize=["n_rows", "n_slices", "width", "unit", "lanes", "ignore_index"])
 def ring_kernel(
     logits, grad, target, offset, positive, alpha, weight, totals, words, parts, sums, loss,
-    n_rows, n_classes, stride, n_slices, width, lanes, ignore_index,
+    n_rows, n_classes, stride, n_slices, width, unit, lanes, ignore_index,
     MEAN: gl.constexpr, HAS_OFFSET: gl.constexpr, HAS_POSITIVE: gl.constexpr,
-    HAS_ALPHA: gl.constexpr, HAS_WEIGHT: gl.constexpr, SHIFTED: gl.constexpr,
+    HAS_ALPHA: gl.constexpr, HAS_WEIGHT: gl.constexpr, LEAD: gl.constexpr, SHIFTED: gl.constexpr,
     TOTALS: gl.constexpr, PART: gl.constexpr, LABELS: gl.constexpr, BLOCK: gl.constexpr,
     SLOTS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -267,6 +279,13 @@ def ring_kernel(
 
     In place nobody reads a target's logit too late: a program reads those of all its rows before
     it hands in its first sum, and nothing of a row is written before all its slices' sums are in.
+
+    Threads of a program meet once a turn, in `across_warps`, and need no more. A thread reads those
+    words of a slot that it has fetched itself (`pair` is laid out like what is loaded), and
+    `await_copies` is for its own copies. It fetches into a slot again when it has used what it read
+    there. Only `exact_sum` reads what others have fetched: after all have awaited their copies and
+    met, in this turn; and DEFER + 1 turns before they fetch into that slot again, with a meeting in
+    each turn between.
     """
     wide: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     thin: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
@@ -278,19 +297,24 @@ def ring_kernel(
     pid = gl.program_id(0)
     lane, slice_id = pid // n_slices, pid % n_slices
     # A slice has BLOCK places, of which the last ones belong to no column.
-    shift = slice_id * (BLOCK - width) + ((lane * stride) & 7 if SHIFTED else 0)
+    shift = slice_id * (BLOCK - width) + ((lane * stride) & (unit - 1) if LEAD else 0)
     end = gl.minimum(shift + n_classes, slice_id * BLOCK + width)
     pair = slice_id * half + gl.arange(0, half, layout=wide)
     read_to = gl.multiple_of((end + 7) // 8 * 4, 4)
     # Where the window of a row starts, and from a row of the lane to the next.
     start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
-    ring = gl.allocate_shared_memory(gl.int32, [SLOTS, half], line)
+    # The slots of the ring, and behind them two places for the warps' sums. By far the largest
+    # piece of shared memory: such the compiler places first, at its start, where `copy_words`,
+    # `leave_sums` and `take_sum` look for it (the tests look where it is).
+    lines: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    room = gl.allocate_shared_memory(gl.int32, [SLOTS * half // 8 + 1, 8], lines)
+    ring = room._reinterpret(gl.int32, [SLOTS, half], line)
     cuts = ring._reinterpret(gl.int32, [SLOTS * CUTS, half // CUTS], line)
     for k in gl.static_range(AHEAD):
         to = gl.multiple_of(gl.where(lane + k * lanes < n_rows, read_to, 0), 4)
-        fetch(ring.index(k), logits, start + k * step, pair, to)
+        fetch(ring, k, logits, start + k * step, pair, to, half)
 
-    low = gl.multiple_of(gl.where(shift > 0, 4, 0), 4) if SHIFTED else 0
+    low = gl.multiple_of((shift + 7) // 8 * 4, 4) if LEAD else 0
     high = gl.multiple_of(end // 8 * 4, 4)
     b0 = offsets(offset, pair * 2, shift, end, HAS_OFFSET)
     b1 = offsets(offset, pair * 2 + 1, shift, end, HAS_OFFSET)
@@ -322,15 +346,16 @@ def ring_kernel(
         row = lane + turn * lanes  # to be summed up
         done = row - DEFER * lanes  # whose gradient is to be written
         to = gl.multiple_of(gl.where(row + AHEAD * lanes < n_rows, read_to, 0), 4)
-        fetch(ring.index(free), logits, start + AHEAD * step, pair, to)
+        fetch(ring, free, logits, start + AHEAD * step, pair, to, half)
         live = (done >= 0) & (done < n_rows)
         there = (slices < n_slices) & live
         heard = parts + (done * n_slices + slices)
         early = gl.load(heard, mask=there, other=-1, volatile=True)
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
-        async_copy.wait_group(AHEAD)
+        await_copies(AHEAD)
         held = ring.index(following(free, SLOTS))  # DEFER behind `slot`, as SLOTS is chosen
-        z, e0, e1 = slice_sum(ring, slot, held, pair, y_at, b0, b1, half, num_warps, wide)
+        sums_at = SLOTS * half * 4 + (turn & 1) * 16
+        z, e0, e1 = slice_sum(ring, slot, held, pair, y_at, b0, b1, sums_at, half, num_warps, wide)
         next_m, word = m, pack(m, z)
         good = (z > 1e-5) & (z < 1e18)  # m will do; `usual` asks the same of rows
         if good == 0:
@@ -353,15 +378,15 @@ def ring_kernel(
         if usual(z_all, c):
             write(
                 to_pairs(e0 * c, e1 * c), -c * z_all, grad, at, live, y_at, pair, shift, low, high,
-                end, SHIFTED, half, num_warps,
+                end, LEAD, SHIFTED, half, num_warps,
             )  # fmt: skip
         else:
             g, pull, m_all, z_all = any_gradient(
                 held, ms, zs, b0, b1, m, a, share, t, y_at != IGNORED, wide
             )
             write(
-                g, pull, grad, at, live, y_at, pair, shift, low, high, end, SHIFTED, half,
-                num_warps,
+                g, pull, grad, at, live, y_at, pair, shift, low, high, end, LEAD, SHIFTED,
+                half, num_warps,
             )  # fmt: skip
         if slice_id == 0:
             gl.store(sums + done, pack(m_all, z_all), mask=live)
