@@ -342,7 +342,7 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
 def test_further_students_are_longer_or_have_students_for_teachers(tmp_path):
     root = shutil.copytree(trained_root(), tmp_path / "here")
     part = small_run(root, stages=["further"]).part("cifar10-lt")
-    more, longer, second = part.further
+    more, longer, both, second = part.further
     strong_runs = {one.name for one in part.strong.records}
     listed = set(names_of(more.records[0].spec))
     assert strong_runs < listed
@@ -351,9 +351,13 @@ def test_further_students_are_longer_or_have_students_for_teachers(tmp_path):
     assert longer.epochs == 2 * part.distilled.epochs
     first = part.distilled.records[0]
     assert names_of(longer.records[0].spec) == names_of(first.spec)
+    assert both.epochs == longer.epochs
+    assert names_of(both.records[0].spec) == names_of(more.records[0].spec)
+    assert both.shared_seconds == pytest.approx(more.shared_seconds)
     assert set(names_of(second.records[0].spec)) == {*names_of(first.spec), first.name}
     assert second.shared_seconds == pytest.approx(part.distilled.shared_seconds + first.seconds)
-    assert [line.name for line in part.lines][-3:] == [more.name, longer.name, second.name]
+    assert [line.name for line in part.lines][-4:] == [line.name for line in part.further]
+    assert len({line.name for line in part.lines}) == len(part.lines)
 
 
 def test_another_ratio_has_its_own_data_and_records(tmp_path):

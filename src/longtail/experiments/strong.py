@@ -223,15 +223,17 @@ class Part:
 
     @cached_property
     def further(self) -> list[Line]:
-        """Students of more teachers, for longer, and with the first ones for teachers too."""
-        more, second, others = None, None, self._more_teachers
+        """Students of more teachers, for longer, both, and with the first ones for teachers too."""
+        kind, others, first = self.setting.longer, self._more_teachers, self.distilled
+        found = [self._students(f"{DISTILLED}, longer", kind)]
         if len(others) == len(self.setting.more_teachers()):
-            more = self._students(f"{DISTILLED}, more teachers", STUDENT, also=others)
-        longer = self._students(f"{DISTILLED}, longer", self.setting.longer)
-        first = self.distilled
+            name = f"{DISTILLED}, more teachers"
+            found.insert(0, self._students(name, STUDENT, also=others))
+            found.append(self._students(f"{name}, longer", kind, also=others))
         if first is not None and len(first.records) == first.wanted:
-            second = self._students(f"{DISTILLED}, second generation", STUDENT, also=first.records)
-        return [line for line in (more, longer, second) if line is not None]
+            name = f"{DISTILLED}, second generation"
+            found.append(self._students(name, STUDENT, also=first.records))
+        return [line for line in found if line is not None]
 
     def _students(self, name: str, kind: Kind, *, also: Sequence[Record] = ()) -> Line | None:
         if self._names is None:

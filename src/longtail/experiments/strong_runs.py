@@ -309,30 +309,37 @@ class StrongTrainer(Trainer):
                 if taught:
                     self._average(setting)
                 if {"students", "further"} & set(stages):
-                    self._teach(setting, [STUDENT])
+                    self._teach(setting, ([STUDENT], ()))
                 if "further" in stages:
-                    self._teach(setting, [STUDENT], also=setting.more_teachers())
-                    self._teach(setting, [setting.longer])
+                    more, longer = setting.more_teachers(), [setting.longer]
                     first = setting.students(self._names(setting.teachers()))
-                    self._teach(setting, [STUDENT], also=first)
+                    self._teach(
+                        setting, ([STUDENT], more), (longer, ()), (longer, more), ([STUDENT], first)
+                    )
                 if "ablation" in stages:
                     plan = setting.ablation
                     self._train(plan, plan.specs(setting.ablated()))
-                    self._teach(setting, setting.ablated_students())
+                    self._teach(setting, (setting.ablated_students(), ()))
         except OutOfTimeError:
             return False
         return True
 
-    def _teach(
-        self, setting: Setting, kinds: Sequence[Kind], *, also: Sequence[RunSpec] = ()
-    ) -> None:
-        """Train students, once the weights of their teachers, and of others `also`, are there."""
-        specs = setting.students(self._names([*setting.teachers(), *also]), kinds)
-        if all(self._is_whole(self.shelf.get(spec)) for spec in specs):
-            return
-        self._have_teachers(setting)
-        self._have(setting.strong, also)
-        self._train(setting.student, specs)
+    def _teach(self, setting: Setting, *lessons: tuple[Sequence[Kind], Sequence[RunSpec]]) -> None:
+        """Train students side by side, once all their teachers' weights are there.
+
+        Args:
+            setting: of the students.
+            *lessons: kinds of students, and whom they listen to beside the setting's teachers.
+        """
+        wanted: list[RunSpec] = []
+        for kinds, also in lessons:
+            specs = setting.students(self._names([*setting.teachers(), *also]), kinds)
+            if all(self._is_whole(self.shelf.get(spec)) for spec in specs):
+                continue
+            self._have_teachers(setting)
+            self._have(setting.strong, also)
+            wanted += specs
+        self._train(setting.student, wanted)
 
     def _names(self, specs: Iterable[RunSpec]) -> list[str]:
         """What runs are called as they are trained, by which their students know them."""
