@@ -224,9 +224,7 @@ def scores(x, b, scale, HAS_OFFSET: tl.constexpr, HAS_SCALE: tl.constexpr):
 
 
 @triton.jit
-def row_factor(
-    alpha, weight, y, counted, valid, HAS_ALPHA: tl.constexpr, HAS_WEIGHT: tl.constexpr
-):
+def row_factor(alpha, weight, y, counted, valid, HAS_ALPHA: tl.constexpr, HAS_WEIGHT: tl.constexpr):
     """A = α_y·w_y; 0 where a row does not count, NaN for no class."""
     a = tl.where(counted, tl.where(valid, 1.0, float("nan")), 0.0)
     if HAS_ALPHA:

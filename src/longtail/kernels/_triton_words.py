@@ -1,14 +1,15 @@
 """The Triton kernel for rows of a few thousand bfloat16 logits, in words; importing needs Triton.
 
-The equations are in `_triton`, when this kernel serves in `_words`. A word is two logits, four bytes.
-A program has one row: thread i of T holds words i, i + T, ... of a window that starts at the 32-byte
-sector which has the row's first word, up to ALIGN − 1 words (`shift`) before it. Four bytes a thread
-are as fast as sixteen if no two warps share a sector, and need no care for where a row begins.
+The equations are in `_triton`, when this kernel serves in `_words`. A word is two logits. A program
+has one row: thread i of T holds words i, i + T, ... of a window that starts at the 32-byte sector
+which has the row's first word, up to ALIGN − 1 words (`shift`) before it. Four bytes a thread are
+as fast as sixteen if no two warps share a sector, and need no care for where a row begins.
 
-What a logit costs here is one multiply-add and one power, 2^(f·log2 e + b). The table of b, in bits,
-is −inf beside the row, so the words before it need no mask: whatever they hold, they add nothing,
-unless it is NaN or infinite. Nor is a maximum subtracted: a row whose sum comes near the ends of
-float32's range, also by a neighbour's NaN, is read again, the slow way, with masks and a maximum.
+What a logit costs here is one multiply-add and one power, 2^(f·log2 e + b). The table of b, in
+bits, is −inf beside the row, so the words before it need no mask: whatever they hold, they add
+nothing, unless it is NaN or infinite. Nor is a maximum subtracted: a row whose sum comes near the
+ends of float32's range, also by a neighbour's NaN, is read again, the slow way, with masks and a
+maximum.
 
 The row is in PARTS, and `fence` keeps the table's values of one part out of the registers until the
 part before is done with. Where compilers would do badly, a few instructions are given as assembly;
@@ -93,7 +94,7 @@ def to_words(even, odd, NATIVE: tl.constexpr):
 
 @triton.jit
 def quotient(a, b, NATIVE: tl.constexpr):
-    """a/b for b between 2^−126 and 2^126, or 0: as exact as Triton's own, without care for others."""
+    """a/b as exactly as Triton has it, but only for b = 0 or between 2^−126 and 2^126."""
     if NATIVE:
         ratio = tl.inline_asm_elementwise(
             "div.approx.f32 $0, $1, $2;", "=f,f,f", [a, b], dtype=tl.float32, is_pure=True, pack=1
@@ -187,7 +188,8 @@ def without_target(xs, window, y_at, PARTS: tl.constexpr, T: tl.constexpr, NATIV
         PART: tl.constexpr = window.shape[0]
         out = ()
         for p in tl.static_range(PARTS):
-            out = out + (part_without_target(xs[p], window, y_at, p * PART),)
+            x = part_without_target(xs[p], window, y_at, p * PART)
+            out = out + (x,)  # noqa: RUF005 (Triton has no unpacking)
         xs = out
     return xs
 
@@ -200,7 +202,7 @@ def begin_of(base, row, shift, n_words):
 
 @triton.jit
 def before_end(window, shift, n_words, AT: tl.constexpr, FULL: tl.constexpr):
-    """Which words of the part at AT are not behind the row; below FULL none is, whatever `shift`."""
+    """Which words of the part at AT are not behind the row; none below FULL is."""
     return (window + AT < FULL) | (window + AT < shift + n_words)
 
 
@@ -221,7 +223,7 @@ def read_row(begin, window, shift, n_words, PARTS: tl.constexpr, FULL: tl.conste
     for p in tl.static_range(PARTS):
         inside = before_end(window, shift, n_words, p * PART, FULL)
         x = tl.load(begin + p * PART + window, mask=inside, other=0, eviction_policy=READ)
-        xs = xs + (x,)
+        xs = xs + (x,)  # noqa: RUF005
     return xs
 
 
@@ -255,7 +257,7 @@ def row_again(
     logits, grad, table, row, shift, n_words, window, y_at, t, a, share, bits, zero,
     PARTS: tl.constexpr, FULL: tl.constexpr, ALIGN: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """The slow way, three sweeps that keep nothing: z and t relative to m, and the target's pull."""
+    """The slow way, in three sweeps: z and t relative to m, and the target's pull."""
     PART: tl.constexpr = window.shape[0]
     most = tl.full([PART], NEG_INF, tl.float32)
     for p in tl.static_range(PARTS):
@@ -274,7 +276,7 @@ def row_again(
         )  # fmt: skip
         sums += tl.exp2(u) + tl.exp2(u_odd)
     z = tl.sum(sums, 0)
-    # Nothing where A = 0, even over 0 rows, nor where nothing competes, though e^t may be 0 too.
+    # Nothing where A = 0, even over 0, nor where nothing competes, though e^t may be 0 too.
     nothing = (a == 0) | (z == 0)
     c = tl.where(nothing, 0.0, share / (z + tl.exp2(t * LOG2E - m)))
     # σ(inf) = 1, though c·z is 0·inf; of inf less inf nothing is known.
@@ -285,7 +287,6 @@ def row_again(
             p * PART, FULL, ALIGN, NATIVE,
         )  # fmt: skip
         e, e_odd = tl.exp2(u), tl.exp2(u_odd)
-        # (0 times NaN, of an ignored row, would be NaN)
         g, g_odd = tl.where(nothing, 0.0, e * c), tl.where(nothing, 0.0, e_odd * c)
         to = begin_of(grad, row, shift, n_words) + p * PART + window
         mine = owned(window, shift, n_words, p * PART, FULL)
@@ -309,7 +310,7 @@ def sum_losses(
     words, target, alpha, weight, loss, denominator, n_rows, n_classes, ignore_index,
     HAS_ALPHA: tl.constexpr, HAS_WEIGHT: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """The loss from the (z, t) of all rows, TURN at a time: in a fixed order, the same every time."""
+    """The loss from the (z, t) of all rows, TURN at a time: the same every time."""
     # Two dimensions: from one the compiler would take the layout for the rows' words too.
     within = tl.arange(0, TURN // 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
     total = tl.zeros([TURN // 64, 64], tl.float32)
@@ -395,24 +396,28 @@ def words_kernel(
         b, b_odd = read_table(near, window, p * PART)
         f, f_odd = halves(xs[p])
         e, e_odd = tl.exp2(f * bits + b), tl.exp2(f_odd * bits + b_odd)
-        es = es + (e, e_odd)
+        es = es + (e, e_odd)  # noqa: RUF005
         sums += e + e_odd
     z = tl.sum(sums, 0)
     all_of_it = z + tl.exp2(t * LOG2E)
     pull = 0.0
+    to = begin_of(grad, row, shift, n_words)
     if everywhere((z > LEAST) & (all_of_it < MOST) & (a != 0), NATIVE):
         c = quotient(share, all_of_it, NATIVE)  # A·s·σ(d)/z without a logarithm
         pull = c * z
-        to = begin_of(grad, row, shift, n_words)
         for p in tl.static_range(PARTS):
             g = to_words(es[2 * p] * c, es[2 * p + 1] * c, NATIVE)
             mine = owned(window, shift, n_words, p * PART, FULL)
             tl.store(to + p * PART + window, g, mask=mine, eviction_policy=WRITE)
-    else:
+    elif everywhere(counted, NATIVE):
         z, t, pull = row_again(
             logits, grad, entry, row, shift, n_words, window, y_at, t, a, share, bits, zero,
             PARTS, FULL, ALIGN, NATIVE,
         )  # fmt: skip
+    else:
+        for p in tl.static_range(PARTS):
+            mine = owned(window, shift, n_words, p * PART, FULL)
+            tl.store(to + p * PART + window, window * 0, mask=mine, eviction_policy=WRITE)
     # By the thread that wrote the word, after it: two stores of one thread stay in order.
     thread = tl.arange(0, T)
     place = grad + (row.to(tl.int64) * n_words - shift) * 2 + y_at + thread * 0

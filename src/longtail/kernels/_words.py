@@ -1,6 +1,6 @@
 """When the kernel for rows of a few thousand bfloat16 logits serves, and its launch.
 
-The kernel is in `_triton_words`. Wherever `words_for` says None, `_launch.launch` computes the same.
+The kernel is in `_triton_words`; where `words_for` says None, `_launch.launch` computes the same.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from torch import Tensor
 from longtail.kernels import _launch, interpreted
 from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, _there
 
-# Class counts that this kernel is the quicker one for. On an H200 it took 41 µs where the tiles took
-# 45 for 4096 rows of 8142 classes, and far longer than they for rows of 1000 and 1204, of which a
-# tile holds several. Up to 4096 classes a row's words would fill half of a program's threads.
+# Class counts that this kernel is the quicker one for. On an H200 it took 41 µs where the tiles
+# took 45 for 4096 rows of 8142 classes, and far longer than they for rows of 1000 and 1204.
 CLASSES = range(4097, 8193)
 ALIGN = 8  # words: a row's window starts on as many times four bytes, a sector of memory
-WARPS, REGISTERS = 8, 64  # of a program: four of them to a multiprocessor
-TURN = 512  # rows whose losses are added at a time
-# The program that adds the losses starts as many waves of programs before the last one: what it then
-# has still to do at the end is a turn.
+WARPS, REGISTERS = 8, 64  # of a program, and per thread: four programs to a multiprocessor
+TURN = 1024  # rows whose losses are added at a time
+# The program that adds the losses starts as many waves of programs before the last one: so at the
+# end it has only the last rows left to add.
 WAVES_AHEAD = 2
-# Launches that a GPU runs at the same time. In each one program may wait for others, which must
-# not be kept from running by those that wait.
+# Launches that a GPU runs at the same time. In each of them one program may wait for others, which
+# must not be kept from running by those that wait.
 MOST_LAUNCHES = 128
 DENOMINATORS = 4  # parts of the mean's denominator
 
@@ -83,12 +82,12 @@ def words_for(logits: Tensor, grad: Tensor, options: Options) -> Words | None:
         return None
     if options.reduction == NONE or options.label_smoothing > 0:
         return None
-    # In place a row might be read again after its neighbour, or a part of its own, is written.
+    # Never in place: a row may be read again when some of it is written.
+    if grad.data_ptr() == logits.data_ptr():
+        return None
     for tensor in (logits, grad):
         if tensor.data_ptr() % (4 * ALIGN) or (rows > 1 and tensor.stride(1) != classes):
             return None
-    if grad.data_ptr() == logits.data_ptr():
-        return None
     if interpreted():
         return plan_words(rows, classes, 0)
     if logits.device.type != "cuda" or not _launch._chains(logits.device.index):
