@@ -22,6 +22,7 @@ from longtail._checks import InputError
 from longtail.kernels import _launch, _ring, available
 from longtail.kernels._inputs import check_labels, what_came
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
+from longtail.kernels._words import launch_words, words_for
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REDUCTIONS = ("none", "mean", "sum")  # in the order of `_launch`
@@ -250,6 +251,10 @@ def loss_and_gradient(
         return loss
     tiles = _launch.tiles_for(logits)
     given: dict[str, Any] = {"totals": totals, "tiles": tiles}
+    words = words_for(logits, grad, options)
+    if words is not None:
+        launch_words(words, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
+        return loss
     if _launch.fits_one_launch(tiles, logits.device):
         _launch.launch(FUSED, logits, target, tables, options, grad=grad, loss=loss, **given)
         return loss
