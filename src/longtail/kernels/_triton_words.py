@@ -35,12 +35,13 @@ from longtail.kernels._triton_parts import (
     row_factor,
     row_loss,
     safe,
+    target_terms,
     unpack,
 )
 
-# Sums that are taken as they come. Powers below 2^−126 are lost: of 8192 of them 2^−113 at most,
-# nothing beside 1e−25; and σ(d)/z keeps its digits up to 1e25.
-LEAST = tl.constexpr(1e-25)
+# Sums that are taken as they come. Powers below 2^−126 are lost: each less than 2e−20 of the sum.
+# And σ(d)/z keeps its digits: with the target's power the sum stays far from float32's largest.
+LEAST = tl.constexpr(1e-18)
 MOST = tl.constexpr(1e25)
 # Each logit is read once, each gradient written once: they need no place in the L2 cache.
 READ = tl.constexpr("evict_first")
@@ -297,6 +298,23 @@ def row_again(
 
 
 @triton.jit
+def row_terms(
+    y, logits, positive, alpha, weight, row, shift, n_words, scale, ignore_index,
+    HAS_POSITIVE: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):  # fmt: skip
+    """Whether a row counts, where its target is in the window (−1: nowhere), t and A."""
+    counted = y != ignore_index
+    valid = counted & (y >= 0) & (y < 2 * n_words)
+    begin = logits + row.to(tl.int64) * (2 * n_words)
+    t, a = target_terms(
+        begin, positive, alpha, weight, 0, y, counted, valid, scale,
+        HAS_POSITIVE, HAS_ALPHA, HAS_WEIGHT, HAS_SCALE,
+    )  # fmt: skip
+    return counted, tl.where(valid, y.to(tl.int32) + 2 * shift, -1), t, a
+
+
+@triton.jit
 def denominator_of(totals, hidden, TOTALS: tl.constexpr):
     """What the mean divides by, from its parts."""
     total = tl.load(totals + hidden)
@@ -373,17 +391,13 @@ def words_kernel(
     entry = table.to(tl.pointer_type(tl.int64), bitcast=True)
     near = entry + (ALIGN - shift + hidden)
     b, b_odd = read_table(near, window, 0)
-    counted = y != ignore_index
-    valid = counted & (y >= 0) & (y < 2 * n_words)
-    y_at = tl.where(valid, y.to(tl.int32) + 2 * shift, -1)
-    t = tl.load(logits + row.to(tl.int64) * (2 * n_words) + y, mask=valid, other=0.0).to(tl.float32)
-    if HAS_POSITIVE:
-        t -= tl.load(positive + y, mask=valid, other=0.0)
     bits = LOG2E
     if HAS_SCALE:
-        t *= scale
         bits = scale * LOG2E
-    a = row_factor(alpha, weight, y, counted, valid, HAS_ALPHA, HAS_WEIGHT)
+    counted, y_at, t, a = row_terms(
+        y, logits, positive, alpha, weight, row, shift, n_words, scale, ignore_index,
+        HAS_POSITIVE, HAS_ALPHA, HAS_WEIGHT, HAS_SCALE,
+    )  # fmt: skip
     share *= a
 
     xs = without_target(xs, window, y_at, PARTS, T, NATIVE)
@@ -420,7 +434,7 @@ def words_kernel(
             tl.store(to + p * PART + window, window * 0, mask=mine, eviction_policy=WRITE)
     # By the thread that wrote the word, after it: two stores of one thread stay in order.
     thread = tl.arange(0, T)
-    place = grad + (row.to(tl.int64) * n_words - shift) * 2 + y_at + thread * 0
+    place = to.to(tl.pointer_type(tl.bfloat16), bitcast=True) + y_at + thread * 0
     writer = (thread == ((y_at >> 1) & (T - 1))) & (y_at >= 0)
     tl.store(place, (-pull + thread * 0.0).to(tl.bfloat16), mask=writer)
     tl.store(words + row, pack(z, t))
