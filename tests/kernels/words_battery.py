@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from kernel_battery import DEVICE, check, make, oracle, torch_reference
 
-from longtail.kernels import _triton_words, _words, cross_entropy
+from longtail.kernels import _triton_words, _words
 from longtail.kernels._launch import Options, Tables
 from longtail.kernels.cross_entropy import margin_cross_entropy
 from longtail.kernels.linear_cross_entropy import linear_cross_entropy
@@ -26,7 +26,7 @@ BF16 = torch.bfloat16
 @contextmanager
 def counted():
     """Launches of this kernel."""
-    with mock.patch.object(cross_entropy, "launch_words", wraps=_words.launch_words) as launch:
+    with mock.patch.object(_words, "launch", wraps=_words.launch) as launch:
         yield launch
 
 
@@ -37,7 +37,7 @@ def fused(logits, target, tables=Tables(), *, served=True, **options):  # noqa: 
         if served:
             loss = margin_cross_entropy(f, target, **tables._asdict(), **options)
         else:
-            with mock.patch.object(cross_entropy, "words_for", return_value=None):
+            with mock.patch.object(_words, "words_for", return_value=None):
                 loss = margin_cross_entropy(f, target, **tables._asdict(), **options)
     assert launch.call_count == served
     assert loss.dtype == torch.float32

@@ -19,7 +19,7 @@ from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, 
 CLASSES = range(4097, 8193)
 ALIGN = 8  # words: a row's window starts on as many times four bytes, a sector of memory
 WARPS, REGISTERS = 8, 64  # of a program, and per thread: four programs to a multiprocessor
-TURN = 1024  # rows whose losses are added at a time
+TURN = 512  # rows whose losses are added at a time
 # The program that adds the losses starts as many waves of programs before the last one: so at the
 # end it has only the last rows left to add.
 WAVES_AHEAD = 2
@@ -96,7 +96,7 @@ def words_for(logits: Tensor, grad: Tensor, options: Options) -> Words | None:
 
 
 @_there
-def launch_words(
+def launch(
     words: Words,
     logits: Tensor,
     target: Tensor,

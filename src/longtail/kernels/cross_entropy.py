@@ -1,8 +1,8 @@
 """Logits, target and additive margins in, loss out: one Triton kernel, read once, written once.
 
-The kernels are in `_triton`, `_triton_ring` and `_triton_smooth`, their launches in `_launch` and
-`_ring`; here are the checks and what autograd, `torch.compile` and `torch.func` need to know.
-`longtail.losses` is the reference, and chooses this where it can serve.
+The kernels are in `_triton`, `_triton_ring`, `_triton_words` and `_triton_smooth`, their launches
+in `_launch`, `_ring` and `_words`; here are the checks and what autograd, `torch.compile` and
+`torch.func` need to know. `longtail.losses` is the reference, and chooses this where it can serve.
 
 Two roads lead to the gradient. In eager mode, where the loss is reduced, the forward launch writes
 it and the backward pass only multiplies it by the incoming scalar, which costs nothing where that
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.kernels import _launch, _ring, available
+from longtail.kernels import _launch, _ring, _words, available
 from longtail.kernels._inputs import check_labels, what_came
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
-from longtail.kernels._words import launch_words, words_for
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REDUCTIONS = ("none", "mean", "sum")  # in the order of `_launch`
@@ -249,12 +248,12 @@ def loss_and_gradient(
     if ring is not None:
         _ring.launch(ring, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
         return loss
+    words = _words.words_for(logits, grad, options)
+    if words is not None:
+        _words.launch(words, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
+        return loss
     tiles = _launch.tiles_for(logits)
     given: dict[str, Any] = {"totals": totals, "tiles": tiles}
-    words = words_for(logits, grad, options)
-    if words is not None:
-        launch_words(words, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
-        return loss
     if _launch.fits_one_launch(tiles, logits.device):
         _launch.launch(FUSED, logits, target, tables, options, grad=grad, loss=loss, **given)
         return loss
