@@ -68,7 +68,6 @@ def _replacing(parts):
     return tl.constexpr(text + "OUT:\n}"), tl.constexpr(where)
 
 
-TEXT2, WHERE2 = _replacing(2)
 TEXT3, WHERE3 = _replacing(3)
 TEXT4, WHERE4 = _replacing(4)
 
@@ -167,13 +166,7 @@ def without_target(xs, window, y_at, PARTS: tl.constexpr, T: tl.constexpr, NATIV
         at = y_at >> 1
         far = (window ^ at) & (T - 1)
         which = (at.to(tl.uint32) // T).to(tl.int32)  # without a target a large number
-        if PARTS == 2:
-            a, b = xs[0], xs[1]
-            xs = tl.inline_asm_elementwise(
-                TEXT2, WHERE2, [a, b, far, which, keep, put], dtype=(tl.int32, tl.int32),
-                is_pure=True, pack=PACK,
-            )  # fmt: skip
-        elif PARTS == 3:
+        if PARTS == 3:
             a, b, c = xs[0], xs[1], xs[2]
             xs = tl.inline_asm_elementwise(
                 TEXT3, WHERE3, [a, b, c, far, which, keep, put],

@@ -244,13 +244,13 @@ def loss_and_gradient(
         )
         return _reduce(losses, parts, options).to(out)
     loss = torch.empty(logits.shape[0], dtype=out, device=logits.device)
-    ring = _ring.ring_for(logits, grad, options)
-    if ring is not None:
-        _ring.launch(ring, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
-        return loss
     words = _words.words_for(logits, grad, options)
     if words is not None:
         _words.launch(words, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
+        return loss
+    ring = _ring.ring_for(logits, grad, options)
+    if ring is not None:
+        _ring.launch(ring, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
         return loss
     tiles = _launch.tiles_for(logits)
     given: dict[str, Any] = {"totals": totals, "tiles": tiles}
