@@ -180,16 +180,12 @@ def allocate_shared_memory(kind, shape, layout, value=None):
     return Shared(array)
 
 
-def start_copy(slot, source, mask):
-    slot.array[...] = 0x7FC07FC0
-    here().started.append((source, slot.array, mask))
-
-
 def copy_words(slot, at, source, mask):
-    """The same, told where the slot is: so many bytes after the start of all."""
+    """Start a copy, told where the slot is too: so many bytes after the start of all."""
     start = slot.array.ctypes.data - slot.array.base.ctypes.data
     assert np.array_equal(at.data, start + 4 * np.arange(len(slot.array))), "another place"
-    start_copy(slot, source, mask)
+    slot.array[...] = 0x7FC07FC0
+    here().started.append((source, slot.array, mask))
 
 
 def commit_group():
@@ -311,9 +307,7 @@ def load_module(name):
 def load_kernel():
     """The module, its imports from Triton replaced by what is here."""
     language = SimpleNamespace(**LANGUAGE)
-    copies = SimpleNamespace(
-        async_copy_global_to_shared=start_copy, commit_group=commit_group, wait_group=wait_group
-    )
+    copies = SimpleNamespace(commit_group=commit_group, wait_group=wait_group)
     home = "triton.experimental"
     found = {
         "triton": {},

@@ -8,16 +8,17 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import gluon_in_numpy as gluon
 import kernel_battery
 import numpy as np
 import pytest
 import torch
-from kernel_battery import oracle
+from kernel_battery import oracle, torch_reference
 
-from longtail.kernels import _launch, _ring
+import longtail.kernels
+from longtail.kernels import _launch, _ring, cross_entropy
 from longtail.kernels._launch import MEAN, NONE, SUM, Options, Tables
 
 UNTOUCHED = 0x1234  # what lies between the rows of the gradient before, and must after
@@ -194,6 +195,44 @@ def test_a_nan_shows_in_its_row_and_in_the_loss(at):
     assert grad.isnan().any(1).nonzero().flatten().tolist() == [6]
 
 
+@pytest.mark.parametrize("at", [0, 77, 202, [40, 150]])
+@pytest.mark.parametrize("level", [0.0, 400.0])  # of the other slices, beside which 2^0 is nothing
+@pytest.mark.parametrize("own", [1.0, -math.inf])
+def test_an_infinite_competitor_is_torchs(at, level, own):
+    logits, target, tables = make(21, 203, torch.bfloat16, names="baA", ignored=False)
+    tables.alpha[9] *= -1
+    target[6], target[13] = 5, 9
+    _, before = run(logits, target, tables, reduction="sum")
+    rows = torch.tensor([6, 13])
+    logits[rows] += level
+    logits[rows, target[rows]] = own
+    for row in rows:
+        logits[row, at] = math.inf
+    f, expected = torch_reference(logits, target, tables, reduction="sum")
+    expected.backward()
+    loss, grad = run(logits, target, tables, reduction="sum")
+    others = torch.ones(21, dtype=torch.bool)
+    others[rows] = False
+    torch.testing.assert_close(grad[others], before[others], rtol=2**-6, atol=1e-30)
+    pulls = tables.alpha[target[rows]].bfloat16().float()
+    assert torch.equal(-f.grad[rows, target[rows]].bfloat16().float(), pulls)
+    torch.testing.assert_close(grad[rows], f.grad[rows], rtol=2**-7, atol=0, equal_nan=True)
+    torch.testing.assert_close(loss, expected.detach(), equal_nan=True)  # inf less inf, too
+
+
+def test_an_infinite_competitor_makes_the_loss_infinite():
+    logits, target, tables = make(21, 203, torch.bfloat16, names="ba", ignored=False)
+    logits += 400.0
+    logits[6, (target[6] + 1) % 203] = math.inf
+    assert run(logits, target, tables)[0] == math.inf
+
+
+def test_labels_that_cannot_be_the_ignored_one():
+    # Of one byte, −100 is 156, a class: places for 32 rows must not make labels of it, but for 21.
+    logits, target, tables = make(21, 203, torch.bfloat16, names="baAw", ignored=False)
+    check(logits, target.byte(), tables)
+
+
 def test_a_label_that_is_no_class_shows():
     # On a GPU an assertion ends the process before.
     logits, target, tables = make(21, 203, torch.bfloat16, names="ba", ignored=False)
@@ -272,13 +311,19 @@ def test_the_cut_of_any_shape(processors, unit):
         assert ring.lanes <= _ring.MOST_LANES
         assert ring.labels * ring.lanes >= rows
         assert rows * ring.slices < 2**31  # counted in 32 bits
-        assert 2 * 16 * 32 * ring.warps == _ring.BLOCK  # `PAIRS` of a thread in the kernel
+        assert 2 * 16 * 32 * _ring.WARPS == _ring.BLOCK  # `PAIRS` of a thread in the kernel
         # All run at once on an H200: a multiprocessor has 65536 registers, and 228 KiB of shared
         # memory, of which one goes with every program.
         each = -(-ring.lanes * ring.slices // processors)
         assert each <= 5
         assert each * (ring.slots * _ring.BLOCK * 2 + 12 * ring.labels + 2048) <= 228 * 1024
-        assert each * 32 * ring.warps * ring.registers <= 65536
+        assert each * 32 * _ring.WARPS * ring.registers <= 65536
+        # Without an offset, shifted rows have more registers; nothing else changes for others.
+        bare = _ring.plan_ring(rows, classes, stride, processors, unit, has_offset=False)
+        if classes % 8 or stride % 8:
+            assert bare is None or bare.registers > 96
+        else:
+            assert bare == ring
     assert served > 30
 
 
@@ -305,6 +350,9 @@ def test_when_the_kernel_serves(monkeypatch):
     assert _ring.ring_for(good, good, options) == _ring.Ring(25, 26, 64, 96, 5, 4000)
     assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
     assert _ring.ring_for(logits_like(shape=(1, 130, 100_000)), good, options) is not None
+    assert _ring.ring_for(good, good, options, False) == _ring.ring_for(good, good, options)
+    odd = logits_like(shape=(1, 256, 99_999), distance=99_999)
+    assert [_ring.ring_for(odd, odd, options, has).registers for has in (True, False)] == [96, 128]
     for changes in (
         {"shape": (1, 256, 8142)},
         {"shape": (2, 256, 100_000)},
@@ -331,6 +379,53 @@ def test_when_the_kernel_serves(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(where, name, fact)
             assert _ring.ring_for(good, good, options) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "known"),
+    [
+        ("3.7.1", None, True),
+        ("3.6.0+git1234", None, True),
+        ("3.7.1", ImportError, False),
+        ("3.7.1", AttributeError, False),
+        ("3.7.1", TypeError, False),
+        ("3.7.1", RuntimeError, False),
+        ("3.8.0", "not imported", False),
+        ("3.8rc1", "not imported", False),
+        ("main", "not imported", False),
+    ],
+)
+def test_versions_of_gluon(version, error, known, monkeypatch):
+    imported = []
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "longtail.kernels._triton_ring":
+                imported.append(name)
+                raise error
+
+    ring = ModuleType("longtail.kernels._triton_ring")
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(longtail.kernels, "_triton_ring", ring, raising=False)
+    if error is not None:
+        monkeypatch.delattr(longtail.kernels, "_triton_ring")
+        monkeypatch.delitem(sys.modules, ring.__name__, raising=False)
+        monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    assert _ring._has_gluon.__wrapped__() == known
+    assert bool(imported) == isinstance(error, type)
+
+
+def test_the_call_says_whether_there_is_an_offset(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_ring, "ring_for", lambda *given: asked.append(given[3:]))
+    monkeypatch.setattr(_launch, "launch", lambda *args, **how: None)
+    logits, target, tables = make(6, 203, torch.float32, names="b")
+    for offset in (None, tables.offset[None]):
+        cross_entropy.loss_and_gradient(
+            logits[None], target[None], Tables(offset=offset), Options(), logits[None]
+        )
+    assert asked == [(False,), (True,)]
 
 
 def test_what_is_launched(monkeypatch):
@@ -360,20 +455,27 @@ def test_what_is_launched(monkeypatch):
 
 
 BUILD = """
+import subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
+from longtail.kernels import _ring
 from longtail.kernels._triton_ring import ring_kernel
 numbers = "n_rows n_classes stride n_slices width unit lanes ignore_index"
 kinds = dict.fromkeys(numbers.split(), "i32")
 kinds |= dict.fromkeys("offset positive alpha weight totals loss".split(), "*fp32")
 kinds |= {"logits": "*bf16", "grad": "*bf16", "target": "*i64"}
 kinds |= {"words": "*i32", "parts": "*i64", "sums": "*i64"}
-for shifted, registers, slots in ((False, 128, 6), (True, 128, 6), (False, 96, 5), (True, 96, 5)):
-    constants = dict.fromkeys(("MEAN", "HAS_OFFSET", "HAS_POSITIVE", "HAS_ALPHA"), True)
+# As they are launched, in 49 slices and in 25.
+calls = [(classes, True) for classes in (200_000, 200_001, 100_000, 99_999)]
+for classes, has_offset in [*calls, (100_000, False), (99_999, False)]:
+    ring = _ring.plan_ring(4096, classes, classes, 132, has_offset=has_offset)
+    shifted, registers, slots, labels = classes % 8 != 0, ring.registers, ring.slots, ring.labels
+    constants = dict.fromkeys(("MEAN", "HAS_POSITIVE", "HAS_ALPHA"), True)
+    constants["HAS_OFFSET"] = has_offset
     constants |= dict.fromkeys(("HAS_WEIGHT", "LEAD", "SHIFTED"), shifted)
-    constants |= {"TOTALS": 4, "PART": 32}
-    constants |= {"LABELS": 256, "BLOCK": 4096, "SLOTS": slots, "num_warps": 4}
+    constants |= {"TOTALS": 4, "PART": 1 << (ring.slices - 1).bit_length()}
+    constants |= {"LABELS": labels, "BLOCK": 4096, "SLOTS": slots, "num_warps": 4}
     names = ring_kernel.arg_names
     source = GluonASTSource(
         fn=ring_kernel,
@@ -387,12 +489,18 @@ for shifted, registers, slots in ((False, 128, 6), (True, 128, 6), (False, 96, 5
     assert 65536 // (128 * registers) * (built.metadata.shared + 1024) <= 228 * 1024
     text = built.asm["ptx"]
     # The ring is where the assembly takes it to be: what else is in shared memory lies behind it.
-    ring = slots * 4096 * 2 + 32
-    assert all(f"+{ring + k * 256 * 4}]" in text for k in range(3))
+    start = slots * 4096 * 2 + 32
+    assert all(f"+{start + k * labels * 4}]" in text for k in range(3))
     # Whole words go in and out, and the launch before is waited for before its words are read.
     assert text.count("cp.async.cg.shared.global") == 4 * (slots - 2)
     assert "st.global.v4.b32" in text
     assert text.index("griddepcontrol.wait") < text.index("ld.volatile")
+    # Nothing is kept in local memory.
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        tool = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        assert " STACK:0 " in subprocess.check_output(tool, text=True), (classes, has_offset)
     print("built")
 """
 
@@ -407,4 +515,4 @@ def test_builds_for_a_gpu_that_is_not_there():
         env={**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("built") == 4
+    assert done.stdout.count("built") == 6

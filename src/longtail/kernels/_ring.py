@@ -16,12 +16,11 @@ from longtail.kernels import _launch, interpreted
 from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, _there
 
 BLOCK = 4096  # places of a slice, its columns at most
+WARPS = 4  # of 32 threads, in a program: the kernel's assembly is written for as many
 LINE = 64  # elements of 128 bytes, in which memory comes
 MOST_LANES = 512  # as in `_triton_ring`
 # Rows that a lane must have. A program starts with a fetch of all that its rows' targets say, and
-# ends two turns after its last sum, which few rows do not repay: at 100,000 classes the tiles were
-# quicker for 16 and for 64 rows (a turn, and three), the ring for 256 (ten); for 512 rows of 20,001
-# classes (four turns) both took the same time, on an H200.
+# ends two turns after its last sum, which few rows do not repay: for those the tiles are quicker.
 FEWEST_TURNS = 5
 # Gluon is an experimental part of Triton, which may change: versions that the kernel is known for.
 VERSIONS = ((3, 6), (3, 7))
@@ -38,7 +37,6 @@ class Ring(NamedTuple):
         slots: rows in a program's shared memory.
         width: columns of a slice, a multiple of unit.
         unit: elements; rows are read in windows that start at multiples of it. A multiple of 8.
-        warps: of 32 threads, per program.
     """
 
     slices: int
@@ -48,16 +46,22 @@ class Ring(NamedTuple):
     slots: int
     width: int
     unit: int = 8
-    warps: int = 4
 
 
 def plan_ring(
-    n_rows: int, classes: int, stride: int, processors: int, unit: int = 8
+    n_rows: int,
+    classes: int,
+    stride: int,
+    processors: int,
+    unit: int = 8,
+    *,
+    has_offset: bool = True,
 ) -> Ring | None:
     """The cut for rows that lie `stride` apart, or None where the kernel does not serve.
 
     Windows start at multiples of `unit`, slices wherever rows would on their own: if all rows lie
-    on whole lines of memory, so do all slices.
+    on whole lines of memory, so do all slices. (Calls leave `unit` at 16 bytes; sectors and lines
+    are there to be measured.)
 
     Programs wait for the others of their row. They get on if twice as many can run at the same
     time, as `ring_kernel` says, and a multiprocessor has room for one at least. More than that is
@@ -65,7 +69,7 @@ def plan_ring(
 
     Examples:
         >>> plan_ring(4096, 100_000, 100_000, processors=132)
-        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4000, unit=8, warps=4)
+        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4000, unit=8)
         >>> plan_ring(4096, 1_000_000, 1_000_000, processors=132) is None
         True
     """
@@ -73,16 +77,19 @@ def plan_ring(
     window = classes + unit - step  # which starts up to unit - step before its row
     slices = -(-window // BLOCK)
     # Equal slices, so that none waits for one with more to read. But slices that share a line of
-    # memory cost more than that: where rows lie on whole lines (16384 x 32,000, 1024 x 200,000) it
-    # took 5% more time on an H200 to cut them anywhere on 16 bytes.
+    # memory cost more than that: where rows lie on whole lines, slices do too.
     fine = max(unit, math.gcd(stride, LINE))
     width = -(-window // (fine * slices)) * fine
     if 2 * slices > processors:
         return None
     ways = unit // step  # in which rows can lie in their windows
     ways_to_fill = ((5, 256, 96, 5), (4, 512, 128, 6), (3, 1024, 168, 6))
-    # With the words of more than 32 slices 96 registers are too few.
-    for programs, room, registers, slots in ways_to_fill[slices > 32 :]:
+    # 96 registers are too few with the words of more than 32 slices; and where rows share words of
+    # memory and have no offset: then the compiler keeps masks of the row's ends instead of sums,
+    # and some of them in local memory, read and written in every turn.
+    shifted = classes % 8 != 0 or stride % 8 != 0
+    too_few = slices > 32 or (shifted and not has_offset)
+    for programs, room, registers, slots in ways_to_fill[too_few:]:
         most = min(processors * programs // slices, MOST_LANES) // ways * ways
         if n_rows <= most * room:
             lanes = min(most, -(-n_rows // ways) * ways)
@@ -93,23 +100,29 @@ def plan_ring(
 
 @cache
 def _has_gluon() -> bool:
-    """Whether Triton has Gluon as the kernel knows it."""
+    """Whether Triton has Gluon as the kernel knows it; of other versions nothing is imported."""
     try:
         import triton
 
+        version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+        if version not in VERSIONS:
+            return False
         from longtail.kernels import _triton_ring  # noqa: F401
-    except (ImportError, AttributeError):
+    except Exception:  # a version that is no number, or whatever a changed Gluon may raise
         return False
-    return tuple(int(part) for part in triton.__version__.split(".")[:2]) in VERSIONS
+    return True
 
 
-def ring_for(logits: Tensor, grad: Tensor, options: Options) -> Ring | None:
+def ring_for(
+    logits: Tensor, grad: Tensor, options: Options, has_offset: bool = True
+) -> Ring | None:
     """The cut for loss and gradient in one launch, or None where `_launch.launch` is to do it.
 
     Args:
         logits: (groups, rows, classes), as `_launch.rows_of` returns them.
         grad: like logits; may be the logits themselves.
         options: see `_launch.Options`.
+        has_offset: whether the launch will have one.
     """
     groups, rows, classes = logits.shape
     if _launch.tiles_for(logits).slices == 1 or groups > 1 or logits.dtype != torch.bfloat16:
@@ -123,7 +136,8 @@ def ring_for(logits: Tensor, grad: Tensor, options: Options) -> Ring | None:
         return None
     if not (_launch._chains(logits.device.index) and _has_gluon()):
         return None
-    ring = plan_ring(rows, classes, stride, _launch._processors(logits.device.index))
+    processors = _launch._processors(logits.device.index)
+    ring = plan_ring(rows, classes, stride, processors, has_offset=has_offset)
     return None if ring is None or rows < FEWEST_TURNS * ring.lanes else ring
 
 
@@ -191,7 +205,7 @@ def launch(
         "LABELS": ring.labels,
         "BLOCK": BLOCK,
         "SLOTS": ring.slots,
-        "num_warps": ring.warps,  # an argument of Gluon's kernels too, the last one
+        "num_warps": WARPS,  # an argument of Gluon's kernels too, the last one
     }
     how = {"maxnreg": ring.registers, "launch_pdl": True}
     _run(_triton_ring.ring_kernel, (ring.lanes * ring.slices,), args, constants, **how)

@@ -24,6 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from longtail.kernels._triton_ring_parts import (
+    INF,
     LOG2E,
     NEG_INF,
     PER_LOG2E,
@@ -90,7 +91,7 @@ def target_terms(
 ):  # fmt: skip
     """The target's place, t = f_y − a_y, and A = α_y·w_y: 0 for ignored rows, NaN for no class."""
     y = gl.load(target + row, mask=row < n_rows, other=ignore_index)
-    counted = y != ignore_index
+    counted = (row < n_rows) & (y != ignore_index)
     valid = counted & (y >= 0) & (y < n_classes)
     t = gl.load(logits + row.to(gl.int64) * stride + y, mask=valid, other=0.0).to(gl.float32)
     if HAS_POSITIVE:
@@ -165,7 +166,8 @@ def exact_sum(
     """(m, z) of a slice's competitors with their maximum for m, and exact masks.
 
     Infinities and NaN of the row's neighbours are no concern of its own. All this is rare, and must
-    not take registers from what is not: it goes cut by cut, and reads everything again.
+    not take registers from what is not: it goes cut by cut, and reads everything again. (A slice
+    whose classes are all masked has no sum, and comes here on every row.)
     """
     zero = opaque_zero(slot)
     first, n_cuts = first + zero, CUTS + zero  # or the loops would be undone
@@ -206,12 +208,13 @@ def row_sum(ms, zs):
     """The whole row's (m, z) from those of its slices."""
     m = gl.max(ms, 0)
     m = gl.where(m == NEG_INF, 0.0, m)
-    return m, gl.sum(zs * gl.exp2(ms - m), 0)
+    # An infinite sum stays so, however far its slice's finite m lies below the others'.
+    return m, gl.sum(gl.where(zs == INF, zs, zs * gl.exp2(ms - m)), 0)
 
 
 @gluon.jit
 def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constexpr):
-    """The gradient of rows that are not `usual`, −c·z for the target's, and the row's (m, z)."""
+    """The gradient of rows that are not `usual`, minus the target's pull, and the row's (m, z)."""
     m_all, z = row_sum(ms, zs)
     # As in `_triton`: σ(d)/z, and nothing where A = 0 or where nothing competes.
     c = quotient(a * share, z + gl.exp2(t * LOG2E - m_all))
@@ -220,7 +223,9 @@ def any_gradient(slot, ms, zs, b0, b1, m, a, share, t, counted, wide: gl.constex
     lower = log2_roughly(gl.abs(c)) + (m - m_all)  # gradients are ±2^(u − m + lower)
     g = to_pairs(gl.exp2(x0 * LOG2E + (b0 + lower)), gl.exp2(x1 * LOG2E + (b1 + lower)))
     g = gl.where(c < 0, g ^ -2147450880, g)  # both signs: a negative weight
-    return gl.where(counted, g, 0), -c * z, m_all, z
+    # σ(inf) = 1, though c·z is 0·inf; of inf less inf nothing is known.
+    pull = gl.where((z == INF) & (t < INF), a * share, c * z)
+    return gl.where(counted, g, 0), -pull, m_all, z
 
 
 @gluon.jit
@@ -243,8 +248,8 @@ def write(
 
 @gluon.jit
 def finish(
-    words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator,
-    LABELS: gl.constexpr, last: gl.constexpr,
+    words, sums, loss, totals, y_line, t_line, a_line, lane, lanes, n_rows,
+    MEAN: gl.constexpr, TOTALS: gl.constexpr, LABELS: gl.constexpr, last: gl.constexpr,
 ):  # fmt: skip
     """Sum up a lane's losses; the last lane adds those of all, in a fixed order."""
     row = lane + opaque_zero(lane) + gl.arange(0, LABELS, layout=last) * lanes
@@ -257,6 +262,9 @@ def finish(
     if lane == lanes - 1:
         every = gl.arange(0, MOST_LANES, layout=last)
         found = await_words(words + every, every < lanes).to(gl.float32, bitcast=True)
+        denominator = 1.0
+        if MEAN:  # read again, and not kept in a register all along
+            denominator = gl.sum(gl.load(totals + gl.arange(0, TOTALS, layout=last)), 0)
         gl.store(loss, gl.sum(gl.where(every < lanes, found, 0.0), 0) / denominator)
 
 
@@ -404,6 +412,6 @@ def ring_kernel(
         # Laid out otherwise than `thin`, which would keep an address in a register all along.
         last: gl.constexpr = gl.BlockedLayout([2], [32], [num_warps], [0])
         finish(
-            words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator, LABELS,
-            last,
+            words, sums, loss, totals, y_line, t_line, a_line, lane, lanes, n_rows, MEAN, TOTALS,
+            LABELS, last,
         )  # fmt: skip

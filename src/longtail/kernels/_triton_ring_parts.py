@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 LOG2E = gl.constexpr(1.4426950216293335)
 PER_LOG2E = gl.constexpr(0.6931471824645996)
 PER_LOG2E_REST = gl.constexpr(7.348693e-09)
-NEG_INF = gl.constexpr(float("-inf"))
+INF, NEG_INF = gl.constexpr(float("inf")), gl.constexpr(float("-inf"))
 PAIRS = gl.constexpr(16)  # of a thread, in a slice: BLOCK // 2 // (32 * num_warps)
 
 

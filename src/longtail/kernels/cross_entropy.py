@@ -248,7 +248,7 @@ def loss_and_gradient(
     if words is not None:
         _words.launch(words, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
         return loss
-    ring = _ring.ring_for(logits, grad, options)
+    ring = _ring.ring_for(logits, grad, options, tables.offset is not None)
     if ring is not None:
         _ring.launch(ring, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
         return loss
