@@ -26,6 +26,12 @@ pytestmark = [
         reason="needs a CUDA device and Triton",
     ),
 ]
+serves_wide_rows = pytest.mark.skipif(
+    not torch.cuda.is_available()
+    or torch.cuda.get_device_capability()[0] < 9
+    or not _ring._has_gluon(),
+    reason="needs compute capability 9 and a Triton whose Gluon is known",
+)
 
 
 def adjusted_pair(n, classes, dtype, *, seed=0, spread=3.0):
@@ -105,13 +111,23 @@ def test_same_bits_every_time(classes):
         assert torch.equal(grad, results[0][1])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_never_waits_for_the_device(reduction, epsilon):
-    logits, target, b, _, _ = adjusted_pair(300, 20_000, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("n", "reduction", "epsilon"),
+    [
+        (300, "mean", 0.0),
+        (300, "mean", 0.1),
+        (300, "none", 0.0),
+        (300, "none", 0.1),
+        pytest.param(700, "mean", 0.0, marks=serves_wide_rows),  # enough for the ring
+    ],
+)
+def test_never_waits_for_the_device(n, reduction, epsilon):
+    logits, target, b, _, _ = adjusted_pair(n, 20_000, torch.bfloat16)
     f = logits.requires_grad_()
     options = {"offset": b, "reduction": reduction, "label_smoothing": epsilon}
-    margin_cross_entropy(f, target, **options).sum().backward()  # compiles
+    with mock.patch.object(_ring, "launch", wraps=_ring.launch) as launch:
+        margin_cross_entropy(f, target, **options).sum().backward()  # compiles
+    assert launch.called == (n == 700)
     torch.cuda.set_sync_debug_mode("error")
     try:
         margin_cross_entropy(f, target, **options).sum().backward()
@@ -124,9 +140,10 @@ def test_never_waits_for_the_device(reduction, epsilon):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("classes", [8142, 131_073])
+@pytest.mark.parametrize("classes", [8143, pytest.param(131_073, marks=serves_wide_rows)])
 def test_a_graph_replays_with_new_data(classes):
-    logits, target, b, _, _ = adjusted_pair(64, classes, torch.bfloat16)
+    # The tiles, and as many wide rows as the ring serves.
+    logits, target, b, _, _ = adjusted_pair(160, classes, torch.bfloat16)
     f = logits.clone().requires_grad_()
     y, offset = target.clone(), b.clone()
 
@@ -139,9 +156,10 @@ def test_a_graph_replays_with_new_data(classes):
         step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with mock.patch.object(_ring, "launch", wraps=_ring.launch) as launch, torch.cuda.graph(graph):
         loss, grad = step()
-    other = adjusted_pair(64, classes, torch.bfloat16, seed=9)
+    assert launch.called == (classes == 131_073)
+    other = adjusted_pair(160, classes, torch.bfloat16, seed=9)
     with torch.no_grad():
         for old, new in zip((f, y, offset), other, strict=False):
             old.copy_(new)
@@ -164,13 +182,21 @@ def test_compiles_with_inductor(classes):
     assert errors(loss, grad, loss, exact)[1] < 3e-3
 
 
-@pytest.mark.parametrize(("classes", "label"), [(8142, 8142), (8142, -1), (100_000, 100_000)])
+@pytest.mark.parametrize(
+    ("classes", "label"),
+    # Of the words, of the tiles, of the ring.
+    [(8142, 8142), (8143, -1), pytest.param(100_000, 100_000, marks=serves_wide_rows)],
+)
 def test_a_bad_label_is_an_error(classes, label):
     code = f"""
 import torch
+from longtail.kernels import _ring
+from longtail.kernels._launch import Options
 from longtail.kernels.cross_entropy import margin_cross_entropy
-logits = torch.randn(64, {classes}, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-target = torch.zeros(64, dtype=torch.long, device="cuda")
+logits = torch.randn(160, {classes}, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+ring = _ring.ring_for(logits[None], logits[None], Options(), False)
+assert (ring is not None) == {classes == 100_000}
+target = torch.zeros(160, dtype=torch.long, device="cuda")
 target[5] = {label}
 loss = margin_cross_entropy(logits, target)
 loss.item()
@@ -239,12 +265,6 @@ def wide_tables(classes, names, *, seed=1):
     return {name: table for name, table in made.items() if name[0] in names}
 
 
-serves_wide_rows = pytest.mark.skipif(
-    not torch.cuda.is_available()
-    or torch.cuda.get_device_capability()[0] < 9
-    or not _ring._has_gluon(),
-    reason="needs compute capability 9 and a Triton whose Gluon is known",
-)
 WIDE = [
     # rows, classes, tables by their first letters
     (64, 100_000, "op"),
@@ -277,6 +297,22 @@ def test_wide_rows_against_float64_and_the_other_kernel(n, classes, names, reduc
     torch.testing.assert_close(grad.double(), expected, rtol=2**-7, atol=1e-30)
     assert (loss - other).abs() <= 4e-6 * other.abs()
     assert (grad.float() - other_grad.float()).norm() <= 4e-3 * other_grad.float().norm()
+
+
+@serves_wide_rows
+def test_many_turns_of_wide_rows_against_float64():
+    n, classes = 2000, 20_001
+    logits, target, *_ = adjusted_pair(n, classes, torch.bfloat16)
+    logits[::7] += 200
+    target[1], target[3], target[4] = -100, 0, classes - 1
+    ring = _ring.ring_for(logits[None], logits[None], Options())
+    assert ring.registers == 96  # and 16 turns on 132 multiprocessors
+    assert n > 10 * ring.lanes
+    tables = wide_tables(classes, "op")
+    exact, expected = exact_loss(logits, target, **tables)
+    loss, grad = wide_loss(logits, target, **tables)
+    assert (loss.double() - exact).abs() <= 4e-6 * exact.abs()
+    torch.testing.assert_close(grad.double(), expected, rtol=2**-7, atol=1e-30)
 
 
 @serves_wide_rows
@@ -314,7 +350,7 @@ def test_many_wide_rows():
     x = torch.empty(n, classes, device="cuda", dtype=torch.bfloat16)
     torch.nn.init.normal_(x, std=2.0, generator=torch.Generator("cuda").manual_seed(0))
     target = torch.arange(n, device="cuda") % classes
-    assert _ring.ring_for(x[None], x[None], Options()).registers == 168
+    assert _ring.ring_for(x[None], x[None], Options(), False).registers == 168
     other, other_grad = wide_loss(x, target, ring=False)
     loss, grad = wide_loss(x, target)
     assert (loss - other).abs() < 4e-6 * other

@@ -84,9 +84,8 @@ def plan_ring(
         return None
     ways = unit // step  # in which rows can lie in their windows
     ways_to_fill = ((5, 256, 96, 5), (4, 512, 128, 6), (3, 1024, 168, 6))
-    # 96 registers are too few with the words of more than 32 slices; and where rows share words of
-    # memory and have no offset: then the compiler keeps masks of the row's ends instead of sums,
-    # and some of them in local memory, read and written in every turn.
+    # 96 registers are too few with the words of more than 32 slices; and for shifted rows without
+    # an offset: the compiler would keep some of them in local memory, used in every turn.
     shifted = classes % 8 != 0 or stride % 8 != 0
     too_few = slices > 32 or (shifted and not has_offset)
     for programs, room, registers, slots in ways_to_fill[too_few:]:
