@@ -187,8 +187,8 @@ def test_what_is_launched(monkeypatch):
     assert not constants["HAS_WEIGHT"]
 
 
-BUILD = """
-import subprocess, tempfile
+BUILD = r"""
+import re, subprocess, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -228,12 +228,14 @@ for classes, has_offset in [*calls, (100_000, False), (99_999, False)]:
     assert text.count("cp.async.cg.shared.global") == 4 * (slots - 2)
     assert "st.global.v4.b32" in text
     assert text.index("griddepcontrol.wait") < text.index("ld.volatile")
-    # Nothing is kept in local memory.
+    # No local memory; but a number may wait there for the end of the main loop, in a word or two.
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         tool = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        assert " STACK:0 " in subprocess.check_output(tool, text=True), (classes, has_offset)
+        used = subprocess.check_output(tool, text=True)
+    stack = int(re.search(r" STACK:(\d+) ", used)[1])
+    assert stack <= 8 * (has_offset or not shifted), (classes, has_offset, stack)
     print("built")
 """
 

@@ -248,8 +248,8 @@ def write(
 
 @gluon.jit
 def finish(
-    words, sums, loss, totals, y_line, t_line, a_line, lane, lanes, n_rows,
-    MEAN: gl.constexpr, TOTALS: gl.constexpr, LABELS: gl.constexpr, last: gl.constexpr,
+    words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator,
+    LABELS: gl.constexpr, last: gl.constexpr,
 ):  # fmt: skip
     """Sum up a lane's losses; the last lane adds those of all, in a fixed order."""
     row = lane + opaque_zero(lane) + gl.arange(0, LABELS, layout=last) * lanes
@@ -262,9 +262,6 @@ def finish(
     if lane == lanes - 1:
         every = gl.arange(0, MOST_LANES, layout=last)
         found = await_words(words + every, every < lanes).to(gl.float32, bitcast=True)
-        denominator = 1.0
-        if MEAN:  # read again, and not kept in a register all along
-            denominator = gl.sum(gl.load(totals + gl.arange(0, TOTALS, layout=last)), 0)
         gl.store(loss, gl.sum(gl.where(every < lanes, found, 0.0), 0) / denominator)
 
 
@@ -412,6 +409,6 @@ def ring_kernel(
         # Laid out otherwise than `thin`, which would keep an address in a register all along.
         last: gl.constexpr = gl.BlockedLayout([2], [32], [num_warps], [0])
         finish(
-            words, sums, loss, totals, y_line, t_line, a_line, lane, lanes, n_rows, MEAN, TOTALS,
-            LABELS, last,
+            words, sums, loss, y_line, t_line, a_line, lane, lanes, n_rows, denominator, LABELS,
+            last,
         )  # fmt: skip
