@@ -77,7 +77,7 @@ def run(logits, target, tables, **options):
 SWEEP = [(33 if classes % 8 == 5 else 3, classes, F32) for classes in range(1, 41)]
 SWEEP += [(33 if classes % 8 == 3 else 3, classes, BF16) for classes in range(1, 41)]
 SWEEP += [(1, classes, dtype) for classes in (1, 5, 16, 37) for dtype in (F32, BF16)]
-SWEEP += [(3, classes, dtype) for classes in (1203, 1204, 8142) for dtype in (F32, BF16)]
+SWEEP += [(3, classes, dtype) for classes in (1203, 1204, 8143) for dtype in (F32, BF16)]
 SWEEP += [(1, 20_001, F32), (1, 20_001, BF16)]
 
 
@@ -85,6 +85,17 @@ SWEEP += [(1, 20_001, F32), (1, 20_001, BF16)]
 def test_offset(case):
     n, classes, dtype = case
     logits, _, tables = kernel_battery.make(n, classes, dtype, names="b")
+    run(logits, labels(n, classes), tables)
+
+
+# Rows that start anywhere in a sector, or at its start; in three parts and in four.
+WORDS = [(9, 8142, "b"), (9, 4098, "baAw"), (1, 4098, ""), (2, 8192, "b"), (3, 6140, "w")]
+
+
+@pytest.mark.parametrize("case", WORDS, ids=named)
+def test_words(case):
+    n, classes, names = case
+    logits, _, tables = kernel_battery.make(n, classes, BF16, names=names)
     run(logits, labels(n, classes), tables)
 
 
@@ -101,6 +112,9 @@ OPTIONS = [
     (3, 7, F32, "baAw", {"ignore_index": 6}),
     (3, 1204, F32, "baAw", {"reduction": "none", "scale": 2.0}),
     (1025, 2, F32, "bw", {"reduction": "sum"}),  # the mean's denominator in parts
+    (3, 4098, BF16, "baAw", {"scale": 2.0}),
+    (2, 8142, BF16, "", {"reduction": "sum"}),
+    (2, 8142, BF16, "aw", {"ignore_index": 6}),
     (1, 1, F32, "baAw", {"label_smoothing": 0.1}),
     (3, 5, BF16, "baAw", {"label_smoothing": 0.1, "reduction": "none"}),
     (1, 33, F16, "b", {"label_smoothing": 1.0, "reduction": "sum"}),
@@ -136,12 +150,12 @@ def test_rows_apart(case):
     run(wide[:, first : first + 11], labels(5, 11), tables, label_smoothing=epsilon)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=named)
-def test_far_from_zero(dtype):
-    # The guessed maximum is no good: the tile is read again.
-    logits, _, tables = kernel_battery.make(3, 29, dtype, names="b")
+@pytest.mark.parametrize(("classes", "dtype"), [(29, F32), (29, BF16), (4098, BF16)], ids=named)
+def test_far_from_zero(classes, dtype):
+    # The guessed maximum is no good: the tile, or the row, is read again.
+    logits, _, tables = kernel_battery.make(3, classes, dtype, names="b")
     logits[:, 25] += 3e4
-    run(logits, labels(3, 29), tables)
+    run(logits, labels(3, classes), tables)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=named)
@@ -347,4 +361,5 @@ def test_every_kernel_was_guarded():
         if module.name.startswith("_triton"):
             found = vars(importlib.import_module(f"longtail.kernels.{module.name}"))
             kernels |= {name for name in found if name.endswith("_kernel")}
-    assert kernels == SEEN
+    # Gluon has no interpreter: `test_ring` runs that one in NumPy, which checks every address.
+    assert kernels - {"ring_kernel"} == SEEN

@@ -19,9 +19,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from longtail.kernels import _launch, grouped_conv, norm_act
+from longtail.kernels import _launch, _words, grouped_conv, norm_act
 
-LAUNCHERS = (_launch, norm_act, grouped_conv)  # modules that launch
+LAUNCHERS = (_launch, _words, norm_act, grouped_conv)  # modules that launch
 ROOM = 2 << 20  # bytes between two guards: for one tensor at a time
 SLOTS = 16  # tensors of one launch
 PROT_NONE = 0  # which `mmap` does not name

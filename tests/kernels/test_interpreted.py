@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
             "kernel_battery",
             "not (float64 or linear or training or tiles or vmap or compiles or operators)",
         ),
+        ("words_battery", ""),
         ("norm_battery", ""),
         ("conv_battery", ""),
         ("guarded_battery", "offset"),

@@ -225,8 +225,18 @@ def prepare(
     options: Options,
     layout: Layout,
     n_words: int,
+    *,
+    lead: int = 0,
+    parts: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Check the labels on the device and launch what the tiles need.
+
+    Args:
+        target, tables, options: as in `launch`.
+        layout: from `layout_of`.
+        n_words: how many the programs need.
+        lead: 0, or the places before the row in the table that `_triton_words` reads.
+        parts: of the mean's denominator; by the number of rows if None.
 
     Returns:
         The mean's denominator in parts, shape (groups, parts); blank words for the programs to
@@ -235,10 +245,13 @@ def prepare(
     from longtail.kernels import _triton
 
     device = target.device
-    parts = min(1 << max(-(-layout.rows // 1024) - 1, 0).bit_length(), 64)
+    if parts is None:
+        parts = min(1 << max(-(-layout.rows // 1024) - 1, 0).bit_length(), 64)
     totals = torch.empty((layout.groups, parts), dtype=torch.float32, device=device)
     words = torch.empty(max(n_words, 1), dtype=torch.int32, device=device)
     copies = 0 if tables.offset is None else tables.offset.shape[0] * layout.phases
+    if lead:  # one table, offset or not
+        copies = 1
     shifted = totals
     if copies:
         shifted = torch.empty(copies * layout.pitch, dtype=torch.float32, device=device)
@@ -258,14 +271,17 @@ def prepare(
         -(-layout.rows // parts),
         layout.table_stride,
         layout.pitch,
+        options.scale,
         options.ignore_index,
     )
     constants = {
         "HAS_WEIGHT": tables.weight is not None,
+        "HAS_OFFSET": tables.offset is not None,
         "TOTALS": parts,
         "PHASES": layout.phases,
         "STEP": layout.step,
         "HALVES": layout.halves,
+        "LEAD": lead,
         "CHAINED": _chained(device),
         "BLOCK": 1024,
     }

@@ -53,16 +53,18 @@ BACKWARD = tl.constexpr(2)  # gradient from the statistics
 @triton.jit
 def targets_kernel(
     target, weight, offset, totals, words, shifted,
-    n_rows, n_classes, n_words, n_copies, per_program, table_stride, pitch, ignore_index,
-    HAS_WEIGHT: tl.constexpr, TOTALS: tl.constexpr, PHASES: tl.constexpr, STEP: tl.constexpr,
-    HALVES: tl.constexpr, CHAINED: tl.constexpr, BLOCK: tl.constexpr,
+    n_rows, n_classes, n_words, n_copies, per_program, table_stride, pitch, scale, ignore_index,
+    HAS_WEIGHT: tl.constexpr, HAS_OFFSET: tl.constexpr, TOTALS: tl.constexpr, PHASES: tl.constexpr,
+    STEP: tl.constexpr, HALVES: tl.constexpr, LEAD: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Before the tiles: check the labels, sum the mean's denominator in parts, lay out tables.
 
     Clears the words that the tiles' programs write to each other, and makes PHASES copies of the
     offset, copy p shifted right by p·STEP columns, so that rows which start off a 16-byte
     boundary read it in whole words too. With HALVES = 2 a copy has the even places first, then
-    the odd ones, as logits of two bytes come out of a four-byte register.
+    the odd ones, as logits of two bytes come out of a four-byte register. With LEAD > 0 the table
+    is `words_kernel`'s: in bits, times the scale, −inf in LEAD places before the row and behind it.
     """
     if CHAINED:
         gdc_launch_dependents()  # the tiles' programs may start now, and wait where they must
@@ -97,9 +99,14 @@ def targets_kernel(
             piece = block // blocks
             copy = piece // HALVES
             place = (block % blocks) * BLOCK + lanes
-            col = place * HALVES + piece % HALVES - (copy % PHASES) * STEP
-            source = offset + (copy // PHASES).to(tl.int64) * table_stride
-            b = tl.load(source + col, mask=(col >= 0) & (col < n_classes), other=0.0)
+            col = place * HALVES + piece % HALVES - (copy % PHASES) * STEP - LEAD
+            there = (col >= 0) & (col < n_classes)
+            b = tl.zeros([BLOCK], tl.float32)
+            if HAS_OFFSET:
+                source = offset + (copy // PHASES).to(tl.int64) * table_stride
+                b = tl.load(source + col, mask=there, other=0.0)
+            if LEAD > 0:
+                b = tl.where(there, b * (scale * LOG2E), NEG_INF)
             tl.store(shifted + piece.to(tl.int64) * half + place, b, mask=place < half)
 
 

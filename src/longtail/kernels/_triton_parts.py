@@ -224,23 +224,29 @@ def scores(x, b, scale, HAS_OFFSET: tl.constexpr, HAS_SCALE: tl.constexpr):
 
 
 @triton.jit
+def row_factor(alpha, weight, y, counted, valid, HAS_ALPHA: tl.constexpr, HAS_WEIGHT: tl.constexpr):
+    """A = α_y·w_y; 0 where a row does not count, NaN for no class."""
+    a = tl.where(counted, tl.where(valid, 1.0, float("nan")), 0.0)
+    if HAS_ALPHA:
+        a *= tl.load(alpha + y, mask=valid, other=1.0)
+    if HAS_WEIGHT:
+        a *= tl.load(weight + y, mask=valid, other=1.0)
+    return a
+
+
+@triton.jit
 def target_terms(
     row, positive, alpha, weight, table, y, counted, valid, scale,
     HAS_POSITIVE: tl.constexpr, HAS_ALPHA: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """t = s·(f_y − a_y) and A = α_y·w_y; A is 0 where a row does not count, NaN for no class."""
+    """t = s·(f_y − a_y), and A of `row_factor`."""
     t = tl.load(row + y, mask=valid, other=0.0).to(tl.float32)
     if HAS_POSITIVE:
         t -= tl.load(positive + table + y, mask=valid, other=0.0)
     if HAS_SCALE:
         t *= scale
-    a = tl.where(counted, tl.where(valid, 1.0, float("nan")), 0.0)
-    if HAS_ALPHA:
-        a *= tl.load(alpha + table + y, mask=valid, other=1.0)
-    if HAS_WEIGHT:
-        a *= tl.load(weight + table + y, mask=valid, other=1.0)
-    return t, a
+    return t, row_factor(alpha + table, weight + table, y, counted, valid, HAS_ALPHA, HAS_WEIGHT)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Logits, target and additive margins in, loss out: one Triton kernel, read once, written once.
 
-The kernels are in `_triton` and `_triton_smooth`, their launches in `_launch`; here are the checks
-and what autograd, `torch.compile` and `torch.func` need to know. `longtail.losses` is the
-reference, and chooses this where it can serve.
+The kernels are in `_triton`, `_triton_ring`, `_triton_words` and `_triton_smooth`, their launches
+in `_launch`, `_ring` and `_words`; here are the checks and what autograd, `torch.compile` and
+`torch.func` need to know. `longtail.losses` is the reference, and chooses this where it can serve.
 
 Two roads lead to the gradient. In eager mode, where the loss is reduced, the forward launch writes
 it and the backward pass only multiplies it by the incoming scalar, which costs nothing where that
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.kernels import _launch, available
+from longtail.kernels import _launch, _ring, _words, available
 from longtail.kernels._inputs import check_labels, what_came
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
 
@@ -244,6 +244,14 @@ def loss_and_gradient(
         )
         return _reduce(losses, parts, options).to(out)
     loss = torch.empty(logits.shape[0], dtype=out, device=logits.device)
+    words = _words.words_for(logits, grad, options)
+    if words is not None:
+        _words.launch(words, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
+        return loss
+    ring = _ring.ring_for(logits, grad, options, tables.offset is not None)
+    if ring is not None:
+        _ring.launch(ring, logits, target, tables, options, grad=grad, loss=loss, totals=totals)
+        return loss
     tiles = _launch.tiles_for(logits)
     given: dict[str, Any] = {"totals": totals, "tiles": tiles}
     if _launch.fits_one_launch(tiles, logits.device):
