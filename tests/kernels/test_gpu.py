@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from exact_losses import exact_loss
 
 from longtail import ClassPrior, losses
 from longtail.kernels import _ring
@@ -222,24 +223,6 @@ def test_losses_take_the_kernel_by_themselves():
         found[impl] = f.grad
     assert torch.equal(found["auto"], found["triton"])
     torch.testing.assert_close(found["auto"], found["torch"], rtol=2e-2, atol=1e-6)
-
-
-def exact_loss(logits, target, *, offset=None, positive=None, alpha=None, weight=None, **options):
-    """Σ w·α·log(1 + Σ_{j≠y} e^{f_j + b_j − f_y + a_y}), reduced, and its gradient; in float64."""
-    f = logits.detach().double().requires_grad_()
-    counted = target != -100
-    y = target.long().masked_fill(~counted, 0)
-    u = f if offset is None else f + offset.double()
-    rest = u.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-    t = f.gather(1, y[:, None]).squeeze(1)
-    t = t if positive is None else t - positive.double()[y]
-    ones = torch.ones(f.shape[1], device=f.device).double()
-    alpha, weight = (ones if table is None else table.double() for table in (alpha, weight))
-    losses = (weight * alpha)[y] * torch.nn.functional.softplus(rest - t, threshold=700)
-    loss = losses[counted].sum()
-    if options.get("reduction", "mean") == "mean":
-        loss = loss / weight[y][counted].sum()
-    return loss.detach(), torch.autograd.grad(loss, f)[0]
 
 
 def wide_loss(logits, target, *, ring=True, inplace=False, **given):

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from assembly import run
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,33 +78,6 @@ def test_words_are_where_the_assembly_looks_for_them(classes, parts, options):
     assert len(re.findall(r"ld\.global\S*\.b32 \{", first)) >= 4 * parts
 
 
-def run_assembly(text, registers):
-    """The few instructions that the kernel's longest assembly has, on Python's integers."""
-    lines = [line.strip().rstrip(";") for line in text.strip("{}\n").splitlines()]
-    at, p = 0, False
-    while at < len(lines):
-        line = lines[at]
-        guarded = line.startswith("@%p ")
-        words = line.removeprefix("@%p ").replace(",", "").split()
-        at += 1
-        if guarded and not p:
-            continue
-        value = [registers.get(w, 0) if w.startswith("$") else w for w in words]
-        match words[0]:
-            case "mov.b32":
-                registers[words[1]] = value[2]
-            case "setp.ne.s32" | "setp.eq.s32":
-                p = (value[2] == int(value[3])) == ("eq" in words[0])
-            case "bra":
-                at = lines.index(f"{words[1]}:")
-            case "lop3.b32":
-                assert words[5] == "0xEA"  # (a & b) | c
-                registers[words[1]] = value[2] & value[3] | value[4]
-            case other:
-                assert other in (".reg", "OUT:")
-    return registers
-
-
 @pytest.mark.parametrize("parts", [3, 4])
 def test_the_assembly_takes_the_target_out(parts):
     from longtail.kernels import _triton_words
@@ -120,7 +94,7 @@ def test_the_assembly_takes_the_target_out(parts):
             far = (thread ^ (y_at >> 1)) & (threads - 1)
             given = [value for value in (far, which, keep, half) for _ in range(4)]
             registers = {f"${n + i}": value for i, value in enumerate(mine + given)}
-            found = run_assembly(text, registers)
+            found = run(text, registers, {})
             for i, word in enumerate(mine):
                 halves = [word & 0xFFFF, (word >> 16) & 0xFFFF]
                 if (i * threads + thread) == y_at >> 1:
