@@ -46,10 +46,13 @@ def after(lane, number, start):
     )
 
 
-def largest_gaps(one, other, *, epochs=2):
-    """Over every step of some epochs, each from the weights that the first lane has."""
+def compare(one, other, **allowed):
+    """Every step of two epochs, each from the weights that the first lane has.
+
+    Fails where the largest gap of a kind is larger than what is allowed for it.
+    """
     worst = dict.fromkeys(After._fields, 0.0)
-    for epoch in range(epochs):
+    for epoch in range(2):
         one.load(epoch)
         other.load(epoch)
         for number in range(len(one.team.batch_sizes)):
@@ -59,10 +62,4 @@ def largest_gaps(one, other, *, epochs=2):
                 wanted, got = torch.as_tensor(wanted), torch.as_tensor(got)
                 gap = float((got - wanted).norm() / wanted.norm())
                 worst[name] = max(worst[name], gap if np.isfinite(gap) else np.inf)
-    return worst
-
-
-def compare(one, other, *, epochs=2, **allowed):
-    """Fail where a gap is larger than is allowed for it."""
-    worst = largest_gaps(one, other, epochs=epochs)
     assert all(worst[name] <= allowed[name] for name in worst), f"{worst}, allowed {allowed}"

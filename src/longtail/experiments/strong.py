@@ -224,16 +224,23 @@ class Part:
     @cached_property
     def further(self) -> list[Line]:
         """Students of more teachers, for longer, both, and with the first ones for teachers too."""
-        kind, others, first = self.setting.longer, self._more_teachers, self.distilled
-        found = [self._students(f"{DISTILLED}, longer", kind)]
-        if len(others) == len(self.setting.more_teachers()):
-            name = f"{DISTILLED}, more teachers"
-            found.insert(0, self._students(name, STUDENT, also=others))
-            found.append(self._students(f"{name}, longer", kind, also=others))
-        if first is not None and len(first.records) == first.wanted:
-            name = f"{DISTILLED}, second generation"
-            found.append(self._students(name, STUDENT, also=first.records))
-        return [line for line in found if line is not None]
+        longer, first = self.setting.longer, self.distilled
+        more: list[Record] | None = self._more_teachers
+        if len(self._more_teachers) < len(self.setting.more_teachers()):
+            more = None
+        second = first.records if first and len(first.records) == first.wanted else None
+        wanted = [
+            ("more teachers", STUDENT, more),
+            ("longer", longer, []),
+            ("more teachers, longer", longer, more),
+            ("second generation", STUDENT, second),
+        ]
+        lines = [
+            self._students(f"{DISTILLED}, {name}", kind, also=also)
+            for name, kind, also in wanted
+            if also is not None
+        ]
+        return [line for line in lines if line is not None]
 
     def _students(self, name: str, kind: Kind, *, also: Sequence[Record] = ()) -> Line | None:
         if self._names is None:

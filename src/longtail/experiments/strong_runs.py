@@ -331,15 +331,16 @@ class StrongTrainer(Trainer):
             setting: of the students.
             *lessons: kinds of students, and whom they listen to beside the setting's teachers.
         """
-        wanted: list[RunSpec] = []
+        lacking: list[tuple[list[RunSpec], Sequence[RunSpec]]] = []
         for kinds, also in lessons:
             specs = setting.students(self._names([*setting.teachers(), *also]), kinds)
-            if all(self._is_whole(self.shelf.get(spec)) for spec in specs):
-                continue
+            if not all(self._is_whole(self.shelf.get(spec)) for spec in specs):
+                lacking.append((specs, also))
+        if lacking:
             self._have_teachers(setting)
+        for _, also in lacking:
             self._have(setting.strong, also)
-            wanted += specs
-        self._train(setting.student, wanted)
+        self._train(setting.student, [spec for specs, _ in lacking for spec in specs])
 
     def _names(self, specs: Iterable[RunSpec]) -> list[str]:
         """What runs are called as they are trained, by which their students know them."""

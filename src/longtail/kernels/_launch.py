@@ -250,8 +250,7 @@ def prepare(
     totals = torch.empty((layout.groups, parts), dtype=torch.float32, device=device)
     words = torch.empty(max(n_words, 1), dtype=torch.int32, device=device)
     copies = 0 if tables.offset is None else tables.offset.shape[0] * layout.phases
-    if lead:  # one table, offset or not
-        copies = 1
+    copies = 1 if lead else copies  # there is a table then, offset or not
     shifted = totals
     if copies:
         shifted = torch.empty(copies * layout.pitch, dtype=torch.float32, device=device)
