@@ -247,6 +247,23 @@ def test_infinite_offsets_take_classes_out():
     assert grad.eq(0).all()
 
 
+def test_a_slice_without_competitors_is_not_read_again(monkeypatch):
+    # Right either way, but many times slower if every row of it is.
+    logits, target, tables = make(80, 203, torch.bfloat16, names="ba", ignored=False)
+    logits += 60.0  # so the others' first rows are read again, and tell that this counts
+    tables.offset[45:115] = -math.inf  # the second of four slices: columns 49 to 111 at most
+    found, exact = [], KERNEL.exact_sum
+
+    def noted(cuts, slot, offset, first, *rest):
+        found.append(int(first))
+        return exact(cuts, slot, offset, first, *rest)
+
+    monkeypatch.setattr(KERNEL, "exact_sum", noted)
+    check(logits, target, tables)
+    assert set(found) == {0, 64, 96}  # places in pairs, 32 to a slice
+    assert len(found) <= 3 * 8 * 3  # of 12 turns, those that had to find the level
+
+
 def test_all_ignored_or_without_weight():
     logits, _, tables = make(10, 203, torch.bfloat16, names="bA")
     target = torch.full((10,), -100)

@@ -56,28 +56,6 @@ def test_elements_of_shared_words_are_stored(shift, classes, live):
     assert bool(memory) == live
 
 
-@pytest.mark.parametrize("slot", [0, 4])
-def test_a_thread_fetches_what_it_reads(slot):
-    # Four pairs at a time: their addresses, their places in shared memory, and 16 or 0 for each.
-    memory, start, source = {}, 1024, 1 << 40
-    read_to = 1000
-    for own, _ in threads(()):
-        for pairs in own.reshape(-1, 4):
-            columns = (
-                source + 4 * pairs,
-                slot * HALF * 4 + 4 * pairs,
-                np.where(pairs < read_to, 16, 0),
-            )
-            values = [int(value) for column in columns for value in column]
-            registers = {f"${4 + k}": value for k, value in enumerate(values)}
-            run(KERNEL.parts.FETCH, registers | {"global_smem": start}, memory)
-            # The four words that a load of this slot finds in the thread's registers.
-            at = start + 4 * (slot * HALF + pairs[0])
-            assert memory.pop(at) == (source + 4 * pairs[0], 16, 16 if pairs[0] < read_to else 0)
-            assert not memory
-            assert pairs.tolist() == list(range(pairs[0], pairs[0] + 4))
-
-
 def test_the_sum_of_four_warps():
     sums, memory, at = np.float32([0.1, 2.0**20, 3.0, -7.5]), {}, 40_976
     given = {"global_smem": 1024, "$2": at}

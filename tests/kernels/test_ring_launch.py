@@ -24,7 +24,7 @@ def test_the_cut_of_any_shape(processors, unit):
         rows, classes = (int(2 ** (k * torch.rand((), generator=rng))) for k in (16, 20))
         stride = classes + int(torch.randint(9, (), generator=rng))
         stride = -(-stride // 64) * 64 if rows % 4 == 0 else stride
-        ring = _ring.plan_ring(rows, classes, stride, processors, unit)
+        ring = _ring._cut(rows, classes, stride, processors, unit, True)
         if ring is None:
             continue
         served += 1
@@ -52,12 +52,27 @@ def test_the_cut_of_any_shape(processors, unit):
         assert each * (ring.slots * _ring.BLOCK * 2 + 12 * ring.labels + 2048) <= 228 * 1024
         assert each * 32 * _ring.WARPS * ring.registers <= 65536
         # Without an offset, shifted rows have more registers; nothing else changes for others.
-        bare = _ring.plan_ring(rows, classes, stride, processors, unit, has_offset=False)
+        bare = _ring._cut(rows, classes, stride, processors, unit, False)
         if classes % 8 or stride % 8:
             assert bare is None or bare.registers > 96
         else:
             assert bare == ring
     assert served > 30
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "stride", "unit"),
+    [
+        (4096, 102_400, 102_400, 64),  # on lines as they are
+        (4096, 100_000, 100_000, 64),  # every second one is
+        (4096, 50_257, 50_257, 16),  # 64 lanes there would be room for only with fewer slices
+        (4096, 20_001, 20_001, 64),
+        (4096, 99_996, 99_996, 16),  # 24 of 26 lanes; lines would leave 16
+        (2048, 69_628, 69_628, 8),  # wider ones would need a slice more
+    ],
+)
+def test_the_widest_windows_that_cost_little(rows, classes, stride, unit):
+    assert _ring.plan_ring(rows, classes, stride, 132).unit == unit
 
 
 def logits_like(**changes):
@@ -80,7 +95,7 @@ def test_when_the_kernel_serves(monkeypatch):
     monkeypatch.setattr(_ring, "_has_gluon", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     good, options = logits_like(), Options()
-    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 26, 64, 96, 5, 4000)
+    assert _ring.ring_for(good, good, options) == _ring.Ring(25, 26, 64, 96, 5, 4032, 64)
     assert _ring.ring_for(good, good, options._replace(reduction=SUM)) is not None
     assert _ring.ring_for(logits_like(shape=(1, 130, 100_000)), good, options) is not None
     assert _ring.ring_for(good, good, options, False) == _ring.ring_for(good, good, options)
@@ -206,7 +221,7 @@ for classes, has_offset in [*calls, (100_000, False), (99_999, False)]:
     shifted, registers, slots, labels = classes % 8 != 0, ring.registers, ring.slots, ring.labels
     constants = dict.fromkeys(("MEAN", "HAS_POSITIVE", "HAS_ALPHA"), True)
     constants["HAS_OFFSET"] = has_offset
-    constants |= dict.fromkeys(("HAS_WEIGHT", "LEAD", "SHIFTED"), shifted)
+    constants |= {"HAS_WEIGHT": shifted, "SHIFTED": shifted, "LEAD": classes % ring.unit != 0}
     constants |= {"TOTALS": 4, "PART": 1 << (ring.slices - 1).bit_length()}
     constants |= {"LABELS": labels, "BLOCK": 4096, "SLOTS": slots, "num_warps": 4}
     names = ring_kernel.arg_names

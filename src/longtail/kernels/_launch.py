@@ -19,6 +19,8 @@ from longtail.kernels import interpreted
 NONE, MEAN, SUM = range(3)  # reductions
 FUSED, FORWARD, BACKWARD = range(3)  # modes, as in `_triton`
 HERD = 64  # tiles whose losses one program adds, as in `_triton`
+# Few programs: mostly the factor is 1, and then starting them is all that they cost.
+SCALE_PROGRAMS, SCALE_WARPS, SCALE_BLOCK = 132, 8, 16384
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -255,7 +257,7 @@ def prepare(
     if copies:
         shifted = torch.empty(copies * layout.pitch, dtype=torch.float32, device=device)
     work = max(-(-shifted.numel() // 1024) + 2 * copies, -(-n_words // 4096))
-    grid = (max(parts, min(-(-work // layout.groups), 512)), layout.groups)
+    grid = (parts + min(-(-work // layout.groups), 512), layout.groups)
     args = (
         target,
         _given(tables.weight, totals),
@@ -273,6 +275,7 @@ def prepare(
         options.scale,
         options.ignore_index,
     )
+    chained = _chained(device)
     constants = {
         "HAS_WEIGHT": tables.weight is not None,
         "HAS_OFFSET": tables.offset is not None,
@@ -281,11 +284,11 @@ def prepare(
         "STEP": layout.step,
         "HALVES": layout.halves,
         "LEAD": lead,
-        "CHAINED": _chained(device),
+        "CHAINED": chained,
         "BLOCK": 1024,
     }
     # Without `debug` a bad label would not be an error.
-    how = {"num_warps": 8, "debug": True, "sanitize_overflow": False}
+    how = {"num_warps": 8, "debug": True, "sanitize_overflow": False, "launch_pdl": chained}
     _run(_triton.targets_kernel, grid, args, constants, **how)
     return totals, words, shifted
 
@@ -465,9 +468,12 @@ def scale_(values: Tensor, factor: Tensor) -> Tensor:
     if not values.is_contiguous():
         return values.mul_(factor)
     if values.numel():
-        programs = min(-(-values.numel() // 4096), 264)
+        chained = _chained(values.device)
+        programs = min(-(-values.numel() // SCALE_BLOCK), SCALE_PROGRAMS)
+        constants = {"BLOCK": SCALE_BLOCK, "CHAINED": chained}
+        how = {"num_warps": SCALE_WARPS, "launch_pdl": chained}
         args = (values, factor, values.numel())
-        _run(_triton.scale_kernel, (programs,), args, {"BLOCK": 4096}, num_warps=8)
+        _run(_triton.scale_kernel, (programs,), args, constants, **how)
     return values
 
 

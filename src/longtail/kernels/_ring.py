@@ -17,7 +17,9 @@ from longtail.kernels._launch import MEAN, NONE, Options, Tables, _given, _run, 
 
 BLOCK = 4096  # places of a slice, its columns at most
 WARPS = 4  # of 32 threads, in a program: the kernel's assembly is written for as many
-LINE = 64  # elements of 128 bytes, in which memory comes
+# Elements of 128, 32 and 16 bytes: a line of memory, a sector, and what a thread copies at once.
+UNITS = (64, 16, 8)
+LINE = UNITS[0]
 MOST_LANES = 512  # as in `_triton_ring`
 # Rows that a lane must have. A program starts with a fetch of all that its rows' targets say, and
 # ends two turns after its last sum, which few rows do not repay: for those the tiles are quicker.
@@ -49,19 +51,9 @@ class Ring(NamedTuple):
 
 
 def plan_ring(
-    n_rows: int,
-    classes: int,
-    stride: int,
-    processors: int,
-    unit: int = 8,
-    *,
-    has_offset: bool = True,
+    n_rows: int, classes: int, stride: int, processors: int, *, has_offset: bool = True
 ) -> Ring | None:
     """The cut for rows that lie `stride` apart, or None where the kernel does not serve.
-
-    Windows start at multiples of `unit`, slices wherever rows would on their own: if all rows lie
-    on whole lines of memory, so do all slices. (Calls leave `unit` at 16 bytes; sectors and lines
-    are there to be measured.)
 
     Programs wait for the others of their row. They get on if twice as many can run at the same
     time, as `ring_kernel` says, and a multiprocessor has room for one at least. More than that is
@@ -69,9 +61,29 @@ def plan_ring(
 
     Examples:
         >>> plan_ring(4096, 100_000, 100_000, processors=132)
-        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4000, unit=8)
+        Ring(slices=25, lanes=26, labels=256, registers=96, slots=5, width=4032, unit=64)
         >>> plan_ring(4096, 1_000_000, 1_000_000, processors=132) is None
         True
+    """
+    shape = (n_rows, classes, stride, processors)
+    narrow = _cut(*shape, UNITS[-1], has_offset)
+    for unit in UNITS[:-1]:
+        # Wider windows go with fewer numbers of lanes: not at the cost of many.
+        ring = _cut(*shape, unit, has_offset)
+        if ring is None or narrow is None or ring.slices > narrow.slices:
+            continue
+        if 10 * ring.lanes >= 9 * narrow.lanes:
+            return ring
+    return narrow
+
+
+def _cut(
+    n_rows: int, classes: int, stride: int, processors: int, unit: int, has_offset: bool
+) -> Ring | None:
+    """The cut with windows that start at multiples of `unit`.
+
+    Slices start wherever rows would on their own: if all rows lie on whole lines of memory, so do
+    all slices.
     """
     step = math.gcd(stride, unit)
     window = classes + unit - step  # which starts up to unit - step before its row

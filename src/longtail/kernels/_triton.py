@@ -67,7 +67,10 @@ def targets_kernel(
     is `words_kernel`'s: in bits, times the scale, −inf in LEAD places before the row and behind it.
     """
     if CHAINED:
-        gdc_launch_dependents()  # the tiles' programs may start now, and wait where they must
+        # It may have started before what came before has ended. Only now that has, and only now
+        # the tiles' programs may start: they read logits before they wait for this one.
+        gdc_wait()
+        gdc_launch_dependents()
     part, group = tl.program_id(0), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     if part < TOTALS:
@@ -87,8 +90,10 @@ def targets_kernel(
             else:
                 total += counted.to(tl.float32)
         tl.store(totals + group * TOTALS + part, tl.sum(total))
-    programs = tl.num_programs(0) * tl.num_programs(1)
-    mine = group * tl.num_programs(0) + part
+        return
+    # Other programs than those of the labels, so that nobody waits for two things in turn.
+    programs = (tl.num_programs(0) - TOTALS) * tl.num_programs(1)
+    mine = group * (tl.num_programs(0) - TOTALS) + part - TOTALS
     blank = tl.full([BLOCK], -1, tl.int32)
     for start in range(mine * BLOCK, n_words, programs * BLOCK):
         tl.store(words + start + lanes, blank, mask=start + lanes < n_words)
@@ -331,8 +336,10 @@ def tile_kernel(
 
 
 @triton.jit
-def scale_kernel(values, factor, n, BLOCK: tl.constexpr):
+def scale_kernel(values, factor, n, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     """values ·= factor, in place; nothing is read or written where the factor is 1."""
+    if CHAINED:
+        gdc_wait()
     by = tl.load(factor).to(tl.float32)
     if by != 1.0:
         first = tl.program_id(0).to(tl.int64) * BLOCK

@@ -7,9 +7,9 @@ three rows are always on their way into a ring of shared memory while one is sum
 of a row is written two turns after its sum, when the other slices' sums have long arrived; until
 then the row stays in its slot, and its powers are computed a second time.
 
-Rows are read in windows that start at multiples of `unit`: on 16 bytes, as in `_triton`, or on
-more. `lanes` is a multiple of the number of ways in which rows can lie, so all rows of a program
-start at the same place in their windows.
+Rows are read in windows that start at multiples of `unit`: on whole lines or sectors of memory
+where that can be, else on 16 bytes, as in `_triton`. `lanes` is a multiple of the number of ways in
+which rows can lie, so all rows of a program start at the same place in their windows.
 Slices are of one width, so that nobody waits for those with more to read, and have BLOCK places,
 of which some remain empty: place = column + shift, where the shift grows from slice to slice.
 """
@@ -29,10 +29,8 @@ from longtail.kernels._triton_ring_parts import (
     NEG_INF,
     PER_LOG2E,
     PER_LOG2E_REST,
-    await_copies,
     await_pairs,
     await_words,
-    copy_words,
     halves,
     leave_sums,
     log2_roughly,
@@ -75,12 +73,11 @@ def offsets(offset, place, shift, end, HAS_OFFSET: gl.constexpr):
 
 
 @gluon.jit
-def fetch(ring, slot, logits, start, pair, read_to, half: gl.constexpr):
+def fetch(ring, slot, logits, start, pair, read_to):
     """Send a row on its way into a slot."""
     base = gl.multiple_of(start >> 1, 4)
     source = logits.to(gl.pointer_type(gl.int32), bitcast=True) + base + pair
-    at = slot * (half * 4) + (pair & (half - 1)) * 4
-    copy_words(ring.index(slot), at, source, pair < read_to)
+    async_copy.async_copy_global_to_shared(ring.index(slot), source, mask=pair < read_to)
     async_copy.commit_group()
 
 
@@ -166,8 +163,7 @@ def exact_sum(
     """(m, z) of a slice's competitors with their maximum for m, and exact masks.
 
     Infinities and NaN of the row's neighbours are no concern of its own. All this is rare, and must
-    not take registers from what is not: it goes cut by cut, and reads everything again. (A slice
-    whose classes are all masked has no sum, and comes here on every row.)
+    not take registers from what is not: it goes cut by cut, and reads everything again.
     """
     zero = opaque_zero(slot)
     first, n_cuts = first + zero, CUTS + zero  # or the loops would be undone
@@ -285,12 +281,12 @@ def ring_kernel(
     In place nobody reads a target's logit too late: a program reads those of all its rows before
     it hands in its first sum, and nothing of a row is written before all its slices' sums are in.
 
-    Threads of a program meet once a turn, in `across_warps`, and need no more. A thread reads those
-    words of a slot that it has fetched itself (`pair` is laid out like what is loaded), and
-    `await_copies` is for its own copies. It fetches into a slot again when it has used what it read
-    there. Only `exact_sum` reads what others have fetched: after all have awaited their copies and
-    met, in this turn; and DEFER + 1 turns before they fetch into that slot again, with a meeting in
-    each turn between.
+    Threads of a program meet twice a turn: behind the wait for copies, where the compiler sets a
+    barrier since others might read what arrived, and in `across_warps`. They need no more. A thread
+    reads those words of a slot that it has fetched itself (`pair` is laid out like what is loaded),
+    and fetches into a slot again when it has used what it read there. Only `exact_sum` reads what
+    others have fetched: after they have met, in this turn; and DEFER + 1 turns before they fetch
+    into that slot again.
     """
     wide: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     thin: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
@@ -309,15 +305,15 @@ def ring_kernel(
     # Where the window of a row starts, and from a row of the lane to the next.
     start, step = lane.to(gl.int64) * stride - shift, lanes.to(gl.int64) * stride
     # The slots of the ring, and behind them two places for the warps' sums. By far the largest
-    # piece of shared memory: such the compiler places first, at its start, where `copy_words`,
-    # `leave_sums` and `take_sum` look for it (the tests look where it is).
+    # piece of shared memory: such the compiler places first, at its start, where `leave_sums` and
+    # `take_sum` look for it (the tests look where it is).
     lines: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     room = gl.allocate_shared_memory(gl.int32, [SLOTS * half // 8 + 1, 8], lines)
     ring = room._reinterpret(gl.int32, [SLOTS, half], line)
     cuts = ring._reinterpret(gl.int32, [SLOTS * CUTS, half // CUTS], line)
     for k in gl.static_range(AHEAD):
         to = gl.multiple_of(gl.where(lane + k * lanes < n_rows, read_to, 0), 4)
-        fetch(ring, k, logits, start + k * step, pair, to, half)
+        fetch(ring, k, logits, start + k * step, pair, to)
 
     low = gl.multiple_of((shift + 7) // 8 * 4, 4) if LEAD else 0
     high = gl.multiple_of(end // 8 * 4, 4)
@@ -351,22 +347,24 @@ def ring_kernel(
         row = lane + turn * lanes  # to be summed up
         done = row - DEFER * lanes  # whose gradient is to be written
         to = gl.multiple_of(gl.where(row + AHEAD * lanes < n_rows, read_to, 0), 4)
-        fetch(ring, free, logits, start + AHEAD * step, pair, to, half)
+        fetch(ring, free, logits, start + AHEAD * step, pair, to)
         live = (done >= 0) & (done < n_rows)
         there = (slices < n_slices) & live
         heard = parts + (done * n_slices + slices)
         early = gl.load(heard, mask=there, other=-1, volatile=True)
         y_at = gl.sum(y_of.index(gl.where(row < n_rows, turn, 0)).load(thin), 0)
-        await_copies(AHEAD)
+        async_copy.wait_group(AHEAD)
         held = ring.index(following(free, SLOTS))  # DEFER behind `slot`, as SLOTS is chosen
         sums_at = SLOTS * half * 4 + (turn & 1) * 16
         z, e0, e1 = slice_sum(ring, slot, held, pair, y_at, b0, b1, sums_at, half, num_warps, wide)
         next_m, word = m, pack(m, z)
         good = (z > 1e-5) & (z < 1e18)  # m will do; `usual` asks the same of rows
         if good == 0:
-            own, z = exact_sum(
-                cuts, slot, offset, slice_id * half, y_at, shift, end, HAS_OFFSET, half, thin
-            )
+            own = gl.to_tensor(0.0)
+            if (z != 0) | (gl.max(gl.maximum(b0, b1), 0) > NEG_INF):  # else all are masked
+                own, z = exact_sum(
+                    cuts, slot, offset, slice_id * half, y_at, shift, end, HAS_OFFSET, half, thin
+                )
             word = pack(gl.where(z > 0, own, NEG_INF), z)
             next_m = gl.where(gl.abs(own) < 4096, own, 0.0)  # a larger one leaves few digits of b
         gl.store(parts + (row * n_slices + slice_id), word, mask=row < n_rows)

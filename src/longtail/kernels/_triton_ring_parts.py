@@ -27,19 +27,7 @@ def wait_for_launch():
     )
 
 
-# All three count from the start of shared memory, where `ring_kernel` has its ring.
-FETCH = gl.constexpr(  # 16 bytes, or zeros where the size is 0
-    """{
-    .reg .b32 %to;
-    mov.u32 %to, global_smem;
-    add.u32 %to, %to, $8;
-    cp.async.cg.shared.global [%to], [$4], 16, $12;
-    mov.b32 $0, 0;
-    mov.b32 $1, 0;
-    mov.b32 $2, 0;
-    mov.b32 $3, 0;
-    }"""
-)
+# Both count from the start of shared memory, where `ring_kernel` has its ring.
 LEAVE = gl.constexpr(
     """{
     .reg .b32 %to;
@@ -66,39 +54,6 @@ TAKE = gl.constexpr(
     add.f32 $0, %z0, %z2;
     }"""
 )
-
-
-@gluon.jit
-def copy_words(slot, at, source, mask):
-    """Send words on their way into a slot, which lies `at` bytes after the start of shared memory.
-
-    Gluon's own copy does the same, and the compiler sets a barrier behind every wait for it: other
-    threads might read what arrives. Here they don't, as `ring_kernel` says. The compiler knows
-    nothing of this copy (`slot` is only for who reads this), but it does not move other accesses to
-    memory across assembly that is not pure.
-    """
-    return gl.inline_asm_elementwise(
-        FETCH,
-        "=r,=r,=r,=r,l,l,l,l,r,r,r,r,r,r,r,r",
-        [source.to(gl.int64), at, gl.where(mask, 16, 0)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=4,
-    )
-
-
-@gluon.jit
-def await_copies(n: gl.constexpr):
-    """Until all but the last n groups of this thread's own copies have arrived."""
-    gl.static_assert(n == 2 or n == 3)
-    if n == 2:
-        gl.inline_asm_elementwise(
-            "cp.async.wait_group 2; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-    else:
-        gl.inline_asm_elementwise(
-            "cp.async.wait_group 3; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
 
 
 @gluon.jit
