@@ -35,11 +35,11 @@ def execute(operation, to, of, registers, memory):
     elif kind == "ld":
         for k, name in enumerate(to.strip("{}").split(", ")):
             registers[name] = memory[registers[of[0].strip("[]")] + 4 * k]
-    elif kind in ("st", "cp"):
+    elif kind == "st":
         base, _, plus = to.strip("[]").partition(" + ")
         place = registers[base] + int(plus or 0)
         assert place not in memory, "written twice"
-        memory[place] = of[0] if kind == "st" else (registers[of[0].strip("[]")], *of[1:])
+        memory[place] = of[0]
     else:
         registers[to] = {
             "mov": lambda: of[0],

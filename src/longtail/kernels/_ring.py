@@ -47,7 +47,7 @@ class Ring(NamedTuple):
     registers: int
     slots: int
     width: int
-    unit: int = 8
+    unit: int
 
 
 def plan_ring(
@@ -67,12 +67,12 @@ def plan_ring(
     """
     shape = (n_rows, classes, stride, processors)
     narrow = _cut(*shape, UNITS[-1], has_offset)
+    if narrow is None:
+        return None
     for unit in UNITS[:-1]:
         # Wider windows go with fewer numbers of lanes: not at the cost of many.
         ring = _cut(*shape, unit, has_offset)
-        if ring is None or narrow is None or ring.slices > narrow.slices:
-            continue
-        if 10 * ring.lanes >= 9 * narrow.lanes:
+        if ring and ring.slices == narrow.slices and 10 * ring.lanes >= 9 * narrow.lanes:
             return ring
     return narrow
 

@@ -68,7 +68,7 @@ def targets_kernel(
     """
     if CHAINED:
         # It may have started before what came before has ended. Only now that has, and only now
-        # the tiles' programs may start: they read logits before they wait for this one.
+        # the tiles' programs may start: they read the call's tensors before they wait for this one.
         gdc_wait()
         gdc_launch_dependents()
     part, group = tl.program_id(0), tl.program_id(1)
@@ -336,14 +336,21 @@ def tile_kernel(
 
 
 @triton.jit
+def scale_some(values, by, place, end):
+    x = tl.load(values + place, mask=place < end, other=0.0)
+    tl.store(values + place, x.to(tl.float32) * by, mask=place < end)
+
+
+@triton.jit
 def scale_kernel(values, factor, n, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     """values ·= factor, in place; nothing is read or written where the factor is 1."""
     if CHAINED:
         gdc_wait()
     by = tl.load(factor).to(tl.float32)
     if by != 1.0:
+        whole = tl.multiple_of(n // 16 * 16, 16)  # so that masks don't cut words
         first = tl.program_id(0).to(tl.int64) * BLOCK
-        for start in range(first, n, tl.num_programs(0) * BLOCK):
-            place = tl.arange(0, BLOCK) + start
-            x = tl.load(values + place, mask=place < n, other=0.0)
-            tl.store(values + place, x.to(tl.float32) * by, mask=place < n)
+        for start in range(first, whole, tl.num_programs(0) * BLOCK):
+            scale_some(values, by, start + tl.arange(0, BLOCK), whole)
+        if tl.program_id(0) == 0:
+            scale_some(values, by, whole + tl.arange(0, 16), n)

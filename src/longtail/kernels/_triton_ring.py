@@ -8,8 +8,9 @@ of a row is written two turns after its sum, when the other slices' sums have lo
 then the row stays in its slot, and its powers are computed a second time.
 
 Rows are read in windows that start at multiples of `unit`: on whole lines or sectors of memory
-where that can be, else on 16 bytes, as in `_triton`. `lanes` is a multiple of the number of ways in
-which rows can lie, so all rows of a program start at the same place in their windows.
+where that can be (if the tensor starts on one), else on 16 bytes, as in `_triton`. `lanes` is a
+multiple of the number of ways in which rows can lie, so all rows of a program start at the same
+place in their windows.
 Slices are of one width, so that nobody waits for those with more to read, and have BLOCK places,
 of which some remain empty: place = column + shift, where the shift grows from slice to slice.
 """
@@ -281,12 +282,12 @@ def ring_kernel(
     In place nobody reads a target's logit too late: a program reads those of all its rows before
     it hands in its first sum, and nothing of a row is written before all its slices' sums are in.
 
-    Threads of a program meet twice a turn: behind the wait for copies, where the compiler sets a
-    barrier since others might read what arrived, and in `across_warps`. They need no more. A thread
-    reads those words of a slot that it has fetched itself (`pair` is laid out like what is loaded),
-    and fetches into a slot again when it has used what it read there. Only `exact_sum` reads what
-    others have fetched: after they have met, in this turn; and DEFER + 1 turns before they fetch
-    into that slot again.
+    Threads of a program meet in `across_warps`, once a turn, and where the compiler finds that one
+    may read what another's copy brings, or copy over what another reads: that is more than they
+    need. A thread reads those words of a slot that it has fetched itself (`pair` is laid out like
+    what is loaded), and fetches into a slot again when it has used what it read there. Only
+    `exact_sum` reads what others have fetched: after they have met, in this turn; and DEFER + 1
+    turns before they fetch into that slot again.
     """
     wide: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
     thin: gl.constexpr = gl.BlockedLayout([1], [32], [num_warps], [0])
@@ -342,7 +343,7 @@ def ring_kernel(
     m = gl.to_tensor(0.0)
     slot, free = gl.to_tensor(0), gl.to_tensor(AHEAD)
     slices = gl.arange(0, PART, layout=each)
-    barrier()  # and none is needed where a turn starts
+    barrier()  # the lines are there for all
     for turn in range(0, (n_rows - lane + lanes - 1) // lanes + DEFER):
         row = lane + turn * lanes  # to be summed up
         done = row - DEFER * lanes  # whose gradient is to be written

@@ -43,8 +43,7 @@ from longtail.kernels._triton_parts import (
 # And σ(d)/z keeps its digits: with the target's power the sum stays far from float32's largest.
 LEAST = tl.constexpr(1e-18)
 MOST = tl.constexpr(1e25)
-# Each logit is read once, each gradient written once: they need no place in the L2 cache. Of the
-# ways to say so, these are the fastest.
+# Each logit is read once, each gradient written once: both may leave the L2 cache first.
 READ = tl.constexpr("evict_first")
 WRITE = tl.constexpr(".cs")
 PACK = tl.constexpr(4)  # words of a thread in a part
