@@ -42,6 +42,7 @@ def test_a_page_of_records_has_their_numbers(site):
     part = study.part("cifar10-lt")
     for line in (part.strong, part.distilled):
         assert f"{100 * line.errors.mean():.2f}% for `{line.name}` (mean of" in text
+        assert f" {100 * line.again.mean():.2f}%" in text.split("## What was needed")[0]
     assert "On CIFAR-10-LT the balanced test error is " in text
     assert "On CIFAR-100-LT nothing is trained yet." in text
     assert "(how-far/cost.svg)" in text

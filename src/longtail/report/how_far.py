@@ -73,7 +73,11 @@ def _answer(study: Study) -> list[str]:
                 f"({_count(len(line.records))})"
                 for line in lines
             )
-            sentences.append(f"On {strong.title_of(dataset)} the balanced test error is {words}.")
+            means = [percent(float(line.again.mean()), digits=2) for line in lines]
+            sentences.append(
+                f"On {strong.title_of(dataset)} the balanced test error is {words}; with τ chosen "
+                f"again on the development set, {'% and '.join(means)}%."
+            )
         else:
             sentences.append(f"On {strong.title_of(dataset)} nothing is trained yet.")
     return [" ".join(sentences)]
