@@ -2,7 +2,7 @@
 
     python benchmarks/bench_losses.py --record results/bench_losses.json   # measure, ~3 min
     python benchmarks/bench_losses.py --show results/bench_losses.json     # print the tables
-    ... --show results/bench_losses.json --draw results/bench_losses.svg   # and draw
+    ... --show results/bench_losses.json --draw docs/kernels/losses.svg    # and draw
     ... --show results/bench_losses.json --into docs/kernels.md            # and put into the page
 
 Logits are bfloat16; a step is forward and backward. The floor is what no implementation can do
