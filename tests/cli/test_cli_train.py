@@ -20,7 +20,8 @@ from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, files, find_runs
 from longtail.train import engine
 from longtail.train.methods import EXTRAS
-from longtail.train.recipe import RECIPES, make_spec
+from longtail.train.named_recipes import RECIPES
+from longtail.train.recipe import make_spec
 
 DIGITS = ("train", "--dataset", "digits-lt", "--set", "epochs=2", "--device", "cpu")
 

@@ -21,8 +21,9 @@ from longtail.train.batches import ImagePlan
 from longtail.train.engine import evaluate, train
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
+from longtail.train.named_recipes import RECIPES
 from longtail.train.plan import Planner
-from longtail.train.recipe import RECIPES, get_recipe, make_spec
+from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.team import Resident, Team, new_network
 from longtail.train.trivial import OPERATIONS
 

@@ -99,7 +99,8 @@ def plan(asked: Asked, dataset: str | None, read: Callable[[str, bool], AnyData]
     from longtail._checks import InputError
     from longtail.train.engine import refuse_early
     from longtail.train.methods import parse_method
-    from longtail.train.recipe import RECIPES, make_spec, parse_overrides, recipe_values
+    from longtail.train.named_recipes import RECIPES
+    from longtail.train.recipe import make_spec, parse_overrides, recipe_values
     from longtail.train.teachers import Staff
 
     if dataset is None:

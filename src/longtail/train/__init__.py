@@ -3,6 +3,7 @@
 In the order in which a run goes through them:
 
 recipe      epochs, optimiser, schedule, normalisation: everything but data, method and seed
+named_recipes  their values, by name
 methods     losses, DRW, label smoothing and sampling by name
 augment     crops, flips and normalisation of whole batches, on any device
 trivial     TrivialAugment, likewise
