@@ -152,21 +152,22 @@ def _selection() -> list[str]:
         "stopping and no best epoch.\n"
         "- **The development set** is made of training images that the long-tailed subset leaves "
         f"out: {DEVELOPMENT_IMAGES:,} shared out among the classes, the same ones for every "
-        "imbalance ratio as far as it leaves them out. It is disjoint from the training and the "
-        "test set; `longtail` refuses to train on it, and refuses teachers that saw any other "
-        "data. Choices between settings are made on it, and so is that of τ in the column *τ "
-        "again*.\n"
+        "imbalance ratio as far as it leaves them out. None of its images is one of the training "
+        "or the test set; `longtail` refuses to train on it, and refuses teachers that saw any "
+        "other data. The τ of the column *τ again* is chosen on it, and nothing else so far.\n"
         "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
-        "the subset leaves none of its images out, and of the next class fewer than asked. In "
-        "the development error the nearest class in size stands in for it and counts twice. "
+        "the subset leaves none of its images out, and of others nearly as large it may leave "
+        "fewer than asked. In the development error the nearest class in size stands in for it and "
+        "counts twice. "
         "Holding out head images instead would have meant training on another subset than "
         "everybody else.\n"
         "- **The stricter line** is the column *error*: it takes nothing from the development "
         "set for a run, and has τ = 1 in the loss and the last epoch, fixed in advance.\n"
-        "- **What this does not undo**: which ingredients were worth trying came from a first "
-        "trial of one seed each that was judged on the test set, as is usual here, and from "
-        "papers that did the same. The tables below show the development error beside the test "
-        "error, so that every choice can be checked.",
+        "- **What this does not undo**: the recipes' values, also those that differ between the "
+        "data sets, are those that did best in a first trial of one seed each, which was judged on "
+        "the test set, as is usual here; so were the papers from which the ingredients are. The "
+        "development set need not have chosen the same: the tables of the teachers show its error "
+        "beside that on the test set.",
     ]
 
 
@@ -251,8 +252,10 @@ def _cost(study: Study) -> list[str]:
     minutes = sum(part.minutes for part in study.parts)
     runs = sum(len(part.records) for part in study.parts)
     blocks.append(
-        f"{runs} records, {minutes:.0f} minutes of training in all. A student's cost includes "
-        "its teachers', which any number of students share."
+        f"{runs} records, {minutes:.0f} minutes of training in all. A network's minutes are its "
+        "share of a GPU that trains many side by side; one that trains alone does not fill the "
+        "GPU, and takes longer ([benchmarks](benchmarks.md)). A student's include its teachers', "
+        "which any number of students share."
     )
     if any(part.setting.ratio == RATIOS[0] for part in study.parts):
         blocks.append(f"![{strong.FIGURE_TITLE}]({FIGURE.parent.name}/{FIGURE.name}.svg)")

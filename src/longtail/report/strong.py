@@ -113,8 +113,8 @@ def _results_note(part: Part) -> str:
     devices = " and ".join(sorted({str(one.document["device"]) for one in used}))
     taus = "; ".join(f"{line.name} {line.taus.mean():.2f}" for line in part.lines if len(line.taus))
     text = (
-        "error: last epoch, whole test set, nothing chosen on the development set for it but the "
-        "recipe; mean and standard deviation over the runs. τ again: the same networks with their "
+        "error: last epoch, whole test set, nothing chosen on the development set; mean and "
+        "standard deviation over the runs. τ again: the same networks with their "
         f"logits adjusted once more by a τ chosen on the development set ({taus or 'none'}). "
         f"minutes: of {devices or 'training'} for one such network, as its share of the time of "
         "all that trained beside it, in which SAM counts twice; an ensemble's are those of all "
@@ -349,7 +349,7 @@ def _draw_part(axes: Any, part: Part) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("GPU minutes of one network, teachers included")
+    axes.set_xlabel("minutes of a full GPU, teachers included")
     axes.set_title(title_of(part.setting.dataset))
 
 
