@@ -272,12 +272,11 @@ def test_teachers_need_nothing_but_records_and_weights(tmp_path, monkeypatch):
         np.testing.assert_array_equal(value, student.model()[name])
 
 
-@pytest.mark.parametrize("lost", ["teacher", "mean"])
-def test_teachers_without_logits_are_judged_where_their_mean_is_needed(tmp_path, lost):
-    """One of them was not in the archive and is trained again; or their mean has no record."""
+def test_teachers_without_logits_are_judged_where_their_mean_is_needed(tmp_path):
+    """It has no record; one of them was not in the archive and is trained again."""
     runs = find_runs(trained_root() / "runs")
     (student,) = [run for run in runs if names_of(run.spec)]
-    gone = {student.name, names_of(student.spec)[0] if lost == "teacher" else ""}
+    gone = {student.name, names_of(student.spec)[0]}
     some = [run for run in runs if run.name not in gone]
     archive = pack(some, tmp_path / "runs.tgz", weights=True, logits=False)
     root = tmp_path / "there"
@@ -285,29 +284,74 @@ def test_teachers_without_logits_are_judged_where_their_mean_is_needed(tmp_path,
     (root / "kept" / f"{student.name}.json").unlink()
     (mean,) = (root / "kept").rglob("ensemble-*.json")
     before = records.read(mean)
-    if lost == "mean":
-        mean.unlink()
+    mean.unlink()
     unpack(archive, root / "runs")
     assert small_run(root).part("cifar10-lt").missing() == []
     assert records.read(mean).document["splits"] == before.document["splits"]
 
 
-def test_teachers_that_are_trained_again_are_averaged_again(tmp_path):
-    """Else their mean's record would be of networks that are no more."""
-    root = shutil.copytree(trained_root(), tmp_path / "here")
-    shutil.rmtree(root / "runs")
-    kept = {one.name: one for one in records.read_all(root / "kept")}
-    (together,) = [name for name in kept if "/ensemble-" in name]
+def without_weights(root, tmp_path):
+    """A fresh clone: records and no run folders; the records' bytes by their paths."""
+    shutil.copytree(root / "kept", tmp_path / "kept")
+    return {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*.json")}
+
+
+@pytest.mark.parametrize(("stage", "again"), [("students", 5), ("further", 5 + 1 + 1)])
+def test_teachers_that_are_trained_again_keep_their_records(
+    tmp_path, monkeypatch, caplog, stage, again
+):
+    """They teach and are not judged, nor is their mean.
+
+    Further students listen to the run of strong and to the first student, too.
+    """
+    before = without_weights(trained_root(), tmp_path)
+    kept = {one.name: one for one in records.read_all(tmp_path / "kept")}
     (student,) = [name for name, one in kept.items() if names_of(one.spec)]
-    path = root / "kept" / f"{together}.json"
-    before = path.read_text()
-    path.write_text(before.replace('"seconds": ', '"seconds": 999999'))  # of another training
-    (root / "kept" / f"{student}.json").unlink()
+    if stage == "students":
+        path = tmp_path / "kept" / f"{student}.json"
+        del before[path]
+        path.unlink()
+    whole, judged = engine.evaluate, []
+
+    def watched(run, *arguments, **options):
+        judged.append(run.name)
+        return whole(run, *arguments, **options)
+
+    monkeypatch.setattr(engine, "evaluate", watched)
+    for path in before:  # as if of another training, so that writing one again would show
+        before[path] = before[path].replace(b'"seconds": ', b'"seconds": 9')
+        path.write_bytes(before[path])
+    small_run(tmp_path, stages=[stage])
+    assert {path: path.read_bytes() for path in before} == before
+    new = {one.name for one in records.read_all(tmp_path / "kept")} - set(kept)
+    assert set(judged) == (new or {student})
+    assert max(Counter(judged).values()) == 2  # the development set and the test set
+    said = [one.getMessage() for one in caplog.records]
+    (line,) = [text for text in said if "again, to teach" in text]
+    assert f"training {again} runs again" in line
+    assert f"longtail runs unpack ARCHIVE --root {tmp_path / 'runs'}" in line
+    assert "\n" not in line
+
+
+def test_a_mean_without_a_record_leaves_those_of_its_members(tmp_path, caplog):
+    """They have to be trained and judged again for it, but what is known of them stays."""
+    before = without_weights(trained_root(), tmp_path)
+    (mean,) = [path for path in before if path.name.startswith("ensemble-")]
+    found = records.read(mean)
+    mean.unlink()
+    del before[mean]
+    small_run(tmp_path, stages=["teachers"])
+    assert {path: path.read_bytes() for path in before} == before
+    assert records.read(mean).document["splits"] == found.document["splits"]
+    assert sum("training 5 runs again" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_nothing_is_said_where_all_weights_are_there(tmp_path, caplog):
+    root = shutil.copytree(trained_root(), tmp_path / "here")
+    (student,) = [run for run in find_runs(root / "runs") if names_of(run.spec)]
+    (root / "kept" / f"{student.name}.json").unlink()
     small_run(root)
-    after = records.read(path)
-    assert after.seconds < 999999
-    assert after.document["splits"] == kept[together].document["splits"]
-    assert Run.open(root / "runs" / together).finished
+    assert not [one for one in caplog.records if "again" in one.getMessage()]
 
 
 def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):

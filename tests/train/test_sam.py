@@ -153,6 +153,87 @@ def test_a_gradient_of_zero_and_parameters_without_one_stay():
     assert scalar.item() == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(failing):
+    model, untouched = network(), network()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0, model=model)
+    calls = []
+
+    def closure():
+        calls.append(1)
+        loss = backward(model)
+        if len(calls) == failing:
+            raise MemoryError("out of memory")  # after backward, which left gradients
+        return loss
+
+    with pytest.raises(MemoryError, match="out of memory"):
+        sam.step(closure)
+    assert len(calls) == failing
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name]), name
+    expected = by_hand(untouched, rho=1.0, lr=0.1)
+    sam.step(closure)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_by_hand_can_be_given_up():
+    model = network(norm=False)
+    before = [p.detach().clone() for p in model.parameters()]
+    sam = sam_of(model)
+    backward(model)
+    sam.first_step()
+    backward(model)
+    assert not all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    for _ in range(2):  # the second time there is nothing to give up
+        sam.abandon()
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+        assert all(p.grad is None for p in model.parameters())
+    sam.step(lambda: backward(model))
+
+
+@pytest.mark.parametrize("how", ["added", "unfrozen"])
+def test_parameters_that_come_later_are_moved_too(how):
+    """A head first and then the layers below it, as in fine-tuning."""
+    model = network(norm=False)
+    expected = by_hand(model, rho=1.0, lr=0.1)
+    if how == "added":
+        optimizer = torch.optim.SGD(model[-1].parameters(), lr=0.1)
+        sam = SAM(optimizer, rho=1.0)
+        optimizer.add_param_group({"params": list(model[0].parameters())})
+    else:
+        model[0].requires_grad_(False)
+        sam = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=1.0)
+        model[0].requires_grad_(True)
+    sam.step(lambda: backward(model))
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_an_optimizer_may_have_a_scheduler_already():
+    model = network(norm=False)
+    expected = by_hand(model, rho=1.0, lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
+    SAM(optimizer, rho=1.0).step(lambda: backward(model))
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_step_goes_through_stays_where_it_is():
+    """A captured step needs the same tensors each time."""
+    model = network(norm=False)
+    sam = sam_of(model)
+    there = sam.perturbation
+    places = [tensor.data_ptr() for tensor in (*there.before, *there.parameters, there.rho)]
+    for _ in range(2):
+        sam.step(lambda: backward(model))
+    assert sam.perturbation is there
+    after = [tensor.data_ptr() for tensor in (*there.before, *there.parameters, there.rho)]
+    assert after == places
+
+
 def sam_of(model):
     return SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1)
 
@@ -184,6 +265,10 @@ def accumulate(sam, model):
         (lambda sam, _: sam.second_step(), "first_step must come before"),
         (lambda sam, _: sam.first_step(), "no parameter has a gradient; call backward"),
         (lambda _, model: SAM(torch.optim.SGD(model.parameters()), rho=0), "`rho` must be above"),
+        (
+            lambda _, model: SAM(torch.optim.LBFGS(model.parameters())),
+            r"`optimizer` must be able to step\(\) without a closure; got LBFGS",
+        ),
     ],
 )
 def test_misuse_is_refused(call, message):

@@ -232,6 +232,50 @@ def test_teachers_that_saw_what_the_student_holds_out_are_refused(teachers, tmp_
     assert staff(same)  # it saw fewer than its student, which is no harm
 
 
+@pytest.fixture(scope="module")
+def held_out_runs(tmp_path_factory):
+    """Runs of two seeds that hold a fifth out, with their logits on all training images."""
+    specs = [
+        spec(method, seed, held_out=0.2, epochs=1)
+        for method, seed in (("softmax", 1), ("balanced", 1), ("softmax", 2), ("balanced", 2))
+    ]
+    runs = train_cohort(specs, DATA.train, root=tmp_path_factory.mktemp("held"))
+    return [evaluate(run, DATA.train, split="train") for run in runs]
+
+
+def taught_by_mean(runs, root, seed):
+    """Open a student of an ensemble's saved logits, which holds a fifth out by its own seed."""
+    together = ensemble(runs, root=root, split="train")
+    one = with_teachers(spec(seed=seed, held_out=0.2, **DISTILL), [together], saved=True)
+    return Staff([one], DATA.train, root=root)
+
+
+@pytest.mark.parametrize(
+    ("members", "seed"), [([0, 2], 0), ([0, 2], 1), ([0, 1], 0), ([0, 1], 2), ([2, 3], 1)]
+)
+def test_an_ensemble_is_refused_for_what_its_members_saw(held_out_runs, tmp_path, members, seed):
+    """Its own seed is 0 and says nothing."""
+    runs = [held_out_runs[n] for n in members]
+    known = ", ".join(sorted({str(run.spec.seed) for run in runs}))
+    message = f"an ensemble of runs of seed {known}, trained with --held-out 0.2, .* seed {seed}"
+    with pytest.raises(RunError, match=message):
+        taught_by_mean(runs, tmp_path, seed)
+
+
+def test_an_ensemble_whose_members_hold_out_the_same_may_teach(held_out_runs, tmp_path):
+    assert taught_by_mean(held_out_runs[:2], tmp_path, seed=1)
+    assert taught_by_mean(held_out_runs[2:], tmp_path, seed=2)
+
+
+def test_an_ensemble_of_ensembles_is_refused_since_its_seeds_are_not_known(held_out_runs, tmp_path):
+    inner = ensemble(held_out_runs[:2], root=tmp_path, split="train")
+    with pytest.raises(RunError, match=r"runs of seed 1 and ensembles, whose seeds are not known"):
+        taught_by_mean([inner, held_out_runs[0]], tmp_path, seed=1)
+    other = ensemble(held_out_runs[2:], root=tmp_path, split="train")
+    with pytest.raises(RunError, match="an ensemble of ensembles, whose seeds are not known"):
+        taught_by_mean([inner, other], tmp_path, seed=0)
+
+
 def test_teachers_without_weights_or_end_are_refused(root, teachers, tmp_path):
     judged = [evaluate(run, DATA.test) for run in teachers]
     together = ensemble(judged, root=tmp_path)

@@ -197,7 +197,8 @@ def reproduce(
     """Compute a table or figure of the paper anew.
 
     The numbers are printed, and written beside the figures (SVG and PNG). An experiment that
-    trains keeps a small record of each run and trains no run twice; it can be stopped and goes on.
+    trains keeps a small record of each run and trains no run twice, but for teachers of `strong`
+    whose weights are missing, and their records stay; it can be stopped and goes on.
 
     \b
     Examples:

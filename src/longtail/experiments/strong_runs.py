@@ -6,11 +6,13 @@ trained for longer, and those of a second generation, which have the first stude
 too; and the ablation, which adds every ingredient to a plain recipe and to `strong`, or takes it
 away. `StrongTrainer` does what has
 no record yet, judges each finished run once on the development and the test set, and can be stopped
-and called again.
+and called again. A record is not enough to learn from: where a teacher's weights are missing it is
+trained again, to teach alone, and its record stays.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -29,6 +31,8 @@ from longtail.train.recipe import Recipe, recipe_values
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
+
+logger = logging.getLogger("longtail")
 
 STAGES = ("strong", "teachers", "students", "further", "ablation")
 RATIOS = (100.0, 50.0, 10.0)
@@ -337,6 +341,8 @@ class StrongTrainer(Trainer):
             if not all(self._is_whole(self.shelf.get(spec)) for spec in specs):
                 lacking.append((specs, also))
         if lacking:
+            listened = [spec for _, also in lacking for spec in also]
+            self._say_again([*setting.teachers(), *listened])
             self._have_teachers(setting)
         for _, also in lacking:
             self._have(setting.strong, also)
@@ -348,29 +354,43 @@ class StrongTrainer(Trainer):
 
     def _have_teachers(self, setting: Setting) -> list[Run]:
         """The teachers' folders; a record is not enough for a student to learn from."""
-        again = self._have(setting.strong, setting.teachers())
+        self._have(setting.strong, setting.teachers())
         self._train(setting.strong, setting.teachers())  # judges what was left unjudged
-        teachers = [Run.open(self.runs / name) for name in self._names(setting.teachers())]
-        if again:  # their mean is then another one too, whatever its record says
-            self._write_mean(setting, teachers)
-        return teachers
+        return [Run.open(self.runs / name) for name in self._names(setting.teachers())]
 
-    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> bool:
-        """Train what has no finished folder here, record or not; whether there was any."""
-        there = {run.name for run in self._finished([self._precise(s) for s in specs])}
-        lacking = [spec for spec in specs if self._precise(spec).folder.as_posix() not in there]
+    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
+        """Train what has no finished folder here, record or not."""
+        lacking = self._without_folder(specs)
         if lacking:
             self._part(plan, lacking)
-        return bool(lacking)
+
+    def _without_folder(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """Those that have no finished folder here."""
+        there = {run.name for run in self._finished([self._precise(s) for s in specs])}
+        return [spec for spec in specs if self._precise(spec).folder.as_posix() not in there]
+
+    def _say_again(self, teachers: Sequence[RunSpec]) -> None:
+        """Say beforehand how many runs with a record are trained again, for their weights."""
+        lacking = self._without_folder(teachers)
+        again = {spec.folder for spec in lacking if self._is_whole(self.shelf.get(spec))}
+        if again:
+            logger.warning(
+                "strong: training %d run%s again, to teach and nothing else: there are records, "
+                "but no weights in %s. The records stay as they are. To bring the weights instead: "
+                "longtail runs unpack ARCHIVE --root %s",
+                len(again),
+                "" if len(again) == 1 else "s",
+                self.runs,
+                self.runs,
+            )
 
     def _average(self, setting: Setting) -> None:
         """The ensemble's folder and record."""
         if self._is_whole(self.shelf.get(setting.ensemble(self._names(setting.teachers())))):
             return
-        self._write_mean(setting, self._have_teachers(setting))
-
-    def _write_mean(self, setting: Setting, teachers: Sequence[Run]) -> None:
-        # Some may have come from another machine with a record and without logits.
+        self._say_again(setting.teachers())
+        teachers = self._have_teachers(setting)
+        # Some may have a record and no logits: from another machine, or trained again.
         data = self._data_of(setting.strong)
         teachers = [self._judged(run, data) for run in teachers]
         for split in (DEV, TEST):
@@ -406,9 +426,13 @@ class StrongTrainer(Trainer):
             self._part(plan, part)
 
     def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
-        """Judge finished runs, once on either set, and write their records."""
+        """Judge finished runs, once on either set, and write their records.
+
+        One that was trained again for its weights has been judged: its record stays.
+        """
         for run in trained:
-            self._write(self._judged(run, data))
+            if not self._is_whole(self.shelf.get(run.spec)):
+                self._write(self._judged(run, data))
 
     def _judged(self, run: Run, data: Any) -> Run:
         """A run with its logits on either set; those that are there stay."""

@@ -5,6 +5,7 @@ It has no weights: its spec names the members, and its splits are those that wer
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from longtail.runs.writer import RunWriter
 
 NAME = "ensemble"
 MEMBERS = "runs"
+_SEED = re.compile(rf"(?!{NAME}-s)[^/]+-s(\d+)-[0-9a-f]{{8}}")  # of the last part of a run's name
 
 
 def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
@@ -40,6 +42,24 @@ def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
         recipe=RecipeSpec(NAME),
         settings=Settings({MEMBERS: names}),
     )
+
+
+def trained_seeds(spec: RunSpec) -> set[int | None]:
+    """The seeds of the trainings behind a run: its own, or those of an ensemble's members.
+
+    Returns:
+        The seeds; among them None where a member's name does not tell, as that of an ensemble.
+
+    Examples:
+        >>> members = ["digits-lt/softmax-s1-10db5896", "digits-lt/balanced-s2-0a1b2c3d"]
+        >>> trained_seeds(ensemble_spec(DataSpec("digits-lt"), members)) == {1, 2}
+        True
+    """
+    members = spec.settings.get(MEMBERS)
+    if not members:
+        return {spec.seed}
+    found = [_SEED.fullmatch(str(name).rpartition("/")[2]) for name in members]
+    return {None if match is None else int(match[1]) for match in found}
 
 
 def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:

@@ -13,6 +13,7 @@ graph.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -33,10 +34,12 @@ class SAM:
     `second_step`. Learning-rate schedulers and checkpoints are those of the optimiser inside.
 
     Gradients can't be accumulated over batches from outside, since each would have to be gone
-    through twice: let the closure go through all of them.
+    through twice: let the closure go through all of them. Where a closure fails, as by running out
+    of memory, the weights are w again; by hand, call `abandon`.
 
     Args:
-        optimizer: any of torch's.
+        optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS. Parameters that
+            it is given later are moved too.
         rho: ρ, above 0; 0.05 to 0.2 are usual.
         model: the network, if it has batch norm: its running statistics are then left alone in
             the second pass of `step`. By hand, use `frozen_statistics`.
@@ -57,9 +60,9 @@ class SAM:
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, rho: float = 0.05, model: nn.Module | None = None
     ) -> None:
-        self.optimizer, self.model = optimizer, model
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.perturbation = Perturbation(parameters, rho=rho)
+        _refuse_closures(optimizer)
+        self.optimizer, self.model, self.rho = optimizer, model, rho
+        self.perturbation = Perturbation(self._parameters(), rho=rho)
         self._away = False
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
@@ -76,17 +79,21 @@ class SAM:
                 "SAM.step: `closure` must be given, since the loss is computed twice; or call "
                 "first_step and second_step."
             )
-        if any(p.grad is not None for p in self.perturbation.parameters):
+        if any(p.grad is not None for p in self._parameters()):
             raise InputError(
                 "SAM.step: there are gradients already. SAM does not go with gradients that are "
                 "accumulated from outside: let the closure go through all the batches, and call "
                 "zero_grad() if these are left over."
             )
-        with torch.enable_grad():
-            loss = closure().detach()
-        self.first_step()
-        with self._frozen(), torch.enable_grad():
-            closure()
+        try:
+            with torch.enable_grad():
+                loss = closure().detach()
+            self.first_step()
+            with self._frozen(), torch.enable_grad():
+                closure()
+        except BaseException:
+            self.abandon()
+            raise
         self.second_step()
         return loss
 
@@ -95,8 +102,13 @@ class SAM:
         if self._away:
             raise InputError(
                 "SAM.first_step: called twice in a row; each step is one batch, gone through "
-                "twice, so gradients of several can't be accumulated this way."
+                "twice, so gradients of several can't be accumulated this way. If the second pass "
+                "failed, call abandon() to return to where the weights were."
             )
+        parameters = self._parameters()
+        known = self.perturbation.parameters
+        if [id(p) for p in parameters] != [id(p) for p in known]:  # added or unfrozen since
+            self.perturbation = Perturbation(parameters, rho=self.rho)
         self.perturbation.go()
         self._away = True
         self.zero_grad()
@@ -110,12 +122,36 @@ class SAM:
         self.optimizer.step()
         self.zero_grad()
 
+    def abandon(self) -> None:
+        """Give a step up: return to w, if away, and forget the gradients."""
+        if self._away:
+            self.perturbation.back()
+            self._away = False
+        self.zero_grad()
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def _parameters(self) -> list[Tensor]:
+        """Those that can have a gradient, of all groups that the optimiser has now."""
+        groups = self.optimizer.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
     def _frozen(self) -> AbstractContextManager[None]:
         return nullcontext() if self.model is None else frozen_statistics(self.model)
+
+
+def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser that computes the loss several times itself: SAM has one gradient."""
+    # The class's own: a scheduler puts a method with other arguments in its place.
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise InputError(
+            f"SAM: `optimizer` must be able to step() without a closure; got "
+            f"{type(optimizer).__name__}, which computes the loss several times in a step. Take "
+            f"another, such as SGD or AdamW."
+        )
 
 
 class Perturbation:

@@ -25,6 +25,7 @@ from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
+from longtail.runs.ensemble import MEMBERS, trained_seeds
 from longtail.runs.folder import MODEL, logits_file
 from longtail.train.recipe import Recipe
 from longtail.train.team import Resident, new_network
@@ -193,13 +194,7 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
             f"images of the development or the test set; teachers and students need one training "
             f"set."
         )
-    held = (student.dataset.held_out, student.seed)
-    if student.dataset.held_out and held != (run.spec.dataset.held_out, run.spec.seed):
-        raise RunError(
-            f"train: the teacher {run.folder} was trained on images that its student holds out; "
-            f"it must hold out the same, by --held-out {student.dataset.held_out:g} and seed "
-            f"{student.seed}."
-        )
+    _refuse_other_held_out(run, student)
     if by_saved_logits(student):
         run.logits(SPLIT)  # says how to make them
         if run.record["splits"][SPLIT]["data"] != images.fingerprint:
@@ -209,12 +204,33 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
                 f"--split {SPLIT} --force"
             )
         return
-    if not run.has_model and run.spec.settings.get("runs"):
+    if not run.has_model and run.spec.settings.get(MEMBERS):
         raise RunError(
             f"train: {run.folder} is an ensemble and has no weights of its own; name its members "
-            f"as teachers instead: {', '.join(run.spec.settings['runs'])}."
+            f"as teachers instead: {', '.join(run.spec.settings[MEMBERS])}."
         )
     run.model()  # says why there are no weights
+
+
+def _refuse_other_held_out(run: Run, student: RunSpec) -> None:
+    """Refuse a teacher that may have seen what its student holds out: the seed says which."""
+    held_out, seeds = student.dataset.held_out, trained_seeds(run.spec)
+    if not held_out or (run.spec.dataset.held_out == held_out and seeds == {student.seed}):
+        return
+    same = f"by --held-out {held_out:g} and seed {student.seed}"
+    if run.spec.settings.get(MEMBERS):
+        known = ", ".join(map(str, sorted(seed for seed in seeds if seed is not None)))
+        inner = "ensembles, whose seeds are not known" if None in seeds else ""
+        members = " and ".join(filter(None, (known and f"runs of seed {known}", inner)))
+        raise RunError(
+            f"train: the teacher {run.folder} is an ensemble of {members}, trained with --held-out "
+            f"{run.spec.dataset.held_out:g}, and its members may have seen images that its student "
+            f"holds out; each of them must hold out the same, {same}."
+        )
+    raise RunError(
+        f"train: the teacher {run.folder} was trained on images that its student holds out; "
+        f"it must hold out the same, {same}."
+    )
 
 
 class Teachers:
