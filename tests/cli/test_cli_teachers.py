@@ -158,3 +158,31 @@ def test_saved_logits_in_the_place_of_networks(teachers, cli):
     alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
     assert alone.code == 2
     assert "--teacher-logits needs --teachers" in alone.err
+
+
+def test_students_may_lie_beside_their_teachers(teachers, cli):
+    """The same command means the same teachers, whatever it wrote among them."""
+    words = (*STUDENT, "--teachers", teachers / "digits-lt", "--out", teachers)
+    assert cli(*words).code == 0
+    again = cli(*words)
+    assert again.code == 0
+    assert "No teachers: 1 of the runs in teachers/digits-lt, which learnt from others" in again.err
+    assert "Nothing to train: 1 run finished already" in again.err
+    (student,) = (run for run in find_runs(teachers) if run.spec.settings.get("teachers"))
+    # Named by itself it teaches, and so it does in a folder without its teachers.
+    named = cli(*STUDENT, "--teachers", student.folder, "--out", "named")
+    assert named.code == 0, named.err
+    shutil.copytree(student.folder, Path("pupils") / student.name)
+    alone = cli(*STUDENT, "--teachers", "pupils", "--out", "alone")
+    assert alone.code == 0, alone.err
+    for out in ("named", "alone"):
+        (second,) = find_runs(out)
+        assert second.spec.settings["teachers"] == (student.name,)
+
+
+def test_the_name_of_both_recipes_says_what_to_type(cli):
+    result = cli(*TRAIN, "--method", "logit-adjusted", "--recipe", "strong-distilled")
+    assert result.code == 1
+    assert "longtail reproduce strong-distilled" in result.err
+    assert "--recipe strong-student --teachers" in result.err
+    assert len(result.err.splitlines()) == 1

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from longtail._checks import InputError
 from longtail.runs import files
-from longtail.runs.folder import Run, RunError, SplitLogits, same_data
+from longtail.runs.folder import MEMBERS, Run, RunError, SplitLogits, same_data
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.runs.writer import RunWriter
 
 NAME = "ensemble"
-MEMBERS = "runs"
 
 
 def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
