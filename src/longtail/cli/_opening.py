@@ -11,6 +11,8 @@ from longtail.cli import _console
 if TYPE_CHECKING:
     from longtail.runs import Run
 
+_PLAIN = {"softmax", "label-smoothing"}  # methods that leave the classes' frequencies as they are
+
 
 def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False) -> list[Run]:
     """Every run that was named, itself or by a folder above it; each once, none edited.
@@ -47,8 +49,22 @@ def open_teachers(given: list[Path]) -> list[Run]:
         given: run folders, and folders of runs; none for no teachers.
     """
     found = _opened(given, _untaught) if given else []
+    warn_of_frequencies(found)
     names = {run.name for run in found}
     return [run for run in found if not run.members or not set(run.members) <= names]
+
+
+def warn_of_frequencies(runs: list[Run]) -> None:
+    """Say that runs whose logits are to be averaged answer for different class frequencies."""
+    alone = [run for run in runs if not run.members]  # an ensemble was told when it was made
+    plain = [run for run in alone if set(run.spec.method.name.split("+")) <= _PLAIN]
+    if 0 < len(plain) < len(alone):
+        other = next(run for run in alone if run not in plain)
+        _console.warning_line(
+            f"{plain[0].name} and {other.name} answer for different class frequencies, plain "
+            f"softmax for those of training and {other.spec.method.name} for corrected ones; the "
+            f"mean of {len(plain)} and {len(alone) - len(plain)} such runs is in between"
+        )
 
 
 def _untaught(path: Path, runs: list[Run]) -> list[Run]:

@@ -135,9 +135,11 @@ def evaluate(
 
 def _members(opened: list[Run]) -> list[Run]:
     """The runs to average: an ensemble that lies among them is none of its own members."""
+    from longtail.cli._opening import warn_of_frequencies
     from longtail.runs.ensemble import NAME, ensemble_spec
 
     members = [run for run in opened if run.spec.method.name != NAME]
+    warn_of_frequencies(members)
     # Refuses a single one, before any work.
     ensemble_spec(opened[0].spec.dataset, [run.name for run in members])
     return members

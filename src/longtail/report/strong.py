@@ -194,12 +194,16 @@ def ablation_table(part: Part) -> Table | None:
         rows,
         note=(
             f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
-            f"{part.setting.ablation.seeds} seeds, on the development (dev) and the test set. "
+            f"{_seeds(part.setting.ablation.seeds)}, on the development (dev) and the test set. "
             "change: of the test error against plain, strong or student, paired by seed, in "
             "points, ± half of its 95% interval. plain: crops, flips and the schedule of strong. "
             "min.: GPU minutes of one network."
         ),
     )
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def _epochs(lines: Iterable[Line]) -> str:

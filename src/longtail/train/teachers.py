@@ -78,9 +78,12 @@ def refuse_half(spec: RunSpec, recipe: Recipe) -> None:
             f"would do nothing; take the recipe strong-student, or set distill_weight (--set)."
         )
     if recipe.distill_weight and not names_of(spec):
+        without = "distill_weight=0"  # with the values that then would do nothing
+        without += " and distill_temperature=1" if recipe.distill_temperature != 1 else ""
+        without += " and distill_adjusted=false" if recipe.distill_adjusted else ""
         raise InputError(
             f"train: recipe {recipe.name!r} has distill_weight {recipe.distill_weight:g} and needs "
-            f"teachers; name their run folders (--teachers RUN), or set distill_weight=0."
+            f"teachers; name their run folders (--teachers RUN), or set {without} (--set)."
         )
 
 
@@ -113,7 +116,7 @@ class Staff:
         for spec in specs:
             for name in names_of(spec):
                 if name not in self._runs:
-                    self._runs[name] = elsewhere.get(name) or Run.open(Path(root) / name)
+                    self._runs[name] = elsewhere.get(name) or _teacher_of(spec, name, Path(root))
                 check_teacher(self._runs[name], spec, images)
         self._answering: dict[tuple[object, ...], Teachers | Tensor] = {}
 
@@ -159,6 +162,16 @@ class Staff:
                 else Teachers(runs, recipe, data, device=device)
             )
         return self._answering[key]
+
+
+def _teacher_of(student: RunSpec, name: str, root: Path) -> Run:
+    """A teacher that was not given, from below the folder of runs."""
+    if not (root / name).exists():
+        raise RunError(
+            f"train: {student.folder.as_posix()} learns from {name}, which is not in {root}; say "
+            f"where all its teachers are: --teachers RUN..."
+        )
+    return Run.open(root / name)
 
 
 def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
