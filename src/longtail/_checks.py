@@ -293,9 +293,9 @@ def same_length(array: Any, target: Any, *, caller: str, name: str = "logits") -
 
 
 def tau(value: Any, caller: str, *, name: str = "tau") -> float:
-    """A finite real number."""
+    """A finite real number; true and false are none."""
     try:
-        number = float(value)
+        number = float("" if isinstance(value, bool) else value)
     except (TypeError, ValueError) as error:
         raise InputError(f"{caller}: `{name}` must be a number; got {value!r}.") from error
     if not -math.inf < number < math.inf:  # as a comparison, torch.compile can trace it

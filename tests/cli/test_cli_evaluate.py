@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from contextlib import nullcontext
@@ -294,4 +295,47 @@ def test_ensembles_that_make_no_sense_are_refused(runs, cli):
     (folder,) = (runs / "digits-lt").glob("ensemble-*")
     closed = cli("evaluate", folder, "--split", "dev")
     assert closed.code == 1
-    assert "is an ensemble and has no logits on the dev set" in closed.err
+    assert "is an ensemble and has no network" in closed.err
+
+
+def typed(text):
+    """The command at the end of a message, as words for the command line."""
+    return shlex.split(text.splitlines()[-1].rpartition("longtail evaluate ")[2])
+
+
+def test_an_ensemble_of_another_split_is_in_nobodys_way(runs, cli):
+    softmax = sorted((runs / "digits-lt").glob("softmax-*"))
+    assert cli("evaluate", *softmax, "--split", "dev", "--ensemble").code == 0
+    (folder,) = (runs / "digits-lt").glob("ensemble-*")
+    left_out = f"longtail: warning: left out {folder}, an ensemble without logits of the split"
+    judged = cli("evaluate", runs)
+    assert judged.code == 0, judged.err
+    assert f"{left_out} 'test'\n" in judged.err
+    assert folder.name not in judged.out
+    shown = cli("report", runs / "digits-lt")
+    assert shown.code == 0, shown.err
+    assert shown.err == f"{left_out} 'test'\n"
+    # It has no network to be judged anew with.
+    anew = cli("evaluate", runs, "--split", "dev", "--errors-only")
+    assert anew.code == 0, anew.err
+    assert f"left out {folder}, an ensemble without a network\n" in anew.err
+
+
+def test_an_ensemble_that_is_named_says_which_command_makes_its_logits(runs, cli):
+    softmax = sorted((runs / "digits-lt").glob("softmax-*"))
+    assert cli("evaluate", *softmax, "--split", "dev", "--ensemble").code == 0
+    (folder,) = (runs / "digits-lt").glob("ensemble-*")
+    alone = shutil.copytree(folder, Path("alone") / folder.parent.name / folder.name)
+    tuned, shown = ("tune", folder, "--split", "test"), ("report", folder, *softmax)
+    for words in (tuned, shown, ("evaluate", folder)):
+        refused = cli(*words)
+        assert refused.code == 1
+        assert typed(refused.err) == [*map(str, softmax), "--split", "test", "--ensemble"]
+    only = cli("evaluate", alone.parent)
+    assert only.code == 1
+    assert typed(only.err)[-3:] == ["--split", "test", "--ensemble"]
+    forced = cli("evaluate", folder, "--split", "dev", "--force")
+    assert typed(forced.err)[-1] == "--force"
+    assert cli("evaluate", *typed(forced.err)).code == 0
+    assert cli("evaluate", *typed(refused.err)).code == 0
+    assert cli("evaluate", folder).code == 0

@@ -93,7 +93,9 @@ def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch):
     (folder,) = Path("runs/digits-lt").iterdir()
     lost = cli("train", "--resume", folder, "--device", "cpu")
     assert lost.code == 1
-    assert "there is no run folder runs/digits-lt/logit-adjusted-s0-" in lost.err
+    learner = f"{folder.relative_to('runs')} learns from digits-lt/logit-adjusted-s0-"
+    assert learner in lost.err
+    assert "is not in runs; say where all its teachers are: --teachers RUN" in lost.err
     other = cli("train", "--resume", folder, "--teachers", next(teachers.glob("*/softmax-*")))
     assert other.code == 1
     assert "which ask for another run: settings.teachers" in other.err
@@ -158,3 +160,72 @@ def test_saved_logits_in_the_place_of_networks(teachers, cli):
     alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
     assert alone.code == 2
     assert "--teacher-logits needs --teachers" in alone.err
+
+
+def test_students_may_lie_beside_their_teachers(teachers, cli):
+    """The same command means the same teachers, whatever it wrote among them."""
+    words = (*STUDENT, "--teachers", teachers / "digits-lt", "--out", teachers)
+    assert cli(*words).code == 0
+    again = cli(*words)
+    assert again.code == 0
+    assert "No teachers: 1 of the runs in teachers/digits-lt, which learnt from others" in again.err
+    assert "Nothing to train: 1 run finished already" in again.err
+    (student,) = (run for run in find_runs(teachers) if run.spec.settings.get("teachers"))
+    # Named by itself it teaches, and so it does in a folder without its teachers.
+    named = cli(*STUDENT, "--teachers", student.folder, "--out", "named")
+    assert named.code == 0, named.err
+    shutil.copytree(student.folder, Path("pupils") / student.name)
+    alone = cli(*STUDENT, "--teachers", "pupils", "--out", "alone")
+    assert alone.code == 0, alone.err
+    for out in ("named", "alone"):
+        (second,) = find_runs(out)
+        assert second.spec.settings["teachers"] == (student.name,)
+
+
+def test_the_name_of_both_recipes_says_what_to_type(cli):
+    result = cli(*TRAIN, "--method", "logit-adjusted", "--recipe", "strong-distilled")
+    assert result.code == 1
+    assert "longtail reproduce strong-distilled" in result.err
+    assert "--recipe strong-student --teachers" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_teachers_that_answer_for_different_frequencies_are_told(teachers, cli):
+    (softmax,) = teachers.glob("*/softmax-*")
+    (adjusted,) = teachers.glob("*/logit-adjusted-*")
+    for words in (
+        (*STUDENT, "--teachers", teachers, "--out", "runs"),
+        ("evaluate", softmax, adjusted, "--ensemble"),
+    ):
+        mixed = cli(*words)
+        assert mixed.code == 0, mixed.err
+        (warning,) = [line for line in mixed.err.splitlines() if "warning" in line]
+        assert "answer for different class frequencies" in warning
+        assert softmax.name in warning
+        assert adjusted.name in warning
+    alike = cli(*STUDENT, "--teachers", adjusted, "--out", "runs")
+    assert alike.code == 0
+    assert "warning" not in alike.err
+
+
+def test_a_shown_run_names_its_teachers_or_members(teachers, cli):
+    assert cli(*STUDENT, "--teachers", teachers, "--out", "runs").code == 0
+    names = [run.name for run in find_runs(teachers) if run.has_model]
+    (student,) = find_runs("runs")
+    (together,) = teachers.glob("*/ensemble-*")
+    for folder, label in ((student.folder, "teachers"), (together, "mean of")):
+        lines = cli("runs", "show", folder).out.splitlines()
+        first = next(n for n, line in enumerate(lines) if line.startswith(label))
+        shown = [line.removeprefix(label).strip() for line in lines[first : first + 2]]
+        assert shown == sorted(names)
+
+
+def test_the_way_to_train_without_teachers_works(cli):
+    """The recipe's other values of distillation must go with its weight."""
+    words = (*TRAIN, "--method", "logit-adjusted", "--recipe", "strong-student")
+    for own in ((), ("--set", "distill_adjusted=true")):
+        advice = cli(*words, *own).err.partition("or set ")[2].removesuffix(" (--set).\n")
+        changes = [word for one in advice.split(" and ") for word in ("--set", one)]
+        assert ("distill_adjusted=false" in changes) == bool(own)
+        followed = cli(*words, *changes)  # what is left is that digits are grey
+        assert "is for images of 3 channels" in followed.err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtail.cli import main
-from longtail.cli.reproduce import EXPERIMENTS, module_of
+from longtail.cli.reproduce import EXPERIMENTS, module_of, whole_of
 from longtail.experiments import separable, synthetic, theory
 from longtail.report import synthetic as synthetic_report
 from longtail.report import theory as theory_report
@@ -118,7 +118,7 @@ def test_every_experiment_offers_what_the_command_needs(name):
     assert callable(computes.run)
     assert callable(draws.tables)
     assert callable(draws.write)
-    assert all(file.startswith(name) for file in draws.FILES)
+    assert all(file.startswith(whole_of(name)) for file in draws.FILES)
 
 
 def test_an_existing_file_is_refused_before_the_work(never, capsys):

@@ -1,14 +1,18 @@
 """`longtail reproduce strong` from frozen data to tables, and what it refuses."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+from longtail.cli.reproduce import PARTS
 from longtail.data.frozen import freeze
 from longtail.experiments import records
 from longtail.experiments.demo import one_thread
+from longtail.experiments.strong_runs import STRONG, Setting
 from longtail.train import engine
-from strong_factory import OVERRIDES, small_data, trained_root
+from strong_factory import OVERRIDES, made_up_setting, small_data, small_run, trained_root
 
 SMALL = [
     word for key, value in OVERRIDES.items() for word in ("--set", f"{key}={json.dumps(value)}")
@@ -61,6 +65,54 @@ def test_from_records_alone(cli, undrawn, monkeypatch, tmp_path):
     assert shown.code == 0
     assert max(map(len, shown.out.splitlines())) <= 80
     assert (tmp_path / "here" / "strong.md").exists()
+
+
+def test_the_distilled_one_by_its_own_name(cli, undrawn, monkeypatch, tmp_path):
+    """Teachers and students of the same experiment, its records and its tables."""
+    asked, study = {}, small_run(trained_root(), load=None)
+
+    def run(**options):
+        asked.update(options)
+        return study
+
+    monkeypatch.setattr("longtail.experiments.strong.run", run)
+    words = ["reproduce", "strong-distilled", *ONE]
+    done = cli(*words)
+    assert done.code == 0, done.err
+    assert list(asked["stages"]) == ["teachers", "students"]
+    assert asked["folder"].as_posix() == "results/strong"
+    assert asked["command"].startswith("longtail reproduce strong-distilled --dataset cifar10-lt")
+    assert "strong-distilled" in done.out
+    assert (tmp_path / "longtail-strong-distilled" / "strong.md").exists()
+    assert cli(*words, "--stage", "further").code == 0
+    assert asked["stages"] == ["further"]
+
+
+def test_teachers_and_students_are_all_that_the_distilled_one_trains(tmp_path):
+    for folder in ("runs", "kept"):
+        shutil.copytree(trained_root() / folder, tmp_path / folder)
+    first = {one.name for one in records.read_all(tmp_path / "kept")}
+    (strong,) = Setting("cifar10-lt", seeds=1, overrides=OVERRIDES).strong.specs([STRONG])
+    (tmp_path / "kept" / f"{strong.folder}.json").unlink()
+    own = PARTS["strong-distilled"][1]
+    small_run(tmp_path, stages=own)
+    assert first - {one.name for one in records.read_all(tmp_path / "kept")} == {
+        strong.folder.as_posix()
+    }
+
+
+def test_names_and_numbers_are_whole_on_a_narrow_terminal(cli, undrawn):
+    """With two numbers before each point and their deviations, as on CIFAR-100-LT."""
+    for one in made_up_setting(Setting("cifar100-lt"), level=0.45):
+        records.write(one, Path("kept"))
+    shown = cli("reproduce", "strong", "--no-train", "--records", "kept")
+    assert shown.code == 0, shown.err
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "…" not in shown.out
+    title, rest = shown.out.split("\n", 1)
+    assert title == "Balanced test error in percent, CIFAR-100-LT, imbalance ratio 100"
+    rows = {line[:18].rstrip() for line in rest.split("error: last epoch")[0].splitlines()}
+    assert {"strong-distilled", "ProCo, published", "ensemble of 7", "teachers"} <= rows
 
 
 def test_without_records_the_commands_are_named(cli):

@@ -294,9 +294,25 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypat
         "and *.frozen. To get them",
         "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         "huggingface.co/datasets/uoft-cs/cifar100",
-        "longtail data freeze cifar100-lt --out FILE.frozen",
+        "longtail data freeze cifar100-lt --dev 50 --out FILE.frozen",
     ):
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ({"imbalance_ratio": 50}, "--ratio 50 --dev 500"),
+        ({"profile": "step", "seed": 3}, "--profile step --subset-seed 3 --dev 500"),
+        ({"development": 20, "imbalance_ratio": 100}, "--dev 20"),
+        ({"counts": [5] * 10, "fit": True}, "--counts FILE --fit --dev 500"),
+    ],
+)
+def test_what_to_freeze_is_what_was_asked_for(tmp_path, asked, options):
+    with pytest.raises(InputError, match=f"freeze cifar10-lt {options} --out FILE.frozen$"):
+        load("cifar10-lt", data_dir=tmp_path, **asked)
+    with pytest.raises(InputError, match=f"freeze cifar10-lt {options} --out FILE.frozen$"):
+        load("cifar10-lt", **asked)
 
 
 def test_half_of_the_parquet_files_is_not_taken_for_none(tmp_path):

@@ -414,7 +414,7 @@ def test_another_ratio_has_its_own_data_and_records(tmp_path):
 def test_data_without_a_development_set_are_refused(tmp_path):
     data = small_data()
     bare = LongTailedData(data.train, data.test, data.spec)
-    with pytest.raises(InputError, match="longtail data freeze cifar10-lt --ratio 100 --dev 500"):
+    with pytest.raises(InputError, match="freeze cifar10-lt --ratio 100 --dev 500 --out FILE"):
         small_run(tmp_path, load=lambda *_: bare, stages=["strong"])
 
 

@@ -60,6 +60,8 @@ def test_the_commands_lead_into_each_other(site):
     (out,) = re.findall(r"--out (\S+)", trained)
     assert judged.startswith(f"longtail evaluate {out}/cifar100-lt ")
     assert f"--teachers {out}/cifar100-lt " in taught
+    for recipe in ("strong --stage strong", "strong-distilled"):  # either by one command
+        assert f"\nlongtail reproduce {recipe}\n" in used
 
 
 def test_verdicts_follow_the_intervals(site):

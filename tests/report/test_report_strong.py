@@ -144,3 +144,8 @@ def test_the_published_table_says_what_is_known():
     assert proco[1:4] == ("CIFAR-100-LT", "45.8", "400")
     assert "keeps the best epoch" in proco[-1]
     assert next(row for row in table.rows if row[0] == "DDC")[3] == "–"
+
+
+def test_one_seed_is_no_plural():
+    part = Study.of(made_up_setting(Setting("cifar10-lt", seeds=1)), seeds=1).part("cifar10-lt")
+    assert "in percent over 1 seed, on" in strong.ablation_table(part).note

@@ -366,6 +366,9 @@ def test_strong_recipes_differ_by_data_set_in_two_values():
     [
         ({"cutmix": 1.5}, r"`cutmix` must lie in \[0, 1\]; got 1.5"),
         ({"mixup": -0.5}, r"`mixup` must lie in \[0, 1\]; got -0.5"),
+        ({"cutmix": True}, "`cutmix` must be a number; got True"),
+        ({"sam_rho": True}, "`sam_rho` must be a number; got True"),
+        ({"lr": False}, "`lr` must be a number; got False"),
         ({"distill_weight": 2}, r"`distill_weight` must lie in \[0, 1\]; got 2"),
         ({"ema_decay": 1}, r"`ema_decay` must lie in \[0, 1\); got 1"),
         ({"cutmix": 0.6, "mixup": 0.6}, "mixed in one way at most, .* got 0.6 and 0.6"),

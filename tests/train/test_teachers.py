@@ -127,7 +127,7 @@ def test_teachers_may_lie_elsewhere(root, teachers, tmp_path):
     there = train(one, DATA.train, root=tmp_path, teachers=teachers)
     for name, weight in here.model().items():
         np.testing.assert_array_equal(weight, there.model()[name])
-    with pytest.raises(RunError, match="there is no run folder"):
+    with pytest.raises(RunError, match="say where all its teachers are: --teachers RUN"):
         train(student(teachers, seed=6), DATA.train, root=tmp_path)
 
 

@@ -66,7 +66,9 @@ def show_table(table: ReportTable) -> None:
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
     for position, title in enumerate(table.header):
-        drawn.add_column(title, justify="right" if position else "left", no_wrap=position > 0)
+        # Where room is short names go on in another line: numbers and names alike stay whole.
+        more: dict[str, Any] = {"justify": "right", "no_wrap": True} if position else {}
+        drawn.add_column(title, overflow="fold", **more)
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     show(Text(table.title, style="bold"), drawn)

@@ -90,22 +90,23 @@ def evaluate(
       longtail evaluate runs/cifar100-lt --split dev --ensemble
       longtail evaluate runs/imagenet-lt --split val --root images
     """
-    from longtail.cli.report import _open
+    from longtail.cli._opening import open_runs
 
     if errors_only and (ensemble or force or split == Split.held_out):
         other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
         raise typer.BadParameter(f"--errors-only writes nothing; it can't stand beside {other}")
-    opened = _open(runs)
-    if ensemble:
-        opened = _members(opened)
     anew = force or errors_only
+    # Ensembles are none of an ensemble's members, whatever they have.
+    opened = (
+        _members(open_runs(runs)) if ensemble else open_runs(runs, split=split.value, anew=anew)
+    )
     judged: dict[Path, Judged] = {}
     with _training.joined(device) if _needed(opened, split, anew) else nullcontext() as world:
         numbers = [n for n, run in enumerate(opened) if anew or split not in run.splits]
         if world is not None:
             numbers = world.tell(numbers)  # another process may have written some by now
         missing = [opened[number] for number in numbers]
-        _refuse(missing, split)
+        _refuse(missing, split, force=force)
         if missing and world is not None:
             data = _training.RunData(dataset, data_dir, root)
             parts = _parts(missing, split, data, workers)
@@ -134,9 +135,11 @@ def evaluate(
 
 def _members(opened: list[Run]) -> list[Run]:
     """The runs to average: an ensemble that lies among them is none of its own members."""
+    from longtail.cli._opening import warn_of_frequencies
     from longtail.runs.ensemble import NAME, ensemble_spec
 
     members = [run for run in opened if run.spec.method.name != NAME]
+    warn_of_frequencies(members)
     # Refuses a single one, before any work.
     ensemble_spec(opened[0].spec.dataset, [run.name for run in members])
     return members
@@ -160,10 +163,9 @@ def _needed(opened: list[Run], split: Split, force: bool) -> bool:
     return absent or launched
 
 
-def _refuse(missing: list[Run], split: Split) -> None:
+def _refuse(missing: list[Run], split: Split, *, force: bool) -> None:
     """What would fail after work on other runs is refused before it."""
     from longtail._checks import InputError
-    from longtail.runs.ensemble import MEMBERS
 
     for run in missing:
         if split == Split.held_out:
@@ -172,10 +174,11 @@ def _refuse(missing: list[Run], split: Split) -> None:
                 if not run.spec.dataset.held_out
                 else "--force has no use with --split held-out: training writes those logits."
             )
-        if run.spec.settings.get(MEMBERS):
+        if run.members:
+            again = " --force" if force else ""
             raise InputError(
-                f"{run.folder} is an ensemble and has no logits on the {split} set; evaluate its "
-                f"members with --split {split} --ensemble."
+                f"{run.folder} is an ensemble and has no network to compute logits with; its "
+                f"members have: {run.evaluation(split.value)}{again}"
             )
         run.model()  # says why there are no weights
 

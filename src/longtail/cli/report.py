@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption
-
-if TYPE_CHECKING:
-    from longtail.runs import Run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -56,12 +53,13 @@ def report(
       longtail report runs/cifar10-lt --out cifar10.html --figures paper/
       longtail report runs/digits-lt/softmax-s0-* runs/digits-lt/balanced-s0-*
     """
+    from longtail.cli._opening import open_runs
     from longtail.experiments.comparison import compare
     from longtail.report import comparison as texts
     from longtail.report import page, run_figures
 
     _refuse_early(out, figures, force)
-    compared = compare(_open(runs), split=split)
+    compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
         typed = _command(runs, out, figures, split, title)
         page.write(compared, out, title=title, command=typed, force=True)
@@ -95,26 +93,6 @@ def _refuse_early(out: Path, figures: Path | None, force: bool) -> None:
             raise _checks.InputError(f"--figures must be a folder, but {figures} is a file.")
         for name in run_figures.FILES:
             _console.refuse_overwrite(figures / name, force)
-
-
-def _open(given: list[Path]) -> list[Run]:
-    """Every run that was named, itself or by a folder above it; each once, none edited."""
-    from longtail._checks import InputError
-    from longtail.runs import Run, run_folders
-
-    found: dict[Path, Run] = {}
-    for path in given:
-        inside = [] if (path / "run.json").exists() or not path.is_dir() else run_folders(path)
-        for folder in inside or [path]:
-            # Named itself, a half-written run is an error; in a folder it is left out.
-            run = Run.open(folder, unfinished=bool(inside))
-            if run.finished:
-                found.setdefault(folder.resolve(), run)
-            else:
-                _console.warning_line(f"left out {folder}, which is half written")
-    if not found:
-        raise InputError("none of the runs there is finished.")
-    return list(found.values())
 
 
 def _command(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# Name -> one line about it. The module of that name in `longtail.experiments` computes it, and
+# Name -> one line about it. Its module (`module_of`) in `longtail.experiments` computes it, and
 # the one in `longtail.report` draws it; what they offer is in the former's __init__.
 EXPERIMENTS = {
     "synthetic": "Every loss and post-hoc method on two Gaussians (figure 2).",
@@ -37,10 +37,13 @@ EXPERIMENTS = {
     "table-exp": "The CIFAR EXP table and figures, by training (a GPU, minutes).",
     "table-large": "ImageNet-LT and iNaturalist, by training (GPUs, days).",
     "strong": "How far the logit-adjusted loss goes (a GPU, an hour).",
+    "strong-distilled": "Of strong the teachers, then their students (a GPU, an hour).",
     "large-simulation": "1,000 and 8,142 classes of real sizes against Bayes (an hour).",
 }
 # Those that train: they show what is there when time is up.
-TRAINED = ("table-exp", "table-large", "strong")
+TRAINED = ("table-exp", "table-large", "strong", "strong-distilled")
+# Parts of another experiment, whose records they share: its name, and their own stages.
+PARTS = {"strong-distilled": ("strong", ("teachers", "students"))}
 # The options of each, beside where to write.
 _DRAWN = ("dataset", "data_dir", "seeds", "device")
 _TRAINING = (*_DRAWN, "precision", "overrides", "runs", "records", "minutes", "train")
@@ -50,13 +53,19 @@ TAKES = {
     "table-exp": (*_TRAINING, "recipe", "rows", "only"),
     "table-large": (*_TRAINING, "model", "epochs", "root", *_READING, "estimate"),
     "strong": (*_TRAINING, "stage", "rho"),
+    "strong-distilled": (*_TRAINING, "stage", "rho"),
     "large-simulation": (*_DRAWN, "multiples"),
 }
 
 
+def whole_of(name: str) -> str:
+    """The experiment that one is, or is a part of: ``strong`` for ``strong-distilled``."""
+    return PARTS[name][0] if name in PARTS else name
+
+
 def module_of(name: str) -> str:
     """An experiment's module: ``table-exp`` is in ``table_exp``."""
-    return name.replace("-", "_")
+    return whole_of(name).replace("-", "_")
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -122,7 +131,7 @@ def reproduce(
             "--stage",
             "strong: strong, teachers, students (with their teachers), further (more teachers, "
             "longer, a second generation) or ablation; may be repeated. strong and students if "
-            "absent.",
+            "absent; of strong-distilled, teachers and students.",
             metavar="NAME",
         ),
     ] = None,
@@ -179,7 +188,8 @@ def reproduce(
         Path | None,
         _option(
             "--records",
-            "Folder of the runs' small records; results/NAME if absent.",
+            "Folder of the runs' small records; results/NAME if absent, or results/strong "
+            "for strong-distilled.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -209,6 +219,7 @@ def reproduce(
       longtail reproduce table-exp --recipe paper --minutes 9
       longtail reproduce table-exp --no-train    from the records alone
       longtail reproduce strong --stage strong --dataset cifar100-lt
+      longtail reproduce strong-distilled    teachers, then their students
       longtail reproduce table-large --data-dir lists --root images --estimate
       torchrun --standalone --nproc-per-node 8 -m longtail reproduce table-large
     """
@@ -230,18 +241,19 @@ def reproduce(
         "overrides": overrides or [],
         "minutes": minutes,
         "runs": runs or Path("runs"),
-        "folder": records or Path("results") / name,
+        "folder": records or Path("results") / whole_of(name),
     }
     options: dict[str, Any] = {}
     if name == "table-exp":
         options = _run_options(recipe=recipe, rows=rows, only=only, **common)
-    elif name == "strong":
-        options = _run_options(stages=stage, ratios=rho, **common)
+    elif whole_of(name) == "strong":
+        own = PARTS[name][1] if name in PARTS else None
+        options = _run_options(stages=stage or own, ratios=rho, **common)
     elif name == "table-large":
         options = _large.options(models=model, epochs=epochs, **common)
         if train or estimate:
             _require_torch()
-    if name in ("table-exp", "strong") and train:
+    if whole_of(name) in ("table-exp", "strong") and train:
         options |= _training_options(context, data_dir, device, precision)
     elif name == "large-simulation":
         options = _simulation_options(dataset, data_dir, seeds, multiples, device)

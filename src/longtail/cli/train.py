@@ -225,7 +225,8 @@ def train(
 
     With --teachers the runs also learn from the mean logits of finished runs of the same data,
     as much as the recipe's distill_weight says (that of strong-student is 0.8); the teachers
-    become part of their specs.
+    become part of their specs. Of a folder all finished runs are taken, but for those that learnt
+    from others in it: students may go into their teachers' folder.
 
     \b
     Examples:
@@ -245,6 +246,7 @@ def train(
           --dataset inaturalist --data-dir inat --method logit-adjusted
     """
     from longtail import _checks
+    from longtail.cli._opening import open_teachers
 
     for module in ("torch", "safetensors"):
         _checks.require(module, extra="torch", caller="longtail train")
@@ -261,7 +263,7 @@ def train(
             overrides=overrides or [],
             held_out=held_out,
             precision=_precision(precision, world.device, resumed=resume is not None),
-            teachers=_opened(_named(teachers, more)),
+            teachers=open_teachers(_named(teachers, more)),
             teacher_logits=teacher_logits,
         )
         if resume is not None:
@@ -314,16 +316,6 @@ def _named(first: list[Path] | None, more: list[Path] | None) -> list[Path]:
         words = ", ".join(map(str, more))
         raise typer.BadParameter(f"got unexpected argument(s) {words}; runs stand after --teachers")
     return [*(first or []), *(more or [])]
-
-
-def _opened(folders: list[Path]) -> list[Run]:
-    """The teachers; an ensemble among its own members adds nothing to them."""
-    from longtail.cli.report import _open
-    from longtail.runs.ensemble import MEMBERS
-
-    found = _open(folders) if folders else []
-    names = {run.name for run in found}
-    return [run for run in found if not set(run.spec.settings.get(MEMBERS, ("",))) <= names]
 
 
 def _read(

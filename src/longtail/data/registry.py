@@ -25,7 +25,7 @@ from longtail.data.hub_parquet import read_hub_parquet
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.official import verify_official, verify_subset
 from longtail.data.profiles import PROFILES, check_ratio, fit_counts, natural_counts, read_counts
-from longtail.data.subsets import make_long_tailed
+from longtail.data.subsets import DEVELOPMENT_IMAGES, make_long_tailed
 from longtail.runs import DataSpec
 
 VARIABLE = "LONGTAIL_DATA"
@@ -137,6 +137,19 @@ class _Wanted:
             is_path = isinstance(counts, str | Path)
             self.counts = read_counts(counts) if is_path else natural_counts(counts, caller=caller)
 
+    def freezing(self, name: str) -> str:
+        """The command that writes the subset into a file, with a development set."""
+        words = ["longtail", "data", "freeze", name]
+        if self.counts is not None:
+            words += ["--counts", "FILE", *(["--fit"] if self.fit else [])]
+        elif self.profile not in (None, "exp"):
+            words += ["--profile", str(self.profile)]
+        if self.ratio not in (None, DATASETS[name]):
+            words += ["--ratio", f"{self.ratio:g}"]
+        words += ["--subset-seed", str(self.seed)] if self.seed else []
+        each = DEVELOPMENT_IMAGES // ARCHIVES[name.removesuffix("-lt")].num_classes
+        return " ".join([*words, "--dev", str(self.development or each), "--out", f"FILE{FROZEN}"])
+
     def spec(self, name: str, pool: ImageSet) -> DataSpec:
         """How a run's record names the subset of this pool."""
         if self.counts is None:
@@ -234,28 +247,28 @@ def _load_folder(path: Path, wanted: _Wanted, progress: Progress | None) -> Long
 # CIFAR: where it is looked for, and whether it is the official one.
 
 
-def data_folder(data_dir: Path | str | None, *, name: str, caller: str = "load") -> Path:
+def _data_folder(data_dir: Path | str | None, name: str, wanted: _Wanted) -> Path:
     """The folder of the originals: as given, or from LONGTAIL_DATA."""
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
-    how = _how_to_get(name)
+    how = _how_to_get(name, wanted)
     if not given:
         raise InputError(
-            f"{caller}: {name} needs its original files; say where they are by data_dir "
+            f"load: {name} needs its original files; say where they are by data_dir "
             f"(--data-dir) or {VARIABLE}. {how}"
         )
     folder = Path(given).expanduser()
     if not folder.is_dir():
         source = "data_dir" if data_dir is not None else VARIABLE
-        raise InputError(f"{caller}: {source} names {folder}, which is no folder. {how}")
+        raise InputError(f"load: {source} names {folder}, which is no folder. {how}")
     return folder
 
 
-def _how_to_get(name: str) -> str:
+def _how_to_get(name: str, wanted: _Wanted) -> str:
     archive = ARCHIVES[name.removesuffix("-lt")]
     return (
         f"To get them, put {archive.url} into that folder, or the parquet files of "
         f"huggingface.co/datasets/{archive.hub} into its sub-folder {name.removesuffix('-lt')}, "
-        f"or a file made by: longtail data freeze {name} --out FILE{FROZEN}"
+        f"or a file made by: {wanted.freezing(name)}"
     )
 
 
@@ -268,7 +281,7 @@ def _load_cifar(
     progress: Progress | None,
 ) -> LongTailedData:
     base = name.removesuffix("-lt")
-    folder = data_folder(data_dir, name=name)
+    folder = _data_folder(data_dir, name, wanted)
     read, looked = _find_cifar(folder, base, progress)
     if read is None:
         return _load_frozen(name, wanted, folder, looked)
@@ -322,7 +335,7 @@ def _load_frozen(name: str, wanted: _Wanted, folder: Path, looked: list[str]) ->
     frozen = f"*{FROZEN} ({'; '.join(others)})" if others else f"*{FROZEN}"
     raise InputError(
         f"load: there is no {ARCHIVES[name.removesuffix('-lt')].title} in {folder}; looked for "
-        f"{', '.join(looked)} and {frozen}. {_how_to_get(name)}"
+        f"{', '.join(looked)} and {frozen}. {_how_to_get(name, wanted)}"
     )
 
 

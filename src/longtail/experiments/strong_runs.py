@@ -456,6 +456,6 @@ class StrongTrainer(Trainer):
                 raise InputError(
                     f"strong: {plan.dataset} needs a development set; a frozen file has one if it "
                     f"was written with: longtail data freeze {plan.dataset} --ratio "
-                    f"{plan.ratio or 100:g} --dev {each}"
+                    f"{plan.ratio or 100:g} --dev {each} --out FILE.frozen"
                 )
         return self._data[key]

@@ -155,7 +155,7 @@ def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
         raise InputError(
             f"{path} has no logits of the split {split!r}; there: "
             f"{', '.join(run.splits) or 'none'}. Choose one with --split, or run: "
-            f"longtail evaluate {path} --split {split}"
+            f"{run.evaluation(split)}"
         )
     if kind == "probs":
         raise InputError(f"{path} is a run folder, which holds logits; leave --probs out.")

@@ -277,8 +277,10 @@ def _use() -> list[str]:
         "    --teachers teachers/cifar100-lt --set image_seed=0 --seeds 3\n"
         "```",
         "Students that share an `image_seed` see the same images, so the teachers are asked once "
-        "for all of them. Everything on this page comes from one command, which can be stopped "
-        "and goes on:",
+        "for all of them. Either recipe is trained anew by one command, the second with its "
+        "teachers; it can be stopped and goes on:",
+        f"```sh\nlongtail reproduce strong --stage strong\nlongtail reproduce {DISTILLED}\n```",
+        "And so is everything else on this page:",
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage further\n"

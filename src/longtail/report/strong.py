@@ -102,7 +102,7 @@ def results_table(part: Part) -> Table:
     ]
     return Table(
         f"Balanced test error in percent, {title_of(dataset)}, imbalance ratio 100",
-        ("method", "epochs", "error", "τ again", *_GROUPS, "minutes"),
+        ("method", "epochs", "error", "τ again", *_GROUPS, "min."),
         rows,
         note=_results_note(part),
     )
@@ -116,8 +116,8 @@ def _results_note(part: Part) -> str:
         "error: last epoch, whole test set, nothing chosen on the development set; mean and "
         "standard deviation over the runs. τ again: the same networks with their "
         f"logits adjusted once more by a τ chosen on the development set ({taus or 'none'}). "
-        f"minutes: of {devices or 'training'} for one such network, as its share of the time of "
-        "all that trained beside it, in which SAM counts twice; an ensemble's are those of all "
+        f"min.: minutes of {devices or 'training'} for one such network, as its share of the time "
+        "of all that trained beside it, in which SAM counts twice; an ensemble's are those of all "
         "teachers, and a student's include them."
     )
     lacking = part.missing()
@@ -194,12 +194,16 @@ def ablation_table(part: Part) -> Table | None:
         rows,
         note=(
             f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
-            f"{part.setting.ablation.seeds} seeds, on the development (dev) and the test set. "
+            f"{_seeds(part.setting.ablation.seeds)}, on the development (dev) and the test set. "
             "change: of the test error against plain, strong or student, paired by seed, in "
             "points, ± half of its 95% interval. plain: crops, flips and the schedule of strong. "
             "min.: GPU minutes of one network."
         ),
     )
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def _epochs(lines: Iterable[Line]) -> str:

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from longtail._checks import InputError
 from longtail.runs import files
-from longtail.runs.folder import Run, RunError, SplitLogits, same_data
+from longtail.runs.folder import MEMBERS, Run, RunError, SplitLogits, same_data
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.runs.writer import RunWriter
 
 NAME = "ensemble"
-MEMBERS = "runs"
 _SEED = re.compile(rf"(?!{NAME}-s)[^/]+-s(\d+)-[0-9a-f]{{8}}")  # of the last part of a run's name
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from longtail.runs.spec import RunSpec
 
 FORMAT = 1
 RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
+MEMBERS = "runs"  # the setting by which an ensemble names its runs
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -223,6 +225,17 @@ class Run:
         """Whether the weights are here (an archive may leave them out)."""
         return MODEL in self.record["files"]
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of the runs that an ensemble is the mean of; none for any other run."""
+        return tuple(self.spec.settings.get(MEMBERS, ()))
+
+    def evaluation(self, split: str) -> str:
+        """What to type for a split's logits; an ensemble's are made from its members'."""
+        names = [str(self.folder.parent.parent / name) for name in self.members]
+        words = ["longtail", "evaluate", *(names or [str(self.folder)]), "--split", split]
+        return shlex.join([*words, "--ensemble"] if names else words)
+
     def logits(self, split: str) -> SplitLogits:
         """A split's logits and labels, memory-mapped.
 
@@ -247,7 +260,7 @@ class Run:
             there = ", ".join(self.splits) or "none"
             raise RunError(
                 f"{self.folder} has no logits of the split {split!r} (there: {there}); "
-                f"run: longtail evaluate {self.folder} --split {split}"
+                f"run: {self.evaluation(split)}"
             )
         return files.read_tensors(self.folder / logits_file(split), caller="Run.logits")
 

@@ -104,6 +104,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     "inaturalist": _LARGE | {"weight_decay": 1e-4},
 }
 
+# Names that stand for more than one way to train: what to type for them.
+SEVERAL: dict[str, str] = {
+    "strong-distilled": "teachers of recipe 'strong' and its like, then students of recipe "
+    "'strong-student'. On the CIFARs `longtail reproduce strong-distilled` trains both. By hand: "
+    "longtail train --dataset NAME --method logit-adjusted --recipe strong --seeds 5 --out "
+    "teachers; then longtail train --dataset NAME --method logit-adjusted --recipe strong-student "
+    "--teachers teachers",
+}
+
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.train.methods import THRESHOLD, THRESHOLDS, Method, unknown
-from longtail.train.named_recipes import PER_DATASET, RECIPES
+from longtail.train.named_recipes import PER_DATASET, RECIPES, SEVERAL
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("sgd", "nesterov", "adam"),
@@ -293,6 +293,8 @@ _DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSI
 
 def recipe_values(name: str, *, dataset: str | None = None) -> dict[str, Any]:
     """A named recipe as it stands for a data set; values that it lacks there are left out."""
+    if name in SEVERAL:
+        raise InputError(f"get_recipe: {name!r} is not one recipe but {SEVERAL[name]}")
     if name not in RECIPES:
         raise unknown("get_recipe", "recipe", name, list(RECIPES))
     return RECIPES[name] | PER_DATASET.get(name, {}).get(dataset or "", {})

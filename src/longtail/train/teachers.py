@@ -25,7 +25,7 @@ from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
-from longtail.runs.ensemble import MEMBERS, trained_seeds
+from longtail.runs.ensemble import trained_seeds
 from longtail.runs.folder import MODEL, logits_file
 from longtail.train.recipe import Recipe
 from longtail.train.team import Resident, new_network
@@ -79,9 +79,12 @@ def refuse_half(spec: RunSpec, recipe: Recipe) -> None:
             f"would do nothing; take the recipe strong-student, or set distill_weight (--set)."
         )
     if recipe.distill_weight and not names_of(spec):
+        without = "distill_weight=0"  # with the values that then would do nothing
+        without += " and distill_temperature=1" if recipe.distill_temperature != 1 else ""
+        without += " and distill_adjusted=false" if recipe.distill_adjusted else ""
         raise InputError(
             f"train: recipe {recipe.name!r} has distill_weight {recipe.distill_weight:g} and needs "
-            f"teachers; name their run folders (--teachers RUN), or set distill_weight=0."
+            f"teachers; name their run folders (--teachers RUN), or set {without} (--set)."
         )
 
 
@@ -114,7 +117,7 @@ class Staff:
         for spec in specs:
             for name in names_of(spec):
                 if name not in self._runs:
-                    self._runs[name] = elsewhere.get(name) or Run.open(Path(root) / name)
+                    self._runs[name] = elsewhere.get(name) or _teacher_of(spec, name, Path(root))
                 check_teacher(self._runs[name], spec, images)
         self._answering: dict[tuple[object, ...], Teachers | Tensor] = {}
 
@@ -162,6 +165,16 @@ class Staff:
         return self._answering[key]
 
 
+def _teacher_of(student: RunSpec, name: str, root: Path) -> Run:
+    """A teacher that was not given, from below the folder of runs."""
+    if not (root / name).exists():
+        raise RunError(
+            f"train: {student.folder.as_posix()} learns from {name}, which is not in {root}; say "
+            f"where all its teachers are: --teachers RUN..."
+        )
+    return Run.open(root / name)
+
+
 def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
     """The mean of the teachers' saved logits, shape (examples, num_classes)."""
     if len(runs) == 1:
@@ -204,10 +217,10 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
                 f"--split {SPLIT} --force"
             )
         return
-    if not run.has_model and run.spec.settings.get(MEMBERS):
+    if not run.has_model and run.members:
         raise RunError(
             f"train: {run.folder} is an ensemble and has no weights of its own; name its members "
-            f"as teachers instead: {', '.join(run.spec.settings[MEMBERS])}."
+            f"as teachers instead: {', '.join(run.members)}."
         )
     run.model()  # says why there are no weights
 
@@ -218,7 +231,7 @@ def _refuse_other_held_out(run: Run, student: RunSpec) -> None:
     if not held_out or (run.spec.dataset.held_out == held_out and seeds == {student.seed}):
         return
     same = f"by --held-out {held_out:g} and seed {student.seed}"
-    if run.spec.settings.get(MEMBERS):
+    if run.members:
         known = ", ".join(map(str, sorted(seed for seed in seeds if seed is not None)))
         inner = "ensembles, whose seeds are not known" if None in seeds else ""
         members = " and ".join(filter(None, (known and f"runs of seed {known}", inner)))
