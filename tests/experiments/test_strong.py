@@ -212,22 +212,27 @@ def test_processes_begin_alike_by_the_first_ones_clock(tmp_path):
             assert not asked
 
 
-def test_nothing_is_trained_twice(monkeypatch):
+@pytest.fixture
+def trained_before(monkeypatch):
+    """A study's root, after which nothing may be trained."""
+    root = trained_root()
     monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
-    study = small_run(trained_root(), load=lambda *_: pytest.fail("read data"))
+    return root
+
+
+def test_nothing_is_trained_twice(trained_before):
+    study = small_run(trained_before, load=lambda *_: pytest.fail("read data"))
     assert not study.stopped
 
 
-def test_records_are_enough_without_run_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
-    study = small_run(tmp_path, folder=trained_root() / "kept")
+def test_records_are_enough_without_run_folders(tmp_path, trained_before):
+    study = small_run(tmp_path, folder=trained_before / "kept")
     assert study.part("cifar10-lt").missing() == []
 
 
-def test_records_of_another_precision_are_enough_too(tmp_path, monkeypatch):
+def test_records_of_another_precision_are_enough_too(tmp_path, trained_before):
     """Those of a GPU are in bfloat16; on a CPU nothing has to be trained again for that."""
-    monkeypatch.setattr(engine, "train_cohort", lambda *_, **__: pytest.fail("trained again"))
-    study = small_run(tmp_path, folder=trained_root() / "kept", precision="bfloat16")
+    study = small_run(tmp_path, folder=trained_before / "kept", precision="bfloat16")
     assert study.part("cifar10-lt").missing() == []
 
 
