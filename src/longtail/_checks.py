@@ -294,8 +294,10 @@ def same_length(array: Any, target: Any, *, caller: str, name: str = "logits") -
 
 def tau(value: Any, caller: str, *, name: str = "tau") -> float:
     """A finite real number; true and false are none."""
+    if isinstance(value, bool):
+        raise InputError(f"{caller}: `{name}` must be a number; got {value!r}.")
     try:
-        number = float("" if isinstance(value, bool) else value)
+        number = float(value)
     except (TypeError, ValueError) as error:
         raise InputError(f"{caller}: `{name}` must be a number; got {value!r}.") from error
     if not -math.inf < number < math.inf:  # as a comparison, torch.compile can trace it

@@ -319,6 +319,11 @@ def test_an_ensemble_of_another_split_is_in_nobodys_way(runs, cli):
     anew = cli("evaluate", runs, "--split", "dev", "--errors-only")
     assert anew.code == 0, anew.err
     assert f"left out {folder}, an ensemble without a network\n" in anew.err
+    for other in set((runs / "digits-lt").iterdir()) - {folder}:
+        shutil.rmtree(other)
+    alone = cli("evaluate", runs / "digits-lt", "--split", "dev", "--errors-only")
+    assert alone.code != 0
+    assert "none of the runs there can be used here" in alone.err
 
 
 def test_an_ensemble_that_is_named_says_which_command_makes_its_logits(runs, cli):

@@ -87,6 +87,7 @@ def _opened(given: list[Path], choose: Callable[[Path, list[Run]], list[Run]]) -
     from longtail.runs import Run, run_folders
 
     found: dict[Path, Run] = {}
+    finished = 0
     for path in given:
         inside = [] if (path / "run.json").exists() or not path.is_dir() else run_folders(path)
         # Named itself, a half-written run is an error; in a folder it is left out.
@@ -95,8 +96,10 @@ def _opened(given: list[Path], choose: Callable[[Path, list[Run]], list[Run]]) -
             if not run.finished:
                 _console.warning_line(f"left out {run.folder}, which is half written")
         runs = [run for run in runs if run.finished]
+        finished += len(runs)
         for run in choose(path, runs) if inside else runs:
             found.setdefault(run.folder.resolve(), run)
     if not found:
-        raise InputError("none of the runs there is finished.")
+        what = "can be used here" if finished else "is finished"
+        raise InputError(f"none of the runs there {what}.")
     return list(found.values())
