@@ -378,7 +378,7 @@ def tables(record):
                 continue
             lines.append(
                 f"| {shape} | {floor} | {key} | {peer['device_us'][0]:.1f} µs"
-                f"{'' if peer['graph'] else ' (no graph)'} | {100 * peer['share_of_floor']:.0f}% | "
+                f"{'' if peer['graph'] else ' (no graph)'} | {100 * peer['share_of_floor']:.1f}% | "
                 f"{peer['wall_us'][0]:.0f} µs | {peer['peak_MB']:.0f} MB | {peer['launches']} |"
             )
             shape = floor = ""

@@ -27,9 +27,8 @@ def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False
         if split is None:
             return runs
         unable = {run.folder for run in runs if run.members and (anew or split not in run.splits)}
-        if len(unable) == len(runs) and not anew:
-            for run in runs[:1]:
-                run.logits(split)  # says how to make them
+        if runs and len(unable) == len(runs) and not anew:
+            runs[0].logits(split)  # says how to make them
         why = "a network" if anew else f"logits of the split {split!r}"
         for folder in sorted(unable):
             _console.warning_line(f"left out {folder}, an ensemble without {why}")
@@ -69,10 +68,8 @@ def warn_of_frequencies(runs: list[Run]) -> None:
 
 def _untaught(path: Path, runs: list[Run]) -> list[Run]:
     """The runs of a folder without those whose teachers are all there."""
-    from longtail.train.teachers import names_of
-
     there = {run.name for run in runs}
-    left = [run for run in runs if not names_of(run.spec) or set(names_of(run.spec)) - there]
+    left = [run for run in runs if not run.teachers or set(run.teachers) - there]
     if len(left) < len(runs):
         _console.note(
             f"No teachers: {len(runs) - len(left)} of the runs in {path}, which learnt from "

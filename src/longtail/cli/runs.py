@@ -184,7 +184,7 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     add("recipe", _named(spec.recipe.name, spec.recipe.values))
     add("overrides", _pairs(spec.recipe.overrides) or "none")
     add("seed", str(spec.seed))
-    for label, names in (("teachers", spec.settings.get("teachers")), ("mean of", run.members)):
+    for label, names in (("teachers", run.teachers), ("mean of", run.members)):
         if names:
             add(label, "\n".join(names))
     for split, entry in record["splits"].items():

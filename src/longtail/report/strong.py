@@ -15,6 +15,7 @@ from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import DISTILLED, GOALS, PUBLISHED, Line, Part, Study
 from longtail.experiments.strong_runs import RATIOS
 from longtail.report import figures
+from longtail.report.describe import plural
 from longtail.report.tables import Table, percent, signed, write_numbers
 
 _NAME_HEIGHT = 0.4  # percentage points, of a published row's name in the figure
@@ -194,16 +195,12 @@ def ablation_table(part: Part) -> Table | None:
         rows,
         note=(
             f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
-            f"{_seeds(part.setting.ablation.seeds)}, on the development (dev) and the test set. "
-            "change: of the test error against plain, strong or student, paired by seed, in "
+            f"{plural(part.setting.ablation.seeds, 'seed', 'seeds')}, on the development (dev) and "
+            "the test set. change: of the test error against plain, strong or student, paired by seed, in "
             "points, ± half of its 95% interval. plain: crops, flips and the schedule of strong. "
             "min.: GPU minutes of one network."
         ),
     )
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed" if count == 1 else f"{count} seeds"
 
 
 def _epochs(lines: Iterable[Line]) -> str:

@@ -32,7 +32,8 @@ from longtail.runs.spec import RunSpec
 
 FORMAT = 1
 RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
-MEMBERS = "runs"  # the setting by which an ensemble names its runs
+# The settings by which an ensemble names its runs, and a student those that it learnt from.
+MEMBERS, TEACHERS = "runs", "teachers"
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -229,6 +230,11 @@ class Run:
     def members(self) -> tuple[str, ...]:
         """The names of the runs that an ensemble is the mean of; none for any other run."""
         return tuple(self.spec.settings.get(MEMBERS, ()))
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The names of the runs that a student learnt from; none for any other run."""
+        return tuple(self.spec.settings.get(TEACHERS, ()))
 
     def evaluation(self, split: str) -> str:
         """What to type for a split's logits; an ensemble's are made from its members'."""

@@ -26,11 +26,11 @@ from longtail.data.lists import ListedImages
 from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
 from longtail.runs.ensemble import trained_seeds
-from longtail.runs.folder import MODEL, logits_file
+from longtail.runs.folder import MODEL, TEACHERS, logits_file
 from longtail.train.recipe import Recipe
 from longtail.train.team import Resident, new_network
 
-SETTING, SAVED = "teachers", "teacher_logits"
+SAVED = "teacher_logits"  # the setting of a student that learns from saved logits
 SPLIT = "train"  # the split of a run that holds its logits on the training images
 PINNED = "teachers.json"
 
@@ -51,13 +51,13 @@ def with_teachers(spec: RunSpec, teachers: Iterable[Run | str], *, saved: bool =
     names = sorted(one if isinstance(one, str) else one.name for one in teachers)
     for name in {name for name in names if names.count(name) > 1}:
         raise InputError(f"train: the teacher {name} is named twice; each counts once.")
-    found = {SETTING: names, **({SAVED: True} if saved else {})}
+    found = {TEACHERS: names, **({SAVED: True} if saved else {})}
     return replace(spec, settings=Settings({**spec.settings, **found}))
 
 
 def names_of(spec: RunSpec) -> tuple[str, ...]:
     """The names of a student's teachers, ``<dataset>/<method>-s<seed>-<hash8>``; often none."""
-    return tuple(spec.settings.get(SETTING, ()))
+    return tuple(spec.settings.get(TEACHERS, ()))
 
 
 def by_saved_logits(spec: RunSpec) -> bool:
