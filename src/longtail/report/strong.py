@@ -196,8 +196,9 @@ def ablation_table(part: Part) -> Table | None:
         note=(
             f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
             f"{plural(part.setting.ablation.seeds, 'seed', 'seeds')}, on the development (dev) and "
-            "the test set. change: of the test error against plain, strong or student, paired by seed, in "
-            "points, ± half of its 95% interval. plain: crops, flips and the schedule of strong. "
+            "the test set. change: of the test error against plain, strong or student, paired by "
+            "seed, in points, ± half of its 95% interval. plain: crops, flips and the schedule of "
+            "strong. "
             "min.: GPU minutes of one network."
         ),
     )
