@@ -12,7 +12,8 @@ from exp_factory import small_cifar
 from longtail.experiments import strong
 from longtail.experiments.demo import one_thread
 from longtail.experiments.records import Record
-from longtail.experiments.strong_runs import STRONG, STUDENT, Setting
+from longtail.experiments.strong_kinds import STRONG, STUDENT
+from longtail.experiments.strong_runs import Setting
 
 # Images must be larger than the square that Cutout hides.
 OVERRIDES = {"model": "small-conv", "epochs": 2, "batch_size": 64, "lr": 0.02, "warmup_epochs": 0}

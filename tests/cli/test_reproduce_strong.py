@@ -10,7 +10,8 @@ from longtail.cli.reproduce import PARTS
 from longtail.data.frozen import freeze
 from longtail.experiments import records
 from longtail.experiments.demo import one_thread
-from longtail.experiments.strong_runs import STRONG, Setting
+from longtail.experiments.strong_kinds import STRONG
+from longtail.experiments.strong_runs import Setting
 from longtail.train import engine
 from strong_factory import OVERRIDES, made_up_setting, small_data, small_run, trained_root
 

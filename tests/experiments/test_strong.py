@@ -13,7 +13,7 @@ from longtail.experiments import records, strong
 from longtail.experiments.exp_runs import Shelf
 from longtail.experiments.records import DEV, TEST
 from longtail.experiments.strong import DISTILLED, PUBLISHED, Study
-from longtail.experiments.strong_runs import (
+from longtail.experiments.strong_kinds import (
     ABLATION_EPOCHS,
     INGREDIENTS,
     MORE_TEACHERS,
@@ -21,11 +21,10 @@ from longtail.experiments.strong_runs import (
     STRONG,
     STUDENT,
     TEACHERS,
-    Setting,
-    StrongTrainer,
     ablation,
     student_ablation,
 )
+from longtail.experiments.strong_runs import Setting, StrongTrainer
 from longtail.runs import Run, find_runs, pack, unpack
 from longtail.train import engine
 from longtail.train.recipe import Recipe

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from longtail.experiments import records
+from longtail.experiments.selection import Outcome, Selection, candidates
 from longtail.experiments.strong import DISTILLED, Study
 from longtail.experiments.strong_runs import Setting
 from longtail.report import how_far
+from longtail.report import strong as strong_report
 from strong_factory import made_up_setting
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +40,7 @@ def test_without_records_everything_is_said_to_be_missing():
 
 def test_a_page_of_records_has_their_numbers(site):
     text = (site / how_far.PAGE).read_text()
-    study = how_far.study_of(records.read_all(site / how_far.RECORDS))
+    study = how_far.study_at(site / how_far.RECORDS)
     part = study.part("cifar10-lt")
     for line in (part.strong, part.distilled):
         assert f"{100 * line.errors.mean():.2f}% for `{line.name}` (mean of" in text
@@ -67,7 +69,7 @@ def test_the_commands_lead_into_each_other(site):
 def test_verdicts_follow_the_intervals(site):
     text = (site / how_far.PAGE).read_text()
     verdicts = re.search(r"Paired by seed, at 95%:\n\n(.*?)\n\n", text, re.DOTALL)[1]
-    study = how_far.study_of(records.read_all(site / how_far.RECORDS))
+    study = how_far.study_at(site / how_far.RECORDS)
     lines = {line.name: line for line in study.part("cifar10-lt").ablation}
     told = {}
     for sentence in verdicts.splitlines():
@@ -109,10 +111,32 @@ def test_the_recipes_are_described_as_they_are():
 
 def test_the_repositorys_own_page_is_up_to_date():
     study, run = (
-        how_far.study_of(records.read_all(ROOT / how_far.RECORDS)),
+        how_far.study_at(ROOT / how_far.RECORDS),
         "run: python -m longtail.report.how_far",
     )
     text = how_far.page(study)
     assert (ROOT / how_far.PAGE).read_text() == text, run
     for figure in re.findall(r"\]\((\S+\.svg)\)", text):
         assert (ROOT / how_far.PAGE.parent / figure).is_file(), run
+
+
+def selection_of(best):
+    """Outcomes of a data set's candidates, of which one has the least error."""
+    names = [kind.name for kind in candidates("cifar100-lt")]
+    outcomes = {name: Outcome(0.46, 0.1, 0.44 if name == best else 0.45) for name in names}
+    return Selection("cifar100-lt", 200, "NVIDIA H200", outcomes)
+
+
+def test_what_the_development_set_chose_is_said_and_whether_the_recipe_has_it():
+    recipe = strong_report.recipe_candidate("cifar100-lt")
+    assert recipe is not None
+    other = next(kind.name for kind in candidates("cifar100-lt") if kind.name != recipe)
+    text = how_far.page(Study.of([], selections=[selection_of(recipe)]))
+    assert "on CIFAR-100-LT the recipe has the values of the least error." in text
+    assert f"| {recipe} (least, the recipe) | 46.00 | 44.00 | 0.10 |" in text
+    text = how_far.page(Study.of([], selections=[selection_of(other)]))
+    assert "on CIFAR-100-LT the recipe still has other values than the least error's." in text
+    assert f"| {other} (least) | 46.00 | 44.00 | 0.10 |" in text
+    assert f"| {recipe} (the recipe) |" in text
+    assert "and nothing else so far" not in text
+    assert "and nothing else so far" in how_far.page(Study.of([]))

@@ -129,9 +129,10 @@ def reproduce(
         list[str] | None,
         _option(
             "--stage",
-            "strong: strong, teachers, students (with their teachers), further (more teachers, "
-            "longer, a second generation) or ablation; may be repeated. strong and students if "
-            "absent; of strong-distilled, teachers and students.",
+            "strong: strong, teachers, selection (ways to train students, compared on the "
+            "development set), students (with their teachers), further (more teachers, longer, a "
+            "second generation) or ablation; may be repeated. strong and students if absent; of "
+            "strong-distilled, teachers and students.",
             metavar="NAME",
         ),
     ] = None,

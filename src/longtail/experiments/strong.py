@@ -17,19 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from longtail._checks import FloatArray, InputError
-from longtail.experiments import Progress, records
+from longtail.experiments import Progress, records, selection
 from longtail.experiments.development import development_error
 from longtail.experiments.exp_runs import CIFARS, Kind, Shelf
 from longtail.experiments.records import Record
-from longtail.experiments.strong_runs import (
-    RATIOS,
-    STRONG,
-    STUDENT,
-    TEACHERS,
-    Setting,
-    StrongTrainer,
-    is_judged,
-)
+from longtail.experiments.selection import Selection
+from longtail.experiments.strong_kinds import STRONG, STUDENT, TEACHERS
+from longtail.experiments.strong_runs import RATIOS, Setting, StrongTrainer, is_judged
 
 if TYPE_CHECKING:
     import torch
@@ -305,11 +299,13 @@ class Study:
         parts: those with records, by data set and then by ratio.
         absent: those without any.
         stopped: whether training ended before everything was trained.
+        selections: what ways to train students reached on the development set.
     """
 
     parts: tuple[Part, ...]
     absent: tuple[Setting, ...] = ()
     stopped: bool = False
+    selections: tuple[Selection, ...] = ()
 
     @classmethod
     def of(
@@ -320,6 +316,7 @@ class Study:
         ratios: Sequence[float] = RATIOS,
         seeds: int | None = None,
         overrides: Mapping[str, Any] | None = None,
+        selections: Iterable[Selection] = (),
     ) -> Study:
         """The study of some records; others than its own play no part.
 
@@ -329,6 +326,7 @@ class Study:
             ratios: which to show.
             seeds: how many there should be of each kind; None for the usual numbers.
             overrides: recipe values that were changed, for a trial in small.
+            selections: to show beside them.
         """
         shelf = Shelf(found)
         settings = [
@@ -338,7 +336,8 @@ class Study:
         ]
         parts = [part for setting in settings if (part := Part(setting, shelf)).records]
         there = [part.setting for part in parts]
-        return cls(tuple(parts), tuple(setting for setting in settings if setting not in there))
+        absent = tuple(setting for setting in settings if setting not in there)
+        return cls(tuple(parts), absent, selections=tuple(selections))
 
     def part(self, dataset: str, ratio: float = RATIOS[0]) -> Part | None:
         """One part, or None where there are no records of it."""
@@ -359,6 +358,7 @@ class Study:
         """Plain values for JSON; errors in percent."""
         return {
             "absent": [setting.command() for setting in self.absent],
+            "selections": [found.to_dict() for found in self.selections],
             "parts": [
                 {
                     "dataset": part.setting.dataset,
@@ -428,7 +428,12 @@ def run(
         ]
         ended = trainer.run_stages(settings, stages)
     study = Study.of(
-        records.read_all(folder), datasets=datasets, ratios=shown, seeds=seeds, overrides=overrides
+        records.read_all(folder),
+        datasets=datasets,
+        ratios=shown,
+        seeds=seeds,
+        overrides=overrides,
+        selections=selection.read_all(folder, datasets),
     )
     if ended:
         study.require_parts()

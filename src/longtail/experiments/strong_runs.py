@@ -4,10 +4,11 @@ A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong
 trained in another way; students of all of them together; students of more teachers, students
 trained for longer, and those of a second generation, which have the first students for teachers
 too; and the ablation, which adds every ingredient to a plain recipe and to `strong`, or takes it
-away. `StrongTrainer` does what has
-no record yet, judges each finished run once on the development and the test set, and can be stopped
-and called again. A record is not enough to learn from: where a teacher's weights are missing it is
-trained again, to teach alone, and its record stays.
+away. Candidates for how students are trained are not among them: those never see the test set, see
+`selection`. `StrongTrainer` does what has no record yet, judges each finished run once on the
+development and the test set, and can be stopped and called again. A record is not enough to learn
+from: where a teacher's weights are missing it is trained again, to teach alone, and its record
+stays.
 """
 
 from __future__ import annotations
@@ -15,162 +16,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.subsets import DEVELOPMENT_IMAGES
-from longtail.experiments import records
-from longtail.experiments.development import with_tau_again
+from longtail.experiments import records, selection
+from longtail.experiments.development import choose_again, development_error, with_tau_again
 from longtail.experiments.exp_runs import CIFARS, Kind, OutOfTimeError, Plan, Trainer
 from longtail.experiments.records import DEV, TEST, Record
+from longtail.experiments.strong_kinds import (
+    ABLATION_EPOCHS,
+    MORE_TEACHERS,
+    STRONG,
+    STUDENT,
+    TEACHERS,
+    ablation,
+    student_ablation,
+)
 from longtail.runs import Run, RunSpec, Settings, ensemble
 from longtail.runs.ensemble import ensemble_spec
-from longtail.train.recipe import Recipe, recipe_values
+from longtail.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from longtail.data import LongTailedData
 
 logger = logging.getLogger("longtail")
 
-STAGES = ("strong", "teachers", "students", "further", "ablation")
+STAGES = ("strong", "teachers", "selection", "students", "further", "ablation")
 RATIOS = (100.0, 50.0, 10.0)
-METHOD = "logit-adjusted"
-ABLATION_EPOCHS = 200  # of everything in it: half of what the recipe takes, for many more runs
-
-OFF: dict[str, Any] = {
-    "trivial_augment": False,
-    "cutout": 0,
-    "cutmix": 0.0,
-    "mixup": 0.0,
-    "mix_partner": "uniform",
-    "sam_rho": 0.0,
-    "ema_decay": 0.0,
-    "head": "linear",
-    "head_scale": 1.0,
-}
-# What the ablation adds and takes away, one at a time.
-INGREDIENTS: dict[str, dict[str, Any]] = {
-    "TrivialAugment": {"trivial_augment": True},
-    "Cutout": {"cutout": 16},
-    "CutMix, minority partner": {"cutmix": 0.5, "mix_partner": "minority"},
-    "CutMix, uniform partner": {"cutmix": 0.5, "mix_partner": "uniform"},
-    "mixup": {"mixup": 0.5, "mix_partner": "uniform"},
-    "SAM": {"sam_rho": 0.1},
-    "weight average": {"ema_decay": 0.999},
-    "cosine head": {"head": "cosine", "head_scale": 16.0},
-}
-# The recipe's own augmentation, and nothing else of the ingredients.
-_AUGMENTED = {key: value for key, value in OFF.items() if key not in ("trivial_augment", "cutout")}
-_MINORITY = INGREDIENTS["CutMix, minority partner"]
-
-STRONG = Kind("strong", METHOD)
-STUDENT = Kind("student", METHOD, {"image_seed": 0})  # one stream of images for all students
-PLAIN = Kind("plain", METHOD, OFF)
-
-
-def _teacher(name: str, **changes: Any) -> Kind:
-    return Kind(name, METHOD, _AUGMENTED | changes)
-
-
-_BASE = _teacher("augmented")
-_SAM, _SAM_FAR = _teacher("SAM 0.1", sam_rho=0.1), _teacher("SAM 0.2", sam_rho=0.2)
-# Different ways rather than different seeds: their mean gains from their disagreement.
-TEACHERS: dict[str, tuple[Kind, ...]] = {
-    "cifar10-lt": (
-        _BASE,
-        _teacher("minority CutMix", **_MINORITY),
-        _SAM,
-        _SAM_FAR,
-        _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
-    ),
-    "cifar100-lt": (
-        _BASE,
-        _teacher("weight decay 1e-3", weight_decay=1e-3),
-        _teacher("minority CutMix", **_MINORITY),
-        _teacher("uniform CutMix", **INGREDIENTS["CutMix, uniform partner"]),
-        _SAM,
-        _SAM_FAR,
-        _teacher("cosine head", **INGREDIENTS["cosine head"]),
-    ),
-}
-# Further ones, for students of more teachers; they train beside the others at little cost. Most of
-# them are of the sort that a first trial found strongest on a data set, or the most different.
-# STRONG stands for all its runs, which are there anyway.
-_UNIFORM, _DECAY = INGREDIENTS["CutMix, uniform partner"], {"weight_decay": 1e-3}
-_SAM_DECAY = _teacher("SAM 0.2, weight decay 1e-3", sam_rho=0.2, **_DECAY)
-MORE_TEACHERS: dict[str, tuple[Kind, ...]] = {
-    "cifar10-lt": (
-        STRONG,
-        _teacher("SAM 0.1 and uniform CutMix", sam_rho=0.1, **_UNIFORM),
-        _teacher("SAM 0.1 and mixup", sam_rho=0.1, **INGREDIENTS["mixup"]),
-        _SAM_DECAY,
-    ),
-    "cifar100-lt": (
-        _teacher("mixup", **INGREDIENTS["mixup"]),
-        _teacher("minority CutMix, weight decay 1e-3", **_MINORITY, **_DECAY),
-        _teacher("uniform CutMix, weight decay 1e-3", **_UNIFORM, **_DECAY),
-        _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
-        _SAM_DECAY,
-    ),
-}
-
-
-@cache
-def ablation(dataset: str) -> tuple[Kind, ...]:
-    """Every ingredient added to the plain recipe, and taken from `strong` or added to it.
-
-    Args:
-        dataset: recipes may differ by it.
-
-    Examples:
-        >>> [kind.name for kind in ablation("cifar100-lt")][:3]
-        ['plain', 'plain + TrivialAugment', 'plain + Cutout']
-    """
-    kinds = [PLAIN]
-    kinds += [Kind(f"plain + {name}", METHOD, OFF | on) for name, on in INGREDIENTS.items()]
-    values = OFF | recipe_values("strong", dataset=dataset)
-    kinds.append(Kind("strong − logit adjustment", "softmax"))
-    for name, on in INGREDIENTS.items():
-        key = next(iter(on))
-        if values[key] == OFF[key]:
-            mixed = {k: v for k, v in on.items() if k != "mix_partner" or not _mixes(values)}
-            kinds.append(Kind(f"strong + {name}", METHOD, mixed))
-        elif not (_mixes(values) and on.get("mix_partner", "") not in ("", values["mix_partner"])):
-            kinds.append(Kind(f"strong − {name}", METHOD, {k: OFF[k] for k in on}))
-    return tuple(kinds)
-
-
-def _mixes(values: Mapping[str, Any]) -> bool:
-    return bool(values["cutmix"] or values["mixup"])
-
-
-@cache
-def student_ablation(dataset: str) -> tuple[Kind, ...]:
-    """What a student is trained with, changed one at a time.
-
-    Args:
-        dataset: recipes may differ by it.
-    """
-    values = OFF | recipe_values("strong-student", dataset=dataset)
-    adjusted = bool(values.get("distill_adjusted", False))
-    changes: dict[str, dict[str, Any]] = {
-        "the teachers alone": {"distill_weight": 1.0},
-        "KL of logits as they are" if adjusted else "KL of prior-shifted logits": {
-            "distill_adjusted": not adjusted
-        },
-    }
-    if values.get("distill_temperature", 1.0) != 1.0:
-        changes["temperature 1"] = {"distill_temperature": 1.0}
-    if _mixes(values):
-        changes["without mixing"] = {key: OFF[key] for key in ("cutmix", "mixup", "mix_partner")}
-    if not values["sam_rho"]:
-        changes["with SAM"] = INGREDIENTS["SAM"]
-    return tuple(
-        Kind(f"student, {name}", METHOD, {**STUDENT.overrides, **change})
-        for name, change in changes.items()
-    )
 
 
 @dataclass(frozen=True)
@@ -222,8 +97,13 @@ class Setting:
         """A student and every change of it, in the ablation's epochs."""
         return [self._short(kind) for kind in (STUDENT, *student_ablation(self.dataset))]
 
-    def _short(self, kind: Kind) -> Kind:
-        epochs = self.overrides.get("epochs", ABLATION_EPOCHS)
+    def candidates(self) -> list[Kind]:
+        """The ways to train a student of which the development set chooses one."""
+        kinds = selection.candidates(self.dataset)
+        return [self._short(kind, selection.EPOCHS[self.dataset]) for kind in kinds]
+
+    def _short(self, kind: Kind, epochs: int = ABLATION_EPOCHS) -> Kind:
+        epochs = self.overrides.get("epochs", epochs)
         return replace(kind, overrides={**kind.overrides, "epochs": epochs})
 
     def teachers(self) -> list[RunSpec]:
@@ -255,7 +135,7 @@ class Setting:
     def longer(self) -> Kind:
         """Students with twice the epochs."""
         epochs = 2 * self.student.spec(STUDENT, 0).recipe.values["epochs"]
-        return Kind("student, longer", METHOD, {**STUDENT.overrides, "epochs": epochs})
+        return Kind("student, longer", STUDENT.method, {**STUDENT.overrides, "epochs": epochs})
 
     def ensemble(self, names: Iterable[str]) -> RunSpec:
         """The teachers' mean logits."""
@@ -287,6 +167,10 @@ class StrongTrainer(Trainer):
 
     load: Callable[..., LongTailedData]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tried: dict[Path, str] = {}  # candidates' run folders, which are judged apart
+
     def run_stages(self, settings: Sequence[Setting], stages: Sequence[str]) -> bool:
         """Train what is missing, stage by stage of each setting.
 
@@ -304,7 +188,7 @@ class StrongTrainer(Trainer):
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
                 if "strong" in stages:
                     singles += setting.strong.specs([STRONG])
-                taught = bool({"teachers", "students", "further"} & set(stages))
+                taught = bool({"teachers", "selection", "students", "further"} & set(stages))
                 if taught:
                     singles += setting.teachers()
                 if "further" in stages:
@@ -312,6 +196,8 @@ class StrongTrainer(Trainer):
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
                 if taught:
                     self._average(setting)
+                if "selection" in stages:
+                    self._select(setting)
                 if {"students", "further"} & set(stages):
                     self._teach(setting, ([STUDENT], ()))
                 if "further" in stages:
@@ -327,6 +213,40 @@ class StrongTrainer(Trainer):
         except OutOfTimeError:
             return False
         return True
+
+    def _select(self, setting: Setting) -> None:
+        """Train the candidates that have no outcome yet, and judge them on the development set."""
+        kinds = {kind.name: kind for kind in setting.candidates()}
+        epochs = next(iter(kinds.values())).overrides["epochs"]
+        kept = selection.read(self.folder, setting.dataset)
+        there = set() if kept is None or kept.epochs != epochs else set(kept.outcomes)
+        lacking = [kind for name, kind in kinds.items() if name not in there]
+        if not lacking:
+            return
+        self._say_again(setting.teachers())
+        self._have_teachers(setting)
+        one = Setting(setting.dataset, setting.ratio, 1, setting.overrides)  # one seed of each
+        specs = [
+            self._precise(spec)
+            for spec in one.students(self._names(setting.teachers()), kinds=lacking)
+        ]
+        self._tried = {spec.folder: k.name for spec, k in zip(specs, lacking, strict=True)}
+        for first in range(0, len(specs), self.together):
+            self._part(setting.student, specs[first : first + self.together])
+
+    def _note(self, run: Run, data: Any) -> None:
+        """Keep what a candidate reached on the development set; the test set stays shut."""
+        from longtail.train.engine import evaluate
+
+        run = evaluate(run, data.development(run), split=DEV, device=self.device)
+        one, (tau, again) = records.record(run), choose_again(run)
+        dataset, epochs = run.spec.dataset.name, int(run.spec.recipe.values["epochs"])
+        kept = selection.read(self.folder, dataset)
+        outcomes = {} if kept is None or kept.epochs != epochs else dict(kept.outcomes)
+        outcome = selection.Outcome(development_error(one), tau, again)
+        outcomes[self._tried[run.spec.folder]] = outcome
+        found = selection.Selection(dataset, epochs, str(one.document["device"]), outcomes)
+        selection.write(found, self.folder)
 
     def _teach(self, setting: Setting, *lessons: tuple[Sequence[Kind], Sequence[RunSpec]]) -> None:
         """Train students side by side, once all their teachers' weights are there.
@@ -428,10 +348,13 @@ class StrongTrainer(Trainer):
     def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
         """Judge finished runs, once on either set, and write their records.
 
-        One that was trained again for its weights has been judged: its record stays.
+        One that was trained again for its weights has been judged: its record stays. Candidates
+        are judged on the development set alone.
         """
         for run in trained:
-            if not self._is_whole(self.shelf.get(run.spec)):
+            if run.spec.folder in self._tried:
+                self._note(run, data)
+            elif not self._is_whole(self.shelf.get(run.spec)):
                 self._write(self._judged(run, data))
 
     def _judged(self, run: Run, data: Any) -> Run:

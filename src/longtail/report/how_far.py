@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from longtail.data.subsets import DEVELOPMENT_IMAGES
-from longtail.experiments import records
+from longtail.experiments import records, selection
 from longtail.experiments.comparison import mean_interval
 from longtail.experiments.exp_runs import CIFARS
-from longtail.experiments.records import Record
+from longtail.experiments.selection import Selection
 from longtail.experiments.strong import DISTILLED, Line, Part, Study
-from longtail.experiments.strong_runs import RATIOS, TEACHERS, Setting
+from longtail.experiments.strong_kinds import TEACHERS
+from longtail.experiments.strong_runs import RATIOS, Setting
 from longtail.report import figures, strong
 from longtail.report.tables import percent
 from longtail.runs import files
@@ -32,9 +34,9 @@ FIGURE = Path("docs/how-far/cost")
 logger = logging.getLogger("longtail")
 
 
-def study_of(found: list[Record]) -> Study:
-    """The study of some records, perhaps of none."""
-    return Study.of(found)
+def study_at(folder: Path | str) -> Study:
+    """The study of a folder's records, perhaps of none."""
+    return Study.of(records.read_all(folder), selections=selection.read_all(folder))
 
 
 def page(study: Study) -> str:
@@ -49,7 +51,7 @@ def page(study: Study) -> str:
         "marked *published* are others'.",
         *_answer(study),
         *_needed(),
-        *_selection(),
+        *_selection(study.selections),
         *_results(study),
         *_ratios(study),
         *_ablation(study),
@@ -145,8 +147,25 @@ def _ingredients(values: dict[str, Any]) -> str:
     return ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) > 1 else words[0]
 
 
-def _selection() -> list[str]:
-    return [
+def _chosen(selections: Sequence[Selection]) -> str:
+    """What was chosen on the development set beside the tau."""
+    if not selections:
+        return "and nothing else so far"
+    words = []
+    for found in selections:
+        name = strong.title_of(found.dataset)
+        if strong.recipe_candidate(found.dataset) == found.best:
+            words.append(f"on {name} the recipe has the values of the least error")
+        else:
+            words.append(f"on {name} the recipe still has other values than the least error's")
+    return (
+        "and how students are trained was compared on it, by short runs that the tables below "
+        f"list: {'; '.join(words)}"
+    )
+
+
+def _selection(selections: Sequence[Selection]) -> list[str]:
+    blocks = [
         "## What was chosen on what",
         "- **The test set** is opened once for each run, after its last epoch. There is no early "
         "stopping and no best epoch.\n"
@@ -154,7 +173,8 @@ def _selection() -> list[str]:
         f"out: {DEVELOPMENT_IMAGES:,} shared out among the classes, the same ones for every "
         "imbalance ratio as far as it leaves them out. None of its images is one of the training "
         "or the test set; `longtail` refuses to train on it, and refuses teachers that saw any "
-        "other data. The τ of the column *τ again* is chosen on it, and nothing else so far.\n"
+        "other data. The τ of the column *τ again* is chosen on it, "
+        f"{_chosen(selections)}.\n"
         "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
         "the subset leaves none of its images out, and of others nearly as large it may leave "
         "fewer than asked. In the development error the nearest class in size stands in for it and "
@@ -163,12 +183,13 @@ def _selection() -> list[str]:
         "everybody else.\n"
         "- **The stricter line** is the column *error*: it takes nothing from the development "
         "set for a run, and has τ = 1 in the loss and the last epoch, fixed in advance.\n"
-        "- **What this does not undo**: the recipes' values, also those that differ between the "
-        "data sets, are those that did best in a first trial of one seed each, which was judged on "
-        "the test set, as is usual here; so were the papers from which the ingredients are. The "
-        "development set need not have chosen the same: the tables of the teachers show its error "
-        "beside that on the test set.",
+        "- **What this does not undo**: what was not compared there, such as the values of "
+        "`strong`, also those that differ between the data sets, did best in a first trial of one "
+        "seed each, which was judged on the test set, as is usual here; so were the papers from "
+        "which the ingredients are. The development set need not have chosen the same: the tables "
+        "of the teachers show its error beside that on the test set.",
     ]
+    return blocks + [strong.selection_table(found).markdown() for found in selections]
 
 
 def _results(study: Study) -> list[str]:
@@ -283,6 +304,7 @@ def _use() -> list[str]:
         "And so is everything else on this page:",
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
+        "longtail reproduce strong --stage selection\n"
         "longtail reproduce strong --stage further\n"
         "longtail reproduce strong --stage ablation\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
@@ -301,7 +323,7 @@ def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
         The paths written.
     """
     root = Path(root)
-    study = study_of(records.read_all(root / RECORDS)) if study is None else study
+    study = study_at(root / RECORDS) if study is None else study
     files.write_bytes(root / PAGE, page(study).encode())
     figure = strong.draw(study)
     if figure is None:

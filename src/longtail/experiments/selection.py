@@ -1,0 +1,218 @@
+"""How students are trained, chosen on the development set: what was tried, and what came out.
+
+Every candidate is trained once, for fewer epochs than a recipe has, by the same teachers and with
+one seed, and judged on the development set alone: its logits on the test set are never made. What
+is kept is a small file for each data set. `strong_runs` trains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from longtail.experiments.exp_runs import Kind
+from longtail.experiments.strong_kinds import METHOD
+from longtail.runs import files
+
+# What the first trial had, which was judged on the test set; the candidates change it.
+FIRST: dict[str, Any] = {
+    "weight_decay": 5e-4,
+    "cutout": 16,
+    "cutmix": 0.5,
+    "mix_partner": "minority",
+    "distill_weight": 0.8,
+    "distill_temperature": 2.0,
+    "distill_adjusted": False,
+}
+BALANCED = "softmax+over-sampling"
+_EQUAL, _SHIFTED = "classes drawn equally", "KL of prior-shifted logits"
+_BARE, _WARM = "no Cutout", "temperature 4"
+CHANGES: dict[str, dict[str, Any]] = {
+    # The prior of what is drawn is uniform, so the logit-adjusted loss of it is the softmax's.
+    _EQUAL: {"mix_partner": "uniform"},
+    _SHIFTED: {"distill_adjusted": True},
+    _BARE: {"cutout": 0},
+    _WARM: {"distill_temperature": 4.0},
+    "CutMix on all": {"cutmix": 1.0},
+    "teachers' share 0.6": {"distill_weight": 0.6},
+    "teachers' share 0.95": {"distill_weight": 0.95},
+    "weight decay 1e-4": {"weight_decay": 1e-4},
+    "weight decay 2e-4": {"weight_decay": 2e-4},
+    "weight decay 1e-3": {"weight_decay": 1e-3},
+}
+# In the order in which they were tried: later ones join what had helped.
+TRIED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "cifar10-lt": (
+        (_SHIFTED,),
+        (_SHIFTED, _WARM),
+        (_EQUAL,),
+        (_EQUAL, _WARM),
+        (_EQUAL, _BARE),
+        (_EQUAL, _BARE, _WARM),
+        (_EQUAL, _BARE, _WARM, "teachers' share 0.95"),
+        (_EQUAL, _BARE, _WARM, "weight decay 2e-4"),
+    ),
+    "cifar100-lt": (
+        (),
+        ("weight decay 2e-4",),
+        ("weight decay 1e-4",),
+        (_WARM,),
+        ("teachers' share 0.95",),
+        ("teachers' share 0.95", "weight decay 2e-4"),
+        (_SHIFTED,),
+        (_BARE,),
+        (_BARE, "weight decay 2e-4"),
+        ("CutMix on all",),
+        ("CutMix on all", "weight decay 2e-4"),
+        (_EQUAL,),
+        (_EQUAL, "weight decay 2e-4"),
+        (_EQUAL, _WARM),
+        (_EQUAL, _WARM, "teachers' share 0.6"),
+        (_EQUAL, "teachers' share 0.6"),
+        (_EQUAL, "weight decay 1e-3"),
+        (_EQUAL, _BARE),
+        (_EQUAL, _BARE, _WARM),
+        (_EQUAL, _BARE, _WARM, "weight decay 1e-3"),
+    ),
+}
+EPOCHS = {"cifar10-lt": 75, "cifar100-lt": 200}
+
+
+@cache
+def candidates(dataset: str) -> tuple[Kind, ...]:
+    """The ways to train a student that are compared, but for their epochs.
+
+    Args:
+        dataset: one of `TRIED`.
+
+    Examples:
+        >>> [kind.name for kind in candidates("cifar100-lt")][:2]
+        ['first trial', 'weight decay 2e-4']
+    """
+    kinds = []
+    for changes in TRIED[dataset]:
+        values = {"image_seed": 0, **FIRST}
+        for change in changes:
+            values |= CHANGES[change]
+        method = BALANCED if _EQUAL in changes else METHOD
+        kinds.append(Kind(", ".join(changes) or "first trial", method, values))
+    return tuple(kinds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a candidate reached on the development set.
+
+    Attributes:
+        error: balanced, of its last epoch.
+        tau: chosen again there.
+        error_again: with that tau.
+    """
+
+    error: float
+    tau: float
+    error_again: float
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The outcomes of a data set's candidates.
+
+    Attributes:
+        dataset: its name.
+        epochs: of each candidate.
+        device: on which they trained.
+        outcomes: by the candidate's name, in the order of trying.
+    """
+
+    dataset: str
+    epochs: int
+    device: str
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def best(self) -> str:
+        """The candidate with the least error once its tau is chosen."""
+        return min(self.outcomes, key=lambda name: self.outcomes[name].error_again)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; errors are fractions."""
+        kinds = {kind.name: kind for kind in candidates(self.dataset)}
+        return {
+            "format": 1,
+            "dataset": self.dataset,
+            "epochs": self.epochs,
+            "device": self.device,
+            "trials": [
+                {
+                    "name": name,
+                    "method": kinds[name].method,
+                    "overrides": dict(kinds[name].overrides),
+                    "dev_error": round(one.error, 6),
+                    "tau": round(one.tau, 4),
+                    "dev_error_again": round(one.error_again, 6),
+                }
+                for name in kinds
+                if (one := self.outcomes.get(name)) is not None
+            ],
+        }
+
+
+def recipe_candidate(dataset: str, *, method: str, values: Mapping[str, Any]) -> str | None:
+    """The candidate that a recipe for students is, or None if it is none of them.
+
+    Args:
+        dataset: one of `TRIED`.
+        method: of the students.
+        values: of their recipe.
+
+    Examples:
+        >>> recipe_candidate("cifar100-lt", method="logit-adjusted", values=FIRST)
+        'first trial'
+    """
+    for kind in candidates(dataset):
+        own = {key: value for key, value in kind.overrides.items() if key in FIRST}
+        if kind.method == method and all(values.get(key) == own[key] for key in own):
+            return kind.name
+    return None
+
+
+def path_of(folder: Path | str, dataset: str) -> Path:
+    """Where a data set's selection is kept, beside its records."""
+    return Path(folder) / f"selection-{dataset}.json"
+
+
+def read(folder: Path | str, dataset: str) -> Selection | None:
+    """What is kept of a data set's selection, of candidates that still are; None for nothing.
+
+    Args:
+        folder: of records.
+        dataset: one of `TRIED`.
+    """
+    path = path_of(folder, dataset)
+    if not path.exists():
+        return None
+    found = files.read_json(path, caller="strong")
+    kinds = {kind.name: kind for kind in candidates(dataset)}
+    outcomes = {
+        one["name"]: Outcome(one["dev_error"], one["tau"], one["dev_error_again"])
+        for one in found["trials"]
+        if one["name"] in kinds and one["overrides"] == dict(kinds[one["name"]].overrides)
+    }
+    return Selection(dataset, found["epochs"], found["device"], outcomes)
+
+
+def read_all(folder: Path | str, datasets: Iterable[str] = tuple(TRIED)) -> list[Selection]:
+    """What is kept of some data sets' selections, where there is any."""
+    found = [read(folder, dataset) for dataset in datasets]
+    return [one for one in found if one is not None and one.outcomes]
+
+
+def write(found: Selection, folder: Path | str) -> Path:
+    """Keep a selection; what was there is replaced."""
+    path = path_of(folder, found.dataset)
+    files.write_json(path, found.to_dict())
+    return path

@@ -1,0 +1,146 @@
+"""The ways to train behind `strong`: its ingredients, teachers, students and the ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from longtail.experiments.exp_runs import Kind
+from longtail.train.recipe import recipe_values
+
+METHOD = "logit-adjusted"
+ABLATION_EPOCHS = 200  # of everything in it: half of what the recipe takes, for many more runs
+
+OFF: dict[str, Any] = {
+    "trivial_augment": False,
+    "cutout": 0,
+    "cutmix": 0.0,
+    "mixup": 0.0,
+    "mix_partner": "uniform",
+    "sam_rho": 0.0,
+    "ema_decay": 0.0,
+    "head": "linear",
+    "head_scale": 1.0,
+}
+# What the ablation adds and takes away, one at a time.
+INGREDIENTS: dict[str, dict[str, Any]] = {
+    "TrivialAugment": {"trivial_augment": True},
+    "Cutout": {"cutout": 16},
+    "CutMix, minority partner": {"cutmix": 0.5, "mix_partner": "minority"},
+    "CutMix, uniform partner": {"cutmix": 0.5, "mix_partner": "uniform"},
+    "mixup": {"mixup": 0.5, "mix_partner": "uniform"},
+    "SAM": {"sam_rho": 0.1},
+    "weight average": {"ema_decay": 0.999},
+    "cosine head": {"head": "cosine", "head_scale": 16.0},
+}
+# The recipe's own augmentation, and nothing else of the ingredients.
+_AUGMENTED = {key: value for key, value in OFF.items() if key not in ("trivial_augment", "cutout")}
+_MINORITY = INGREDIENTS["CutMix, minority partner"]
+
+STRONG = Kind("strong", METHOD)
+STUDENT = Kind("student", METHOD, {"image_seed": 0})  # one stream of images for all students
+PLAIN = Kind("plain", METHOD, OFF)
+
+
+def _teacher(name: str, **changes: Any) -> Kind:
+    return Kind(name, METHOD, _AUGMENTED | changes)
+
+
+_BASE = _teacher("augmented")
+_SAM, _SAM_FAR = _teacher("SAM 0.1", sam_rho=0.1), _teacher("SAM 0.2", sam_rho=0.2)
+# Different ways rather than different seeds: their mean gains from their disagreement.
+TEACHERS: dict[str, tuple[Kind, ...]] = {
+    "cifar10-lt": (
+        _BASE,
+        _teacher("minority CutMix", **_MINORITY),
+        _SAM,
+        _SAM_FAR,
+        _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
+    ),
+    "cifar100-lt": (
+        _BASE,
+        _teacher("weight decay 1e-3", weight_decay=1e-3),
+        _teacher("minority CutMix", **_MINORITY),
+        _teacher("uniform CutMix", **INGREDIENTS["CutMix, uniform partner"]),
+        _SAM,
+        _SAM_FAR,
+        _teacher("cosine head", **INGREDIENTS["cosine head"]),
+    ),
+}
+# Further ones, for students of more teachers; they train beside the others at little cost. Most of
+# them are of the sort that a first trial found strongest on a data set, or the most different.
+# STRONG stands for all its runs, which are there anyway.
+_UNIFORM, _DECAY = INGREDIENTS["CutMix, uniform partner"], {"weight_decay": 1e-3}
+_SAM_DECAY = _teacher("SAM 0.2, weight decay 1e-3", sam_rho=0.2, **_DECAY)
+MORE_TEACHERS: dict[str, tuple[Kind, ...]] = {
+    "cifar10-lt": (
+        STRONG,
+        _teacher("SAM 0.1 and uniform CutMix", sam_rho=0.1, **_UNIFORM),
+        _teacher("SAM 0.1 and mixup", sam_rho=0.1, **INGREDIENTS["mixup"]),
+        _SAM_DECAY,
+    ),
+    "cifar100-lt": (
+        _teacher("mixup", **INGREDIENTS["mixup"]),
+        _teacher("minority CutMix, weight decay 1e-3", **_MINORITY, **_DECAY),
+        _teacher("uniform CutMix, weight decay 1e-3", **_UNIFORM, **_DECAY),
+        _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
+        _SAM_DECAY,
+    ),
+}
+
+
+@cache
+def ablation(dataset: str) -> tuple[Kind, ...]:
+    """Every ingredient added to the plain recipe, and taken from `strong` or added to it.
+
+    Args:
+        dataset: recipes may differ by it.
+
+    Examples:
+        >>> [kind.name for kind in ablation("cifar100-lt")][:3]
+        ['plain', 'plain + TrivialAugment', 'plain + Cutout']
+    """
+    kinds = [PLAIN]
+    kinds += [Kind(f"plain + {name}", METHOD, OFF | on) for name, on in INGREDIENTS.items()]
+    values = OFF | recipe_values("strong", dataset=dataset)
+    kinds.append(Kind("strong − logit adjustment", "softmax"))
+    for name, on in INGREDIENTS.items():
+        key = next(iter(on))
+        if values[key] == OFF[key]:
+            mixed = {k: v for k, v in on.items() if k != "mix_partner" or not _mixes(values)}
+            kinds.append(Kind(f"strong + {name}", METHOD, mixed))
+        elif not (_mixes(values) and on.get("mix_partner", "") not in ("", values["mix_partner"])):
+            kinds.append(Kind(f"strong − {name}", METHOD, {k: OFF[k] for k in on}))
+    return tuple(kinds)
+
+
+def _mixes(values: Mapping[str, Any]) -> bool:
+    return bool(values["cutmix"] or values["mixup"])
+
+
+@cache
+def student_ablation(dataset: str) -> tuple[Kind, ...]:
+    """What a student is trained with, changed one at a time.
+
+    Args:
+        dataset: recipes may differ by it.
+    """
+    values = OFF | recipe_values("strong-student", dataset=dataset)
+    adjusted = bool(values.get("distill_adjusted", False))
+    changes: dict[str, dict[str, Any]] = {
+        "the teachers alone": {"distill_weight": 1.0},
+        "KL of logits as they are" if adjusted else "KL of prior-shifted logits": {
+            "distill_adjusted": not adjusted
+        },
+    }
+    if values.get("distill_temperature", 1.0) != 1.0:
+        changes["temperature 1"] = {"distill_temperature": 1.0}
+    if _mixes(values):
+        changes["without mixing"] = {key: OFF[key] for key in ("cutmix", "mixup", "mix_partner")}
+    if not values["sam_rho"]:
+        changes["with SAM"] = INGREDIENTS["SAM"]
+    return tuple(
+        Kind(f"student, {name}", STUDENT.method, {**STUDENT.overrides, **change})
+        for name, change in changes.items()
+    )

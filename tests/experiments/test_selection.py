@@ -1,0 +1,99 @@
+"""Ways to train students, compared on the development set: which, how they are kept and trained."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail.experiments import selection, strong_runs
+from longtail.experiments.records import DEV, TEST
+from longtail.experiments.selection import CHANGES, FIRST, TRIED, Outcome, Selection, candidates
+from longtail.experiments.strong_runs import Setting
+from longtail.runs import find_runs
+from longtail.train.recipe import Recipe
+from strong_factory import OVERRIDES, small_run, trained_root
+
+RECORDS = Path(__file__).parents[2] / "results" / "strong"
+
+
+@pytest.mark.parametrize("dataset", sorted(TRIED))
+def test_a_candidate_is_the_first_trial_but_for_what_its_name_says(dataset):
+    kinds = candidates(dataset)
+    assert len({kind.name for kind in kinds}) == len(kinds)
+    for changes, kind in zip(TRIED[dataset], kinds, strict=True):
+        changed = {key for key, value in FIRST.items() if kind.overrides[key] != value}
+        assert changed == {key for change in changes for key in CHANGES[change]}
+        equally = "classes drawn equally" in kind.name
+        assert kind.method == ("softmax+over-sampling" if equally else "logit-adjusted")
+        assert kind.overrides["image_seed"] == 0
+
+
+def test_candidates_take_the_epochs_of_a_trial_in_small():
+    usual, small = Setting("cifar100-lt"), Setting("cifar100-lt", overrides={"epochs": 2})
+    assert {kind.overrides["epochs"] for kind in usual.candidates()} == {200}
+    assert {kind.overrides["epochs"] for kind in small.candidates()} == {2}
+    spec = small.students(["a/b-s0-0"], kinds=small.candidates())[0]
+    assert Recipe.of(spec).epochs == 2
+
+
+def test_a_selection_is_read_as_it_was_written(tmp_path):
+    names = [kind.name for kind in candidates("cifar10-lt")]
+    outcomes = {name: Outcome((20 + n) / 100, 0.1, (30 - n) / 100) for n, name in enumerate(names)}
+    found = Selection("cifar10-lt", 75, "CPU", outcomes)
+    assert selection.read(tmp_path, "cifar10-lt") is None
+    selection.write(found, tmp_path)
+    assert selection.read(tmp_path, "cifar10-lt") == found
+    assert found.best == names[-1]  # by the error with its own tau
+
+
+def test_an_outcome_of_other_values_than_the_candidate_has_is_not_read(tmp_path, monkeypatch):
+    first = candidates("cifar10-lt")[0].name
+    selection.write(Selection("cifar10-lt", 75, "CPU", {first: Outcome(0.2, 0.1, 0.2)}), tmp_path)
+    monkeypatch.setitem(FIRST, "cutmix", 0.25)
+    candidates.cache_clear()
+    try:
+        assert selection.read(tmp_path, "cifar10-lt").outcomes == {}
+    finally:
+        candidates.cache_clear()
+
+
+@pytest.mark.parametrize("dataset", sorted(TRIED))
+def test_what_is_kept_is_of_all_candidates(dataset):
+    found = selection.read(RECORDS, dataset)
+    assert list(found.outcomes) == [kind.name for kind in candidates(dataset)]
+    assert found.epochs == selection.EPOCHS[dataset]
+
+
+def test_candidates_are_trained_once_and_never_see_the_test_set(tmp_path, monkeypatch):
+    few = tuple(kind for kind in candidates("cifar10-lt") if kind.name.count(",") == 2)
+    assert len(few) == 1
+    few += candidates("cifar10-lt")[1:2]  # the first is, in small, the recipe's own student
+    monkeypatch.setattr(strong_runs.selection, "candidates", lambda dataset: few)
+    root = tmp_path / "small"
+    shutil.copytree(trained_root(), root)
+    before = {run.name for run in find_runs(root / "runs")}
+    small_run(root, stages=["selection"])
+    found = selection.read(root / "kept", "cifar10-lt")
+    assert set(found.outcomes) == {kind.name for kind in few}
+    new = [run for run in find_runs(root / "runs") if run.name not in before]
+    assert len(new) == len(few)
+    for run in new:
+        assert DEV in run.record["splits"]
+        assert TEST not in run.record["splits"]
+        assert Recipe.of(run.spec).epochs == OVERRIDES["epochs"]
+    methods = {run.spec.method.name for run in new}
+    assert len(methods) == 2
+    # The plain error, by hand: the largest class has no image there, and the next stands in.
+    run = new[0]
+    (name,) = [k.name for k in few if k.method.split("+")[0] == run.spec.method.name]
+    logits, target, _ = run.logits(DEV)
+    wrong = np.argmax(logits, axis=1) != target
+    each = [wrong[target == y].mean() for y in range(10) if (target == y).any()]
+    lacking = 10 - len(each)
+    expected = (sum(each) + lacking * each[0]) / 10
+    np.testing.assert_allclose(found.outcomes[name].error, expected, atol=1e-6)
+    assert found.outcomes[name].error_again <= found.outcomes[name].error + 1e-6
+    # And nothing of it again.
+    monkeypatch.setattr(strong_runs.StrongTrainer, "_part", None)
+    small_run(root, stages=["selection"])
