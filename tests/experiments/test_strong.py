@@ -387,6 +387,14 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_longer_students_can_be_trained_by_themselves(tmp_path):
+    root = tmp_path / "small"
+    shutil.copytree(trained_root(), root)
+    (line,) = small_run(root, stages=["longer"]).part("cifar10-lt").further
+    assert line.name == f"{DISTILLED}, longer"
+    assert line.epochs == 2 * OVERRIDES["epochs"]
+
+
 def test_further_students_are_longer_or_have_students_for_teachers(tmp_path):
     root = shutil.copytree(trained_root(), tmp_path / "here")
     part = small_run(root, stages=["further"]).part("cifar10-lt")

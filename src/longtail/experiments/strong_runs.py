@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("longtail")
 
-STAGES = ("strong", "teachers", "selection", "students", "further", "ablation")
+STAGES = ("strong", "teachers", "selection", "students", "longer", "further", "ablation")
 RATIOS = (100.0, 50.0, 10.0)
 
 
@@ -188,7 +188,7 @@ class StrongTrainer(Trainer):
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
                 if "strong" in stages:
                     singles += setting.strong.specs([STRONG])
-                taught = bool({"teachers", "selection", "students", "further"} & set(stages))
+                taught = bool(set(stages) - {"strong", "ablation"})
                 if taught:
                     singles += setting.teachers()
                 if "further" in stages:
@@ -198,10 +198,12 @@ class StrongTrainer(Trainer):
                     self._average(setting)
                 if "selection" in stages:
                     self._select(setting)
-                if {"students", "further"} & set(stages):
-                    self._teach(setting, ([STUDENT], ()))
+                longer = [setting.longer]
+                kinds = [STUDENT] if {"students", "further"} & set(stages) else []
+                kinds += longer if "longer" in stages else []
+                self._teach(setting, *(([kind], ()) for kind in kinds))
                 if "further" in stages:
-                    more, longer = setting.more_teachers(), [setting.longer]
+                    more = setting.more_teachers()
                     first = setting.students(self._names(setting.teachers()))
                     self._teach(
                         setting, ([STUDENT], more), (longer, ()), (longer, more), ([STUDENT], first)

@@ -305,7 +305,7 @@ def _use() -> list[str]:
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"
-        "longtail reproduce strong --stage further\n"
+        "longtail reproduce strong --stage longer --stage further\n"
         "longtail reproduce strong --stage ablation\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",
