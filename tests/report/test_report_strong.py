@@ -98,6 +98,9 @@ def test_other_ratios_have_their_columns(study):
     ten = study.part("cifar100-lt", 10.0)
     assert found["strong"][5] == f"{100 * ten.strong.errors.mean():.2f}"
     assert found[DISTILLED][5] == f"{100 * ten.distilled.errors.mean():.2f}"
+    assert found[f"{DISTILLED}, τ again"][5] == f"{100 * ten.distilled.again.mean():.2f}"
+    assert "5 runs of strong (C10, 100; C100, 100)" in table.note
+    assert "3 runs of strong (C100, 10)" in table.note
     assert strong.ratios_table(Study.of(made_up_setting(Setting("cifar10-lt")))) is None
 
 

@@ -398,7 +398,7 @@ def run(
         folder: of records, read and written.
         datasets: of `exp_runs.CIFARS`.
         ratios: of `strong_runs.RATIOS`; 100 if None, and all of them without training.
-        seeds: of each kind of run; None for five of `strong` and three of the others.
+        seeds: of each kind of run; None for five of `strong` at ratio 100, and else three.
         stages: of `strong_runs.STAGES`.
         overrides: recipe values to change, for a trial in small.
         minutes: stop at an epoch's end after so long; the same call goes on.

@@ -55,7 +55,7 @@ class Setting:
     Attributes:
         dataset: one of `exp_runs.CIFARS`.
         ratio: of its exponential profile.
-        seeds: of each kind of run; None for five of `strong` and three of the others.
+        seeds: of each kind of run; None for five of `strong` at ratio 100, and else three.
         overrides: recipe values to change, for a trial in small.
     """
 
@@ -74,7 +74,7 @@ class Setting:
     @property
     def strong(self) -> Plan:
         """The recipe itself, and its teachers' plan."""
-        return self._plan("strong", self.seeds or 5)
+        return self._plan("strong", self.seeds or (5 if self.ratio == RATIOS[0] else 3))
 
     @property
     def ablation(self) -> Plan:

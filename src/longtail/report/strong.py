@@ -293,20 +293,39 @@ def ratios_table(study: Study) -> Table | None:
     if len({part.setting.ratio for part in study.parts}) < 2:
         return None
     columns = [(dataset, ratio) for dataset in _datasets(study) for ratio in RATIOS]
+    parts = [study.part(dataset, ratio) for dataset, ratio in columns]
+    words = {"strong": "strong", "ensemble": "the teachers' mean", "distilled": DISTILLED}
     rows = []
-    for name in ("strong", "ensemble", "distilled"):
-        cells, words = [], {"ensemble": "the teachers' mean", "distilled": DISTILLED}
-        for dataset, ratio in columns:
-            part = study.part(dataset, ratio)
-            line: Line | None = None if part is None else getattr(part, name)
-            cells.append("–" if line is None else percent(float(line.errors.mean()), digits=2))
-        rows.append((words.get(name, name), *cells))
+    for name, word in words.items():
+        lines = [None if part is None else getattr(part, name) for part in parts]
+        rows.append((word, *(_mean(line, "errors") for line in lines)))
+        rows.append((f"{word}, τ again", *(_mean(line, "again") for line in lines)))
     return Table(
         "Balanced test error in percent at other imbalance ratios",
         ("method", *(f"{_short(dataset)}, {ratio:g}" for dataset, ratio in columns)),
         rows,
-        note="The recipes are those of ratio 100, with nothing chosen anew. – : not trained yet.",
+        note=(
+            "The recipes are those of ratio 100, and nothing is chosen anew but, in the rows that "
+            f"say so, the τ after training. Means of {', '.join(_seeds(study))}; the teachers' "
+            "mean is one. – : not trained yet."
+        ),
     )
+
+
+def _seeds(study: Study) -> list[str]:
+    """How many runs a mean is of, where there are any: ``5 runs of strong at ratio 100``."""
+    found: dict[str, list[str]] = {}
+    for part in study.parts:
+        for line in (part.strong, part.distilled):
+            if line is not None:
+                runs = f"{plural(len(line.records), 'run', 'runs')} of {line.name}"
+                where = f"{_short(part.setting.dataset)}, {part.setting.ratio:g}"
+                found.setdefault(runs, []).append(where)
+    return [f"{runs} ({'; '.join(where)})" for runs, where in found.items()]
+
+
+def _mean(line: Line | None, which: str) -> str:
+    return "–" if line is None else percent(float(getattr(line, which).mean()), digits=2)
 
 
 def _short(dataset: str) -> str:
