@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from longtail import InputError
 from longtail.experiments import selection, strong_runs
 from longtail.experiments.records import DEV, TEST
 from longtail.experiments.selection import CHANGES, FIRST, TRIED, Outcome, Selection, candidates
@@ -40,7 +41,7 @@ def test_candidates_take_the_epochs_of_a_trial_in_small():
 def test_a_selection_is_read_as_it_was_written(tmp_path):
     names = [kind.name for kind in candidates("cifar10-lt")]
     outcomes = {name: Outcome((20 + n) / 100, 0.1, (30 - n) / 100) for n, name in enumerate(names)}
-    found = Selection("cifar10-lt", 75, "CPU", outcomes)
+    found = Selection("cifar10-lt", 75, "CPU", outcomes, "From a log.")
     assert selection.read(tmp_path, "cifar10-lt") is None
     selection.write(found, tmp_path)
     assert selection.read(tmp_path, "cifar10-lt") == found
@@ -63,6 +64,11 @@ def test_what_is_kept_is_of_all_candidates(dataset):
     found = selection.read(RECORDS, dataset)
     assert list(found.outcomes) == [kind.name for kind in candidates(dataset)]
     assert found.epochs == selection.EPOCHS[dataset]
+
+
+def test_other_ratios_take_what_was_chosen(tmp_path):
+    with pytest.raises(InputError, match="is made at imbalance ratio 100, and the other ratios"):
+        small_run(tmp_path, stages=["selection"], ratios=[50.0])
 
 
 def test_candidates_are_trained_once_and_never_see_the_test_set(tmp_path, monkeypatch):

@@ -126,12 +126,14 @@ class Selection:
         epochs: of each candidate.
         device: on which they trained.
         outcomes: by the candidate's name, in the order of trying.
+        source: a sentence on where they are from, if not from this program's own hand.
     """
 
     dataset: str
     epochs: int
     device: str
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def best(self) -> str:
@@ -146,6 +148,7 @@ class Selection:
             "dataset": self.dataset,
             "epochs": self.epochs,
             "device": self.device,
+            **({"source": self.source} if self.source else {}),
             "trials": [
                 {
                     "name": name,
@@ -202,7 +205,8 @@ def read(folder: Path | str, dataset: str) -> Selection | None:
         for one in found["trials"]
         if one["name"] in kinds and one["overrides"] == dict(kinds[one["name"]].overrides)
     }
-    return Selection(dataset, found["epochs"], found["device"], outcomes)
+    source = found.get("source", "")
+    return Selection(dataset, found["epochs"], found["device"], outcomes, source)
 
 
 def read_all(folder: Path | str, datasets: Iterable[str] = tuple(TRIED)) -> list[Selection]:

@@ -183,6 +183,11 @@ class StrongTrainer(Trainer):
         """
         for stage in stages:
             _checks.choice(stage, STAGES, "strong", name="stage")
+        if "selection" in stages and {setting.ratio for setting in settings} != {RATIOS[0]}:
+            raise InputError(
+                f"strong: the stage selection is made at imbalance ratio {RATIOS[0]:g}, and the "
+                f"other ratios take what it chose; leave out `rho`."
+            )
         try:
             for setting in settings:
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
@@ -244,11 +249,11 @@ class StrongTrainer(Trainer):
         one, (tau, again) = records.record(run), choose_again(run)
         dataset, epochs = run.spec.dataset.name, int(run.spec.recipe.values["epochs"])
         kept = selection.read(self.folder, dataset)
-        outcomes = {} if kept is None or kept.epochs != epochs else dict(kept.outcomes)
+        if kept is None or kept.epochs != epochs:
+            kept = selection.Selection(dataset, epochs, str(one.document["device"]))
         outcome = selection.Outcome(development_error(one), tau, again)
-        outcomes[self._tried[run.spec.folder]] = outcome
-        found = selection.Selection(dataset, epochs, str(one.document["device"]), outcomes)
-        selection.write(found, self.folder)
+        outcomes = {**kept.outcomes, self._tried[run.spec.folder]: outcome}
+        selection.write(replace(kept, outcomes=outcomes), self.folder)
 
     def _teach(self, setting: Setting, *lessons: tuple[Sequence[Kind], Sequence[RunSpec]]) -> None:
         """Train students side by side, once all their teachers' weights are there.

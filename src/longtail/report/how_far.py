@@ -47,7 +47,7 @@ def page(study: Study) -> str:
         "logit-adjusted loss stands there with the error it had in 2021. This page trains the "
         "plain loss well, on the same small network (a ResNet-32 of 0.46 million parameters), and "
         "says what that took. It is made from the records in `results/strong` by `python -m "
-        "longtail.report.how_far`: no number of ours on it is typed by hand, and only the rows "
+        "longtail.report.how_far`: every number of ours on it is one of theirs, and only the rows "
         "marked *published* are others'.",
         *_answer(study),
         *_needed(),

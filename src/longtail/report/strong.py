@@ -206,14 +206,14 @@ def selection_table(found: Selection) -> Table:
         for name, one in found.outcomes.items()
     ]
     return Table(
-        f"Ways to train a student on the development set, {title_of(found.dataset)}",
+        f"Ways to train a student, judged on the development set, {title_of(found.dataset)}",
         ("student", "error", "τ again", "τ"),
         rows,
         note=(
             f"Balanced error in percent on the development set, one run of {found.epochs} epochs "
             f"each on {found.device}, all of the same teachers; none was judged on the test set. "
             "Names say what is other than in the first trial on CIFAR-100-LT. A few tenths may be "
-            "chance."
+            f"chance. {found.source}".rstrip()
         ),
     )
 
