@@ -77,6 +77,7 @@ def reference(logits, target, b):
 
 def peers(n, classes, compile_from):
     """Name: function of (logits, target, offset); a string says why a peer is absent."""
+    torch._dynamo.config.recompile_limit = 64  # above it, compiled code would be eager code
     found = {
         OURS: ours,
         "torch.compile": torch.compile(eager, dynamic=False)
@@ -132,11 +133,11 @@ def device_times(calls, *, of_a_graph, capture=True, repeats=20):
 
     Args:
         calls: one for each set of buffers.
-        of_a_graph: about how many a graph holds; each of them as often as another.
+        of_a_graph: how many a graph holds, a multiple of theirs.
         capture: false for calls that wait for the device.
         repeats: of the graph.
     """
-    calls = list(calls) * max(1, of_a_graph // len(calls) if capture else 1)
+    calls = list(calls) * (of_a_graph // len(calls) if capture else 1)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -232,7 +233,7 @@ def relative(found, exact):
 def measure_logits(name, n, classes, *, quick, compile_from):
     torch.manual_seed(0)
     size = n * classes * 2
-    sets = max(3, min(64, int(1.2e9 // (2 * size))))
+    sets = max(3, min(256, int(1.2e9 // (2 * size))))
     logits = [
         (3 * torch.randn(n, classes, device="cuda")).bfloat16().requires_grad_()
         for _ in range(sets)
@@ -241,7 +242,7 @@ def measure_logits(name, n, classes, *, quick, compile_from):
     b = torch.randn(classes, device="cuda")
     spare = [torch.empty_like(f) for f in logits]
 
-    steps = max(8, min(64, int(4e9 // size)))
+    steps = sets * max(1, max(8, min(64, int(4e9 // size))) // sets)
     pairs = zip(logits, spare, strict=True)
     copies = [lambda f=f, to=to: to.copy_(f.detach()) for f, to in pairs]
     floor = device_times(copies, of_a_graph=steps)
@@ -271,8 +272,10 @@ def count_launches(row, calls):
     ]
     for step in steps:  # what is made once, such as compiled code, is made here
         step()
-    for key, number in zip(calls, launches(steps), strict=True):
-        row["peers"][key]["launches"] = number
+    counts = launches(steps)
+    if len(counts) == len(steps):  # else the profiler has lost some
+        for key, number in zip(calls, counts, strict=True):
+            row["peers"][key]["launches"] = number
 
 
 def measure_peer(key, call, logits, targets, b, row, exact, *, quick):
@@ -330,7 +333,8 @@ def measure_linear(name, n, classes, *, quick):
             grads = 2 * (x.numel() + w.numel())
             step()
             record = {"peak_MB_beyond_gradients": round((peak(step) - grads) / 1e6, 1)}
-            record["device_us"] = spread(wall_events(step, 5 if quick else 15))
+            times = wall_events(step, 5 if quick else 15)
+            record["device_us"], record["repeats"] = spread(times), len(times)
             record["synchronisations"] = waits(step)
             if "no offset" not in key:
                 with torch.no_grad():
@@ -347,7 +351,7 @@ def measure_linear(name, n, classes, *, quick):
 def wall_events(call, repeats):
     """Microseconds on the device between events around a step, which is long enough for that."""
     times = []
-    while len(times) < (repeats if sum(times) < 2e6 else 3):  # a step of seconds, only thrice
+    while len(times) < (repeats if sum(times) < 2e6 else 3):  # 2 s, but at least three steps
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
@@ -386,7 +390,7 @@ def measure(path, *, quick, compile_from):
         path.write_text(json.dumps(record, indent=1) + "\n")
     for name, row in record["logits"].items():
         count_launches(row, calls[name])
-    path.write_text(json.dumps(record, indent=1) + "\n")
+        path.write_text(json.dumps(record, indent=1) + "\n")
     return record
 
 
@@ -404,10 +408,11 @@ def tables(record):
         for key, peer in row["peers"].items():
             if isinstance(peer, str):
                 continue
+            launched = peer.get("launches", "–")
             lines.append(
                 f"| {shape} | {floor} | {key} | {peer['device_us'][0]:.1f} µs"
                 f"{'' if peer['graph'] else ' (no graph)'} | {100 * peer['share_of_floor']:.1f}% | "
-                f"{peer['wall_us'][0]:.0f} µs | {peer['peak_MB']:.0f} MB | {peer['launches']} |"
+                f"{peer['wall_us'][0]:.0f} µs | {peer['peak_MB']:.0f} MB | {launched} |"
             )
             shape = floor = ""
     lines += [

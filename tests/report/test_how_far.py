@@ -134,9 +134,11 @@ def test_what_the_development_set_chose_is_said_and_whether_the_recipe_has_it():
     text = how_far.page(Study.of([], selections=[selection_of(recipe)]))
     assert "on CIFAR-100-LT the recipe has the values of the least error." in text
     assert f"| {recipe} (least, the recipe) | 46.00 | 44.00 | 0.10 |" in text
+    assert "and of the students on CIFAR-10-LT, also where" in text
     text = how_far.page(Study.of([], selections=[selection_of(other)]))
     assert "on CIFAR-100-LT the recipe still has other values than the least error's." in text
     assert f"| {other} (least) | 46.00 | 44.00 | 0.10 |" in text
     assert f"| {recipe} (the recipe) |" in text
+    assert "and of the students on CIFAR-10-LT and CIFAR-100-LT, also where" in text
     assert "and nothing else so far" not in text
     assert "and nothing else so far" in how_far.page(Study.of([]))

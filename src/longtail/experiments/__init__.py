@@ -9,8 +9,9 @@ the two.
 `table_exp` trains: `exp_runs` says which runs and trains them, `records` keeps what tables need of
 each, and `weight_norms`, `tau_curves`, `per_class` and `claims` are made from its result. It may
 stop before everything is trained; its result has `stopped` then. `strong` trains in the same way:
-`strong_runs` says which runs, and `development` chooses by the development set. So does
-`table_large`, from images on disk: `large_runs` says which runs, `large_hours` how long they take.
+`strong_kinds` says in which ways, `strong_runs` which runs, `selection` what was compared before,
+and `development` chooses by the development set. So does `table_large`, from images on disk:
+`large_runs` says which runs, `large_hours` how long they take.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How students are trained, chosen on the development set: what was tried, and what came out.
 
 Every candidate is trained once, for fewer epochs than a recipe has, by the same teachers and with
-one seed, and judged on the development set alone: its logits on the test set are never made. What
-is kept is a small file for each data set. `strong_runs` trains them.
+a seed that no other run has, and judged on the development set alone: its logits on the test set
+are never made. What is kept is a small file for each data set. `strong_runs` trains them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from longtail._checks import InputError
 from longtail.experiments.exp_runs import Kind
 from longtail.experiments.strong_kinds import METHOD
 from longtail.runs import files
@@ -79,6 +80,7 @@ TRIED: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 EPOCHS = {"cifar10-lt": 75, "cifar100-lt": 200}
+SEED = 1000  # far from those of the tables: none of their runs is a candidate too
 
 
 @cache
@@ -126,6 +128,7 @@ class Selection:
         epochs: of each candidate.
         device: on which they trained.
         outcomes: by the candidate's name, in the order of trying.
+        overrides: recipe values changed for all of them, for a trial in small.
         source: a sentence on where they are from, if not from this program's own hand.
     """
 
@@ -133,12 +136,35 @@ class Selection:
     epochs: int
     device: str
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
 
     @property
     def best(self) -> str:
         """The candidate with the least error once its tau is chosen."""
         return min(self.outcomes, key=lambda name: self.outcomes[name].error_again)
+
+    def refuse_other(
+        self, folder: Path | str, epochs: int, overrides: Mapping[str, Any], *, adds: bool
+    ) -> None:
+        """Refuse to go on with another selection than this, which was kept in a folder.
+
+        Args:
+            folder: of records.
+            epochs: of the other.
+            overrides: of the other.
+            adds: whether it would add outcomes.
+        """
+        if (self.epochs, dict(self.overrides)) != (epochs, dict(overrides)):
+            why = "was made with other epochs or other recipe values (--set)"
+        elif adds and self.source:
+            why = f"can't be gone on with ({self.source.rstrip('.')})"
+        else:
+            return
+        raise InputError(
+            f"strong: the selection in {path_of(folder, self.dataset)} {why}; move it away, or "
+            f"keep this one in another folder of records (--records)."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; errors are fractions."""
@@ -148,6 +174,7 @@ class Selection:
             "dataset": self.dataset,
             "epochs": self.epochs,
             "device": self.device,
+            **({"overrides": dict(self.overrides)} if self.overrides else {}),
             **({"source": self.source} if self.source else {}),
             "trials": [
                 {
@@ -203,10 +230,17 @@ def read(folder: Path | str, dataset: str) -> Selection | None:
     outcomes = {
         one["name"]: Outcome(one["dev_error"], one["tau"], one["dev_error_again"])
         for one in found["trials"]
-        if one["name"] in kinds and one["overrides"] == dict(kinds[one["name"]].overrides)
+        if one["name"] in kinds and _values(one) == _values(kinds[one["name"]])
     }
-    source = found.get("source", "")
-    return Selection(dataset, found["epochs"], found["device"], outcomes, source)
+    common = {key: found[key] for key in ("overrides", "source") if key in found}
+    return Selection(dataset, found["epochs"], found["device"], outcomes, **common)
+
+
+def _values(of: Kind | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What makes a candidate, or the entry of one."""
+    if isinstance(of, Kind):
+        return of.method, dict(of.overrides)
+    return of["method"], of["overrides"]
 
 
 def read_all(folder: Path | str, datasets: Iterable[str] = tuple(TRIED)) -> list[Selection]:

@@ -154,6 +154,15 @@ class Line:
         }
 
 
+def _in_percent(found: Selection) -> dict[str, Any]:
+    """A selection for JSON, with its errors in percent as all others."""
+    document = found.to_dict()
+    for trial in document["trials"]:
+        for key in ("dev_error", "dev_error_again"):
+            (trial[key],) = _percents([trial[key]])
+    return document
+
+
 def _percents(values: Iterable[float]) -> list[float]:
     return [round(100 * float(value), 4) for value in values]
 
@@ -358,7 +367,7 @@ class Study:
         """Plain values for JSON; errors in percent."""
         return {
             "absent": [setting.command() for setting in self.absent],
-            "selections": [found.to_dict() for found in self.selections],
+            "selections": [_in_percent(found) for found in self.selections],
             "parts": [
                 {
                     "dataset": part.setting.dataset,

@@ -185,8 +185,8 @@ class StrongTrainer(Trainer):
             _checks.choice(stage, STAGES, "strong", name="stage")
         if "selection" in stages and {setting.ratio for setting in settings} != {RATIOS[0]}:
             raise InputError(
-                f"strong: the stage selection is made at imbalance ratio {RATIOS[0]:g}, and the "
-                f"other ratios take what it chose; leave out `rho`."
+                f"strong: the stage selection is for imbalance ratio {RATIOS[0]:g} alone, whose "
+                f"recipes the other ratios take; leave out `rho`."
             )
         try:
             for setting in settings:
@@ -223,34 +223,40 @@ class StrongTrainer(Trainer):
 
     def _select(self, setting: Setting) -> None:
         """Train the candidates that have no outcome yet, and judge them on the development set."""
+        from longtail.train.teachers import with_teachers
+
         kinds = {kind.name: kind for kind in setting.candidates()}
-        epochs = next(iter(kinds.values())).overrides["epochs"]
         kept = selection.read(self.folder, setting.dataset)
-        there = set() if kept is None or kept.epochs != epochs else set(kept.outcomes)
-        lacking = [kind for name, kind in kinds.items() if name not in there]
+        lacking = [kind for kind in kinds.values() if not kept or kind.name not in kept.outcomes]
+        if kept is not None:
+            epochs = setting.candidates()[0].overrides["epochs"]
+            kept.refuse_other(self.folder, epochs, setting.overrides, adds=bool(lacking))
         if not lacking:
             return
         self._say_again(setting.teachers())
         self._have_teachers(setting)
-        one = Setting(setting.dataset, setting.ratio, 1, setting.overrides)  # one seed of each
-        specs = [
-            self._precise(spec)
-            for spec in one.students(self._names(setting.teachers()), kinds=lacking)
-        ]
-        self._tried = {spec.folder: k.name for spec, k in zip(specs, lacking, strict=True)}
-        for first in range(0, len(specs), self.together):
-            self._part(setting.student, specs[first : first + self.together])
+        names, plan = self._names(setting.teachers()), setting.student
+        plain = [with_teachers(plan.spec(kind, selection.SEED), names) for kind in lacking]
+        specs = [self._precise(spec) for spec in plain]
+        self._tried = {s.folder: kind.name for s, kind in zip(specs, lacking, strict=True)}
+        try:
+            for part in self._parts(specs):
+                self._part(plan, part)
+        finally:
+            self._tried = {}
 
-    def _note(self, run: Run, data: Any) -> None:
+    def _note(self, plan: Plan, run: Run, data: Any) -> None:
         """Keep what a candidate reached on the development set; the test set stays shut."""
         from longtail.train.engine import evaluate
 
         run = evaluate(run, data.development(run), split=DEV, device=self.device)
         one, (tau, again) = records.record(run), choose_again(run)
-        dataset, epochs = run.spec.dataset.name, int(run.spec.recipe.values["epochs"])
-        kept = selection.read(self.folder, dataset)
-        if kept is None or kept.epochs != epochs:
-            kept = selection.Selection(dataset, epochs, str(one.document["device"]))
+        kept = selection.read(self.folder, plan.dataset) or selection.Selection(
+            plan.dataset,
+            epochs=int(run.spec.recipe.values["epochs"]),
+            device=str(one.document["device"]),
+            overrides=plan.overrides,
+        )
         outcome = selection.Outcome(development_error(one), tau, again)
         outcomes = {**kept.outcomes, self._tried[run.spec.folder]: outcome}
         selection.write(replace(kept, outcomes=outcomes), self.folder)
@@ -333,12 +339,15 @@ class StrongTrainer(Trainer):
         return is_judged(found)
 
     def _train(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
-        """Train what is missing, in parts that keep together what steps as one."""
+        """Train what is missing."""
+        for part in self._parts([s for s in specs if not self._is_whole(self.shelf.get(s))]):
+            self._part(plan, part)
+
+    def _parts(self, specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
+        """Runs in parts of what fits side by side, which keep together what steps as one."""
         teams: dict[tuple[object, ...], list[RunSpec]] = {}
         for spec in specs:
-            if not self._is_whole(self.shelf.get(spec)):
-                key = (Recipe.of(spec).team_values, spec.settings)
-                teams.setdefault(key, []).append(spec)
+            teams.setdefault((Recipe.of(spec).team_values, spec.settings), []).append(spec)
         parts: list[list[RunSpec]] = []
         for team in teams.values():
             for first in range(0, len(team), self.together):
@@ -349,8 +358,7 @@ class StrongTrainer(Trainer):
                     parts.append(list(some))
                 else:
                     part += some
-        for part in parts:
-            self._part(plan, part)
+        return parts
 
     def _keep(self, plan: Plan, data: Any, trained: Sequence[Run]) -> None:
         """Judge finished runs, once on either set, and write their records.
@@ -360,7 +368,7 @@ class StrongTrainer(Trainer):
         """
         for run in trained:
             if run.spec.folder in self._tried:
-                self._note(run, data)
+                self._note(plan, run, data)
             elif not self._is_whole(self.shelf.get(run.spec)):
                 self._write(self._judged(run, data))
 

@@ -341,7 +341,7 @@ def scale_some(values, by, place, end):
     tl.store(values + place, x.to(tl.float32) * by, mask=place < end)
 
 
-@triton.jit(do_not_specialize=["n"])  # one of 1 would be no tensor, which can't be a multiple
+@triton.jit(do_not_specialize=["n"])  # 1 would be compiled in, as what multiple_of can't take
 def scale_kernel(values, factor, n, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     """values ·= factor, in place; nothing is read or written where the factor is 1."""
     if CHAINED:

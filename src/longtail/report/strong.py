@@ -187,6 +187,15 @@ def recipe_candidate(dataset: str) -> str | None:
     return selection.recipe_candidate(dataset, method=STUDENT.method, values=values)
 
 
+def _first_trial() -> str:
+    first = selection.FIRST
+    return (
+        f"weight decay {first['weight_decay']:g}, Cutout of {first['cutout']} pixels, CutMix on "
+        f"{first['cutmix']:.0%} with a {first['mix_partner']} partner, teachers' share "
+        f"{first['distill_weight']:g}, temperature {first['distill_temperature']:g}"
+    )
+
+
 def selection_table(found: Selection) -> Table:
     """What every candidate for the students reached on the development set.
 
@@ -212,8 +221,10 @@ def selection_table(found: Selection) -> Table:
         note=(
             f"Balanced error in percent on the development set, one run of {found.epochs} epochs "
             f"each on {found.device}, all of the same teachers; none was judged on the test set. "
-            "Names say what is other than in the first trial on CIFAR-100-LT. A few tenths may be "
-            f"chance. {found.source}".rstrip()
+            f"Names say what is other than in a first trial ({_first_trial()}). Where classes are "
+            "drawn equally often, the loss of the labels is the plain softmax's and CutMix "
+            "partners are drawn alike. Teachers' share: the weight of their term. A few tenths may "
+            f"be chance. {found.source}".rstrip()
         ),
     )
 
@@ -313,7 +324,7 @@ def ratios_table(study: Study) -> Table | None:
 
 
 def _seeds(study: Study) -> list[str]:
-    """How many runs a mean is of, where there are any: ``5 runs of strong at ratio 100``."""
+    """How many runs a mean is of, where there are any: ``5 runs of strong (C10, 100)``."""
     found: dict[str, list[str]] = {}
     for part in study.parts:
         for line in (part.strong, part.distilled):
