@@ -428,17 +428,13 @@ class ImageStream:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or what the sampler's state has left of it."""
-        batches = iter(self._loader)
-        while True:
-            try:
-                fetched = next(batches)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                raise self._explained(error) from error
-            if fetched.failures:
-                self._leave_out(fetched)
-            yield Batch(fetched.images, fetched.labels, fetched.indices)
+        try:  # all of it: torch tells of a lost worker by a signal, which may come at any line
+            for fetched in self._loader:
+                if fetched.failures:
+                    self._leave_out(fetched)
+                yield Batch(fetched.images, fetched.labels, fetched.indices)
+        except RuntimeError as error:
+            raise self._explained(error) from error
 
     def _leave_out(self, fetched: _Fetched) -> None:
         """Count files that can't be decoded, if that was asked for; else stop at the first."""
