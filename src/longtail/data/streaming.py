@@ -433,7 +433,7 @@ class ImageStream:
                 if fetched.failures:
                     self._leave_out(fetched)
                 yield Batch(fetched.images, fetched.labels, fetched.indices)
-        except RuntimeError as error:
+        except (RuntimeError, *_CUT_OFF) as error:
             raise self._explained(error) from error
 
     def _leave_out(self, fetched: _Fetched) -> None:
@@ -468,9 +468,11 @@ class ImageStream:
                 f"but {_SHARED} has {_megabytes(free)} free; {_MORE_SHARED}."
             )
 
-    def _explained(self, error: RuntimeError) -> Exception:
+    def _explained(self, error: Exception) -> Exception:
         """What torch says when a worker is lost, with what to do about it."""
         text = str(error)
+        if self.workers and isinstance(error, _CUT_OFF):
+            text = f"DataLoader worker exited: {text or type(error).__name__}"
         if "shared memory" in text or "Bus error" in text or "No space left" in text:
             return OSError(
                 errno.ENOSPC,
@@ -488,6 +490,8 @@ class ImageStream:
         return error
 
 
+# What comes of asking a worker that has just died for a batch that it had announced.
+_CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
 _MORE_SHARED = (
     "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "
     "batches"
