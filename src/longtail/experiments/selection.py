@@ -226,21 +226,14 @@ def read(folder: Path | str, dataset: str) -> Selection | None:
     if not path.exists():
         return None
     found = files.read_json(path, caller="strong")
-    kinds = {kind.name: kind for kind in candidates(dataset)}
+    values = {kind.name: (kind.method, dict(kind.overrides)) for kind in candidates(dataset)}
     outcomes = {
         one["name"]: Outcome(one["dev_error"], one["tau"], one["dev_error_again"])
         for one in found["trials"]
-        if one["name"] in kinds and _values(one) == _values(kinds[one["name"]])
+        if values.get(one["name"]) == (one["method"], one["overrides"])
     }
     common = {key: found[key] for key in ("overrides", "source") if key in found}
     return Selection(dataset, found["epochs"], found["device"], outcomes, **common)
-
-
-def _values(of: Kind | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What makes a candidate, or the entry of one."""
-    if isinstance(of, Kind):
-        return of.method, dict(of.overrides)
-    return of["method"], of["overrides"]
 
 
 def read_all(folder: Path | str, datasets: Iterable[str] = tuple(TRIED)) -> list[Selection]:

@@ -225,11 +225,10 @@ class StrongTrainer(Trainer):
         """Train the candidates that have no outcome yet, and judge them on the development set."""
         from longtail.train.teachers import with_teachers
 
-        kinds = {kind.name: kind for kind in setting.candidates()}
-        kept = selection.read(self.folder, setting.dataset)
-        lacking = [kind for kind in kinds.values() if not kept or kind.name not in kept.outcomes]
+        kinds, kept = setting.candidates(), selection.read(self.folder, setting.dataset)
+        lacking = [kind for kind in kinds if not kept or kind.name not in kept.outcomes]
         if kept is not None:
-            epochs = setting.candidates()[0].overrides["epochs"]
+            epochs = kinds[0].overrides["epochs"]
             kept.refuse_other(self.folder, epochs, setting.overrides, adds=bool(lacking))
         if not lacking:
             return
