@@ -12,7 +12,7 @@ exceed the cache and lie in different places (where alone makes some percent). A
 steps, for a replay takes 10 to 25 µs to begin. (A step that waits for the device can't be captured:
 events around it instead.) Wall time is that of one eager step, synchronised. Errors are against
 float64 on the same logits. Launches are counted at the very end: a process that has been profiled
-once takes some 6% longer for every step after.
+once takes some 7% longer for every step after.
 """
 
 import argparse
