@@ -132,11 +132,12 @@ TABLE["strong"] = TABLE["tuned"] | {
 }
 TABLE["strong-student"] = TABLE["strong"] | {
     "sam_rho": 0.0,
+    "cutout": 0,
     "cutmix": 0.5,
-    "mix_partner": "minority",
+    "mix_partner": "uniform",
     "distill_weight": 0.8,
-    "distill_temperature": 2.0,
-    "distill_adjusted": True,
+    "distill_temperature": 4.0,
+    "distill_adjusted": False,
 }
 TABLE["ldam"] = TABLE["paper"] | {"weight_decay": 2e-4}
 
@@ -354,10 +355,9 @@ def test_strong_recipes_are_longer_on_the_data_set_of_more_classes():
         assert get_recipe(name, dataset="cifar10-lt").epochs == 300
 
 
-def test_strong_recipes_differ_by_data_set_in_two_values():
-    """Those that a first trial found better on one of the two."""
+def test_the_strong_recipe_differs_by_data_set_in_one_more_value():
+    """That which a first trial found better on one of the two."""
     assert get_recipe("strong", dataset="cifar100-lt").sam_rho == 0.2
-    assert not get_recipe("strong-student", dataset="cifar100-lt").distill_adjusted
     assert get_recipe("strong", mean=(0.5,), std=(0.5,)).sam_rho == 0.1  # data of one's own
 
 

@@ -39,7 +39,9 @@ _AUGMENTED = {key: value for key, value in OFF.items() if key not in ("trivial_a
 _MINORITY = INGREDIENTS["CutMix, minority partner"]
 
 STRONG = Kind("strong", METHOD)
-STUDENT = Kind("student", METHOD, {"image_seed": 0})  # one stream of images for all students
+# Classes are drawn equally often, so the prior of what a student sees is uniform and the
+# logit-adjusted loss of that is the softmax's. One stream of images for all students.
+STUDENT = Kind("student", "softmax+over-sampling", {"image_seed": 0})
 PLAIN = Kind("plain", METHOD, OFF)
 
 
@@ -140,7 +142,9 @@ def student_ablation(dataset: str) -> tuple[Kind, ...]:
         changes["without mixing"] = {key: OFF[key] for key in ("cutmix", "mixup", "mix_partner")}
     if not values["sam_rho"]:
         changes["with SAM"] = INGREDIENTS["SAM"]
-    return tuple(
+    kinds = [
         Kind(f"student, {name}", STUDENT.method, {**STUDENT.overrides, **change})
         for name, change in changes.items()
-    )
+    ]
+    drawn = {**STUDENT.overrides, "mix_partner": "minority"}
+    return (*kinds, Kind("student, examples drawn as they come", METHOD, drawn))

@@ -107,7 +107,9 @@ def _needed() -> list[str]:
         + f".{_differences('strong')}",
         f"**`{DISTILLED}`**, a single network that learns from others: teachers trained in "
         f"different ways, {counts}, whose logits are averaged on the very images the student "
-        f"sees; the student (recipe `strong-student`: {_ingredients(student)}) minimises "
+        f"sees; the student (recipe `strong-student`: {_ingredients(student)}; classes drawn "
+        "equally often, by the method `softmax+over-sampling`: the prior of what is drawn is "
+        "uniform, and the logit-adjusted loss of that is the softmax's) minimises "
         f"{1 - share:.1f} of the loss and {share:.1f} of the divergence from the teachers at "
         f"temperature {student['distill_temperature']:g}.{_differences('strong-student')} What is "
         "deployed is one ResNet-32; the teachers are needed in training only.",
@@ -302,8 +304,8 @@ def _use() -> list[str]:
         "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong \\\n"
         "    --seeds 5 --out teachers\n"
         "longtail evaluate teachers/cifar100-lt --split dev --ensemble\n"
-        "longtail train --dataset cifar100-lt --method logit-adjusted --recipe strong-student \\\n"
-        "    --teachers teachers/cifar100-lt --set image_seed=0 --seeds 3\n"
+        "longtail train --dataset cifar100-lt --method softmax+over-sampling \\\n"
+        "    --recipe strong-student --teachers teachers/cifar100-lt --set image_seed=0 --seeds 3\n"
         "```",
         "Students that share an `image_seed` see the same images, so the teachers are asked once "
         "for all of them. Either recipe is trained anew by one command, the second with its "

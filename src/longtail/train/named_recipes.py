@@ -88,14 +88,16 @@ RECIPES: dict[str, dict[str, Any]] = {
     # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
-    # A single network without teachers; and one that learns from them, which SAM did not help.
+    # A single network without teachers; and one that learns from them, which SAM did not help. It
+    # goes with classes drawn equally often (softmax+over-sampling), so a partner is as likely rare.
     "strong": _STRONG | {"sam_rho": 0.1},
     "strong-student": _STRONG
     | {
+        "cutout": 0,
         "cutmix": 0.5,
-        "mix_partner": "minority",
+        "mix_partner": "uniform",
         "distill_weight": 0.8,
-        "distill_temperature": 2.0,
+        "distill_temperature": 4.0,
         "distill_adjusted": False,
     },
     # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
@@ -109,15 +111,15 @@ SEVERAL: dict[str, str] = {
     "strong-distilled": "teachers of recipe 'strong' and its like, then students of recipe "
     "'strong-student'. On the CIFARs `longtail reproduce strong-distilled` trains both. By hand: "
     "longtail train --dataset NAME --method logit-adjusted --recipe strong --seeds 5 --out "
-    "teachers; then longtail train --dataset NAME --method logit-adjusted --recipe strong-student "
-    "--teachers teachers",
+    "teachers; then longtail train --dataset NAME --method softmax+over-sampling --recipe "
+    "strong-student --teachers teachers",
 }
 
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
     "strong": {"cifar10-lt": {"epochs": 300}, "cifar100-lt": {"sam_rho": 0.2}},
-    "strong-student": {"cifar10-lt": {"epochs": 300, "distill_adjusted": True}},
+    "strong-student": {"cifar10-lt": {"epochs": 300}},
     "released": {
         "cifar10-lt": {
             "epochs": 1241,
