@@ -2,6 +2,7 @@
 
     python benchmarks/bench_losses.py --record results/bench_losses.json   # measure, ~3 min
     python benchmarks/bench_losses.py --show results/bench_losses.json     # print the tables
+    ... --record results/bench_losses.json --part linear                   # renew a part of it
     ... --show results/bench_losses.json --draw docs/kernels/losses.svg    # and draw
     ... --show results/bench_losses.json --into docs/kernels.md            # and put into the page
 
@@ -10,9 +11,11 @@ without: logits read once and gradient written once, at the speed of a copy betw
 size in the same run. Device time is that of graph replays over several sets of buffers, which
 exceed the cache and lie in different places (where alone makes some percent). A graph holds many
 steps, for a replay takes 10 to 25 µs to begin. (A step that waits for the device can't be captured:
-events around it instead.) Wall time is that of one eager step, synchronised. Errors are against
-float64 on the same logits. Launches are counted at the very end: a process that has been profiled
-once takes some 7% longer for every step after.
+events around it instead.) From features all are replayed in turns, so that a drift of the
+GPU meets them alike. Wall time is that of one eager step, synchronised, or from features that
+between events around it, both with the host's share. Errors are against float64 on the same logits.
+Launches are counted at the very end: a process that has been profiled once takes some 7% longer for
+every step after.
 """
 
 import argparse
@@ -44,6 +47,7 @@ SHAPES = {
 }
 LINEAR = {"131,072 classes": (1024, 131_072), "2,800,000 classes": (512, 2_800_000)}
 DIMENSION = 768
+PARTS = ("logits", "linear")
 OURS = "longtail"
 
 
@@ -138,34 +142,45 @@ def device_times(calls, *, of_a_graph, capture=True, repeats=20):
         repeats: of the graph.
     """
     calls = list(calls) * (of_a_graph // len(calls) if capture else 1)
+    run = captured(calls).replay if capture else lambda: [call() for call in calls]
+    for _ in range(3):
+        run()
+    return [between_events(run) / len(calls) for _ in range(repeats)]
+
+
+def captured(calls):
+    """A graph of some calls."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls[:3]:
             call()
     torch.cuda.synchronize()
-    if capture:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        run = graph.replay
-    else:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
 
-        def run():
-            for call in calls:
-                call()
 
-    for _ in range(3):
-        run()
-    times = []
+def between_events(run):
+    """Microseconds on the device."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return 1e3 * begin.elapsed_time(end)
+
+
+def replayed_in_turns(steps, *, of_a_graph=8, repeats=40):
+    """Microseconds of each step by its name, all under graph replay, one after the other."""
+    graphs = {key: captured([step] * of_a_graph) for key, step in steps.items()}
+    times = {key: [] for key in steps}
     for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * begin.elapsed_time(end) / len(calls))
+        for key, graph in graphs.items():
+            graph.replay()  # so that its own data are in the cache, as far as they can be
+            times[key].append(between_events(graph.replay) / of_a_graph)
     return times
 
 
@@ -321,6 +336,7 @@ def measure_linear(name, n, classes, *, quick):
     rows = slice(0, 64)
     with torch.no_grad():
         exact = F.cross_entropy(x[rows].double() @ w.double().t() + b.double(), y[rows])
+    steps = {}
     for key, call in linear_peers().items():
         if isinstance(call, str) or (quick and not key.startswith((OURS, "logits, then long"))):
             row["peers"][key] = call if isinstance(call, str) else "not measured"
@@ -333,9 +349,10 @@ def measure_linear(name, n, classes, *, quick):
             grads = 2 * (x.numel() + w.numel())
             step()
             record = {"peak_MB_beyond_gradients": round((peak(step) - grads) / 1e6, 1)}
-            times = wall_events(step, 5 if quick else 15)
-            record["device_us"], record["repeats"] = spread(times), len(times)
+            record["wall_us"] = spread(eager_times(step, 5 if quick else 15))
             record["synchronisations"] = waits(step)
+            if not record["synchronisations"]:
+                steps[key] = step
             if "no offset" not in key:
                 with torch.no_grad():
                     loss = call(x[rows], w, y[rows], b)
@@ -345,23 +362,22 @@ def measure_linear(name, n, classes, *, quick):
             torch.cuda.empty_cache()
         row["peers"][key] = record
         print(f"{name:32} {key:28} {json.dumps(record)}", flush=True)
+    for key, times in replayed_in_turns(steps, of_a_graph=8 if n * classes < 1e9 else 2).items():
+        row["peers"][key]["device_us"] = spread(times)
+        print(f"{name:32} {key:28} {row['peers'][key]['device_us']}", flush=True)
     return row
 
 
-def wall_events(call, repeats):
-    """Microseconds on the device between events around a step, which is long enough for that."""
+def eager_times(step, repeats):
+    """Microseconds between events around an eager step, which is long enough for that."""
     times = []
     while len(times) < (repeats if sum(times) < 2e6 else 3):  # 2 s, but at least three steps
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * begin.elapsed_time(end))
+        times.append(between_events(step))
     return times
 
 
-def measure(path, *, quick, compile_from):
+def measure(path, *, parts, quick, compile_from):
+    """The record, written as it grows; parts that are not asked for stay as they are."""
     import triton
 
     record = {
@@ -379,17 +395,24 @@ def measure(path, *, quick, compile_from):
         "logits": {},
         "linear": {},
     }
+    if parts != PARTS:
+        kept = json.loads(path.read_text())
+        if (kept["device"], kept["versions"]) != (record["device"], record["versions"]):
+            raise SystemExit(
+                f"{path} is of another device or other versions: measure it as a whole"
+            )
+        record = kept
     calls = {}
-    for name, (n, classes) in SHAPES.items():
+    for name, (n, classes) in SHAPES.items() if "logits" in parts else ():
         record["logits"][name], calls[name] = measure_logits(
             name, n, classes, quick=quick, compile_from=compile_from
         )
         path.write_text(json.dumps(record, indent=1) + "\n")
-    for name, (n, classes) in LINEAR.items():
+    for name, (n, classes) in LINEAR.items() if "linear" in parts else ():
         record["linear"][name] = measure_linear(name, n, classes, quick=quick)
         path.write_text(json.dumps(record, indent=1) + "\n")
-    for name, row in record["logits"].items():
-        count_launches(row, calls[name])
+    for name in calls:
+        count_launches(record["logits"][name], calls[name])
         path.write_text(json.dumps(record, indent=1) + "\n")
     return record
 
@@ -419,22 +442,28 @@ def tables(record):
         "",
         f"From features of dimension {DIMENSION}, with the gradients of features and weights:",
         "",
-        "| rows × classes | | device time | memory beyond the gradients |",
-        "| --- | --- | --- | --- |",
+        "| rows × classes | | device time | eager wall | memory beyond the gradients |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for row in record["linear"].values():
         shape = f"{row['rows']} × {row['classes']:,}"
         for key, peer in row["peers"].items():
             if isinstance(peer, str):
                 continue
+            device, wall = (
+                f"{peer[kind][0] / 1000:.2f} ms" if kind in peer else "–"
+                for kind in ("device_us", "wall_us")
+            )
             lines.append(
-                f"| {shape} | {key} | {peer['device_us'][0] / 1000:.2f} ms | "
+                f"| {shape} | {key} | {device} | {wall} | "
                 f"{peer['peak_MB_beyond_gradients']:,.0f} MB |"
             )
             shape = ""
+    notes = [row["note"] for row in record["linear"].values() if "note" in row]
+    lines += ["", *notes] if notes else []
     absent = {
         f"{key}: {peer.removeprefix('absent: ')}"
-        for part in ("logits", "linear")
+        for part in PARTS
         for row in record[part].values()
         for key, peer in row["peers"].items()
         if isinstance(peer, str) and peer.startswith("absent")
@@ -488,6 +517,9 @@ def main():
     parser.add_argument("--show", type=Path, help="print the tables of a record")
     parser.add_argument("--draw", type=Path, help="with --show: draw the record into this file")
     parser.add_argument("--into", type=Path, help="with --show: put the tables into this page")
+    parser.add_argument(
+        "--part", choices=PARTS, help="with --record: measure this part only, into a full record"
+    )
     parser.add_argument("--quick", action="store_true", help="a trial run: few peers, few repeats")
     parser.add_argument(
         "--compile-from",
@@ -497,7 +529,12 @@ def main():
     )
     options = parser.parse_args()
     if options.record is not None:
-        record = measure(options.record, quick=options.quick, compile_from=options.compile_from)
+        record = measure(
+            options.record,
+            parts=(options.part,) if options.part else PARTS,
+            quick=options.quick,
+            compile_from=options.compile_from,
+        )
         print(tables(record))
     elif options.show is not None:
         record = json.loads(options.show.read_text())
