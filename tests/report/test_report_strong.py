@@ -77,7 +77,7 @@ def test_the_ablation_is_paired_by_seed(study):
     name = "strong − SAM"
     pairs = lines[name].errors - lines["strong"].errors
     assert len(pairs) == 3
-    assert "Each for 200 epochs." in table.note
+    assert "Each for 100 epochs." in table.note
     interval = mean_interval(pairs)
     half = 100 * (interval.high - interval.mean)
     wanted = f"{100 * interval.mean:+.2f} ± {half:.2f}".replace("-", "−")
@@ -132,7 +132,7 @@ def test_the_legend_names_what_any_panel_shows():
     figure = strong.draw(Study.of(found))
     named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "ablation" in named  # of the second panel alone
-    assert "further students" not in named
+    assert "other students" not in named
     assert len(named) == len(set(named)) == 6
 
 

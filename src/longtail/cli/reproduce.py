@@ -130,8 +130,8 @@ def reproduce(
         _option(
             "--stage",
             "strong: strong, teachers, selection (ways to train students, compared on the "
-            "development set; ratio 100 only), students (with their teachers), longer (twice the "
-            "epochs), further (longer, more teachers, a second generation) or ablation; may be "
+            "development set; ratio 100 only), students (with their teachers), shorter (half the "
+            "epochs), further (more teachers, a second generation) or ablation; may be "
             "repeated. strong and students if absent; of strong-distilled, teachers and students.",
             metavar="NAME",
         ),

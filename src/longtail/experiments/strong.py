@@ -118,6 +118,12 @@ class Line:
         return np.array([development_error(one) for one in self.records])
 
     @property
+    def dev_errors_again(self) -> FloatArray:
+        """The same at the tau that was chosen there, shape (runs,)."""
+        points = [one.document.get("again") for one in self.records]
+        return np.array([point["dev_error"] for point in points if point is not None])
+
+    @property
     def groups(self) -> dict[str, float]:
         """Mean test error of the classes with many, medium and few examples, if there are any."""
         found = self.records[0].prior.groups()
@@ -226,22 +232,25 @@ class Part:
         return self._students(DISTILLED, STUDENT)
 
     @cached_property
+    def shorter(self) -> Line | None:
+        """Students of the same teachers with half the epochs."""
+        return self._students(f"{DISTILLED}, half the epochs", self.setting.shorter)
+
+    @cached_property
     def further(self) -> list[Line]:
-        """Students of more teachers, for longer, both, and with the first ones for teachers too."""
-        longer, first = self.setting.longer, self.distilled
+        """Students of more teachers, and with the first ones for teachers too."""
+        first = self.distilled
         more: list[Record] | None = self._more_teachers
         if len(self._more_teachers) < len(self.setting.more_teachers()):
             more = None
         second = first.records if first and len(first.records) == first.wanted else None
         wanted = [
-            ("more teachers", STUDENT, more),
-            ("longer", longer, []),
-            ("more teachers, longer", longer, more),
-            ("second generation", STUDENT, second),
+            ("more teachers", more),
+            ("second generation", second),
         ]
         lines = [
-            self._students(f"{DISTILLED}, {name}", kind, also=also)
-            for name, kind, also in wanted
+            self._students(f"{DISTILLED}, {name}", STUDENT, also=also)
+            for name, also in wanted
             if also is not None
         ]
         return [line for line in lines if line is not None]
@@ -267,7 +276,7 @@ class Part:
     @property
     def lines(self) -> list[Line]:
         """The table's own rows, as far as they are there."""
-        found = [self.strong, self.ensemble, self.distilled, *self.further]
+        found = [self.strong, self.ensemble, self.shorter, self.distilled, *self.further]
         return [line for line in found if line is not None]
 
     @cached_property

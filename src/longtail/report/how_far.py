@@ -51,7 +51,7 @@ def page(study: Study) -> str:
         "marked *published* are others'.",
         *_answer(study),
         *_needed(),
-        *_selection(study.selections),
+        *_selection(study),
         *_results(study),
         *_ratios(study),
         *_ablation(study),
@@ -91,8 +91,6 @@ def _count(runs: int) -> str:
 
 def _needed() -> list[str]:
     values, student = recipe_values("strong"), recipe_values("strong-student")
-    ten = recipe_values("strong", dataset="cifar10-lt")["epochs"]
-    hundred = recipe_values("strong", dataset="cifar100-lt")["epochs"]
     counts = " and ".join(
         f"{len(TEACHERS[dataset])} on {strong.title_of(dataset)}" for dataset in CIFARS
     )
@@ -100,7 +98,7 @@ def _needed() -> list[str]:
     return [
         "## What was needed",
         "**`strong`**, a single network without a teacher: the logit-adjusted loss with τ = 1 "
-        f"for {hundred} epochs ({ten} on CIFAR-10-LT), batches of {values['batch_size']}, "
+        f"for {_epochs('strong')}, batches of {values['batch_size']}, "
         f"{_words(values['optimizer'])} with a cosine schedule from {values['lr']:g} after "
         f"{values['warmup_epochs']:g} epochs of warm-up, weight decay {values['weight_decay']:g}; "
         + _ingredients(values)
@@ -109,11 +107,17 @@ def _needed() -> list[str]:
         f"different ways, {counts}, whose logits are averaged on the very images the student "
         f"sees; the student (recipe `strong-student`: {_ingredients(student)}; classes drawn "
         "equally often, by the method `softmax+over-sampling`: the prior of what is drawn is "
-        "uniform, and the logit-adjusted loss of that is the softmax's) minimises "
+        "uniform, and the logit-adjusted loss of that is the softmax's) minimises for "
+        f"{_epochs('strong-student')} "
         f"{1 - share:.1f} of the loss and {share:.1f} of the divergence from the teachers at "
         f"temperature {student['distill_temperature']:g}.{_differences('strong-student')} What is "
         "deployed is one ResNet-32; the teachers are needed in training only.",
     ]
+
+
+def _epochs(recipe: str) -> str:
+    ten, hundred = (recipe_values(recipe, dataset=dataset)["epochs"] for dataset in CIFARS)
+    return f"{hundred} epochs ({ten} on CIFAR-10-LT)"
 
 
 def _differences(recipe: str) -> str:
@@ -174,7 +178,24 @@ def _not_chosen(selections: Sequence[Selection]) -> str:
     return f"the values of `strong` and of the teachers{students}"
 
 
-def _selection(selections: Sequence[Selection]) -> list[str]:
+def _epochs_compared(study: Study) -> str:
+    """What the development set says of the students' epochs, where both numbers were trained."""
+    words = []
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        if part is not None and part.shorter is not None and part.distilled is not None:
+            errors = [
+                f"{percent(float(line.dev_errors_again.mean()), digits=2)}% after {line.epochs}"
+                for line in (part.shorter, part.distilled)
+            ]
+            words.append(f"{' and '.join(errors)} epochs on {strong.title_of(dataset)}")
+    if not words:
+        return ""
+    return f" Of the students' epochs it says, with that τ: {'; '.join(words)}."
+
+
+def _selection(study: Study) -> list[str]:
+    selections = study.selections
     blocks = [
         "## What was chosen on what",
         "- **The test set** is opened once for each run, after its last epoch. There is no early "
@@ -184,7 +205,7 @@ def _selection(selections: Sequence[Selection]) -> list[str]:
         "imbalance ratio as far as it leaves them out. None of its images is one of the training "
         "or the test set; `longtail` refuses to train on it, and refuses teachers that saw any "
         "other data. The τ of the column *τ again* is chosen on it, "
-        f"{_chosen(selections)}.\n"
+        f"{_chosen(selections)}.{_epochs_compared(study)}\n"
         "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
         "the subset leaves none of its images out, and of others nearly as large it may leave "
         "fewer than asked. In the development error the nearest class in size stands in for it and "
@@ -225,9 +246,10 @@ def _ratios(study: Study) -> list[str]:
     table = strong.ratios_table(study)
     if table is not None:
         blocks.append(table.markdown())
-    absent = [setting for setting in study.absent if setting.ratio != RATIOS[0]]
-    if absent:
-        commands = "\n".join(setting.command() for setting in absent)
+    begun = [part.setting for part in study.parts if part.missing()]
+    lacking = [one for one in (*begun, *study.absent) if one.ratio != RATIOS[0]]
+    if lacking:
+        commands = "\n".join(setting.command() for setting in lacking)
         blocks.append(f"Not trained yet:\n\n```sh\n{commands}\n```")
     return blocks
 
@@ -315,7 +337,7 @@ def _use() -> list[str]:
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"
-        "longtail reproduce strong --stage further\n"
+        "longtail reproduce strong --stage shorter --stage further\n"
         "longtail reproduce strong --stage ablation\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",

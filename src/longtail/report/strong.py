@@ -138,7 +138,7 @@ def goals_table(part: Part) -> Table | None:
     Args:
         part: a data set at imbalance ratio 100.
     """
-    students = [part.distilled, *part.further]
+    students = [part.shorter, part.distilled, *part.further]
     wanted = [("strong", part.strong), *((DISTILLED, line) for line in students)]
     rows = []
     for name, line in wanted:
@@ -399,7 +399,12 @@ def _draw_part(axes: Any, part: Part) -> None:
         ("strong", [part.strong] if part.strong else [], figures.BLUE, "o"),
         ("teachers' mean", [part.ensemble] if part.ensemble else [], figures.ORANGE, "s"),
         (DISTILLED, [part.distilled] if part.distilled else [], figures.VERMILION, "D"),
-        ("further students", part.further, figures.WINE, "D"),
+        (
+            "other students",
+            [line for line in (part.shorter, *part.further) if line],
+            figures.WINE,
+            "D",
+        ),
     ]
     for label, lines, color, marker in groups:
         if not lines:

@@ -88,11 +88,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
-    # A single network without teachers; and one that learns from them, which SAM did not help. It
-    # goes with classes drawn equally often (softmax+over-sampling), so a partner is as likely rare.
+    # A single network without teachers; and one that learns from them, which SAM did not help and
+    # twice the epochs do. It goes with classes drawn equally often (softmax+over-sampling), so a
+    # partner is as likely rare.
     "strong": _STRONG | {"sam_rho": 0.1},
     "strong-student": _STRONG
     | {
+        "epochs": 800,
         "cutout": 0,
         "cutmix": 0.5,
         "mix_partner": "uniform",
@@ -119,7 +121,7 @@ SEVERAL: dict[str, str] = {
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
     "strong": {"cifar10-lt": {"epochs": 300}, "cifar100-lt": {"sam_rho": 0.2}},
-    "strong-student": {"cifar10-lt": {"epochs": 300}},
+    "strong-student": {"cifar10-lt": {"epochs": 600}},
     "released": {
         "cifar10-lt": {
             "epochs": 1241,
