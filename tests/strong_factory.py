@@ -66,7 +66,7 @@ def precise(spec):
     return replace(spec, settings={**spec.settings, "precision": "bfloat16"})
 
 
-def made_up_setting(setting: Setting, *, with_ablation=True, level=0.2):
+def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False, level=0.2):
     """Made-up records of a whole setting, as a GPU would leave them."""
     classes = 10 if setting.dataset == "cifar10-lt" else 100
     marks = f"{setting.dataset} {setting.ratio}".encode().hex()
@@ -89,6 +89,10 @@ def made_up_setting(setting: Setting, *, with_ablation=True, level=0.2):
     found += [
         made_up(precise(spec), level=level - 0.03, minutes=3.0, **more)
         for spec in setting.students(names, kinds)
+    ]
+    found += [
+        made_up(precise(spec), level=level - 0.02, minutes=1.5, **more)
+        for spec in setting.students(names, [setting.shorter] if with_shorter else [])
     ]
     if with_ablation:
         for number, kind in enumerate(setting.ablated()):

@@ -120,6 +120,46 @@ def test_the_repositorys_own_page_is_up_to_date():
         assert (ROOT / how_far.PAGE.parent / figure).is_file(), run
 
 
+@pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
+def test_the_development_set_on_teachers_and_epochs(dataset):
+    title = strong_report.title_of(dataset)
+    found = made_up_setting(Setting(dataset), with_shorter=True)
+    study = Study.of(found)
+    part, text = study.part(dataset), how_far.page(study)
+    dev = {line.name: line.to_dict()["dev_errors"][0] for line in part.teachers}
+    best = min(dev, key=dev.get)
+    (said,) = re.findall(rf"Of the teachers it prefers: (.*?on {title}.*)\.\n", text)
+    assert said.startswith(f"{best} on {title}")
+    mine = next(line for line in part.teachers if line.name == best).records[0]
+    mean = sum(part.strong.to_dict()["dev_errors"]) / 5
+    assert said.endswith(
+        "which is `strong` itself"
+        if mine in part.strong.records
+        else f" with {dev[best]:.2f}%, where `strong` has {mean:.2f}% (mean of 5 runs)"
+    )
+    again = [
+        100 * sum(one.document["again"]["dev_error"] for one in line.records) / 3
+        for line in (part.shorter, part.distilled)
+    ]
+    epochs = {"cifar10-lt": (300, 600), "cifar100-lt": (400, 800)}[dataset]
+    assert (
+        f"{again[0]:.2f}% after {epochs[0]} and {again[1]:.2f}% after {epochs[1]} epochs on {title}"
+    ) in text
+    without = how_far.page(Study.of(made_up_setting(Setting(dataset))))
+    assert "Of the students' epochs" not in without
+
+
+def test_a_ratio_that_is_half_trained_is_still_to_be_trained():
+    setting = Setting("cifar10-lt", 50.0)
+    found = made_up_setting(setting, with_ablation=False)
+    started = [one for one in found if one.spec.recipe.name != "strong-student"]
+    for kept, wanted in ((found, False), (started, True)):
+        text = how_far.page(Study.of([*made_up_setting(Setting("cifar10-lt")), *kept]))
+        (block,) = re.findall(r"## Other imbalance ratios.*?```sh\n(.*?)```", text, re.DOTALL)
+        assert (setting.command() in block.splitlines()) == wanted
+        assert Setting("cifar10-lt", 10.0).command() in block.splitlines()
+
+
 def selection_of(best):
     """Outcomes of a data set's candidates, of which one has the least error."""
     names = [kind.name for kind in candidates("cifar100-lt")]

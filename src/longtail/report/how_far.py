@@ -178,6 +178,29 @@ def _not_chosen(selections: Sequence[Selection]) -> str:
     return f"the values of `strong` and of the teachers{students}"
 
 
+def _preferred(study: Study) -> str:
+    """Which of the teachers, each a way to train a single network, the development set prefers."""
+    words = []
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        if part is None or part.strong is None or not part.teachers:
+            continue
+        best = min(part.teachers, key=lambda line: float(line.dev_errors.mean()))
+        own = {one.name for one in part.strong.records}
+        named = f"{best.name} on {strong.title_of(dataset)}"
+        if best.records[0].name in own:
+            words.append(f"{named}, which is `strong` itself")
+        else:
+            errors = [
+                percent(float(line.dev_errors.mean()), digits=2) for line in (best, part.strong)
+            ]
+            of = _count(len(part.strong.records))
+            words.append(f"{named} with {errors[0]}%, where `strong` has {errors[1]}% ({of})")
+    if not words:
+        return ""
+    return f" Of the teachers it prefers: {'; '.join(words)}."
+
+
 def _epochs_compared(study: Study) -> str:
     """What the development set says of the students' epochs, where both numbers were trained."""
     words = []
@@ -217,8 +240,8 @@ def _selection(study: Study) -> list[str]:
         f"- **What this does not undo**: {_not_chosen(selections)}, also where they differ between "
         "the data sets, are those that did best in a first trial of one seed each, which was "
         "judged on the test set, as is usual here; so were the papers from which the ingredients "
-        "are. The development set need not have chosen the same: the tables of the teachers show "
-        "its error beside that on the test set.",
+        "are. The development set need not have chosen the same; the tables of the teachers show "
+        f"its error beside that on the test set.{_preferred(study)}",
     ]
     return blocks + [strong.selection_table(found).markdown() for found in selections]
 
