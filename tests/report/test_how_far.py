@@ -25,6 +25,7 @@ def site(tmp_path_factory):
         for one in made_up_setting(setting):
             records.write(one, root / how_far.RECORDS)
     (root / "docs").mkdir()
+    (root / "README.md").write_text(f"before\n{how_far.BEGIN}\nold\n{how_far.END}\nafter\n")
     how_far.write(root)
     return root
 
@@ -92,8 +93,8 @@ def test_verdicts_follow_the_intervals(site):
 
 
 def test_running_twice_gives_the_same_bytes(site):
-    paths = sorted((site / "docs").rglob("*.*"))
-    assert len(paths) == 2
+    paths = [site / "README.md", *sorted((site / "docs").rglob("*.*"))]
+    assert len(paths) == 3
     before = {path: path.read_bytes() for path in paths}
     how_far.write(site)
     assert {path: path.read_bytes() for path in paths} == before
@@ -118,6 +119,27 @@ def test_the_repositorys_own_page_is_up_to_date():
     assert (ROOT / how_far.PAGE).read_text() == text, run
     for figure in re.findall(r"\]\((\S+\.svg)\)", text):
         assert (ROOT / how_far.PAGE.parent / figure).is_file(), run
+    assert how_far.readme_block(study) in (ROOT / how_far.README).read_text(), run
+
+
+def test_the_readme_has_the_recipes_beside_the_lowest_published(site):
+    text = (site / "README.md").read_text()
+    assert text.startswith("before\n<!-- how-far: begin -->\n**Balanced test error")
+    assert text.endswith("\n<!-- how-far: end -->\nafter\n")
+    assert "old" not in text
+    cells = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    }
+    assert cells["lowest published that we know of"] == ["13.6 (DDC)", "45.8 (ProCo)"]
+    part = how_far.study_at(site / how_far.RECORDS).part("cifar10-lt")
+    lines = {"`strong`, without teachers": part.strong, f"`{DISTILLED}`": part.distilled}
+    for name, line in lines.items():
+        for row, errors in ((name, line.errors), (f"{name}, τ again", line.again)):
+            mean, deviation = 100 * errors.mean(), 100 * errors.std(ddof=1)
+            assert cells[row] == [f"{mean:.2f}\xa0±\xa0{deviation:.2f}", "–"]
+    assert "over the runs (5 and 3);" in text
 
 
 @pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])

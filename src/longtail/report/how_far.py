@@ -2,8 +2,9 @@
 
     python -m longtail.report.how_far [ROOT]
 
-reads ``ROOT/results/strong`` and writes ``ROOT/docs/how-far.md`` and its figure beside it. The
-same records give the same bytes; what has no record yet is said to be not trained.
+reads ``ROOT/results/strong`` and writes ``ROOT/docs/how-far.md``, its figure beside it, and the
+part of ``ROOT/README.md`` between two marks. The same records give the same bytes; what has no
+record yet is said to be not trained.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from longtail.experiments.strong import DISTILLED, Line, Part, Study
 from longtail.experiments.strong_kinds import TEACHERS
 from longtail.experiments.strong_runs import RATIOS, Setting
 from longtail.report import figures, strong
+from longtail.report.reproduction import with_block
 from longtail.report.tables import percent
 from longtail.runs import files
 from longtail.train.recipe import recipe_values
@@ -30,6 +32,8 @@ from longtail.train.recipe import recipe_values
 RECORDS = Path("results/strong")
 PAGE = Path("docs/how-far.md")
 FIGURE = Path("docs/how-far/cost")
+README = Path("README.md")
+BEGIN, END = "<!-- how-far: begin -->", "<!-- how-far: end -->"
 
 logger = logging.getLogger("longtail")
 
@@ -367,8 +371,13 @@ def _use() -> list[str]:
     ]
 
 
+def readme_block(study: Study) -> str:
+    """What stands between the two marks in the README."""
+    return f"{BEGIN}\n{strong.summary_table(study).markdown()}\n{END}"
+
+
 def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
-    """Write the page and its figure below a root.
+    """Write the page, its figure and the README's table below a root.
 
     Args:
         root: the repository.
@@ -379,13 +388,16 @@ def write(root: Path | str, *, study: Study | None = None) -> list[Path]:
     """
     root = Path(root)
     study = study_at(root / RECORDS) if study is None else study
+    text, block = (root / README).read_text(encoding="utf-8"), readme_block(study)
+    readme = with_block(text, block, begin=BEGIN, end=END)
     files.write_bytes(root / PAGE, page(study).encode())
-    figure = strong.draw(study)
+    files.write_bytes(root / README, readme.encode())
+    written, figure = [root / PAGE, root / README], strong.draw(study)
     if figure is None:
-        return [root / PAGE]
+        return written
     drawn, picture = figures.save(figure, root / FIGURE, title=strong.FIGURE_TITLE)
     picture.unlink()  # the page shows the SVG
-    return [root / PAGE, drawn]
+    return [*written, drawn]
 
 
 if __name__ == "__main__":
