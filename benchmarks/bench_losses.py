@@ -21,6 +21,7 @@ every step after.
 import argparse
 import functools
 import importlib
+import importlib.metadata
 import json
 import platform
 import time
@@ -142,10 +143,15 @@ def device_times(calls, *, of_a_graph, capture=True, repeats=20):
         repeats: of the graph.
     """
     calls = list(calls) * (of_a_graph // len(calls) if capture else 1)
-    run = captured(calls).replay if capture else lambda: [call() for call in calls]
+    run = captured(calls).replay if capture else functools.partial(one_by_one, calls)
     for _ in range(3):
         run()
     return [between_events(run) / len(calls) for _ in range(repeats)]
+
+
+def one_by_one(calls):
+    for call in calls:
+        call()
 
 
 def captured(calls):
@@ -174,9 +180,17 @@ def between_events(run):
 
 
 def replayed_in_turns(steps, *, of_a_graph=8, repeats=40):
-    """Microseconds of each step by its name, all under graph replay, one after the other."""
-    graphs = {key: captured([step] * of_a_graph) for key, step in steps.items()}
-    times = {key: [] for key in steps}
+    """Microseconds of each step by its name, all under graph replay, one after the other.
+
+    What does not fit into memory beside the others is left out.
+    """
+    graphs = {}
+    for key, step in steps.items():
+        try:
+            graphs[key] = captured([step] * of_a_graph)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+    times = {key: [] for key in graphs}
     for _ in range(repeats):
         for key, graph in graphs.items():
             graph.replay()  # so that its own data are in the cache, as far as they can be
@@ -351,12 +365,12 @@ def measure_linear(name, n, classes, *, quick):
             record = {"peak_MB_beyond_gradients": round((peak(step) - grads) / 1e6, 1)}
             record["wall_us"] = spread(eager_times(step, 5 if quick else 15))
             record["synchronisations"] = waits(step)
-            if not record["synchronisations"]:
-                steps[key] = step
             if "no offset" not in key:
                 with torch.no_grad():
                     loss = call(x[rows], w, y[rows], b)
                 record["loss_error"] = relative(loss, exact)
+            if not record["synchronisations"]:
+                steps[key] = step
         except torch.OutOfMemoryError:
             record = "out of memory"
             torch.cuda.empty_cache()
@@ -376,6 +390,13 @@ def eager_times(step, repeats):
     return times
 
 
+def liger_version():
+    try:
+        return importlib.metadata.version("liger-kernel")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def measure(path, *, parts, quick, compile_from):
     """The record, written as it grows; parts that are not asked for stay as they are."""
     import triton
@@ -391,16 +412,17 @@ def measure(path, *, parts, quick, compile_from):
             "torch": torch.__version__,
             "triton": triton.__version__,
             "cuda": torch.version.cuda,
+            "liger_kernel": liger_version(),
         },
         "logits": {},
         "linear": {},
     }
     if parts != PARTS:
-        kept = json.loads(path.read_text())
-        if (kept["device"], kept["versions"]) != (record["device"], record["versions"]):
-            raise SystemExit(
-                f"{path} is of another device or other versions: measure it as a whole"
-            )
+        if not path.exists():
+            raise SystemExit(f"{path} is not there yet; measure all of it first, without --part.")
+        kept, alike = json.loads(path.read_text()), ("device", "versions", "quick")
+        if any(kept[key] != record[key] for key in alike):
+            raise SystemExit(f"{path} differs in one of {', '.join(alike)}; measure all of it.")
         record = kept
     calls = {}
     for name, (n, classes) in SHAPES.items() if "logits" in parts else ():
@@ -431,11 +453,13 @@ def tables(record):
         for key, peer in row["peers"].items():
             if isinstance(peer, str):
                 continue
-            launched = peer.get("launches", "–")
+            device = share = "–"  # of what can't be captured: the host's share is in its times
+            if peer["graph"]:
+                device = f"{peer['device_us'][0]:.1f} µs"
+                share = f"{100 * peer['share_of_floor']:.1f}%"
             lines.append(
-                f"| {shape} | {floor} | {key} | {peer['device_us'][0]:.1f} µs"
-                f"{'' if peer['graph'] else ' (no graph)'} | {100 * peer['share_of_floor']:.1f}% | "
-                f"{peer['wall_us'][0]:.0f} µs | {peer['peak_MB']:.0f} MB | {launched} |"
+                f"| {shape} | {floor} | {key} | {device} | {share} | {peer['wall_us'][0]:.0f} µs | "
+                f"{peer['peak_MB']:.0f} MB | {peer.get('launches', '–')} |"
             )
             shape = floor = ""
     lines += [
@@ -459,8 +483,10 @@ def tables(record):
                 f"{peer['peak_MB_beyond_gradients']:,.0f} MB |"
             )
             shape = ""
+    told = "Device time is under graph replay (– for what waits for the device, which can't be "
+    told += "captured); eager wall is one step with the host's share."
     notes = [row["note"] for row in record["linear"].values() if "note" in row]
-    lines += ["", *notes] if notes else []
+    lines += ["", " ".join([told, *notes])]
     absent = {
         f"{key}: {peer.removeprefix('absent: ')}"
         for part in PARTS

@@ -92,7 +92,7 @@ def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False,
     ]
     found += [
         made_up(precise(spec), level=level - 0.02, minutes=1.5, **more)
-        for spec in setting.students(names, [setting.shorter] if with_shorter else [])
+        for spec in setting.students(names, setting.earlier[1:] if with_shorter else [])
     ]
     if with_ablation:
         for number, kind in enumerate(setting.ablated()):

@@ -74,7 +74,7 @@ def test_what_is_kept_is_of_all_candidates(dataset):
 @pytest.mark.parametrize("overrides", [{}, {"epochs": 2}])
 def test_no_run_of_the_tables_is_a_candidate_too(dataset, overrides):
     setting, names = Setting(dataset, overrides=overrides), ["a/b-s0-0"]
-    kinds = [STUDENT, setting.shorter, *setting.ablated_students()]
+    kinds = [STUDENT, *setting.earlier, *setting.ablated_students()]
     shown = {spec.folder for spec in setting.students(names, kinds)}
     tried = {
         with_teachers(setting.student.spec(kind, selection.SEED), names).folder

@@ -94,13 +94,20 @@ def test_the_ablation_has_its_own_epochs():
     assert {kind.overrides["epochs"] for kind in small.ablated()} == {2}
 
 
-def test_students_are_changed_one_at_a_time_too():
-    setting = Setting("cifar100-lt")
-    base = Recipe.of(setting.student.spec(STUDENT, 0))
-    for kind in student_ablation("cifar100-lt"):
-        mine = Recipe.of(setting.student.spec(kind, 0))
-        assert mine != base
-        assert mine.image_seed == 0
+@pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
+def test_students_are_changed_one_at_a_time_too(dataset):
+    """One value, or the method and nothing else."""
+    setting = Setting(dataset)
+    base, seen = setting.student.spec(STUDENT, 0), set()
+    for kind in student_ablation(dataset):
+        mine = setting.student.spec(kind, 0)
+        values, own = (vars(Recipe.of(spec)) for spec in (base, mine))
+        changed = {key for key, value in values.items() if own[key] != value}
+        changed |= {"method"} if mine.method != base.method else set()
+        assert len(changed) == 1, kind.name
+        seen |= changed
+        assert Recipe.of(mine).image_seed == 0
+    assert {"method", "mix_partner", "cutmix", "sam_rho", "distill_weight"} < seen
 
 
 def test_what_is_trained_has_whole_records():
@@ -389,14 +396,21 @@ def test_it_stops_when_time_is_up_and_goes_on(tmp_path, monkeypatch):
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_students_of_half_the_epochs_can_be_trained_by_themselves(tmp_path):
+def test_students_as_they_were_before_can_be_trained_by_themselves(tmp_path):
     root = tmp_path / "small"
     shutil.copytree(trained_root(), root)
-    part = small_run(root, stages=["shorter"]).part("cifar10-lt")
+    part = small_run(root, stages=["earlier"]).part("cifar10-lt")
     assert part.shorter.name == f"{DISTILLED}, half the epochs"
-    assert 2 * part.shorter.epochs == OVERRIDES["epochs"] == part.distilled.epochs
-    assert names_of(part.shorter.records[0].spec) == names_of(part.distilled.records[0].spec)
-    assert part.shorter in part.lines
+    assert part.first_students.name == f"{DISTILLED}, first trial's settings"
+    for line in (part.shorter, part.first_students):
+        assert 2 * line.epochs == OVERRIDES["epochs"] == part.distilled.epochs
+        assert names_of(line.records[0].spec) == names_of(part.distilled.records[0].spec)
+    assert part.lines[-3:] == [part.first_students, part.shorter, part.distilled]
+    first = part.first_students.records[0].spec
+    assert first.method.name == "logit-adjusted"
+    values = first.recipe.values
+    assert (values["distill_temperature"], values["cutout"]) == (2.0, 16)
+    assert (values["mix_partner"], values["distill_adjusted"]) == ("minority", True)
 
 
 def test_further_students_have_more_teachers_or_students_for_teachers(tmp_path):

@@ -139,7 +139,8 @@ def test_the_readme_has_the_recipes_beside_the_lowest_published(site):
         for row, errors in ((name, line.errors), (f"{name}, τ again", line.again)):
             mean, deviation = 100 * errors.mean(), 100 * errors.std(ddof=1)
             assert cells[row] == [f"{mean:.2f}\xa0±\xa0{deviation:.2f}", "–"]
-    assert "over the runs (5 and 3);" in text
+    assert "over the runs (5 for `strong`, 3 for `strong-distilled`);" in text
+    assert "the epoch of the published (ProCo)." in text
 
 
 @pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
@@ -157,18 +158,17 @@ def test_the_development_set_on_teachers_and_epochs(dataset):
     assert said.endswith(
         "which is `strong` itself"
         if mine in part.strong.records
-        else f" with {dev[best]:.2f}%, where `strong` has {mean:.2f}% (mean of 5 runs)"
+        else f" with {dev[best]:.2f}% (one run), where `strong` has {mean:.2f}% (mean of 5 runs)"
     )
     again = [
         100 * sum(one.document["again"]["dev_error"] for one in line.records) / 3
         for line in (part.shorter, part.distilled)
     ]
     epochs = {"cifar10-lt": (300, 600), "cifar100-lt": (400, 800)}[dataset]
-    assert (
-        f"{again[0]:.2f}% after {epochs[0]} and {again[1]:.2f}% after {epochs[1]} epochs on {title}"
-    ) in text
+    said = re.findall(rf"([\d.]+) ± [\d.]+ after (\d+)(?= and| epochs on {title})", text)
+    assert said == [(f"{e:.2f}", str(n)) for e, n in zip(again, epochs, strict=True)]
     without = how_far.page(Study.of(made_up_setting(Setting(dataset))))
-    assert "Of the students' epochs" not in without
+    assert "Their epochs were doubled" not in without
 
 
 def test_a_ratio_that_is_half_trained_is_still_to_be_trained():

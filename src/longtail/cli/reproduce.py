@@ -130,9 +130,10 @@ def reproduce(
         _option(
             "--stage",
             "strong: strong, teachers, selection (ways to train students, compared on the "
-            "development set; ratio 100 only), students (with their teachers), shorter (half the "
-            "epochs), further (more teachers, a second generation) or ablation; may be "
-            "repeated. strong and students if absent; of strong-distilled, teachers and students.",
+            "development set; ratio 100 only), students (with their teachers), earlier (the "
+            "students tried before them), further (more teachers, a second generation) or "
+            "ablation; may be repeated. strong and students if absent; of strong-distilled, "
+            "teachers and students.",
             metavar="NAME",
         ),
     ] = None,

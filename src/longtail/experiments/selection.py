@@ -33,6 +33,7 @@ _EQUAL, _SHIFTED = "classes drawn equally", "KL of prior-shifted logits"
 _BARE, _WARM = "no Cutout", "temperature 4"
 CHANGES: dict[str, dict[str, Any]] = {
     # The prior of what is drawn is uniform, so the logit-adjusted loss of it is the softmax's.
+    # (What is mixed in is not: a uniform partner is one of all images.)
     _EQUAL: {"mix_partner": "uniform"},
     _SHIFTED: {"distill_adjusted": True},
     _BARE: {"cutout": 0},

@@ -232,9 +232,20 @@ class Part:
         return self._students(DISTILLED, STUDENT)
 
     @cached_property
+    def first_students(self) -> Line | None:
+        """Students with the first trial's settings and half of today's epochs."""
+        return self._students(f"{DISTILLED}, first trial's settings", self.setting.earlier[0])
+
+    @cached_property
     def shorter(self) -> Line | None:
-        """Students of the same teachers with half the epochs."""
-        return self._students(f"{DISTILLED}, half the epochs", self.setting.shorter)
+        """Students with today's settings and half the epochs."""
+        return self._students(f"{DISTILLED}, half the epochs", self.setting.earlier[1])
+
+    @property
+    def students(self) -> list[Line]:
+        """All students but the ablation's, in the order in which they were tried."""
+        found = [self.first_students, self.shorter, self.distilled, *self.further]
+        return [line for line in found if line is not None]
 
     @cached_property
     def further(self) -> list[Line]:
@@ -276,7 +287,7 @@ class Part:
     @property
     def lines(self) -> list[Line]:
         """The table's own rows, as far as they are there."""
-        found = [self.strong, self.ensemble, self.shorter, self.distilled, *self.further]
+        found = [self.strong, self.ensemble, *self.students]
         return [line for line in found if line is not None]
 
     @cached_property

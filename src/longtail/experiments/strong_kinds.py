@@ -39,8 +39,8 @@ _AUGMENTED = {key: value for key, value in OFF.items() if key not in ("trivial_a
 _MINORITY = INGREDIENTS["CutMix, minority partner"]
 
 STRONG = Kind("strong", METHOD)
-# Classes are drawn equally often, so the prior of what a student sees is uniform and the
-# logit-adjusted loss of that is the softmax's. One stream of images for all students.
+# Classes are drawn equally often: before anything is mixed in, the prior of what a student sees is
+# uniform, and the logit-adjusted loss of that is the softmax's. One stream of images for all.
 STUDENT = Kind("student", "softmax+over-sampling", {"image_seed": 0})
 PLAIN = Kind("plain", METHOD, OFF)
 
@@ -139,6 +139,8 @@ def student_ablation(dataset: str) -> tuple[Kind, ...]:
     if values.get("distill_temperature", 1.0) != 1.0:
         changes["temperature 1"] = {"distill_temperature": 1.0}
     if _mixes(values):
+        other = "minority" if values["mix_partner"] == "uniform" else "uniform"
+        changes[f"{other} partner"] = {"mix_partner": other}
         changes["without mixing"] = {key: OFF[key] for key in ("cutmix", "mixup", "mix_partner")}
     if not values["sam_rho"]:
         changes["with SAM"] = INGREDIENTS["SAM"]
@@ -146,5 +148,4 @@ def student_ablation(dataset: str) -> tuple[Kind, ...]:
         Kind(f"student, {name}", STUDENT.method, {**STUDENT.overrides, **change})
         for name, change in changes.items()
     ]
-    drawn = {**STUDENT.overrides, "mix_partner": "minority"}
-    return (*kinds, Kind("student, examples drawn as they come", METHOD, drawn))
+    return (*kinds, Kind("student, examples drawn as they come", METHOD, STUDENT.overrides))

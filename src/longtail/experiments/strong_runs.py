@@ -1,14 +1,14 @@
 """The runs behind `strong`: which they are, and training them.
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
-trained in another way; students of all of them together; students trained for half as long,
-students of more teachers, and those of a second generation, which have the first students for
-teachers too; and the ablation, which adds every ingredient to a plain recipe and to `strong`, or
-takes it away. Candidates for how students are trained are not among them: those never see the test
-set, see `selection`. `StrongTrainer` does what has no record yet, judges each finished run once on
-the development and the test set, and can be stopped and called again. A record is not enough to
-learn from: where a teacher's weights are missing it is trained again, to teach alone, and its
-record stays.
+trained in another way; students of all of them together, as they are trained now and as they were
+before; students of more teachers, and those of a second generation, which have the first students
+for teachers too; and the ablation, which adds every ingredient to a plain recipe and to `strong`,
+or takes it away. Candidates for how students are trained are not among them: those never see the
+test set, see `selection`. `StrongTrainer` does what has no record yet, judges each finished run
+once on the development and the test set, and can be stopped and called again. A record is not
+enough to learn from: where a teacher's weights are missing it is trained again, to teach alone, and
+its record stays.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("longtail")
 
-STAGES = ("strong", "teachers", "selection", "students", "shorter", "further", "ablation")
+STAGES = ("strong", "teachers", "selection", "students", "earlier", "further", "ablation")
 RATIOS = (100.0, 50.0, 10.0)
 
 
@@ -132,10 +132,12 @@ class Setting:
         return [with_teachers(spec, names) for spec in self.student.specs(kinds)]
 
     @property
-    def shorter(self) -> Kind:
-        """Students with half the epochs."""
-        epochs = max(1, self.student.spec(STUDENT, 0).recipe.values["epochs"] // 2)
-        return Kind("student, shorter", STUDENT.method, {**STUDENT.overrides, "epochs": epochs})
+    def earlier(self) -> tuple[Kind, Kind]:
+        """Two ways tried before, with half the epochs: the first trial's settings, and today's."""
+        epochs = {"epochs": max(1, self.student.spec(STUDENT, 0).recipe.values["epochs"] // 2)}
+        kinds = (selection.candidates(self.dataset)[0], STUDENT)
+        first, half = (replace(kind, overrides={**kind.overrides, **epochs}) for kind in kinds)
+        return first, half
 
     def ensemble(self, names: Iterable[str]) -> RunSpec:
         """The teachers' mean logits."""
@@ -204,7 +206,7 @@ class StrongTrainer(Trainer):
                 if "selection" in stages:
                     self._select(setting)
                 kinds = [STUDENT] if {"students", "further"} & set(stages) else []
-                kinds += [setting.shorter] if "shorter" in stages else []
+                kinds += setting.earlier if "earlier" in stages else ()
                 self._teach(setting, *(([kind], ()) for kind in kinds))
                 if "further" in stages:
                     first = setting.students(self._names(setting.teachers()))

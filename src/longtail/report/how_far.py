@@ -111,7 +111,8 @@ def _needed() -> list[str]:
         f"different ways, {counts}, whose logits are averaged on the very images the student "
         f"sees; the student (recipe `strong-student`: {_ingredients(student)}; classes drawn "
         "equally often, by the method `softmax+over-sampling`: the prior of what is drawn is "
-        "uniform, and the logit-adjusted loss of that is the softmax's) minimises for "
+        "uniform, and the logit-adjusted loss of that is the softmax's; what CutMix adds comes "
+        "from all training images alike, and leans towards frequent classes) minimises for "
         f"{_epochs('strong-student')} "
         f"{1 - share:.1f} of the loss and {share:.1f} of the divergence from the teachers at "
         f"temperature {student['distill_temperature']:g}.{_differences('strong-student')} What is "
@@ -199,7 +200,9 @@ def _preferred(study: Study) -> str:
                 percent(float(line.dev_errors.mean()), digits=2) for line in (best, part.strong)
             ]
             of = _count(len(part.strong.records))
-            words.append(f"{named} with {errors[0]}%, where `strong` has {errors[1]}% ({of})")
+            words.append(
+                f"{named} with {errors[0]}% (one run), where `strong` has {errors[1]}% ({of})"
+            )
     if not words:
         return ""
     return f" Of the teachers it prefers: {'; '.join(words)}."
@@ -212,13 +215,16 @@ def _epochs_compared(study: Study) -> str:
         part = study.part(dataset)
         if part is not None and part.shorter is not None and part.distilled is not None:
             errors = [
-                f"{percent(float(line.dev_errors_again.mean()), digits=2)}% after {line.epochs}"
+                f"{strong.spread(line.dev_errors_again)} after {line.epochs}"
                 for line in (part.shorter, part.distilled)
             ]
             words.append(f"{' and '.join(errors)} epochs on {strong.title_of(dataset)}")
     if not words:
         return ""
-    return f" Of the students' epochs it says, with that τ: {'; '.join(words)}."
+    return (
+        " Their epochs were doubled once they were chosen; its error, with that τ, in percent and "
+        f"with the deviation over the runs: {'; '.join(words)}."
+    )
 
 
 def _selection(study: Study) -> list[str]:
@@ -239,13 +245,17 @@ def _selection(study: Study) -> list[str]:
         "counts twice. "
         "Holding out head images instead would have meant training on another subset than "
         "everybody else.\n"
-        "- **The stricter line** is the column *error*: it takes nothing from the development "
-        "set for a run, and has τ = 1 in the loss and the last epoch, fixed in advance.\n"
+        "- **The stricter line** is the column *error*: last epoch, and no τ from the development "
+        "set; that of the loss is fixed in advance, 1 for `strong` and none for students. How "
+        "these are trained was compared on the development set all the same, as above.\n"
         f"- **What this does not undo**: {_not_chosen(selections)}, also where they differ between "
         "the data sets, are those that did best in a first trial of one seed each, which was "
         "judged on the test set, as is usual here; so were the papers from which the ingredients "
-        "are. The development set need not have chosen the same; the tables of the teachers show "
-        f"its error beside that on the test set.{_preferred(study)}",
+        "are. Whatever all candidates for the students share (such as their augmentation and their "
+        "teachers) is from there, too, and the tables of results show every way in which students "
+        "were trained in full, with its error on the test set. The development set need not have "
+        "chosen the same as the trial; the tables of the teachers show its error beside that on "
+        f"the test set.{_preferred(study)}",
     ]
     return blocks + [strong.selection_table(found).markdown() for found in selections]
 
@@ -364,7 +374,7 @@ def _use() -> list[str]:
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"
-        "longtail reproduce strong --stage shorter --stage further\n"
+        "longtail reproduce strong --stage earlier --stage further\n"
         "longtail reproduce strong --stage ablation\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",

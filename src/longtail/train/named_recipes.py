@@ -89,8 +89,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ldam": _PAPER
     | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
     # A single network without teachers; and one that learns from them, which SAM did not help and
-    # twice the epochs do. It goes with classes drawn equally often (softmax+over-sampling), so a
-    # partner is as likely rare.
+    # twice the epochs do. It goes with classes drawn equally often (softmax+over-sampling); what
+    # is mixed in comes from all images alike.
     "strong": _STRONG | {"sam_rho": 0.1},
     "strong-student": _STRONG
     | {

@@ -76,7 +76,8 @@ def refuse_half(spec: RunSpec, recipe: Recipe) -> None:
     if names_of(spec) and recipe.distill_weight == 0:
         raise InputError(
             f"train: teachers are named, but recipe {recipe.name!r} has distill_weight 0, so they "
-            f"would do nothing; take the recipe strong-student, or set distill_weight (--set)."
+            f"would do nothing; take the recipe strong-student, whose method is "
+            f"softmax+over-sampling, or set distill_weight (--set)."
         )
     if recipe.distill_weight and not names_of(spec):
         without = "distill_weight=0"  # with the values that then would do nothing
