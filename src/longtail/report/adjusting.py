@@ -10,6 +10,7 @@ import numpy as np
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.result import Written
+from longtail.report.describe import plural
 from longtail.report.tables import Table, percent, signed
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
@@ -42,8 +43,8 @@ def summary(result: AdjustResult) -> list[str]:
     few = int(np.sum((judged > 0) & (judged < _FEW)))
     if few:
         found.append(
-            f"{few} {_plural(few, 'class')} {'was' if few == 1 else 'were'} judged on fewer than "
-            f"{_FEW} examples: trust the means more than single classes."
+            f"{plural(few, 'class was', 'classes were')} judged on fewer than {_FEW} "
+            f"examples: trust the means more than single classes."
         )
     if result.tuning is not None and result.tuning.at_bound:
         low, high = result.tuning.bounds
@@ -207,7 +208,3 @@ def written(result: AdjustResult, files: Written) -> str:
 
 def _short(name: str, width: int = 18) -> str:
     return name if len(name) <= width else f"{name[: width - 1]}…"
-
-
-def _plural(count: int, word: str) -> str:
-    return word if count == 1 else f"{word}es" if word.endswith("s") else f"{word}s"
