@@ -168,7 +168,7 @@ def test_the_development_set_on_teachers_and_epochs(dataset):
     said = re.findall(rf"([\d.]+) ± [\d.]+ after (\d+)(?= and| epochs on {title})", text)
     assert said == [(f"{e:.2f}", str(n)) for e, n in zip(again, epochs, strict=True)]
     without = how_far.page(Study.of(made_up_setting(Setting(dataset))))
-    assert "Their epochs were doubled" not in without
+    assert "students' epochs were doubled" not in without
 
 
 def test_a_ratio_that_is_half_trained_is_still_to_be_trained():

@@ -222,8 +222,8 @@ def _epochs_compared(study: Study) -> str:
     if not words:
         return ""
     return (
-        " Their epochs were doubled once they were chosen; its error, with that τ, in percent and "
-        f"with the deviation over the runs: {'; '.join(words)}."
+        " After that the students' epochs were doubled. With that τ the error on the development "
+        f"set, in percent and with the deviation over the runs, is {'; '.join(words)}."
     )
 
 
