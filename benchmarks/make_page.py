@@ -162,6 +162,7 @@ def cohorts():
         f"[{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}] points.".replace("-", "−"),
         *real_cohort(),
         *ingredients(),
+        *students(),
     ]
 
 
@@ -179,6 +180,21 @@ def ingredients():
         f"{found['ingredients']['runs']} runs there; the last column is the time in which all "
         "batches of an epoch are made, for all runs.",
         table(["", "ms a model-step", "times as long", "batches, ms"], rows),
+    ]
+
+
+def students():
+    if not (ROOT / "results" / "bench_students.json").exists():
+        return []
+    found = record("bench_students")
+    rows = [[name, f"{1000 * row['median']:.0f}"] for name, row in found["epoch_s"].items()]
+    rows.append(["the answers alone", f"{1000 * found['answers_s']:.0f}"])
+    return [
+        f"An epoch of {found['students']} students of {found['teachers']} teachers on "
+        f"{found['data']['name']} there ({found['steps']} steps): with answers that are there, "
+        "with teachers that answer before the first step, and aside, while the epoch before is "
+        "stepped through, as training does. `bench_students.py`.",
+        table(["", "ms"], rows),
     ]
 
 

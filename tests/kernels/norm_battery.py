@@ -138,6 +138,74 @@ def test_against_float64(shape, residual, relu, dtype):
     check(x, w, b, r, up, other, relu=relu)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("shape", [*SHAPES, (128, 40)])
+def test_by_running_statistics_in_one_pass(shape, residual, relu, dtype, monkeypatch):
+    """w·(x − μ)/√(σ² + ε) + b + r with the μ and σ² that were tracked, which stay as they are."""
+    x, w, b, r, *_ = make(shape, dtype, residual=residual, seed=sum(shape))
+    tracked = torch.rand(2, shape[1], device=DEVICE) + 0.25
+    before = tracked.clone()
+    monkeypatch.setattr(module, "norm_act_torch", None)  # the kernel or nothing
+    for call in (norm_act, lambda *a, **k: norm_act_fork(*a, **k)[1]):
+        y = call(x, w, b, *tracked, residual=r, relu=relu, training=False, eps=1e-3)
+        assert y.dtype == dtype
+        assert torch.equal(tracked, before)
+        mean, var = before.double().cpu()
+        exact = (rows(x) - mean) / torch.sqrt(var + 1e-3) * w.double().cpu() + b.double().cpu()
+        exact = exact + (0 if r is None else rows(r))
+        exact = exact.clamp_min(0) if relu else exact
+        close(rows(y), exact, dtype=dtype, size=max(float(exact.abs().max()), 1.0), slack=2)
+
+
+def test_what_follows_operations_one_by_one_finds_torchs_own():
+    """Tracing, and transforms of functions, which can't look into a kernel."""
+    x, w, b, r, *_ = make((4, 16, 3, 3), torch.float32, residual=True)
+    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
+
+    def infer(x):
+        return norm_act(x, w, b, *tracked, residual=r, training=False)
+
+    with torch.no_grad():
+        expected = infer(x)
+        traced = torch.jit.trace(infer, (x,))
+        torch.testing.assert_close(traced(x), expected)
+        mapped = torch.func.vmap(lambda one: norm_act(one, w, b, *tracked, training=False))
+        every = mapped(torch.stack([x, x]))[1]
+        torch.testing.assert_close(every, norm_act(x, w, b, *tracked, training=False))
+    value, slope = torch.func.jvp(infer, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(value, expected)
+    steep = (w / (tracked[1] + 1e-5).sqrt()).view(1, 16, 1, 1).expand_as(x)
+    torch.testing.assert_close(slope, steep.where(value > 0, 0.0))
+
+
+def test_batch_norm_without_weights_is_left_to_torch():
+    x, *_ = make((4, 16, 3, 3), torch.float32, residual=False)
+    assert not module.serves(x, None, None)
+    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
+    found = norm_act(x, None, None, *tracked, relu=False, training=False)
+    mean, var = (value.view(1, 16, 1, 1) for value in tracked)
+    torch.testing.assert_close(found, (x - mean) / (var + 1e-5).sqrt())
+
+
+def test_running_statistics_with_a_gradient_are_left_to_torch():
+    x, w, b, r, up, _ = make((4, 16, 3, 3), torch.float32, residual=True)
+    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
+    leaves = [t.clone().requires_grad_() for t in (x, w, b, r)]
+    y = norm_act(*leaves[:3], *tracked, residual=leaves[3], training=False)
+    with torch.no_grad():
+        torch.testing.assert_close(y, norm_act(x, w, b, *tracked, residual=r, training=False))
+    dx, dw, db, dr = torch.autograd.grad(y, leaves, up)
+    g = up.where(y > 0, 0.0)
+    shape = (1, 16, 1, 1)
+    rstd = (1 / (tracked[1] + 1e-5).sqrt()).view(shape)
+    torch.testing.assert_close(dx, g * w.view(shape) * rstd)
+    torch.testing.assert_close(dr, g)
+    torch.testing.assert_close(db, g.sum((0, 2, 3)))
+    torch.testing.assert_close(dw, (g * (x - tracked[0].view(shape)) * rstd).sum((0, 2, 3)))
+
+
 @pytest.mark.parametrize("shape", [(2, 5), (17, 3), (128, 40)])
 def test_plain_rows(shape):
     for residual, relu in itertools.product((True, False), repeat=2):

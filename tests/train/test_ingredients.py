@@ -100,12 +100,12 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
             how = (float(plan.mixing.share[k]), bool(plan.mixing.patch[k]))
             image, share = by_loops(image, partner, *how, plan.mixing.centre[k].tolist())
             second, mixed = int(IMAGES.labels[plan.partners.rows[k]]), mixed + 1
-        found = one.team.inputs[n, :, :, 0].permute(2, 0, 1)
+        found = one.team.now.inputs[n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
-        assert int(one.team.targets[0, n]) == label
+        assert int(one.team.now.targets[0, n]) == label
         if plan.mixing is not None:
-            assert int(one.team.seconds[0, n]) == second
-            assert float(one.team.shares[0, n]) == pytest.approx(share, abs=1e-6)
+            assert int(one.team.now.seconds[0, n]) == second
+            assert float(one.team.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
     assert (mixed > 5) == (plan.mixing is not None)
 
 
@@ -120,7 +120,7 @@ def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
         operation=torch.tensor([OPERATIONS.index("identity")]),
         strength=torch.tensor([0]),
     )
-    (made,) = one.team.makers[0].make(plan)
+    (made,) = one.team.blocks.makers[0].make(plan)
     corner = made.pixels[0, :, 0, 7].numpy()
     expected = (np.round(255 * np.array(recipe.mean)) / 255 - recipe.mean) / recipe.std
     np.testing.assert_allclose(corner, expected, atol=1e-6)
@@ -135,9 +135,9 @@ def test_where_nothing_is_mixed_nothing_is_missing(monkeypatch):
     plan = one.team.plans[0]
     chunks = {int(n) // 7 for n in plan.mixed}
     assert 0 < len(chunks) < 7  # so some chunks have no partner at all
-    own = one.team.shares[0] == 1
+    own = one.team.now.shares[0] == 1
     assert int((~own).sum()) <= len(plan.mixed)
-    assert torch.equal(one.team.seconds[0][own], one.team.targets[0][own])
+    assert torch.equal(one.team.now.seconds[0][own], one.team.now.targets[0][own])
 
 
 def test_an_ingredient_changes_nothing_about_the_others():
@@ -174,12 +174,12 @@ def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     whole = lane(*planners)
     monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
     parts = lane(*planners)
-    assert parts.team.makers[0].chunk == 7
+    assert parts.team.blocks.makers[0].chunk == 7
     for one in (whole, parts):
         one.load(1)
         one.team.prepare(0)
     for name in ("inputs", "targets", "seconds", "shares"):
-        assert torch.equal(getattr(whole.team, name), getattr(parts.team, name)), name
+        assert torch.equal(getattr(whole.team.now, name), getattr(parts.team.now, name)), name
     monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
     blocks = lane(planners[0])
     assert blocks.team.block == 2
@@ -195,15 +195,15 @@ def test_class_weights_of_mixed_examples_by_hand():
     team = together.team
     for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
         network = new_network(team.recipe, IMAGES, seed=member)
-        images = team.inputs[:, :, :, member].permute(0, 3, 1, 2)
+        images = team.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
         logits = network(images).detach().double().numpy()
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         above, below = 0.0, 0.0
         for n in range(47):
-            share = float(team.shares[member, n])
+            share = float(team.now.shares[member, n])
             for label, part in (
-                (int(team.targets[member, n]), share),
-                (int(team.seconds[member, n]), 1 - share),
+                (int(team.now.targets[member, n]), share),
+                (int(team.now.seconds[member, n]), 1 - share),
             ):
                 above -= part * prior_weights[label] * log_p[n, label]
                 below += part * prior_weights[label]
@@ -214,7 +214,7 @@ def test_class_weights_of_mixed_examples_by_hand():
 def by_hand_with_sam(team, plan):
     """One step of the equation in float64: the gradient at w + ρ g/‖g‖, then torch's SGD."""
     network = new_network(team.recipe, IMAGES, seed=0).double()
-    images = team.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
+    images = team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
     labels = torch.from_numpy(IMAGES.labels)[plan.rows]
     log_prior = torch.tensor(IMAGES.prior.log_probs)
     start = {name: p.detach().clone() for name, p in network.named_parameters()}
@@ -302,20 +302,20 @@ def test_runs_whose_images_are_made_differently_step_as_one():
     ]
     assert len({one.recipe.team_values for one in planners}) == 1
     together, alone = lane(*planners), [lane(one) for one in planners]
-    assert together.team.kinds == [[0], [1, 3], [2], [4]]
+    assert together.team.blocks.kinds == [[0], [1, 3], [2], [4]]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     team = together.team
     for member, one in enumerate(alone):
-        assert torch.equal(team.inputs[:, :, :, member], one.team.inputs[:, :, :, 0])
-        assert torch.equal(team.targets[member], one.team.targets[0])
-        if one.team.shares is None:
-            assert torch.equal(team.seconds[member], team.targets[member])
-            assert bool((team.shares[member] == 1).all())
+        assert torch.equal(team.now.inputs[:, :, :, member], one.team.now.inputs[:, :, :, 0])
+        assert torch.equal(team.now.targets[member], one.team.now.targets[0])
+        if one.team.now.shares is None:
+            assert torch.equal(team.now.seconds[member], team.now.targets[member])
+            assert bool((team.now.shares[member] == 1).all())
         else:
-            assert torch.equal(team.shares[member], one.team.shares[0])
+            assert torch.equal(team.now.shares[member], one.team.now.shares[0])
         start = new_network(one.team.recipe, IMAGES, seed=member).state_dict()
         own = team.network(member).state_dict()
         shares = [

@@ -154,7 +154,7 @@ def test_decay_can_leave_batch_norm_out():
 
 def test_bfloat16_is_close_to_float32():
     exact, rough = lane(planner()), lane(planner(), precision="bfloat16")
-    assert rough.team.inputs.dtype == torch.bfloat16
+    assert rough.team.now.inputs.dtype == torch.bfloat16
     one, other = run_epoch([exact], [0])[0][0], run_epoch([rough], [0])[0][0]
     assert one != other
     assert other == pytest.approx(one, rel=0.05)
@@ -192,7 +192,7 @@ def test_distillation_by_hand(adjusted):
     one = lane(one_planner, teachers=teachers)
     found = run_epoch([one], [0])[0][0]
     assert asked == [47]
-    images = one.team.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    images = one.team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
     student = new_network(one.team.recipe, IMAGES, seed=0)(images).detach().double().numpy()
     taught = teachers(images).double().numpy()
     log_prior = IMAGES.prior.log_probs
@@ -219,11 +219,52 @@ def test_runs_of_one_image_seed_share_images_and_teachers():
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     assert asked == [47, 47]  # once an epoch for all three
-    assert together.team.teacher_logits.shape == (1, 47, 3)
-    inputs = together.team.inputs
+    assert together.team.now.teacher_logits.shape == (1, 47, 3)
+    inputs = together.team.now.inputs
     assert torch.equal(inputs[:, :, :, 0], inputs[:, :, :, 2])
     assert len({round(loss, 6) for loss in losses}) == 3  # they start from weights of their own
     assert torch.equal(planners[0].plan(1).rows, planner(seed=5).plan(1).rows)
+
+
+def test_a_block_made_ahead_is_the_one_that_would_be_made():
+    """Beside runs that mix nothing, and where another epoch comes than the one it was made for."""
+    settings = {"distill_weight": 0.5, "image_seed": 3}
+    planners = [
+        planner("logit-adjusted", 0, **settings, cutmix=0.5),
+        planner("softmax", 1, **settings),
+        planner("softmax+over-sampling", 2, **settings, mixup=0.5),
+    ]
+    teachers, asked = linear_teachers()
+    plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
+    early.team.make_room_ahead()
+    for made, epoch in ((0, 0), (1, 1), (1, 2), (3, 3), (0, 0)):
+        early.team.make_ahead(made)
+        asked.clear()
+        losses = [run_epoch([one], [epoch])[0] for one in (early, plain)]
+        assert len(asked) == (3 if made == epoch else 6)  # streams, of one lane or of both
+        assert losses[0] == losses[1]
+        for name, value in plain.team.now.tensors.items():
+            assert torch.equal(value, early.team.now.tensors[name]), (name, epoch)
+        assert early.team.now.inputs.data_ptr() != early.team.ahead.inputs.data_ptr()
+
+
+def test_of_several_blocks_the_first_is_made_ahead(monkeypatch):
+    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    planners = [planner(m, 4, distill_weight=0.5) for m in ("softmax+drw:start=1", "softmax")]
+    teachers, asked = linear_teachers()
+    plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
+    assert early.team.block == 2 < len(early.team.batch_sizes)
+    early.team.make_room_ahead()
+    for epoch in range(3):
+        early.team.make_ahead(epoch)
+        asked.clear()
+        assert run_epoch([early], [epoch]) == run_epoch([plain], [epoch])
+        assert asked == [15, 32, 15]  # the second block of one lane; both of the other
+
+
+def test_no_block_is_made_ahead_without_room():
+    with pytest.raises(RuntimeError, match="call make_room_ahead first"):
+        lane(planner()).team.make_ahead(1)
 
 
 def test_methods_that_sample_otherwise_have_streams_of_their_own():
@@ -231,7 +272,7 @@ def test_methods_that_sample_otherwise_have_streams_of_their_own():
     planners = [planner(method, 0, distill_weight=0.5) for method in methods]
     teachers, asked = linear_teachers()
     together = lane(*planners, teachers=teachers)
-    assert together.team.stream_of == [0, 1, 0]
+    assert together.team.blocks.stream_of == [0, 1, 0]
     losses = run_epoch([together], [0])[0]
     assert asked == [47, 47]
     alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]

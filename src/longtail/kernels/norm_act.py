@@ -38,14 +38,15 @@ def norm_act(
     eps: float = 1e-5,
     moments: Moments | None = None,
 ) -> Tensor:
-    """relu(batch_norm(x) + residual): on a GPU in training, four passes over memory fewer.
+    """relu(batch_norm(x) + residual): on a GPU, several passes over memory fewer.
 
     y = max(0, w·(x − μ)/√(σ² + ε) + b + r), with μ and σ² of each channel over the batch in
     training, and the running ones otherwise. In training the running statistics move by
     `momentum` towards μ and the unbiased variance, as in `torch.nn.BatchNorm2d`.
 
-    Triton serves CUDA tensors in training, in bfloat16 or float32, laid out channels last;
-    torch's own operations serve the rest. The arithmetic of the kernels is in float32.
+    Triton serves CUDA tensors in bfloat16 or float32, laid out channels last, in training and,
+    where nothing needs a gradient, otherwise; torch's own operations serve the rest. The
+    arithmetic of the kernels is in float32.
 
     Args:
         x: shape (N, C, H, W) or (N, C).
@@ -75,7 +76,7 @@ def norm_act(
     tensors = (x, weight, bias, running_mean, running_var, residual)
     if training and serves(x, weight, residual):
         return _NormAct.apply(*tensors, options, moments, False)[0]  # type: ignore[no-any-return, no-untyped-call]
-    return norm_act_torch(*tensors, options, training=training)
+    return _without_gradient(*tensors, options, training=training)
 
 
 def norm_act_fork(
@@ -116,8 +117,33 @@ def norm_act_fork(
     tensors = (x, weight, bias, running_mean, running_var, residual)
     if training and serves(x, weight, residual):
         return _NormAct.apply(*tensors, options, moments, True)  # type: ignore[no-any-return, no-untyped-call]
-    y = norm_act_torch(*tensors, options, training=training)
+    y = _without_gradient(*tensors, options, training=training)
     return y, y
+
+
+def _without_gradient(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None,
+    options: Options,
+    *,
+    training: bool,
+) -> Tensor:
+    """By the running statistics in one pass where nothing is to be learnt; else torch's own way."""
+    tensors = (x, weight, bias, residual)
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    # What follows or changes operations one by one is left to them.
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    watched = traced or torch._C._are_functorch_transforms_active()
+    one_pass = not (training or learns or watched) and serves(x, weight, residual)
+    if running_mean is None or running_var is None or not one_pass:
+        rest = (running_mean, running_var, residual, options)
+        return norm_act_torch(x, weight, bias, *rest, training=training)
+    stats = torch.stack([running_mean, (running_var + options.eps).rsqrt()])
+    return apply_statistics(x, weight, bias, stats, residual, relu=options.relu)
 
 
 class Moments(NamedTuple):
@@ -161,12 +187,13 @@ def norm_act_torch(
     return F.relu(y) if options.relu else y
 
 
-def serves(x: Tensor, weight: Tensor, residual: Tensor | None) -> bool:
-    """Whether the kernels can take these tensors in training."""
+def serves(x: Tensor, weight: Tensor | None, residual: Tensor | None) -> bool:
+    """Whether the kernels can take these tensors."""
     return (
         not torch.compiler.is_compiling()  # which fuses by itself
         and available(x.device)
         and x.dtype in DTYPES
+        and weight is not None
         and weight.dtype == torch.float32
         and x.numel() > x.shape[1]  # of one value a channel torch says what is wrong
         and _rows_are_channels(x)
@@ -230,7 +257,6 @@ def forward(
     channels = x.shape[1]
     n_rows = x.numel() // channels
     stats = weight.new_empty((2, channels))
-    y = torch.empty_like(x)
     tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
     if moments is None:
         moments = Moments(weight.new_empty((shape.parts, 2, channels)), shape.per_program)
@@ -252,14 +278,28 @@ def forward(
         {"HAS_RUNNING": running_mean is not None, **_gathering(moments.partials)},
         num_warps=4,
     )  # fmt: skip
+    return apply_statistics(x, weight, bias, stats, residual, relu=options.relu), stats
+
+
+@_there
+def apply_statistics(
+    x: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, residual: Tensor | None, *, relu: bool
+) -> Tensor:
+    """y by given statistics, μ and 1/√(σ² + ε), shape (2, C)."""
+    from longtail.kernels import _triton_norm as kernels
+
+    shape, channels, y = cut(x), x.shape[1], torch.empty_like(x)
     _run(
         kernels.forward_kernel,
         (shape.tiles, shape.blocks),
-        (x, _given(residual, x), weight, bias, stats, y, n_rows),
-        {"HAS_RESIDUAL": residual is not None, "RELU": options.relu, **tile},
+        (x, _given(residual, x), weight, bias, stats, y, x.numel() // channels),
+        {
+            "HAS_RESIDUAL": residual is not None, "RELU": relu,
+            "C": channels, "ROWS": shape.rows, "BLOCK": shape.block,
+        },
         num_warps=WARPS,
-    )
-    return y, stats
+    )  # fmt: skip
+    return y
 
 
 def _gathering(partials: Tensor) -> dict[str, int]:

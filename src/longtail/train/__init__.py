@@ -10,6 +10,7 @@ trivial     TrivialAugment, likewise
 mixing      Cutout, CutMix and mixup, likewise
 batches     what is drawn for the images of an epoch, and how they are made of that
 plan        what an epoch will do, drawn beforehand from the run's seed
+blocks      the batches of many steps, made at once, with the teachers' answers to them
 sam         sharpness-aware minimisation around any optimiser
 averaging   an average of the weights over the steps
 distillation  how far a network is from its teachers

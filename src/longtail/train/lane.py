@@ -2,7 +2,9 @@
 
 On a GPU a small network's step is hundreds of short kernels, and starting them one by one takes
 far longer than running them. So a team's whole step is captured once as a CUDA graph; where
-there are several teams, replaying their graphs in turn keeps the GPU full.
+there are several teams, replaying their graphs in turn keeps the GPU full. What teachers answer to
+the first block of an epoch, often all of it, is made while the steps of the epoch before leave room
+for it.
 """
 
 from __future__ import annotations
@@ -27,32 +29,59 @@ class Lane:
 
     Attributes:
         team: the runs.
+        stream: where its steps run; None on a CPU.
+        aside: where the first block of the next epoch is made, if that takes long.
     """
 
     def __init__(
         self, make: Callable[[], Team], *, device: torch.device, graphs: bool = True
     ) -> None:
         on_gpu = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self.stream: torch.cuda.Stream | None = None
+        self.aside: torch.cuda.Stream | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        if self.stream is not None:
+        if on_gpu:
+            # Kernels of captured steps are short; what is made aside is to fill their gaps. (Eager
+            # steps of several processes would else get in the way of what these exchange.)
+            priority = -1 if graphs else 0
+            self.stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
             self.stream.wait_stream(torch.cuda.current_stream(device))  # for the resident data
         with self.active():
             self.team = make()
             if on_gpu and graphs:
                 self._capture()
+                if self.team.blocks.asks_networks:
+                    self._make_room_aside(device)
 
     def active(self) -> AbstractContextManager[object]:
         """Where everything that concerns the team has to happen."""
-        if self.stream is None:
-            return nullcontext()
-        context = ExitStack()
-        context.enter_context(torch.cuda.stream(self.stream))
-        # float32 means float32; and the fastest of cuDNN's algorithms, found once.
-        context.enter_context(
-            torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
-        )
-        return context
+        return _on(self.stream)
+
+    def _make_room_aside(self, device: torch.device) -> None:
+        self.aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # When what was made there has been taken over, and may be overwritten.
+        self._taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        for value in self.team.make_room_ahead().tensors.values():
+            value.record_stream(self.aside)  # not to be reused while it is written there
+        self.aside.wait_stream(torch.cuda.current_stream(device))
+
+    def look_ahead(self, epoch: int) -> None:
+        """Get ready for an epoch to come, while the GPU works through what is queued."""
+        self.team.look_ahead(epoch)
+        if self.aside is not None and epoch < self.team.recipe.epochs:
+            with _on(self.aside):
+                self.aside.wait_event(self._taken)
+                self.team.make_ahead(epoch)
+
+    def _prepare(self, number: int) -> None:
+        """Have a block of batches at hand, which may have been made aside."""
+        if self.aside is None or number > 0:
+            self.team.prepare(number)
+            return
+        here = torch.cuda.current_stream(self.aside.device)
+        here.wait_stream(self.aside)
+        self.team.prepare(number)
+        self._taken.record(here)
 
     def _capture(self) -> None:
         """Record one step of each batch size; the team is left as it was."""
@@ -90,11 +119,24 @@ class Lane:
         size = self.team.batch_sizes[number]
         with self.active():
             if number % self.team.block == 0:
-                self.team.prepare(number)
+                self._prepare(number)
             if self.graphs:
                 self.graphs[size].replay()
             else:
                 self.team.step(size)
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """Where work goes to a stream, or none on a CPU."""
+    if stream is None:
+        return nullcontext()
+    context = ExitStack()
+    context.enter_context(torch.cuda.stream(stream))
+    # float32 means float32; and the fastest of cuDNN's algorithms, found once.
+    context.enter_context(
+        torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+    )
+    return context
 
 
 def run_epoch(
@@ -125,7 +167,7 @@ def run_epoch(
             after_step((number + 1) / steps)
     for lane, epoch in zip(lanes, epochs, strict=True):
         if lane.graphs:  # while the GPU works through what is queued
-            lane.team.look_ahead(epoch + 1)
+            lane.look_ahead(epoch + 1)
     losses = []
     for lane in lanes:
         with lane.active():

@@ -221,8 +221,8 @@ class StreamedTeam(Team):
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plan; images are drawn where they are decoded."""
-        if self._ahead[0] != epoch:
-            self._ahead = epoch, [self.planners[0].plan(epoch)], []
+        if self._planned[0] != epoch:
+            self._planned = epoch, [self.planners[0].plan(epoch)], []
 
     def _parts_of(self, first: int, size: int, world: World | None = None) -> list[IntArray]:
         """The places in the epoch that a process takes of a batch, a micro-batch at a time."""

@@ -11,7 +11,7 @@ graph, see `lane`; and it reads top to bottom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -28,8 +28,9 @@ from longtail.losses import EqualizedThresholdLoss
 from longtail.losses.stacked import StackedLoss
 from longtail.models.stacked import part_of, stack
 from longtail.train.averaging import WeightAverage
-from longtail.train.batches import BatchMaker, ImagePlan, Made
+from longtail.train.batches import ImagePlan
 from longtail.train.batches import Resident as Resident  # what a team trains on
+from longtail.train.blocks import Block, BlockMaker, Teachers
 from longtail.train.decay import OwnDecay
 from longtail.train.distillation import distillation_loss
 from longtail.train.optimizers import make_optimizer
@@ -40,10 +41,6 @@ from longtail.train.sam import Perturbation, frozen_statistics
 # Batches are made a block of steps at a time: a whole epoch of CIFAR at once, a part of it where
 # images are many or large.
 _BLOCK_BYTES = 2**28
-_TEACHER_BATCH = 4096  # images that teachers see at once
-
-# Normalised images (n, channels, h, w) -> logits (n, L); or logits of all examples.
-Teachers = Callable[[Tensor], Tensor] | Tensor
 
 
 def image_shape_of(
@@ -108,11 +105,9 @@ class Team:
         model: the networks, stacked where there are several.
         batch_sizes: how many examples of each run a step of an epoch takes.
         block: how many steps `prepare` makes the batches of.
-        inputs: the images of the block, shape (positions, height, width, members, channels).
-        stream_of: for each member the number of its image stream; members with the same one see
-            the same images, which are made once.
-        teacher_logits: shape (streams, positions of the block, num_classes); None without
-            teachers.
+        blocks: makes them.
+        now: the batches of the block that steps look in.
+        ahead: another block, which is made while steps look in the first one; None for none.
         skipped: images of the last epoch that were left out since they can't be read.
     """
 
@@ -131,13 +126,6 @@ class Team:
         self.recipe, self.batch_sizes = planners[0].recipe, planners[0].batch_sizes
         self.device, self.precision = torch.device(device), precision
         self._check_teachers()
-        streams = {stream: n for n, stream in enumerate(dict.fromkeys(p.stream for p in planners))}
-        self.stream_of = [streams[planner.stream] for planner in planners]
-        self.leaders = [self.stream_of.index(stream) for stream in range(len(streams))]
-        kinds: dict[tuple[object, ...], list[int]] = {}
-        for stream, leader in enumerate(self.leaders):
-            kinds.setdefault(planners[leader].recipe.image_values, []).append(stream)
-        self.kinds = list(kinds.values())  # streams whose images are made in one way, at once
         networks = [new_network(self.recipe, data, seed=p.seed) for p in planners]
         self.model = self._on_device(stack(networks))
         self.criteria = [p.method.criterion(p.prior).to(self.device) for p in planners]
@@ -149,7 +137,9 @@ class Team:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         decays = [planner.recipe.weight_decay for planner in planners]
         self.own_decay = OwnDecay(self.optimizer, decays) if len(set(decays)) > 1 else None
-        self._ahead: tuple[int, list[EpochPlan], list[list[ImagePlan]]] = (-1, [], [])
+        self._planned: tuple[int, list[EpochPlan], list[list[ImagePlan]]] = (-1, [], [])
+        self.ahead: Block | None = None
+        self._ahead_of = -1  # the epoch whose first block that is
         self._make_state()
         self._allocate()
         recipe, self.sam, self.average = self.recipe, None, None
@@ -200,31 +190,19 @@ class Team:
         """Make the tensors a step looks things up in; `load` and `prepare` fill them."""
         sizes = self.batch_sizes
         channels, height, width = self.data.image_shape
-        image = (height, width, len(self), channels)
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         of_a_step = sizes[0] * channels * height * width * dtype.itemsize
         self.block = min(len(sizes), max(1, _BLOCK_BYTES // of_a_step))
-        ahead = sum(sizes[: self.block])
-        self.inputs = torch.zeros(ahead, *image, dtype=dtype, device=self.device)
-        self.targets = torch.zeros(len(self), ahead, dtype=torch.int64, device=self.device)
-        self.seconds: Tensor | None = None
-        self.shares: Tensor | None = None
-        if any(planner.recipe.cutmix + planner.recipe.mixup > 0 for planner in self.planners):
-            self.seconds = torch.zeros_like(self.targets)
-            self.shares = torch.ones(self.targets.shape, device=self.device)
+        self.blocks = BlockMaker(self.planners, self.data, self.teachers)
+        self.now = self.blocks.allocate(sum(sizes[: self.block]), dtype)
         self.of_labels = StackedLoss(self.criteria)
-        self.teacher_logits: Tensor | None = None
         if self.teachers is not None:
-            shape = (len(self.leaders), ahead, self.data.num_classes)
-            self.teacher_logits = torch.zeros(shape, device=self.device)
             self._allocate_listening()
         self.rates = torch.zeros(len(sizes), device=self.device)
         self.offsets = torch.arange(sizes[0], device=self.device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.totals = torch.zeros(len(self), dtype=torch.float64, device=self.device)
-        first_of = [self.planners[self.leaders[streams[0]]] for streams in self.kinds]
-        self.makers = [BatchMaker(self.data, planner.recipe) for planner in first_of]
 
     def _allocate_listening(self) -> None:
         """How each run learns from the teachers; one number where all do alike."""
@@ -249,7 +227,7 @@ class Team:
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
         self.look_ahead(epoch)
-        _, self.plans, self.image_plans = self._ahead
+        self._epoch, self.plans, self.image_plans = self._planned
         self.rates.copy_(self.plans[0].rates)
         parts = zip(self.planners, self.plans, self.criteria, self.generators, strict=True)
         for planner, plan, criterion, generator in parts:
@@ -262,79 +240,38 @@ class Team:
 
     def look_ahead(self, epoch: int) -> None:
         """Make an epoch's plans, if they are not made yet; the host's part of getting ready."""
-        if self._ahead[0] == epoch:
+        if self._planned[0] == epoch:
             return
         plans = [planner.plan(epoch) for planner in self.planners]
         positions = [0, *accumulate(self.batch_sizes)]
         ends = [positions[n] for n in range(0, len(self.batch_sizes), self.block)]
         blocks = [
-            [
-                ImagePlan.join([plans[self.leaders[n]].take(first, end) for n in streams])
-                for streams in self.kinds
-            ]
+            self.blocks.plans_of(plans, first, end)
             for first, end in pairwise([*ends, positions[-1]])
         ]
-        self._ahead = epoch, plans, blocks
+        self._planned = epoch, plans, blocks
 
     def prepare(self, number: int) -> None:
-        """Before step `number`, where a block of steps begins: make all its batches at once."""
-        plans = self.image_plans[number // self.block]
-        for streams, maker, plan in zip(self.kinds, self.makers, plans, strict=True):
-            self._make(streams, maker, plan)
-        self._share_images()
-        for streams, plan in zip(self.kinds, plans, strict=True):
-            self._ask_teachers(streams, plan)
+        """Before step `number`, where a block of steps begins: have all its batches at hand."""
+        if number == 0 and self.ahead is not None and self._ahead_of == self._epoch:
+            self.now.copy_(self.ahead)
+        else:
+            self.blocks.fill(self.now, self.image_plans[number // self.block])
         self.cursor.zero_()
 
-    def _make(self, streams: Sequence[int], maker: BatchMaker, plan: ImagePlan) -> None:
-        """Make the images of some streams, which follow one another in the plan."""
-        count = len(plan.rows) // len(streams)
-        for made in maker.make(plan):
-            for n, stream in enumerate(streams):
-                first, end = (at - made.first for at in (n * count, (n + 1) * count))
-                part = slice(max(first, 0), min(end, len(made.pixels)))
-                if part.start < part.stop:  # else none of this run's images is among them
-                    at = slice(part.start - first, part.stop - first)
-                    self._store(made, part, self.leaders[stream], at)
+    def make_room_ahead(self) -> Block:
+        """Have a second block, for `make_ahead`."""
+        self.ahead = self.now.clone()
+        return self.ahead
 
-    def _store(self, made: Made, part: slice, member: int, at: slice) -> None:
-        """Put a part of what was made where a run's step will look for it."""
-        self.inputs[at, :, :, member].copy_(made.pixels[part].permute(0, 2, 3, 1))
-        self.targets[member, at].copy_(made.labels[part])
-        if self.seconds is not None and self.shares is not None:
-            # A run that mixes nothing, beside one that does, has its own label twice.
-            seconds = made.labels if made.seconds is None else made.seconds
-            self.seconds[member, at].copy_(seconds[part])
-            if made.shares is not None:
-                self.shares[member, at].copy_(made.shares[part])
-
-    def _share_images(self) -> None:
-        """Give members that see the same images as another what was made for that one."""
-        places = (self.inputs.permute(3, 0, 1, 2, 4), self.targets, self.seconds, self.shares)
-        for member, stream in enumerate(self.stream_of):
-            leader = self.leaders[stream]
-            if member != leader:
-                for place in places:
-                    if place is not None:
-                        place[member].copy_(place[leader])
-
-    def _ask_teachers(self, streams: Sequence[int], plan: ImagePlan) -> None:
-        """Fill in the teachers' logits on the images of the block, once for each stream."""
-        if self.teachers is None or self.teacher_logits is None:
-            return
-        count = len(plan.rows) // len(streams)
-        for n, stream in enumerate(streams):
-            leader = self.leaders[stream]
-            if isinstance(self.teachers, Tensor):
-                rows = plan.rows[n * count : (n + 1) * count].to(self.device)
-                self.teacher_logits[stream, :count].copy_(self.teachers[rows])
-                continue
-            for first in range(0, count, _TEACHER_BATCH):
-                part = slice(first, min(first + _TEACHER_BATCH, count))
-                images = self.inputs[part, :, :, leader].float().permute(0, 3, 1, 2)
-                with torch.no_grad():
-                    logits = self.teachers(images)
-                self.teacher_logits[stream, part].copy_(logits)
+    def make_ahead(self, epoch: int) -> None:
+        """Make the first block of an epoch to come, where `prepare` will find it."""
+        if self.ahead is None:
+            raise RuntimeError("make_ahead: there is no room; call make_room_ahead first.")
+        self.look_ahead(epoch)
+        self._ahead_of = -1  # as long as it is half made
+        self.blocks.fill(self.ahead, self._planned[2][0])
+        self._ahead_of = epoch
 
     def step(self, size: int) -> None:
         """One step of every run on its next `size` examples of the block."""
@@ -363,18 +300,18 @@ class Team:
         sam.back()
 
     def _batch(self, size: int) -> Batch:
-        at = self.cursor + self.offsets[:size]
-        teacher_logits = self.teacher_logits
+        at, now = self.cursor + self.offsets[:size], self.now
+        teacher_logits = now.teacher_logits
         if teacher_logits is not None:
             teacher_logits = teacher_logits.index_select(1, at)
-            if len(self.leaders) not in (1, len(self)):
-                teacher_logits = torch.stack([teacher_logits[n] for n in self.stream_of])
+            if len(self.blocks.leaders) not in (1, len(self)):
+                teacher_logits = torch.stack([teacher_logits[n] for n in self.blocks.stream_of])
         like = torch.empty(size, self.data.num_classes, device=self.device)
         return Batch(
-            images=self.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
-            targets=self.targets.index_select(1, at),
-            seconds=None if self.seconds is None else self.seconds.index_select(1, at),
-            shares=None if self.shares is None else self.shares.index_select(1, at),
+            images=now.inputs.index_select(0, at).flatten(3).permute(0, 3, 1, 2),  # channels_last
+            targets=now.targets.index_select(1, at),
+            seconds=None if now.seconds is None else now.seconds.index_select(1, at),
+            shares=None if now.shares is None else now.shares.index_select(1, at),
             dropped=[
                 loss.draw(like) if isinstance(loss, EqualizedThresholdLoss) else None
                 for loss in self.criteria
