@@ -85,8 +85,8 @@ def test_the_distilled_one_by_its_own_name(cli, undrawn, monkeypatch, tmp_path):
     assert asked["command"].startswith("longtail reproduce strong-distilled --dataset cifar10-lt")
     assert "strong-distilled" in done.out
     assert (tmp_path / "longtail-strong-distilled" / "strong.md").exists()
-    assert cli(*words, "--stage", "further").code == 0
-    assert asked["stages"] == ["further"]
+    assert cli(*words, "--stage", "more-teachers").code == 0
+    assert asked["stages"] == ["more-teachers"]
 
 
 def test_teachers_and_students_are_all_that_the_distilled_one_trains(tmp_path):

@@ -167,17 +167,29 @@ def test_what_steps_as_one_trains_in_one_part(tmp_path, monkeypatch):
 def test_strong_and_all_teachers_train_in_one_part(tmp_path, monkeypatch):
     """SAM's two passes apart from the others, and another head by itself."""
     setting = Setting("cifar100-lt")
-    specs = setting.strong.specs([STRONG]) + setting.teachers() + setting.more_teachers()
+    specs = setting.strong.specs([STRONG]) + setting.teachers()
     specs = list({spec.folder: spec for spec in specs}.values())
     (part,) = parts_of(specs, tmp_path, monkeypatch, together=32)
-    assert sorted(teams_of(part).values()) == [1, 7, 8]
+    assert sorted(teams_of(part).values()) == [1, 4, 6]
 
 
-@pytest.mark.parametrize(("dataset", "more"), [("cifar10-lt", 4 + 3), ("cifar100-lt", 5)])
+def test_networks_of_another_design_train_in_a_part_of_their_own(tmp_path, monkeypatch):
+    """A run's seconds are its share of its part's, which holds among equals only."""
+    setting = Setting("cifar100-lt")
+    specs = [*setting.teachers(), *setting.more_teachers().values()]
+    parts = parts_of(specs, tmp_path, monkeypatch, together=32)
+    designs = [{spec.model.name for spec in part} for part in parts]
+    assert designs == [{"resnet32"}, {"resnet32x4"}]
+
+
+@pytest.mark.parametrize(("dataset", "more"), [("cifar10-lt", 4 + 3), ("cifar100-lt", 4)])
 def test_more_teachers_are_others(dataset, more):
-    """On CIFAR-10-LT every run of strong, of which one is a teacher already, and further kinds."""
+    """On CIFAR-10-LT every run of strong, of which one is a teacher already, and wide networks."""
     setting = Setting(dataset)
-    folders = [spec.folder for spec in setting.teachers() + setting.more_teachers()]
+    named = setting.more_teachers()
+    folders = [spec.folder for spec in (*setting.teachers(), *named.values())]
+    for name, spec in named.items():
+        assert (spec.model.name == "resnet32x4") == name.startswith("wide"), name
     assert len(set(folders)) == len(folders)
     assert len(folders) == len(TEACHERS[dataset]) + more
     kinds = [kind for kind in (*TEACHERS[dataset], *MORE_TEACHERS[dataset]) if kind is not STRONG]
@@ -309,13 +321,16 @@ def without_weights(root, tmp_path):
     return {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*.json")}
 
 
-@pytest.mark.parametrize(("stage", "again"), [("students", 5), ("further", 5 + 1 + 1)])
+@pytest.mark.parametrize(
+    ("stage", "again"), [("students", 5), ("more-teachers", 5 + 1), ("second-generation", 5 + 1)]
+)
 def test_teachers_that_are_trained_again_keep_their_records(
     tmp_path, monkeypatch, caplog, stage, again
 ):
-    """They teach and are not judged, nor is their mean.
+    """They teach and are not judged again, nor is their mean.
 
-    Further students listen to the run of strong and to the first student, too.
+    Students of more teachers listen to the run of strong, too, and a second generation to the
+    first student.
     """
     before = without_weights(trained_root(), tmp_path)
     kept = {one.name: one for one in records.read_all(tmp_path / "kept")}
@@ -326,9 +341,9 @@ def test_teachers_that_are_trained_again_keep_their_records(
         path.unlink()
     whole, judged = engine.evaluate, []
 
-    def watched(run, *arguments, **options):
-        judged.append(run.name)
-        return whole(run, *arguments, **options)
+    def watched(run, *arguments, split, **options):
+        judged.extend([] if split in run.splits else [run.name])  # what is there, stays
+        return whole(run, *arguments, split=split, **options)
 
     monkeypatch.setattr(engine, "evaluate", watched)
     for path in before:  # as if of another training, so that writing one again would show
@@ -336,8 +351,13 @@ def test_teachers_that_are_trained_again_keep_their_records(
         path.write_bytes(before[path])
     small_run(tmp_path, stages=[stage])
     assert {path: path.read_bytes() for path in before} == before
-    new = {one.name for one in records.read_all(tmp_path / "kept")} - set(kept)
-    assert set(judged) == (new or {student})
+    now = {one.name: one for one in records.read_all(tmp_path / "kept")}
+    new = set(now) - set(kept)
+    # A new mean of more teachers needs the logits of each.
+    means = {name for name in new if now[name].spec.method.name == "ensemble"}
+    members = {name for mean in means for name in now[mean].spec.settings["runs"]}
+    assert bool(means) == (stage == "more-teachers")
+    assert set(judged) == ((new - means) | members or {student})
     assert max(Counter(judged).values()) == 2  # the development set and the test set
     said = [one.getMessage() for one in caplog.records]
     (line,) = [text for text in said if "again, to teach" in text]
@@ -415,7 +435,9 @@ def test_students_as_they_were_before_can_be_trained_by_themselves(tmp_path):
 
 def test_further_students_have_more_teachers_or_students_for_teachers(tmp_path):
     root = shutil.copytree(trained_root(), tmp_path / "here")
-    part = small_run(root, stages=["further"]).part("cifar10-lt")
+    before = small_run(root).part("cifar10-lt")
+    assert before.further_teachers == []  # though the run of strong, which is one, is there
+    part = small_run(root, stages=["more-teachers", "second-generation"]).part("cifar10-lt")
     more, second = part.further
     strong_runs = {one.name for one in part.strong.records}
     listed = set(names_of(more.records[0].spec))
@@ -426,6 +448,12 @@ def test_further_students_have_more_teachers_or_students_for_teachers(tmp_path):
     assert set(names_of(second.records[0].spec)) == {*names_of(first.spec), first.name}
     assert second.shared_seconds == pytest.approx(part.distilled.shared_seconds + first.seconds)
     assert [line.name for line in part.lines][-2:] == [line.name for line in part.further]
+    small, large = part.ensembles
+    assert small == part.ensemble
+    assert set(large.records[0].spec.settings["runs"]) == listed
+    assert large.records[0].seconds == pytest.approx(more.shared_seconds, abs=0.1)  # rounded
+    assert len(part.further_teachers) == len(listed) - len(part.teachers)
+    assert {line.records[0].name for line in part.further_teachers} < listed
     assert len({line.name for line in part.lines}) == len(part.lines)
 
 

@@ -22,7 +22,7 @@ from longtail import models
 from longtail.models import resnet
 from longtail.models.resnet import BasicBlock, EndPaddedConv, PadShortcut
 
-CIFAR = ["resnet20", "resnet32", "resnet56", "resnet32-released"]
+CIFAR = ["resnet20", "resnet32", "resnet56", "resnet32x4", "resnet32-released"]
 IMAGENET = ["resnet18", "resnet50", "resnet152"]
 SMALL = ["resnet20", "resnet32-released", "resnet18", "resnet50"]  # one of each kind, the quickest
 
@@ -67,6 +67,14 @@ def images(*shape, seed=2, dtype=torch.float64):
         ("resnet32", 10, 464_154),
         ("resnet56", 10, 853_018),
         ("resnet32", 100, 464_154 + 90 * 65),
+        # Convolutions of the stem and of three stages, batch norms, and the last layer.
+        (
+            "resnet32x4",
+            100,
+            9 * (3 * 64 + 10 * 64**2 + 64 * 128 + 9 * 128**2 + 128 * 256 + 9 * 256**2)
+            + 2 * (11 * 64 + 10 * 128 + 10 * 256)
+            + 100 * 257,
+        ),
         ("resnet32-released", 10, 300_762),
         ("resnet32-released", 100, 300_762 + 90 * 65),
         ("resnet18", 1000, 11_689_512),

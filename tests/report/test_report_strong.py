@@ -9,7 +9,7 @@ from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import DISTILLED, Study
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong
-from strong_factory import made_up_setting
+from strong_factory import made_up, made_up_setting, precise
 
 
 def cell(values):
@@ -49,6 +49,23 @@ def test_ours_stand_beside_the_published_ones(study):
     assert found[DISTILLED][-1] == "31"  # 3 of its own, 28 of its teachers
     assert "Not trained yet" not in table.note
     assert "NVIDIA H200" in table.note
+
+
+def test_further_teachers_show_once_they_teach():
+    setting = Setting("cifar100-lt")
+    there = made_up_setting(setting, with_ablation=False)
+    like = {"classes": 100, "data": there[0].data}
+    more = [made_up(precise(spec), **like) for spec in setting.more_teachers().values()]
+    names = [precise(spec).folder.as_posix() for spec in setting.teachers()]
+    together = setting.ensemble([*names, *(one.name for one in more)])
+    few = Study.of([*there, *more]).part("cifar100-lt")
+    assert not [name for name in rows(strong.teachers_table(few)) if name.startswith("wide")]
+    part = Study.of([*there, *more, made_up(together, **like)]).part("cifar100-lt")
+    table = strong.teachers_table(part)
+    wide = list(setting.more_teachers())
+    assert list(rows(table))[-6:] == [*wide, "ensemble of 7 teachers", "ensemble of 11 teachers"]
+    assert "four times as wide, 7.4 million parameters" in table.note
+    assert "ensemble of 11 teachers" in rows(strong.results_table(part))
 
 
 def test_goals_say_yes_and_no(study):

@@ -131,8 +131,9 @@ def reproduce(
             "--stage",
             "strong: strong, teachers, selection (ways to train students, compared on the "
             "development set; ratio 100 only), students (with their teachers), earlier (the "
-            "students tried before them), further (more teachers, a second generation) or "
-            "ablation; may be repeated. strong and students if absent; of strong-distilled, "
+            "students tried before them), more-teachers (students of more networks, some "
+            "wider), second-generation (students of students, too) or ablation; may be "
+            "repeated. strong and students if absent; of strong-distilled, "
             "teachers and students.",
             metavar="NAME",
         ),

@@ -202,10 +202,20 @@ class Part:
         return [line for line in lines if line is not None]
 
     @cached_property
-    def _more_teachers(self) -> list[Record]:
-        """Those of the further students that are there, beside the teachers."""
-        found = [self.shelf.get(spec) for spec in self.setting.more_teachers()]
-        return [one for one in found if one is not None and is_judged(one)]
+    def more_teachers(self) -> list[Line]:
+        """One line for each further teacher there is; runs of `strong` by its name."""
+        lines = [
+            _line(name, [self.shelf.get(spec)], 1)
+            for name, spec in self.setting.more_teachers().items()
+        ]
+        return [line for line in lines if line is not None]
+
+    @property
+    def _more(self) -> list[Record] | None:
+        """The further teachers' records, or None while one is missing."""
+        if len(self.more_teachers) < len(self.setting.more_teachers()):
+            return None
+        return [line.records[0] for line in self.more_teachers]
 
     @property
     def _names(self) -> list[str] | None:
@@ -221,10 +231,30 @@ class Part:
     @cached_property
     def ensemble(self) -> Line | None:
         """The mean logits of all teachers; its own seconds are those of its members."""
-        if self._names is None:
+        return self._mean_of(self._names or [])
+
+    @cached_property
+    def larger_ensemble(self) -> Line | None:
+        """The same with the further teachers."""
+        if self._names is None or self._more is None:
             return None
-        found = self.shelf.get(self.setting.ensemble(self._names))
-        return _line(f"ensemble of {len(self._names)} teachers", [found], 1)
+        return self._mean_of([*self._names, *(one.name for one in self._more)])
+
+    @property
+    def ensembles(self) -> list[Line]:
+        """Those that there are."""
+        return [line for line in (self.ensemble, self.larger_ensemble) if line is not None]
+
+    @property
+    def further_teachers(self) -> list[Line]:
+        """The further teachers once they are all there, and so teach."""
+        return self.more_teachers if self.larger_ensemble is not None else []
+
+    def _mean_of(self, names: Sequence[str]) -> Line | None:
+        if not names:
+            return None
+        found = self.shelf.get(self.setting.ensemble(names))
+        return _line(f"ensemble of {len(names)} teachers", [found], 1)
 
     @cached_property
     def distilled(self) -> Line | None:
@@ -251,12 +281,9 @@ class Part:
     def further(self) -> list[Line]:
         """Students of more teachers, and with the first ones for teachers too."""
         first = self.distilled
-        more: list[Record] | None = self._more_teachers
-        if len(self._more_teachers) < len(self.setting.more_teachers()):
-            more = None
         second = first.records if first and len(first.records) == first.wanted else None
         wanted = [
-            ("more teachers", more),
+            ("more teachers", self._more),
             ("second generation", second),
         ]
         lines = [
@@ -287,14 +314,14 @@ class Part:
     @property
     def lines(self) -> list[Line]:
         """The table's own rows, as far as they are there."""
-        found = [self.strong, self.ensemble, *self.students]
+        found = [self.strong, *self.ensembles, *self.students]
         return [line for line in found if line is not None]
 
     @cached_property
     def records(self) -> list[Record]:
         """Every record that a table uses, each once."""
-        lines = [*self.lines, *self.teachers, *self.ablation]
-        found = [one for line in lines for one in line.records] + self._more_teachers
+        lines = [*self.lines, *self.teachers, *self.more_teachers, *self.ablation]
+        found = [one for line in lines for one in line.records]
         return list({one.name: one for one in found}.values())
 
     def missing(self) -> list[str]:
@@ -396,6 +423,7 @@ class Study:
                     "missing": part.missing(),
                     "lines": [line.to_dict() for line in part.lines],
                     "teachers": [line.to_dict() for line in part.teachers],
+                    "more_teachers": [line.to_dict() for line in part.more_teachers],
                     "ablation": [line.to_dict() for line in part.ablation],
                 }
                 for part in self.parts

@@ -70,24 +70,27 @@ TEACHERS: dict[str, tuple[Kind, ...]] = {
         _teacher("cosine head", **INGREDIENTS["cosine head"]),
     ),
 }
-# Further ones, for students of more teachers; they train beside the others at little cost. Most of
-# them are of the sort that a first trial found strongest on a data set, or the most different.
+
+
+def _wide(name: str = "", **changes: Any) -> Kind:
+    return _teacher(f"wide{name}", **WIDE, **changes)
+
+
+# Further ones, for students of more teachers: networks four times as wide, which only teach.
 # STRONG stands for all its runs, which are there anyway.
-_UNIFORM, _DECAY = INGREDIENTS["CutMix, uniform partner"], {"weight_decay": 1e-3}
-_SAM_DECAY = _teacher("SAM 0.2, weight decay 1e-3", sam_rho=0.2, **_DECAY)
+WIDE: dict[str, Any] = {"model": "resnet32x4", "epochs": 200}
 MORE_TEACHERS: dict[str, tuple[Kind, ...]] = {
     "cifar10-lt": (
         STRONG,
-        _teacher("SAM 0.1 and uniform CutMix", sam_rho=0.1, **_UNIFORM),
-        _teacher("SAM 0.1 and mixup", sam_rho=0.1, **INGREDIENTS["mixup"]),
-        _SAM_DECAY,
+        _wide(", minority CutMix", **_MINORITY),
+        _wide(", SAM 0.1", sam_rho=0.1),
+        _wide(", SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
     ),
     "cifar100-lt": (
-        _teacher("mixup", **INGREDIENTS["mixup"]),
-        _teacher("minority CutMix, weight decay 1e-3", **_MINORITY, **_DECAY),
-        _teacher("uniform CutMix, weight decay 1e-3", **_UNIFORM, **_DECAY),
-        _teacher("SAM 0.1 and minority CutMix", sam_rho=0.1, **_MINORITY),
-        _SAM_DECAY,
+        _wide(),
+        _wide(", minority CutMix", **_MINORITY),
+        _wide(", uniform CutMix", **INGREDIENTS["CutMix, uniform partner"]),
+        _wide(", SAM 0.1", sam_rho=0.1),
     ),
 }
 

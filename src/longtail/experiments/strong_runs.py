@@ -2,13 +2,13 @@
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
 trained in another way; students of all of them together, as they are trained now and as they were
-before; students of more teachers, and those of a second generation, which have the first students
-for teachers too; and the ablation, which adds every ingredient to a plain recipe and to `strong`,
-or takes it away. Candidates for how students are trained are not among them: those never see the
-test set, see `selection`. `StrongTrainer` does what has no record yet, judges each finished run
-once on the development and the test set, and can be stopped and called again. A record is not
-enough to learn from: where a teacher's weights are missing it is trained again, to teach alone, and
-its record stays.
+before; students of more teachers, some of them wider networks, and those of a second generation,
+which have the first students for teachers too; and the ablation, which adds every ingredient to a
+plain recipe and to `strong`, or takes it away. Candidates for how students are trained are not
+among them: those never see the test set, see `selection`. `StrongTrainer` does what has no record
+yet, judges each finished run once on the development and the test set, and can be stopped and
+called again. A record is not enough to learn from: where a teacher's weights are missing it is
+trained again, to teach alone, and its record stays.
 """
 
 from __future__ import annotations
@@ -44,7 +44,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("longtail")
 
-STAGES = ("strong", "teachers", "selection", "students", "earlier", "further", "ablation")
+STAGES = (
+    "strong",
+    "teachers",
+    "selection",
+    "students",
+    "earlier",
+    "more-teachers",
+    "second-generation",
+    "ablation",
+)
 RATIOS = (100.0, 50.0, 10.0)
 
 
@@ -103,21 +112,31 @@ class Setting:
         return [self._short(kind, selection.EPOCHS[self.dataset]) for kind in kinds]
 
     def _short(self, kind: Kind, epochs: int = ABLATION_EPOCHS) -> Kind:
-        epochs = self.overrides.get("epochs", epochs)
-        return replace(kind, overrides={**kind.overrides, "epochs": epochs})
+        return self._small(replace(kind, overrides={**kind.overrides, "epochs": epochs}))
+
+    def _small(self, kind: Kind) -> Kind:
+        """A kind whose own model and epochs give way to those of a trial in small."""
+        mine = {key: self.overrides[key] for key in ("model", "epochs") if key in self.overrides}
+        own = {**kind.overrides, **{key: mine[key] for key in mine if key in kind.overrides}}
+        return replace(kind, overrides=own)
 
     def teachers(self) -> list[RunSpec]:
         """One run of each kind, with seeds that take turns, but for their precision."""
         kinds = TEACHERS[self.dataset]
         return [self.strong.spec(kind, number % 3) for number, kind in enumerate(kinds)]
 
-    def more_teachers(self) -> list[RunSpec]:
-        """Those of `MORE_TEACHERS` that are none of the teachers."""
-        known, more = {spec.folder for spec in self.teachers()}, list[RunSpec]()
+    def more_teachers(self) -> dict[str, RunSpec]:
+        """Those of `MORE_TEACHERS` that are none of the teachers, by name."""
+        more: dict[str, RunSpec] = {}
         for number, kind in enumerate(MORE_TEACHERS[self.dataset]):
-            seeds = range(self.strong.seeds) if kind is STRONG else [number % 3]
-            more += [self.strong.spec(kind, seed) for seed in seeds]
-        return [spec for spec in more if spec.folder not in known]
+            if kind is STRONG:
+                specs = self.strong.specs([STRONG])
+                more |= {f"{kind.name}, seed {spec.seed}": spec for spec in specs}
+            else:
+                # A seed that no teacher has: in a trial in small nothing else may tell them apart.
+                more[kind.name] = self.strong.spec(self._small(kind), 3 + number % 3)
+        known = {spec.folder for spec in self.teachers()}
+        return {name: spec for name, spec in more.items() if spec.folder not in known}
 
     def students(self, names: Iterable[str], kinds: Sequence[Kind] = (STUDENT,)) -> list[RunSpec]:
         """Every seed of some kinds of students.
@@ -198,20 +217,24 @@ class StrongTrainer(Trainer):
                 taught = bool(set(stages) - {"strong", "ablation"})
                 if taught:
                     singles += setting.teachers()
-                if "further" in stages:
-                    singles += setting.more_teachers()
+                if "more-teachers" in stages:
+                    singles += setting.more_teachers().values()
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
                 if taught:
-                    self._average(setting)
+                    self._average(setting, setting.teachers())
+                if "more-teachers" in stages:
+                    more = list(setting.more_teachers().values())
+                    self._average(setting, [*setting.teachers(), *more])
                 if "selection" in stages:
                     self._select(setting)
-                kinds = [STUDENT] if {"students", "further"} & set(stages) else []
+                kinds = [STUDENT] if {"students", "second-generation"} & set(stages) else []
                 kinds += setting.earlier if "earlier" in stages else ()
                 self._teach(setting, *(([kind], ()) for kind in kinds))
-                if "further" in stages:
+                if "more-teachers" in stages:
+                    self._teach(setting, ([STUDENT], more))
+                if "second-generation" in stages:
                     first = setting.students(self._names(setting.teachers()))
-                    lessons = (([STUDENT], also) for also in (setting.more_teachers(), first))
-                    self._teach(setting, *lessons)
+                    self._teach(setting, ([STUDENT], first))
                 if "ablation" in stages:
                     plan = setting.ablation
                     self._train(plan, plan.specs(setting.ablated()))
@@ -232,7 +255,7 @@ class StrongTrainer(Trainer):
         if not lacking:
             return
         self._say_again(setting.teachers())
-        self._have_teachers(setting)
+        self._have(setting.strong, setting.teachers())
         names, plan = self._names(setting.teachers()), setting.student
         plain = [with_teachers(plan.spec(kind, selection.SEED), names) for kind in lacking]
         specs = [self._precise(spec) for spec in plain]
@@ -274,26 +297,20 @@ class StrongTrainer(Trainer):
         if lacking:
             listened = [spec for _, also in lacking for spec in also]
             self._say_again([*setting.teachers(), *listened])
-            self._have_teachers(setting)
-        for _, also in lacking:
-            self._have(setting.strong, also)
+            self._have(setting.strong, setting.teachers())
+            self._have(setting.strong, listened)  # who may be students of the teachers
         self._train(setting.student, [spec for specs, _ in lacking for spec in specs])
 
     def _names(self, specs: Iterable[RunSpec]) -> list[str]:
         """What runs are called as they are trained, by which their students know them."""
         return [self._precise(spec).folder.as_posix() for spec in specs]
 
-    def _have_teachers(self, setting: Setting) -> list[Run]:
-        """The teachers' folders; a record is not enough for a student to learn from."""
-        self._have(setting.strong, setting.teachers())
-        self._train(setting.strong, setting.teachers())  # judges what was left unjudged
-        return [Run.open(self.runs / name) for name in self._names(setting.teachers())]
-
-    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
-        """Train what has no finished folder here, record or not."""
-        lacking = self._without_folder(specs)
-        if lacking:
-            self._part(plan, lacking)
+    def _have(self, plan: Plan, specs: Sequence[RunSpec]) -> list[Run]:
+        """The folders of some teachers; a record is not enough for a student to learn from."""
+        for part in self._parts(self._without_folder(specs)):
+            self._part(plan, part)
+        self._train(plan, specs)  # judges what was left unjudged
+        return [Run.open(self.runs / name) for name in self._names(specs)]
 
     def _without_folder(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
         """Those that have no finished folder here."""
@@ -315,12 +332,12 @@ class StrongTrainer(Trainer):
                 self.runs,
             )
 
-    def _average(self, setting: Setting) -> None:
-        """The ensemble's folder and record."""
-        if self._is_whole(self.shelf.get(setting.ensemble(self._names(setting.teachers())))):
+    def _average(self, setting: Setting, specs: Sequence[RunSpec]) -> None:
+        """The folder and the record of some teachers' ensemble."""
+        if self._is_whole(self.shelf.get(setting.ensemble(self._names(specs)))):
             return
-        self._say_again(setting.teachers())
-        teachers = self._have_teachers(setting)
+        self._say_again(specs)
+        teachers = self._have(setting.strong, specs)
         # Some may have a record and no logits: from another machine, or trained again.
         data = self._data_of(setting.strong)
         teachers = [self._judged(run, data) for run in teachers]
@@ -342,7 +359,10 @@ class StrongTrainer(Trainer):
             self._part(plan, part)
 
     def _parts(self, specs: Sequence[RunSpec]) -> list[list[RunSpec]]:
-        """Runs in parts of what fits side by side, which keep together what steps as one."""
+        """Runs in parts of what fits side by side, which keep together what steps as one.
+
+        A part's networks are of one design, so that its time can be shared out among them.
+        """
         teams: dict[tuple[object, ...], list[RunSpec]] = {}
         for spec in specs:
             teams.setdefault((Recipe.of(spec).team_values, spec.settings), []).append(spec)
@@ -350,7 +370,12 @@ class StrongTrainer(Trainer):
         for team in teams.values():
             for first in range(0, len(team), self.together):
                 some = team[first : first + self.together]
-                room = (part for part in parts if len(part) + len(some) <= self.together)
+                room = (
+                    part
+                    for part in parts
+                    if len(part) + len(some) <= self.together
+                    and part[0].model.name == some[0].model.name
+                )
                 part = next(room, None)
                 if part is None:
                     parts.append(list(some))

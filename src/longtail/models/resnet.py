@@ -297,9 +297,20 @@ class ResNet(nn.Module):
         return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
-def cifar_design(blocks: int) -> Design:
-    """The CIFAR network with 6 · blocks + 2 layers: 464,154 parameters at 32 layers, 10 classes."""
-    return Design(BasicBlock, depths=(blocks,) * 3, widths=(16, 32, 64), init=init_he)
+def cifar_design(blocks: int, *, times: int = 1) -> Design:
+    """The CIFAR network with 6 · blocks + 2 layers: 464,154 parameters at 32 layers, 10 classes.
+
+    Args:
+        blocks: of each stage.
+        times: how many times as wide; the parameters grow with its square.
+    """
+    return Design(
+        BasicBlock,
+        depths=(blocks,) * 3,
+        widths=(16 * times, 32 * times, 64 * times),
+        init=init_he,
+        stem_width=16 * times,
+    )
 
 
 # What the paper's authors trained with, as far as it is public. Given: the kinds of convolution,
@@ -344,6 +355,7 @@ CIFAR_DESIGNS: dict[str, Design] = {
     "resnet20": cifar_design(3),
     "resnet32": cifar_design(5),
     "resnet56": cifar_design(9),
+    "resnet32x4": cifar_design(5, times=4),
     "resnet32-released": RELEASED,
 }
 

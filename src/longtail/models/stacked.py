@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from longtail._checks import InputError
+from longtail.kernels.grouped_conv import CHANNELS
 from longtail.models.resnet import DESIGNS, PadShortcut, ResNet
 
 
@@ -50,13 +51,15 @@ class StackedHead(nn.Module):
 
 
 def can_stack(name: str) -> bool:
-    """Whether networks of this name can stand side by side.
+    """Whether networks of this name can stand side by side, and gain from it.
+
+    A wide one fills a GPU by itself.
 
     Examples:
-        >>> can_stack("resnet32"), can_stack("small-conv")
-        (True, False)
+        >>> can_stack("resnet32"), can_stack("resnet32x4"), can_stack("small-conv")
+        (True, False, False)
     """
-    return name in DESIGNS
+    return name in DESIGNS and max(DESIGNS[name].widths) <= max(CHANNELS)
 
 
 def stack(networks: Sequence[nn.Module]) -> nn.Module:

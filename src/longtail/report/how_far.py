@@ -374,7 +374,8 @@ def _use() -> list[str]:
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"
-        "longtail reproduce strong --stage earlier --stage further\n"
+        "longtail reproduce strong --stage earlier\n"
+        "longtail reproduce strong --stage more-teachers --stage second-generation\n"
         "longtail reproduce strong --stage ablation\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",

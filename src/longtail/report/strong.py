@@ -15,7 +15,7 @@ from longtail.experiments import selection
 from longtail.experiments.comparison import mean_interval
 from longtail.experiments.selection import Selection
 from longtail.experiments.strong import DISTILLED, GOALS, PUBLISHED, Line, Part, Study
-from longtail.experiments.strong_kinds import STUDENT
+from longtail.experiments.strong_kinds import STUDENT, WIDE
 from longtail.experiments.strong_runs import RATIOS
 from longtail.report import figures
 from longtail.report.describe import plural
@@ -200,9 +200,9 @@ def teachers_table(part: Part) -> Table | None:
     Args:
         part: a data set at some ratio.
     """
-    lines = [*part.teachers, *([part.ensemble] if part.ensemble is not None else [])]
     if not part.teachers:
         return None
+    lines = [*part.teachers, *part.further_teachers, *part.ensembles]
     rows = [
         (line.name, spread(line.dev_errors), spread(line.errors), *_grouped(line)) for line in lines
     ]
@@ -210,8 +210,18 @@ def teachers_table(part: Part) -> Table | None:
         f"The teachers, {title_of(part.setting.dataset)}",
         ("teacher", "dev", "test", *_GROUPS),
         rows,
-        note="Balanced error in percent, one run each; dev: the development set.",
+        note=_teachers_note(part),
     )
+
+
+def _teachers_note(part: Part) -> str:
+    text = "Balanced error in percent, one run each; dev: the development set."
+    if part.further_teachers:
+        text += (
+            f" wide: four times as wide, 7.4 million parameters, trained for {WIDE['epochs']} "
+            "epochs; such networks teach, and are never a student."
+        )
+    return text
 
 
 def recipe_candidate(dataset: str) -> str | None:
@@ -433,9 +443,9 @@ def _draw_part(axes: Any, part: Part) -> None:
 
     groups: list[tuple[str, Sequence[Line], str, str]] = [
         ("ablation", part.ablation, figures.LIGHT_GRAY, "o"),
-        ("teachers", part.teachers, figures.SKY, "^"),
+        ("teachers", [*part.teachers, *part.further_teachers], figures.SKY, "^"),
         ("strong", [part.strong] if part.strong else [], figures.BLUE, "o"),
-        ("teachers' mean", [part.ensemble] if part.ensemble else [], figures.ORANGE, "s"),
+        ("teachers' mean", part.ensembles, figures.ORANGE, "s"),
         (DISTILLED, [part.distilled] if part.distilled else [], figures.VERMILION, "D"),
         (
             "other students",
