@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from longtail.experiments import records
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -189,13 +191,21 @@ def students():
     found = record("bench_students")
     rows = [[name, f"{1000 * row['median']:.0f}"] for name, row in found["epoch_s"].items()]
     rows.append(["the answers alone", f"{1000 * found['answers_s']:.0f}"])
+    ratios = {one.data: one.spec.dataset.imbalance_ratio for one in _strong_records()}
+    ratio = ratios.get(found["data"]["fingerprint"])
+    of_ratio = "" if ratio is None else f" with imbalance ratio {ratio:g}"
     return [
         f"An epoch of {found['students']} students of {found['teachers']} teachers on "
-        f"{found['data']['name']} there ({found['steps']} steps): with answers that are there, "
-        "with teachers that answer before the first step, and aside, while the epoch before is "
-        "stepped through, as training does. `bench_students.py`.",
+        f"{found['data']['name']}{of_ratio} there ({found['steps']} steps): "
+        "with answers that are at hand; with teachers that answer before the first step; and with "
+        "teachers that answer aside, while the epoch before is stepped through, as training does. "
+        "`bench_students.py`.",
         table(["", "ms"], rows),
     ]
+
+
+def _strong_records():
+    return records.read_all(ROOT / "results" / "strong")
 
 
 def real_cohort():

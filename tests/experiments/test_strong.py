@@ -188,6 +188,9 @@ def test_more_teachers_are_others(dataset, more):
     setting = Setting(dataset)
     named = setting.more_teachers()
     folders = [spec.folder for spec in (*setting.teachers(), *named.values())]
+    small = Setting(dataset, seeds=6, overrides={"model": "resnet20", "epochs": 2})
+    trial = [spec.folder for spec in (*small.teachers(), *small.more_teachers().values())]
+    assert len(set(trial)) == len(trial)
     for name, spec in named.items():
         assert (spec.model.name == "resnet32x4") == name.startswith("wide"), name
     assert len(set(folders)) == len(folders)

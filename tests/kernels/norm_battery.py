@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from longtail.kernels import norm_act as module
 from longtail.kernels.norm_act import norm_act, norm_act_fork
@@ -70,7 +71,7 @@ def check(x, w, b, r, up, other=None, *, relu=True, momentum=0.1, eps=1e-5, slac
     """The kernels against the oracle; `other` is a second reader's gradient."""
     leaves = [t.detach().clone().requires_grad_() for t in (x, w, b, r) if t is not None]
     given = leaves[3] if r is not None else None
-    assert module.serves(leaves[0], leaves[1], given)
+    assert module.serves(*leaves[:3], given)
     old = torch.rand(2, x.shape[1], device=DEVICE)
     tracked = old.clone()
     call = norm_act if other is None else norm_act_fork
@@ -175,6 +176,9 @@ def test_what_follows_operations_one_by_one_finds_torchs_own():
     torch.testing.assert_close(value, expected)
     steep = (w / (tracked[1] + 1e-5).sqrt()).view(1, 16, 1, 1).expand_as(x)
     torch.testing.assert_close(slope, steep.where(value > 0, 0.0))
+    with torch.no_grad(), forward_ad.dual_level():
+        value, slope = forward_ad.unpack_dual(infer(forward_ad.make_dual(x, torch.ones_like(x))))
+    torch.testing.assert_close(slope, steep.where(value > 0, 0.0))
 
 
 def test_what_maps_over_examples_finds_torchs_own():
@@ -194,11 +198,13 @@ def test_what_maps_over_examples_finds_torchs_own():
 
 def test_batch_norm_without_weights_is_left_to_torch():
     x, *_ = make((4, 16, 3, 3), torch.float32, residual=False)
-    assert not module.serves(x, None, None)
+    weight = torch.full((16,), 2.0, device=DEVICE)
     tracked = torch.rand(2, 16, device=DEVICE) + 0.25
-    found = norm_act(x, None, None, *tracked, relu=False, training=False)
     mean, var = (value.view(1, 16, 1, 1) for value in tracked)
-    torch.testing.assert_close(found, (x - mean) / (var + 1e-5).sqrt())
+    for given, factor in ((None, 1.0), (weight, 2.0)):  # torch knows batch norm without a bias
+        assert not module.serves(x, given, None, None)
+        found = norm_act(x, given, None, *tracked, relu=False, training=False)
+        torch.testing.assert_close(found, factor * (x - mean) / (var + 1e-5).sqrt())
 
 
 def test_running_statistics_with_a_gradient_are_left_to_torch():

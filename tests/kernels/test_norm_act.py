@@ -46,7 +46,7 @@ def test_torch_form_is_torchs_own_sequence(residual, relu, training):
 
 def test_the_cpu_is_served_by_torch():
     x, w, b, r = tensors()
-    assert available("cpu") == serves(x.contiguous(memory_format=torch.channels_last), w, r)
+    assert available("cpu") == serves(x.contiguous(memory_format=torch.channels_last), w, b, r)
     one, two = norm_act_fork(x, w, b, None, None, training=True)
     assert torch.equal(one, two)
 

@@ -202,20 +202,16 @@ class Part:
         return [line for line in lines if line is not None]
 
     @cached_property
-    def more_teachers(self) -> list[Line]:
-        """One line for each further teacher there is; runs of `strong` by its name."""
-        lines = [
-            _line(name, [self.shelf.get(spec)], 1)
-            for name, spec in self.setting.more_teachers().items()
-        ]
-        return [line for line in lines if line is not None]
+    def further_teachers(self) -> list[Line]:
+        """One line for each further teacher; none while one is missing, since none teaches yet."""
+        wanted = self.setting.more_teachers().items()
+        lines = [_line(name, [self.shelf.get(spec)], 1) for name, spec in wanted]
+        return [line for line in lines if line is not None] if None not in lines else []
 
     @property
     def _more(self) -> list[Record] | None:
         """The further teachers' records, or None while one is missing."""
-        if len(self.more_teachers) < len(self.setting.more_teachers()):
-            return None
-        return [line.records[0] for line in self.more_teachers]
+        return [line.records[0] for line in self.further_teachers] or None
 
     @property
     def _names(self) -> list[str] | None:
@@ -244,11 +240,6 @@ class Part:
     def ensembles(self) -> list[Line]:
         """Those that there are."""
         return [line for line in (self.ensemble, self.larger_ensemble) if line is not None]
-
-    @property
-    def further_teachers(self) -> list[Line]:
-        """The further teachers once they are all there, and so teach."""
-        return self.more_teachers if self.larger_ensemble is not None else []
 
     def _mean_of(self, names: Sequence[str]) -> Line | None:
         if not names:
@@ -320,7 +311,7 @@ class Part:
     @cached_property
     def records(self) -> list[Record]:
         """Every record that a table uses, each once."""
-        lines = [*self.lines, *self.teachers, *self.more_teachers, *self.ablation]
+        lines = [*self.lines, *self.teachers, *self.further_teachers, *self.ablation]
         found = [one for line in lines for one in line.records]
         return list({one.name: one for one in found}.values())
 
@@ -423,7 +414,7 @@ class Study:
                     "missing": part.missing(),
                     "lines": [line.to_dict() for line in part.lines],
                     "teachers": [line.to_dict() for line in part.teachers],
-                    "more_teachers": [line.to_dict() for line in part.more_teachers],
+                    "further_teachers": [line.to_dict() for line in part.further_teachers],
                     "ablation": [line.to_dict() for line in part.ablation],
                 }
                 for part in self.parts

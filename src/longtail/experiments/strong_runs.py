@@ -134,7 +134,8 @@ class Setting:
                 more |= {f"{kind.name}, seed {spec.seed}": spec for spec in specs}
             else:
                 # A seed that no teacher has: in a trial in small nothing else may tell them apart.
-                more[kind.name] = self.strong.spec(self._small(kind), 3 + number % 3)
+                seed = max(3, self.strong.seeds) + number
+                more[kind.name] = self.strong.spec(self._small(kind), seed)
         known = {spec.folder for spec in self.teachers()}
         return {name: spec for name, spec in more.items() if spec.folder not in known}
 
@@ -163,7 +164,7 @@ class Setting:
         return ensemble_spec(self.strong.spec(STRONG, 0).dataset, list(names))
 
     def command(self, stage: str | None = None) -> str:
-        """What to type to train a stage of these runs, or all but the ablation."""
+        """What to type to train a stage of these runs, or `strong` and its students."""
         words = "longtail reproduce strong" + (f" --stage {stage}" if stage else "")
         words += f" --dataset {self.dataset}"
         return words if self.ratio == RATIOS[0] else f"{words} --rho {self.ratio:g}"

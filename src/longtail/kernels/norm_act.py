@@ -74,7 +74,7 @@ def norm_act(
     _check(x, residual)
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
-    if training and serves(x, weight, residual):
+    if training and serves(x, weight, bias, residual):
         return _NormAct.apply(*tensors, options, moments, False)[0]  # type: ignore[no-any-return, no-untyped-call]
     return _without_gradient(*tensors, options, training=training)
 
@@ -115,7 +115,7 @@ def norm_act_fork(
     _check(x, residual)
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
-    if training and serves(x, weight, residual):
+    if training and serves(x, weight, bias, residual):
         return _NormAct.apply(*tensors, options, moments, True)  # type: ignore[no-any-return, no-untyped-call]
     y = _without_gradient(*tensors, options, training=training)
     return y, y
@@ -137,8 +137,9 @@ def _without_gradient(
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     # What follows or changes operations one by one is left to them.
     traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    watched = traced or torch._C._are_functorch_transforms_active()
-    one_pass = not (training or learns or watched) and serves(x, weight, residual)
+    dual = torch.autograd.forward_ad._current_level >= 0
+    watched = traced or dual or torch._C._are_functorch_transforms_active()
+    one_pass = not (training or learns or watched) and serves(x, weight, bias, residual)
     if running_mean is None or running_var is None or not one_pass:
         rest = (running_mean, running_var, residual, options)
         return norm_act_torch(x, weight, bias, *rest, training=training)
@@ -187,13 +188,14 @@ def norm_act_torch(
     return F.relu(y) if options.relu else y
 
 
-def serves(x: Tensor, weight: Tensor | None, residual: Tensor | None) -> bool:
+def serves(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> bool:
     """Whether the kernels can take these tensors."""
     return (
         not torch.compiler.is_compiling()  # which fuses by itself
         and available(x.device)
         and x.dtype in DTYPES
         and weight is not None
+        and bias is not None
         and weight.dtype == torch.float32
         and x.numel() > x.shape[1]  # of one value a channel torch says what is wrong
         and _rows_are_channels(x)

@@ -51,9 +51,9 @@ class StackedHead(nn.Module):
 
 
 def can_stack(name: str) -> bool:
-    """Whether networks of this name can stand side by side, and gain from it.
+    """Whether networks of this name are to stand side by side.
 
-    A wide one fills a GPU by itself.
+    Wider ones than the grouped kernels serve (`kernels.grouped_conv`) go by themselves.
 
     Examples:
         >>> can_stack("resnet32"), can_stack("resnet32x4"), can_stack("small-conv")

@@ -208,6 +208,16 @@ def _preferred(study: Study) -> str:
     return f" Of the teachers it prefers: {'; '.join(words)}."
 
 
+def _not_tried(study: Study) -> str:
+    """Which teachers were no part of the first trial."""
+    if not any(part.further_teachers for part in study.parts):
+        return ""
+    return (
+        " The wide teachers were not in the trial: they have the narrow ones' values, and their "
+        "epochs were set before any of them was trained."
+    )
+
+
 def _epochs_compared(study: Study) -> str:
     """What the development set says of the students' epochs, where both numbers were trained."""
     words = []
@@ -255,7 +265,7 @@ def _selection(study: Study) -> list[str]:
         "teachers) is from there, too, and the tables of results show every way in which students "
         "were trained in full, with its error on the test set. The development set need not have "
         "chosen the same as the trial; the tables of the teachers show its error beside that on "
-        f"the test set.{_preferred(study)}",
+        f"the test set.{_preferred(study)}{_not_tried(study)}",
     ]
     return blocks + [strong.selection_table(found).markdown() for found in selections]
 

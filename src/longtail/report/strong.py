@@ -161,8 +161,8 @@ def _results_note(part: Part) -> str:
         "standard deviation over the runs. τ again: the same networks with their "
         f"logits adjusted once more by a τ chosen on the development set ({taus or 'none'}). "
         f"min.: minutes of {devices or 'training'} for one such network, as its share of the time "
-        "of all that trained beside it, in which SAM counts twice; an ensemble's are those of all "
-        "teachers, and a student's include them."
+        "of all that trained beside it, in which SAM counts twice; an ensemble's are those of its "
+        "members, and a student's include its teachers'."
     )
     lacking = part.missing()
     if lacking:
@@ -216,12 +216,17 @@ def teachers_table(part: Part) -> Table | None:
 
 def _teachers_note(part: Part) -> str:
     text = "Balanced error in percent, one run each; dev: the development set."
-    if part.further_teachers:
+    wide = [line for line in part.further_teachers if _is_wide(line)]
+    if wide:
         text += (
-            f" wide: four times as wide, 7.4 million parameters, trained for {WIDE['epochs']} "
+            f" wide: four times as wide, 7.4 million parameters, trained for {wide[0].epochs} "
             "epochs; such networks teach, and are never a student."
         )
     return text
+
+
+def _is_wide(line: Line) -> bool:
+    return bool(line.records[0].spec.model.name == WIDE["model"])
 
 
 def recipe_candidate(dataset: str) -> str | None:

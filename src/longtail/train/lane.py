@@ -2,9 +2,9 @@
 
 On a GPU a small network's step is hundreds of short kernels, and starting them one by one takes
 far longer than running them. So a team's whole step is captured once as a CUDA graph; where
-there are several teams, replaying their graphs in turn keeps the GPU full. What teachers answer to
+there are several teams, replaying their graphs in turn keeps the GPU full. Where teachers answer,
 the first block of an epoch, often all of it, is made while the steps of the epoch before leave room
-for it.
+for it: images and answers.
 """
 
 from __future__ import annotations

@@ -250,15 +250,15 @@ def _refuse_other_held_out(run: Run, student: RunSpec) -> None:
 class Teachers:
     """Several networks that answer as one: their mean logits.
 
-    On a GPU networks of one architecture are stacked and compute in bfloat16; on a CPU they
-    follow one another in float32.
+    On a GPU they compute in bfloat16, those of one architecture stacked if it is narrow (see
+    `models.stacked.can_stack`); on a CPU they follow one another in float32.
 
     Args:
         runs: finished, with their weights.
         recipe: of the students, which says how their images are normalised.
         data: of the students, for its number of classes and image shape.
         device: where they answer.
-        stacked: networks of one architecture side by side; if None, on a GPU.
+        stacked: narrow networks of one architecture side by side; if None, on a GPU.
     """
 
     def __init__(
