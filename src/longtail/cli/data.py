@@ -131,7 +131,8 @@ def _row(label: str, text: str) -> None:
 
 
 def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
-    from longtail.report.describe import GROUP_RULES, plural
+    from longtail.report.describe import GROUP_RULES
+    from longtail.report.tables import plural
 
     pixels = f", {' x '.join(map(str, shape))}" if shape is not None else ""
     _row("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")

@@ -10,8 +10,7 @@ import numpy as np
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.result import Written
-from longtail.report.describe import plural
-from longtail.report.tables import Table, percent, signed
+from longtail.report.tables import Table, percent, plural, signed
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
 _FEW = 5

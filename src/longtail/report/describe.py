@@ -14,6 +14,7 @@ from longtail._checks import IntArray
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.priors import GROUPS, ClassPrior
 from longtail.report import figures
+from longtail.report.tables import plural
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
 GROUP_RULES = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
@@ -169,16 +170,6 @@ def _draw_profile(axes: Any, counts: IntArray) -> None:
     axes.set_xlabel("classes, most frequent first")
     axes.set_title(f"training images per class, {int(counts.sum()):,} in all")
     axes.legend(loc="upper right")
-
-
-def plural(count: int, one: str, many: str) -> str:
-    """A number with its noun.
-
-    Examples:
-        >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
-        ('1 class', '1,200 classes')
-    """
-    return f"{count:,} {one if count == 1 else many}"
 
 
 def _short(name: str, most: int = 16) -> str:

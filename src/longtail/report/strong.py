@@ -18,8 +18,7 @@ from longtail.experiments.strong import DISTILLED, GOALS, PUBLISHED, Line, Part,
 from longtail.experiments.strong_kinds import STUDENT, WIDE
 from longtail.experiments.strong_runs import RATIOS
 from longtail.report import figures
-from longtail.report.describe import plural
-from longtail.report.tables import Table, percent, signed, write_numbers
+from longtail.report.tables import Table, percent, plural, signed, write_numbers
 from longtail.train.recipe import recipe_values
 
 _NAME_HEIGHT = 0.4  # percentage points, of a published row's name in the figure

@@ -101,3 +101,13 @@ def write_numbers(
     files.write_json(values, numbers)
     files.write_bytes(text, ("\n\n".join(blocks) + "\n").encode())
     return [values, text]
+
+
+def plural(count: int, one: str, many: str) -> str:
+    """A number with its noun.
+
+    Examples:
+        >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
+        ('1 class', '1,200 classes')
+    """
+    return f"{count:,} {one if count == 1 else many}"

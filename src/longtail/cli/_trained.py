@@ -1,0 +1,131 @@
+"""What `longtail train` says: before it begins, when it is stopped, and of the finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longtail.cli import _cohort, _console, _data, _training
+
+if TYPE_CHECKING:
+    from longtail.runs import Run
+    from longtail.train.distributed import World
+
+SPLITS = {"test": "test set", "held-out": "held-out part"}
+
+
+def say_what(job: _cohort.Job, states: list[str], world: World) -> None:
+    """One line before work begins: what will be done, and what is there already."""
+    from longtail.report.tables import plural
+    from longtail.train.engine import device_words, precision_of
+
+    finished, begun = states.count("finished"), states.count("begun")
+    if finished == len(states):
+        there = plural(finished, "run", "runs")
+        _console.note(f"Nothing to train: {there} finished already (--force: again).")
+        return
+    spec = job.specs[0]
+    text = (
+        f"Training {plural(len(states) - finished, 'run', 'runs')} on "
+        f"{device_words(world.device, world.count)} in "
+        f"{precision_of(spec)}: {spec.dataset.name} ({_data.subset_words(spec.dataset)}), "
+        f"recipe {spec.recipe.name}, {plural(spec.recipe.values['epochs'], 'epoch', 'epochs')}."
+    )
+    if finished:
+        text += f" Finished already: {finished} of {len(states)}."
+    if begun:
+        text += f" Interrupted before, now continued: {begun}."
+    _console.note(_console.wrapped(text))
+
+
+@contextmanager
+def saying_what_is_saved(job: _cohort.Job, command: str) -> Iterator[None]:
+    """On Ctrl-C, a full disk and the like, say what is kept and how to go on."""
+    from longtail.report.tables import plural
+    from longtail.train import checkpoint
+
+    try:
+        yield
+    except (KeyboardInterrupt, OSError):
+        states = job.states()
+        saved = [
+            found.epochs
+            for folder, state in zip(job.folders, states, strict=True)
+            if state == "begun" and (found := checkpoint.latest(folder)) is not None
+        ]
+        text = f"{states.count('finished')} of {plural(len(states), 'run', 'runs')} finished"
+        if saved:
+            epochs = f"{min(saved)}" if len(set(saved)) == 1 else f"{min(saved)} to {max(saved)}"
+            text += f", {len(saved)} saved after epoch {epochs}"
+        if unsaved := states.count("begun") - len(saved):
+            text += f", {unsaved} begun but not saved yet"
+        _console.note(f"Stopped: {text}. To go on:\n  {command}")
+        raise
+
+
+def _errors(runs: list[Run]) -> dict[str, dict[Path, float]]:
+    """The balanced error of each run, by split and folder, for splits that every run has."""
+    return {
+        split: {run.folder: _training.Judged.on(run, split).error.balanced_error for run in runs}
+        for split in SPLITS
+        if all(split in run.splits for run in runs)
+    }
+
+
+def document(runs: list[Run]) -> dict[str, Any]:
+    """The same for a program."""
+    errors = _errors(runs)
+    methods = []
+    for name, group in _training.by_method(runs).items():
+        entry: dict[str, Any] = {"method": name, "seeds": [run.spec.seed for run in group]}
+        for split, values in errors.items():
+            of_group = [values[run.folder] for run in group]
+            entry[split] = {
+                "balanced_error": sum(of_group) / len(of_group),
+                "deviation": _training.deviation(of_group),
+            }
+        entry["seconds"] = sum(run.record["seconds"] for run in group) / len(group)
+        methods.append(entry)
+    listed = [
+        {
+            "folder": run.folder,
+            "spec": run.spec.to_json(),
+            "device": run.record["device"],
+            "seconds": run.record["seconds"],
+            "balanced_error": {split: values[run.folder] for split, values in errors.items()},
+        }
+        for run in runs
+    ]
+    return {"methods": methods, "runs": listed}
+
+
+def show(runs: list[Run], job: _cohort.Job) -> None:
+    """The table of the finished runs, and what to do next."""
+    from longtail.report.tables import Table
+
+    errors, methods = _errors(runs), _training.by_method(runs)
+    rows = []
+    for name, group in methods.items():
+        cells = [
+            _training.mean_deviation([values[run.folder] for run in group], digits=2)
+            for values in errors.values()
+        ]
+        seconds = sum(run.record["seconds"] for run in group) / len(group)
+        rows.append((name, str(len(group)), *cells, _console.duration(seconds)))
+    spec, several = job.specs[0], any(len(group) > 1 for group in methods.values())
+    title = f"{spec.dataset.name} ({_data.subset_words(spec.dataset)}), recipe {spec.recipe.name}"
+    header = ("method", "seeds", *(SPLITS[split] for split in errors), "time a run")
+    spread = ", mean over the seeds ± standard deviation" if several else ""
+    note = f"Balanced error in percent{spread}." if errors else ""
+    _console.show_table(Table(title, header, rows, note=note))
+    folder = job.root / spec.dataset.name
+    if "test" not in errors:
+        _console.line(f"Not judged on the test set yet: longtail evaluate {folder}")
+    elif spec.dataset.held_out:
+        # Only plain runs: the other losses have their adjustment in them already.
+        for run in [run for run in runs if run.spec.method.name == "softmax"][:1]:
+            _console.line(f"To choose tau on the held-out part: longtail tune {run.folder}")
+    else:
+        _console.line(f"For intervals, post-hoc methods and a page: longtail report {folder}")
