@@ -485,8 +485,7 @@ def tables(record):
             shape = ""
     told = "Device time is under graph replay (– for what waits for the device, which can't be "
     told += "captured); eager wall is one step with the host's share."
-    notes = [row["note"] for row in record["linear"].values() if "note" in row]
-    lines += ["", " ".join([told, *notes])]
+    lines += ["", told]
     absent = {
         f"{key}: {peer.removeprefix('absent: ')}"
         for part in PARTS

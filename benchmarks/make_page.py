@@ -191,7 +191,8 @@ def students():
     found = record("bench_students")
     rows = [[name, f"{1000 * row['median']:.0f}"] for name, row in found["epoch_s"].items()]
     rows.append(["the answers alone", f"{1000 * found['answers_s']:.0f}"])
-    ratios = {one.data: one.spec.dataset.imbalance_ratio for one in _strong_records()}
+    strong = records.read_all(ROOT / "results" / "strong")
+    ratios = {one.data: one.spec.dataset.imbalance_ratio for one in strong}
     ratio = ratios.get(found["data"]["fingerprint"])
     of_ratio = "" if ratio is None else f" with imbalance ratio {ratio:g}"
     return [
@@ -202,10 +203,6 @@ def students():
         "`bench_students.py`.",
         table(["", "ms"], rows),
     ]
-
-
-def _strong_records():
-    return records.read_all(ROOT / "results" / "strong")
 
 
 def real_cohort():

@@ -75,7 +75,7 @@ def _errors(runs: list[Run]) -> dict[str, dict[Path, float]]:
 
 
 def document(runs: list[Run]) -> dict[str, Any]:
-    """The same for a program."""
+    """The errors of the finished runs, and of each method's, for a program."""
     errors = _errors(runs)
     methods = []
     for name, group in _training.by_method(runs).items():

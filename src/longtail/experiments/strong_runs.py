@@ -218,20 +218,21 @@ class StrongTrainer(Trainer):
                 taught = bool(set(stages) - {"strong", "ablation"})
                 if taught:
                     singles += setting.teachers()
+                more: list[RunSpec] = []
                 if "more-teachers" in stages:
-                    singles += setting.more_teachers().values()
+                    more += setting.more_teachers().values()
+                singles += more
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
                 if taught:
                     self._average(setting, setting.teachers())
-                if "more-teachers" in stages:
-                    more = list(setting.more_teachers().values())
+                if more:
                     self._average(setting, [*setting.teachers(), *more])
                 if "selection" in stages:
                     self._select(setting)
                 kinds = [STUDENT] if {"students", "second-generation"} & set(stages) else []
                 kinds += setting.earlier if "earlier" in stages else ()
                 self._teach(setting, *(([kind], ()) for kind in kinds))
-                if "more-teachers" in stages:
+                if more:
                     self._teach(setting, ([STUDENT], more))
                 if "second-generation" in stages:
                     first = setting.students(self._names(setting.teachers()))
