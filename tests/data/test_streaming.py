@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -453,9 +454,32 @@ except ChildProcessError as error:
 
 def test_a_worker_that_dies_is_reported_with_what_to_do(data):
     words = [sys.executable, "-c", DEADLY, str(data.root)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
     assert "a worker process that decodes images died (DataLoader worker " in result.stdout
     assert "use fewer workers or a smaller prefetch" in result.stdout
+
+
+def test_the_signal_of_a_lost_worker_may_come_after_its_connection_is_lost(data, monkeypatch):
+    """It is met in the stream, not in whatever line of the caller's comes next."""
+    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=1)
+
+    def tell(*_):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    def fail(_):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        raise EOFError
+
+    monkeypatch.setattr(type(stream._loader), "__iter__", lambda self: map(fail, [0]))
+    before = signal.signal(signal.SIGALRM, tell)
+    try:
+        with pytest.raises(ChildProcessError, match=r"\(pid 7\) is killed by signal: Killed\)"):
+            list(stream)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)  # it has come
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("cut_off", [EOFError(), ConnectionResetError(104, "Connection reset")])

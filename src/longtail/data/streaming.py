@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -429,10 +430,15 @@ class ImageStream:
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or what the sampler's state has left of it."""
         try:  # all of it: torch tells of a lost worker by a signal, which may come at any line
-            for fetched in self._loader:
-                if fetched.failures:
-                    self._leave_out(fetched)
-                yield Batch(fetched.images, fetched.labels, fetched.indices)
+            try:
+                for fetched in self._loader:
+                    if fetched.failures:
+                        self._leave_out(fetched)
+                    yield Batch(fetched.images, fetched.labels, fetched.indices)
+            except _CUT_OFF:
+                if self.workers:  # that signal is on its way, and is to meet us here
+                    time.sleep(_SIGNAL_SECONDS)
+                raise
         except (RuntimeError, *_CUT_OFF) as error:
             raise self._explained(error) from error
 
@@ -492,6 +498,7 @@ class ImageStream:
 
 # What comes of asking a worker that has just died for a batch that it had announced.
 _CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
+_SIGNAL_SECONDS = 1.0  # from a lost connection to the signal, on a busy machine too
 _MORE_SHARED = (
     "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "
     "batches"
