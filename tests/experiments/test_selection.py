@@ -34,6 +34,20 @@ def test_a_candidate_is_the_first_trial_but_for_what_its_name_says(dataset):
         assert kind.overrides["image_seed"] == 0
 
 
+def test_a_change_is_judged_by_the_pairs_that_differ_in_it_alone():
+    found = selection.read(RECORDS, "cifar10-lt")
+    again = {name: one.error_again for name, one in found.outcomes.items()}
+    equal, bare, warm = "classes drawn equally", "no Cutout", "temperature 4"
+    wanted = [
+        again["KL of prior-shifted logits, temperature 4"] - again["KL of prior-shifted logits"],
+        again[f"{equal}, {warm}"] - again[equal],
+        again[f"{equal}, {bare}, {warm}"] - again[f"{equal}, {bare}"],
+    ]
+    found = selection.effects(found)
+    assert sorted(found[warm]) == pytest.approx(sorted(wanted))
+    assert equal not in found  # those without it differ in something else, too
+
+
 def test_candidates_take_the_epochs_of_a_trial_in_small():
     usual, small = Setting("cifar100-lt"), Setting("cifar100-lt", overrides={"epochs": 2})
     assert {kind.overrides["epochs"] for kind in usual.candidates()} == {200}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from longtail.experiments import records
-from longtail.experiments.selection import Outcome, Selection, candidates
+from longtail.experiments.selection import Outcome, Selection, candidates, recipe_candidate
 from longtail.experiments.strong import DISTILLED, Study
 from longtail.experiments.strong_runs import Setting
 from longtail.report import how_far
-from longtail.report import strong as strong_report
+from longtail.report.tables import title_of
 from strong_factory import made_up_setting
 
 ROOT = Path(__file__).parents[2]
@@ -57,9 +57,10 @@ def test_a_page_of_records_has_their_numbers(site):
 def test_the_commands_lead_into_each_other(site):
     """What one command writes is what the next one reads."""
     used = (site / how_far.PAGE).read_text().split("## Use it")[1]
-    trained, judged, taught = re.findall(
-        r"^longtail (?:train|evaluate).*?[^\\]$", used, re.M | re.S
+    trained, judged, taught, *again = re.findall(
+        r"^longtail (?:train|evaluate|tune|adjust).*?[^\\]$", used, re.M | re.S
     )
+    assert [line.split()[1] for line in again] == ["evaluate", "tune", "evaluate", "adjust"]
     (out,) = re.findall(r"--out (\S+)", trained)
     assert judged.startswith(f"longtail evaluate {out}/cifar100-lt ")
     assert f"--teachers {out}/cifar100-lt " in taught
@@ -90,6 +91,30 @@ def test_verdicts_follow_the_intervals(site):
         elif pairs.mean() + half < 0:
             wanted = "lower the test error by more than chance."
         assert told[name] == wanted
+
+
+def test_a_row_that_lacks_a_seed_is_not_judged():
+    part = Study.of(made_up_setting(Setting("cifar10-lt"))).part("cifar10-lt")
+    name = "plain + SAM"
+    last = next(line for line in part.ablation if line.name == name).records[-1]
+    for kept, judged in ((part.records, True), ([o for o in part.records if o != last], False)):
+        verdicts = how_far.page(Study.of(kept)).split("Paired by seed, at 95%:")[1]
+        assert (f"{name};" in verdicts or f"{name}:" in verdicts) == judged
+
+
+def test_what_helped_is_told_from_the_results():
+    part = Study.of(made_up_setting(Setting("cifar100-lt"), with_shorter=True)).part("cifar100-lt")
+    text = how_far.page(Study.of(part.records))
+    (said,) = re.findall(r"^- CIFAR-100-LT: (τ again: .*)\.$", text, re.MULTILINE)
+    strong, students = part.strong, part.distilled
+    wanted = {
+        "teachers": students.errors.mean() - strong.errors.mean(),
+        "twice the epochs": students.errors.mean() - part.shorter.errors.mean(),
+        "the teachers' own mean instead of a student": part.ensemble.errors.mean()
+        - students.errors.mean(),
+    }
+    for name, change in wanted.items():
+        assert f"; {name}: {100 * change:+.2f}".replace("-", "−") in said
 
 
 def test_running_twice_gives_the_same_bytes(site):
@@ -145,7 +170,7 @@ def test_the_readme_has_the_recipes_beside_the_lowest_published(site):
 
 @pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
 def test_the_development_set_on_teachers_and_epochs(dataset):
-    title = strong_report.title_of(dataset)
+    title = title_of(dataset)
     found = made_up_setting(Setting(dataset), with_shorter=True)
     study = Study.of(found)
     part, text = study.part(dataset), how_far.page(study)
@@ -168,7 +193,7 @@ def test_the_development_set_on_teachers_and_epochs(dataset):
     said = re.findall(rf"([\d.]+) ± [\d.]+ after (\d+)(?= and| epochs on {title})", text)
     assert said == [(f"{e:.2f}", str(n)) for e, n in zip(again, epochs, strict=True)]
     without = how_far.page(Study.of(made_up_setting(Setting(dataset))))
-    assert "students' epochs were doubled" not in without
+    assert "trained for twice the epochs" not in without
 
 
 def test_a_ratio_that_is_half_trained_is_still_to_be_trained():
@@ -190,7 +215,7 @@ def selection_of(best):
 
 
 def test_what_the_development_set_chose_is_said_and_whether_the_recipe_has_it():
-    recipe = strong_report.recipe_candidate("cifar100-lt")
+    recipe = recipe_candidate("cifar100-lt")
     assert recipe is not None
     other = next(kind.name for kind in candidates("cifar100-lt") if kind.name != recipe)
     text = how_far.page(Study.of([], selections=[selection_of(recipe)]))

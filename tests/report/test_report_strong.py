@@ -1,15 +1,19 @@
 """How the study of `strong` reads: rows, captions, files; the same records give the same bytes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from longtail.experiments import selection
 from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import DISTILLED, Study
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong
 from strong_factory import made_up, made_up_setting, precise
+
+ROOT = Path(__file__).parents[2]
 
 
 def cell(values):
@@ -120,6 +124,45 @@ def test_other_ratios_have_their_columns(study):
     assert "5 runs of strong (C10, 100; C100, 100)" in table.note
     assert "3 runs of strong (C100, 10)" in table.note
     assert strong.ratios_table(Study.of(made_up_setting(Setting("cifar10-lt")))) is None
+
+
+def test_a_ratio_alone_has_its_own_tables_and_figure(tmp_path):
+    """Nothing of ratio 100 is among them: no published rows, goals or candidates."""
+    fifty, chosen = Setting("cifar10-lt", 50.0), selection.read_all(ROOT / "results" / "strong")
+    assert len(chosen) == 2
+    study = Study.of(made_up_setting(fifty, with_ablation=False), ratios=[50.0], selections=chosen)
+    results, teachers = strong.tables(study)
+    assert results.title == "Balanced test error in percent, CIFAR-10-LT, imbalance ratio 50"
+    assert list(rows(results)) == ["strong", "ensemble of 5 teachers", DISTILLED]
+    assert rows(results)["strong"][1] == cell(study.part("cifar10-lt", 50.0).strong.errors)
+    assert teachers.title == "The teachers, CIFAR-10-LT, imbalance ratio 50"
+    assert [path.name for path in strong.write(study, tmp_path)] == list(strong.FILES)
+    (axes,) = strong.draw(study).axes
+    assert axes.get_title(loc="left") == "CIFAR-10-LT, imbalance ratio 50"
+    assert "published" not in axes.get_legend_handles_labels()[1]
+
+
+def test_a_few_ratios_are_the_only_columns():
+    settings = [Setting("cifar10-lt", ratio) for ratio in (50.0, 10.0)]
+    found = [one for setting in settings for one in made_up_setting(setting, with_ablation=False)]
+    study = Study.of(found, datasets=["cifar10-lt"], ratios=[50.0, 10.0])
+    assert strong.ratios_table(study).header == ("method", "C10, 50", "C10, 10")
+
+
+def test_an_ablation_that_is_half_trained_says_so():
+    setting = Setting("cifar10-lt")
+    whole = Study.of(made_up_setting(setting)).part("cifar10-lt")
+    assert "so far" not in strong.ablation_table(whole).note
+    names = {line.name: {one.name for one in line.records} for line in whole.ablation}
+    gone = names["strong"] | names["student, with SAM"]
+    gone |= {line.records[-1].name for line in whole.ablation if line.name == "plain + SAM"}
+    kept = [one for one in whole.records if one.name not in gone]
+    table = strong.ablation_table(Study.of(kept).part("cifar10-lt"))
+    wanted = len(names)
+    assert f" {wanted - 3} of {wanted} rows are trained with all their seeds so far" in table.note
+    assert setting.command("ablation") in table.note
+    assert rows(table)["strong − SAM"][2] == "–"  # nothing to compare it to
+    assert "plain + SAM (2 of 3)" in rows(table)
 
 
 def test_what_is_missing_is_said():

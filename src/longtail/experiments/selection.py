@@ -1,8 +1,8 @@
 """How students are trained, chosen on the development set: what was tried, and what came out.
 
 Every candidate is trained once, for fewer epochs than a recipe has, by the same teachers and with
-a seed that no other run has, and judged on the development set alone: its logits on the test set
-are never made. What is kept is a small file for each data set. `strong_runs` trains them.
+a seed of its own (`SEED`), and judged on the development set alone: its logits on the test set are
+never made. What is kept is a small file for each data set. `strong_runs` trains them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 from longtail._checks import InputError
 from longtail.experiments.exp_runs import Kind
-from longtail.experiments.strong_kinds import METHOD
+from longtail.experiments.strong_kinds import METHOD, STUDENT
 from longtail.runs import files
+from longtail.train.recipe import recipe_values
 
 # What the first trial had, which was judged on the test set; the candidates change it.
 FIRST: dict[str, Any] = {
@@ -28,6 +29,7 @@ FIRST: dict[str, Any] = {
     "distill_temperature": 2.0,
     "distill_adjusted": False,
 }
+FIRST_NAME = "first trial"
 BALANCED = "softmax+over-sampling"
 _EQUAL, _SHIFTED = "classes drawn equally", "KL of prior-shifted logits"
 _BARE, _WARM = "no Cutout", "temperature 4"
@@ -101,7 +103,7 @@ def candidates(dataset: str) -> tuple[Kind, ...]:
         for change in changes:
             values |= CHANGES[change]
         method = BALANCED if _EQUAL in changes else METHOD
-        kinds.append(Kind(", ".join(changes) or "first trial", method, values))
+        kinds.append(Kind(", ".join(changes) or FIRST_NAME, method, values))
     return tuple(kinds)
 
 
@@ -192,21 +194,50 @@ class Selection:
         }
 
 
-def recipe_candidate(dataset: str, *, method: str, values: Mapping[str, Any]) -> str | None:
-    """The candidate that a recipe for students is, or None if it is none of them.
+def effects(found: Selection) -> dict[str, list[float]]:
+    """What each of `CHANGES` did to the error with the tau chosen again.
+
+    Args:
+        found: the outcomes.
+
+    Returns:
+        By the change's name, the difference for every pair of candidates that differ in it alone.
+
+    Examples:
+        >>> outcomes = {"first trial": Outcome(0.5, 0.1, 0.4), "no Cutout": Outcome(0.5, 0.1, 0.3)}
+        >>> found = effects(Selection("cifar100-lt", 200, "a GPU", outcomes))
+        >>> {name: [round(change, 3) for change in changes] for name, changes in found.items()}
+        {'no Cutout': [-0.1]}
+    """
+    kinds = zip(TRIED[found.dataset], candidates(found.dataset), strict=True)
+    errors = {
+        frozenset(changes): found.outcomes[kind.name].error_again
+        for changes, kind in kinds
+        if kind.name in found.outcomes
+    }
+    differences: dict[str, list[float]] = {}
+    for changes, error in errors.items():
+        for change in sorted(changes):
+            without = errors.get(changes - {change})
+            if without is not None:
+                differences.setdefault(change, []).append(error - without)
+    return differences
+
+
+def recipe_candidate(dataset: str) -> str | None:
+    """The candidate that the students' recipe is, or None if it is none of them.
 
     Args:
         dataset: one of `TRIED`.
-        method: of the students.
-        values: of their recipe.
 
     Examples:
-        >>> recipe_candidate("cifar100-lt", method="logit-adjusted", values=FIRST)
-        'first trial'
+        >>> recipe_candidate("cifar100-lt")
+        'classes drawn equally, no Cutout, temperature 4'
     """
+    values = recipe_values("strong-student", dataset=dataset)
     for kind in candidates(dataset):
         own = {key: value for key, value in kind.overrides.items() if key in FIRST}
-        if kind.method == method and all(values.get(key) == own[key] for key in own):
+        if kind.method == STUDENT.method and all(values.get(key) == own[key] for key in own):
             return kind.name
     return None
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from longtail._checks import FloatArray
 from longtail.data.subsets import DEVELOPMENT_IMAGES
 from longtail.experiments import records, selection
 from longtail.experiments.comparison import mean_interval
@@ -23,9 +24,9 @@ from longtail.experiments.selection import Selection
 from longtail.experiments.strong import DISTILLED, Line, Part, Study
 from longtail.experiments.strong_kinds import TEACHERS
 from longtail.experiments.strong_runs import RATIOS, Setting
-from longtail.report import figures, strong
+from longtail.report import figures, strong, strong_selection
 from longtail.report.reproduction import with_block
-from longtail.report.tables import percent
+from longtail.report.tables import percent, signed, title_of
 from longtail.runs import files
 from longtail.train.recipe import recipe_values
 
@@ -81,11 +82,11 @@ def _answer(study: Study) -> list[str]:
             )
             means = [percent(float(line.again.mean()), digits=2) for line in lines]
             sentences.append(
-                f"On {strong.title_of(dataset)} the balanced test error is {words}; with τ chosen "
+                f"On {title_of(dataset)} the balanced test error is {words}; with τ chosen "
                 f"again on the development set, {'% and '.join(means)}%."
             )
         else:
-            sentences.append(f"On {strong.title_of(dataset)} nothing is trained yet.")
+            sentences.append(f"On {title_of(dataset)} nothing is trained yet.")
     return [" ".join(sentences)]
 
 
@@ -95,9 +96,7 @@ def _count(runs: int) -> str:
 
 def _needed() -> list[str]:
     values, student = recipe_values("strong"), recipe_values("strong-student")
-    counts = " and ".join(
-        f"{len(TEACHERS[dataset])} on {strong.title_of(dataset)}" for dataset in CIFARS
-    )
+    counts = " and ".join(f"{len(TEACHERS[dataset])} on {title_of(dataset)}" for dataset in CIFARS)
     share = student["distill_weight"]
     return [
         "## What was needed",
@@ -131,7 +130,7 @@ def _differences(recipe: str) -> str:
     for dataset in CIFARS:
         own = recipe_values(recipe, dataset=dataset).items()
         changed = [f"`{k}={v}`" for k, v in own if v != base.get(k) and k != "epochs"]
-        words += [f"{', '.join(changed)} on {strong.title_of(dataset)}"] if changed else []
+        words += [f"{', '.join(changed)} on {title_of(dataset)}"] if changed else []
     return f" By data set: {'; '.join(words)}." if words else ""
 
 
@@ -164,8 +163,8 @@ def _chosen(selections: Sequence[Selection]) -> str:
         return "and nothing else so far"
     words = []
     for found in selections:
-        name = strong.title_of(found.dataset)
-        if strong.recipe_candidate(found.dataset) == found.best:
+        name = title_of(found.dataset)
+        if selection.recipe_candidate(found.dataset) == found.best:
             words.append(f"on {name} the recipe has the values of the least error")
         else:
             words.append(f"on {name} the recipe still has other values than the least error's")
@@ -177,10 +176,14 @@ def _chosen(selections: Sequence[Selection]) -> str:
 
 def _not_chosen(selections: Sequence[Selection]) -> str:
     """Whose values were chosen on the test set."""
-    done = {one.dataset for one in selections if strong.recipe_candidate(one.dataset) == one.best}
-    others = [strong.title_of(dataset) for dataset in CIFARS if dataset not in done]
+    best = {one.dataset: one.best for one in selections}
+    others = [
+        title_of(dataset)
+        for dataset in CIFARS
+        if dataset not in best or selection.recipe_candidate(dataset) != best[dataset]
+    ]
     students = f", and of the students on {' and '.join(others)}" if others else ""
-    return f"the values of `strong` and of the teachers{students}"
+    return f"the values of `strong`{students}"
 
 
 def _preferred(study: Study) -> str:
@@ -192,7 +195,7 @@ def _preferred(study: Study) -> str:
             continue
         best = min(part.teachers, key=lambda line: float(line.dev_errors.mean()))
         own = {one.name for one in part.strong.records}
-        named = f"{best.name} on {strong.title_of(dataset)}"
+        named = f"{best.name} on {title_of(dataset)}"
         if best.records[0].name in own:
             words.append(f"{named}, which is `strong` itself")
         else:
@@ -218,6 +221,18 @@ def _not_tried(study: Study) -> str:
     )
 
 
+def _strict(study: Study) -> str:
+    """Which students owe nothing to the development set, and what they reach."""
+    words = []
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        if part is not None and part.first_students is not None:
+            error = percent(float(part.first_students.errors.mean()), digits=2)
+            words.append(f"{error}% on {title_of(dataset)}")
+    only = "only students with the first trial's settings owe it nothing"
+    return f"{only} ({', '.join(words)})." if words else f"{only}, and there are none yet."
+
+
 def _epochs_compared(study: Study) -> str:
     """What the development set says of the students' epochs, where both numbers were trained."""
     words = []
@@ -228,12 +243,14 @@ def _epochs_compared(study: Study) -> str:
                 f"{strong.spread(line.dev_errors_again)} after {line.epochs}"
                 for line in (part.shorter, part.distilled)
             ]
-            words.append(f"{' and '.join(errors)} epochs on {strong.title_of(dataset)}")
+            words.append(f"{' and '.join(errors)} epochs on {title_of(dataset)}")
     if not words:
         return ""
     return (
-        " After that the students' epochs were doubled. With that τ the error on the development "
-        f"set, in percent and with the deviation over the runs, is {'; '.join(words)}."
+        " After that students were trained for twice the epochs, too, and the recipe has those; "
+        "both numbers of epochs had been judged on the test set by then. With that τ the error on "
+        "the development set, in percent and with the deviation over the runs, is "
+        f"{'; '.join(words)}."
     )
 
 
@@ -257,23 +274,25 @@ def _selection(study: Study) -> list[str]:
         "everybody else.\n"
         "- **The stricter line** is the column *error*: last epoch, and no τ from the development "
         "set; that of the loss is fixed in advance, 1 for `strong` and none for students. How "
-        "these are trained was compared on the development set all the same, as above.\n"
+        "these are trained was compared on the development set all the same, as above; "
+        f"{_strict(study)}\n"
         f"- **What this does not undo**: {_not_chosen(selections)}, also where they differ between "
         "the data sets, are those that did best in a first trial of one seed each, which was "
         "judged on the test set, as is usual here; so were the papers from which the ingredients "
-        "are. Whatever all candidates for the students share (such as their augmentation and their "
-        "teachers) is from there, too, and the tables of results show every way in which students "
-        "were trained in full, with its error on the test set. The development set need not have "
-        "chosen the same as the trial; the tables of the teachers show its error beside that on "
-        f"the test set.{_preferred(study)}{_not_tried(study)}",
+        "are. The teachers are the different ways of that trial, good and less good, for the sake "
+        "of their difference. Whatever all candidates for the students share (such as their "
+        "augmentation and their teachers) is from there, too, and the tables of results show every "
+        "way in which students were trained in full, with its error on the test set. The "
+        "development set need not have chosen the same as the trial; the tables of the teachers "
+        f"show its error beside that on the test set.{_preferred(study)}{_not_tried(study)}",
     ]
-    return blocks + [strong.selection_table(found).markdown() for found in selections]
+    return blocks + [strong_selection.selection_table(found).markdown() for found in selections]
 
 
 def _results(study: Study) -> list[str]:
     blocks = ["## Results at imbalance ratio 100"]
     for dataset in CIFARS:
-        blocks.append(f"### {strong.title_of(dataset)}")
+        blocks.append(f"### {title_of(dataset)}")
         part = study.part(dataset)
         if part is None or not part.lines:
             blocks.append(_not_trained(Setting(dataset)))
@@ -302,22 +321,58 @@ def _ratios(study: Study) -> list[str]:
 
 
 def _ablation(study: Study) -> list[str]:
-    blocks = ["## What helps, and what does not"]
+    blocks = ["## What helps, and what does not", *_helped(study)]
+    changes = strong_selection.changes_table(study.selections)
+    blocks += [changes.markdown()] if changes is not None else []
     for dataset in CIFARS:
         part = study.part(dataset)
         table = None if part is None else strong.ablation_table(part)
         if part is None or table is None:
-            blocks += [f"### {strong.title_of(dataset)}, ablation"]
+            blocks += [f"### {title_of(dataset)}, ablation"]
             blocks.append(_not_trained(Setting(dataset), "ablation"))
             continue
-        blocks += [f"### {strong.title_of(dataset)}, ablation", table.markdown()]
+        blocks += [f"### {title_of(dataset)}, ablation", table.markdown()]
         blocks += _verdicts(part)
     return blocks
 
 
+def _helped(study: Study) -> list[str]:
+    """What the tables of results say of teachers, epochs and τ: a point for each data set."""
+    points = []
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        if part is None or part.strong is None:
+            continue
+        words = [f"τ again: {_gain(part.strong.again, part.strong.errors)} for `strong`"]
+        if part.distilled is not None:
+            students = part.distilled
+            words[0] += f", {_gain(students.again, students.errors)} for students"
+            words.append(f"teachers: {_gain(students.errors, part.strong.errors)}")
+            if part.shorter is not None:
+                words.append(f"twice the epochs: {_gain(students.errors, part.shorter.errors)}")
+            if part.first_students is not None and part.shorter is not None:
+                chosen = _gain(part.shorter.errors, part.first_students.errors)
+                words.append(f"what the development set chose for them: {chosen}")
+            if part.ensemble is not None:
+                left = _gain(part.ensemble.errors, students.errors)
+                words.append(f"the teachers' own mean instead of a student: {left}")
+        points.append(f"- {title_of(dataset)}: {'; '.join(words)}.")
+    if not points:
+        return []
+    head = "Changes of the mean test error in points, from the tables of results at ratio 100:"
+    return [f"{head}\n\n" + "\n".join(points)]
+
+
+def _gain(after: FloatArray, before: FloatArray) -> str:
+    return signed(float(after.mean() - before.mean()), digits=2)
+
+
 def _verdicts(part: Part) -> list[str]:
-    """Which changes are more than chance, sorted by what they do: a sentence each."""
-    lines = {line.name: line for line in part.ablation}
+    """Which changes are more than chance, sorted by what they do: a sentence each.
+
+    Rows that lack a seed are not judged.
+    """
+    lines = {line.name: line for line in part.ablation if len(line.records) == line.wanted}
     found: dict[str, list[str]] = {"lower": [], "raise": [], "open": []}
     for name, line in lines.items():
         base = lines.get(strong.base_of(name))
@@ -376,11 +431,22 @@ def _use() -> list[str]:
         "longtail train --dataset cifar100-lt --method softmax+over-sampling \\\n"
         "    --recipe strong-student --teachers teachers/cifar100-lt --set image_seed=0 --seeds 3\n"
         "```",
-        "Students that share an `image_seed` see the same images, so the teachers are asked once "
-        "for all of them. Either recipe is trained anew by one command, the second with its "
-        "teachers; it can be stopped and goes on:",
+        "Students that share an `image_seed` see the same images, so on a GPU the teachers are "
+        "asked once for all of them. The τ of the column *τ again*, and adjusting by it (RUN is a "
+        "student's folder):",
+        "```sh\n"
+        "longtail evaluate RUN --split dev\n"
+        "longtail tune RUN --split dev --missing nearest\n"
+        "longtail evaluate RUN --split test\n"
+        "longtail adjust RUN --tau TAU\n"
+        "```",
+        "`evaluate --split dev` leaves the class that the development set lacks out of its mean, "
+        "where the *dev* columns of this page let the nearest class count twice. Either recipe is "
+        "trained anew by one command, the second with its teachers; it can be stopped and goes "
+        "on:",
         f"```sh\nlongtail reproduce strong --stage strong\nlongtail reproduce {DISTILLED}\n```",
-        "And so is everything else on this page:",
+        "And so is everything else on this page (candidates for the students with another seed "
+        "than those in the tables):",
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"

@@ -13,46 +13,49 @@ from typing import Any
 from longtail._checks import FloatArray
 from longtail.experiments import selection
 from longtail.experiments.comparison import mean_interval
-from longtail.experiments.selection import Selection
-from longtail.experiments.strong import DISTILLED, GOALS, PUBLISHED, Line, Part, Study
-from longtail.experiments.strong_kinds import STUDENT, WIDE
+from longtail.experiments.strong import (
+    DISTILLED,
+    GOALS,
+    PUBLISHED,
+    Line,
+    Part,
+    Published,
+    Study,
+)
+from longtail.experiments.strong_kinds import WIDE
 from longtail.experiments.strong_runs import RATIOS
-from longtail.report import figures
-from longtail.report.tables import Table, percent, plural, signed, write_numbers
-from longtail.train.recipe import recipe_values
+from longtail.report import figures, strong_selection
+from longtail.report.tables import (
+    TITLES,
+    Table,
+    percent,
+    plural,
+    signed,
+    title_of,
+    write_numbers,
+)
 
 _NAME_HEIGHT = 0.4  # percentage points, of a published row's name in the figure
 FILES = ("strong.json", "strong.md", "strong-cost.svg", "strong-cost.png")
 FIGURE_TITLE = "Balanced test error against the GPU minutes of one network"
 _GROUPS = ("many", "medium", "few")
-_TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT"}
 
 
 def tables(study: Study) -> list[Table]:
     """All tables that there are records for."""
     found: list[Table | None] = []
-    for dataset in _datasets(study):
-        part = study.part(dataset)
-        if part is not None:
-            found += [results_table(part), goals_table(part), teachers_table(part)]
-            found += [ablation_table(part)]
+    for part in study.parts:
+        found += [results_table(part), goals_table(part), teachers_table(part)]
+        found += [ablation_table(part)]
     found.append(ratios_table(study))
-    found += [selection_table(one) for one in study.selections]
+    if any(part.setting.ratio == RATIOS[0] for part in study.parts):
+        found += [strong_selection.selection_table(one) for one in study.selections]
+        found.append(strong_selection.changes_table(study.selections))
     return [table for table in found if table is not None]
 
 
 def _datasets(study: Study) -> list[str]:
     return list(dict.fromkeys(part.setting.dataset for part in study.parts))
-
-
-def title_of(dataset: str) -> str:
-    """``CIFAR-100-LT``.
-
-    Examples:
-        >>> title_of("cifar100-lt")
-        'CIFAR-100-LT'
-    """
-    return _TITLES.get(dataset, dataset)
 
 
 def spread(values: FloatArray) -> str:
@@ -70,7 +73,7 @@ def spread(values: FloatArray) -> str:
 
 
 def _minutes(value: float) -> str:
-    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f}"
 
 
 def _grouped(line: Line) -> list[str]:
@@ -82,17 +85,17 @@ def _name(line: Line) -> str:
     return f"{line.name} ({len(line.records)} of {line.wanted})" if few else line.name
 
 
-def results_table(part: Part) -> Table:
-    """Our rows and the published ones, lowest errors last.
+def results_table(part: Part) -> Table | None:
+    """Our rows and, where there are any, the published ones; None where nothing is trained.
 
     Args:
-        part: a data set at imbalance ratio 100.
+        part: a data set at some ratio.
     """
-    dataset = part.setting.dataset
+    if not part.lines:
+        return None
     rows = [
         (f"{one.name}, published", str(one.epochs or "–"), f"{one.error:.1f}", *["–"] * 5)
-        for one in sorted(PUBLISHED, key=lambda one: -one.error)
-        if one.dataset == dataset
+        for one in reversed(_published(part))
     ]
     rows += [
         (
@@ -106,11 +109,23 @@ def results_table(part: Part) -> Table:
         for line in part.lines
     ]
     return Table(
-        f"Balanced test error in percent, {title_of(dataset)}, imbalance ratio 100",
+        f"Balanced test error in percent, {_where(part)}",
         ("method", "epochs", "error", "τ again", *_GROUPS, "min."),
         rows,
         note=_results_note(part),
     )
+
+
+def _published(part: Part) -> list[Published]:
+    """What is published of a part's data set and ratio, lowest errors first."""
+    if part.setting.ratio != RATIOS[0]:
+        return []
+    found = [one for one in PUBLISHED if one.dataset == part.setting.dataset]
+    return sorted(found, key=lambda one: one.error)
+
+
+def _where(part: Part) -> str:
+    return f"{title_of(part.setting.dataset)}, imbalance ratio {part.setting.ratio:g}"
 
 
 def summary_table(study: Study) -> Table:
@@ -119,7 +134,7 @@ def summary_table(study: Study) -> Table:
     Args:
         study: of any settings; ratio 100 is shown.
     """
-    parts = {dataset: study.part(dataset) for dataset in _TITLES}
+    parts = {dataset: study.part(dataset) for dataset in TITLES}
     lowest = [
         min((one for one in PUBLISHED if one.dataset == dataset), key=lambda one: one.error)
         for dataset in parts
@@ -141,7 +156,7 @@ def summary_table(study: Study) -> Table:
     note += f" ({', '.join(runs)})" if runs else ""
     return Table(
         "Balanced test error in percent, imbalance ratio 100",
-        ("", *_TITLES.values()),
+        ("", *TITLES.values()),
         rows,
         note=(
             f"{note}; τ again: adjusted once more by a τ chosen on left-out training images. The "
@@ -155,6 +170,7 @@ def _results_note(part: Part) -> str:
     used = part.records
     devices = " and ".join(sorted({str(one.document["device"]) for one in used}))
     taus = "; ".join(f"{line.name} {line.taus.mean():.2f}" for line in part.lines if len(line.taus))
+    first = selection.candidates(part.setting.dataset)[0].name
     text = (
         "error: last epoch, whole test set, no τ chosen on the development set; mean and "
         "standard deviation over the runs. τ again: the same networks with their "
@@ -163,6 +179,8 @@ def _results_note(part: Part) -> str:
         "of all that trained beside it, in which SAM counts twice; an ensemble's are those of its "
         "members, and a student's include its teachers'."
     )
+    if part.first_students is not None and first != selection.FIRST_NAME:
+        text += f" first trial's settings: those that had done best in it, with {first}."
     lacking = part.missing()
     if lacking:
         text += f" Not trained yet: {'; '.join(lacking)}; {part.setting.command()}"
@@ -170,11 +188,13 @@ def _results_note(part: Part) -> str:
 
 
 def goals_table(part: Part) -> Table | None:
-    """The goals that were set before training; None where nothing of them is trained.
+    """The goals and what came of them; None where there is none, or nothing is trained.
 
     Args:
-        part: a data set at imbalance ratio 100.
+        part: a data set at some ratio; there are goals for 100.
     """
+    if part.setting.ratio != RATIOS[0]:
+        return None
     wanted = [("strong", part.strong), *((DISTILLED, line) for line in part.students)]
     rows = []
     for name, line in wanted:
@@ -185,8 +205,13 @@ def goals_table(part: Part) -> Table | None:
             rows.append((_name(line), f"{goal:.1f}", *cells))
     if not rows:
         return None
-    title = f"Goals set before training, {title_of(part.setting.dataset)}"
-    return Table(title, ("recipe", "at most", "error", "reached", "τ again", "reached"), rows)
+    return Table(
+        f"Goals, {title_of(part.setting.dataset)}",
+        ("recipe", "at most", "error", "reached", "τ again", "reached"),
+        rows,
+        note="Balanced test error in percent. The goals were set before any of these runs, but "
+        "after a first trial of one seed, which was judged on the test set.",
+    )
 
 
 def _reached(mean: float, goal: float) -> str:
@@ -206,7 +231,7 @@ def teachers_table(part: Part) -> Table | None:
         (line.name, spread(line.dev_errors), spread(line.errors), *_grouped(line)) for line in lines
     ]
     return Table(
-        f"The teachers, {title_of(part.setting.dataset)}",
+        f"The teachers, {_where(part)}",
         ("teacher", "dev", "test", *_GROUPS),
         rows,
         note=_teachers_note(part),
@@ -228,59 +253,6 @@ def _is_wide(line: Line) -> bool:
     return bool(line.records[0].spec.model.name == WIDE["model"])
 
 
-def recipe_candidate(dataset: str) -> str | None:
-    """The candidate that the students' recipe is, or None if it is none of them.
-
-    Args:
-        dataset: whose candidates.
-    """
-    values = recipe_values("strong-student", dataset=dataset)
-    return selection.recipe_candidate(dataset, method=STUDENT.method, values=values)
-
-
-def _first_trial() -> str:
-    first = selection.FIRST
-    return (
-        f"weight decay {first['weight_decay']:g}, Cutout of {first['cutout']} pixels, CutMix on "
-        f"{first['cutmix']:.0%} with a {first['mix_partner']} partner, teachers' share "
-        f"{first['distill_weight']:g}, temperature {first['distill_temperature']:g}"
-    )
-
-
-def selection_table(found: Selection) -> Table:
-    """What every candidate for the students reached on the development set.
-
-    Args:
-        found: the outcomes.
-    """
-    marks, recipe = {found.best: "least"}, recipe_candidate(found.dataset)
-    if recipe is not None:
-        marks[recipe] = "least, the recipe" if recipe == found.best else "the recipe"
-    rows = [
-        (
-            f"{name} ({marks[name]})" if name in marks else name,
-            percent(one.error, digits=2),
-            percent(one.error_again, digits=2),
-            f"{one.tau:.2f}",
-        )
-        for name, one in found.outcomes.items()
-    ]
-    return Table(
-        f"Ways to train a student, judged on the development set, {title_of(found.dataset)}",
-        ("student", "error", "τ again", "τ"),
-        rows,
-        note=(
-            f"Balanced error in percent on the development set, one run of {found.epochs} epochs "
-            f"each on {found.device}, all of the same teachers; none was judged on the test set. "
-            f"Names say what is other than in a first trial ({_first_trial()}). Where classes are "
-            "drawn equally often, the loss of the labels is the plain softmax's, and CutMix's "
-            "partners are drawn from all training images alike, most of them of frequent classes. "
-            "Teachers' share: the weight of their term. A few tenths may "
-            f"be chance. {found.source}".rstrip()
-        ),
-    )
-
-
 def ablation_table(part: Part) -> Table | None:
     """Every ingredient added or taken away; None where none was trained.
 
@@ -296,7 +268,7 @@ def ablation_table(part: Part) -> Table | None:
     for name, line in lines.items():
         base = lines.get(base_of(name))
         cells = [percent(float(v.mean()), digits=2) for v in (line.dev_errors, line.errors)]
-        change = "" if base is None or base is line else change_text(line, base)
+        change = "" if base is line else change_text(line, base)
         rows.append((_name(line), *cells, change, *_grouped(line), _minutes(line.minutes)))
     return Table(
         f"Ablation, {title_of(part.setting.dataset)}, imbalance ratio 100",
@@ -308,8 +280,19 @@ def ablation_table(part: Part) -> Table | None:
             "the test set. change: of the test error against plain, strong or student, paired by "
             "seed, in points, ± half of its 95% interval. plain: crops, flips and the schedule of "
             "strong. "
-            "min.: GPU minutes of one network."
+            "min.: GPU minutes of one network." + _rows_missing(part, len(whole))
         ),
+    )
+
+
+def _rows_missing(part: Part, whole: int) -> str:
+    """How much of the ablation is there, unless it is all."""
+    wanted = len(part.setting.ablated()) + len(part.setting.ablated_students())
+    if whole == wanted:
+        return ""
+    return (
+        f" {whole} of {wanted} rows are trained with all their seeds so far; the others: "
+        f"{part.setting.command('ablation')}"
     )
 
 
@@ -337,9 +320,9 @@ def paired_changes(line: Line, base: Line) -> list[float]:
     ]
 
 
-def change_text(line: Line, base: Line) -> str:
+def change_text(line: Line, base: Line | None) -> str:
     """The paired change of the test error in points: ``−1.20 ± 0.41``."""
-    pairs = paired_changes(line, base)
+    pairs = [] if base is None else paired_changes(line, base)
     if not pairs:
         return "–"
     found = mean_interval(pairs)
@@ -355,7 +338,9 @@ def ratios_table(study: Study) -> Table | None:
     """
     if len({part.setting.ratio for part in study.parts}) < 2:
         return None
-    columns = [(dataset, ratio) for dataset in _datasets(study) for ratio in RATIOS]
+    there = {one.ratio for one in (*(part.setting for part in study.parts), *study.absent)}
+    ratios = [ratio for ratio in RATIOS if ratio in there]
+    columns = [(dataset, ratio) for dataset in _datasets(study) for ratio in ratios]
     parts = [study.part(dataset, ratio) for dataset, ratio in columns]
     words = {"strong": "strong", "ensemble": "the teachers' mean", "distilled": DISTILLED}
     rows = []
@@ -420,14 +405,15 @@ def draw(study: Study) -> Any | None:
     """Error against the minutes that one network costs, a panel for each data set.
 
     Args:
-        study: of any settings; ratio 100 is drawn.
+        study: of any settings; the first of `RATIOS` that it has is drawn.
 
     Returns:
         A matplotlib Figure, or None without runs.
     """
-    parts = [part for dataset in _datasets(study) if (part := study.part(dataset)) is not None]
-    if not parts:
+    if not study.parts:
         return None
+    ratio = max(part.setting.ratio for part in study.parts)
+    parts = [part for part in study.parts if part.setting.ratio == ratio]
     with figures.style():
         width = 1.0 + 3.3 * len(parts)
         figure, grid = figures.panels(columns=len(parts), width=width, height=3.4)
@@ -464,8 +450,7 @@ def _draw_part(axes: Any, part: Part) -> None:
         x = [max(line.minutes, 1e-3) for line in lines]
         y = [100 * float(line.errors.mean()) for line in lines]
         axes.plot(x, y, marker, color=color, ms=5, mew=0, ls="", label=label)
-    published = [one for one in PUBLISHED if one.dataset == part.setting.dataset]
-    published.sort(key=lambda one: one.error)
+    published = _published(part)
     for number, one in enumerate(published):
         named = {"label": "published"} if number == 0 else {}
         axes.axhline(one.error, color=figures.GRAY, lw=0.8, ls=":", **named)
@@ -485,7 +470,7 @@ def _draw_part(axes: Any, part: Part) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("minutes of a full GPU, teachers included")
-    axes.set_title(title_of(part.setting.dataset))
+    axes.set_title(_where(part))
 
 
 def write(study: Study, folder: str | Path) -> list[Path]:

@@ -47,6 +47,20 @@ class Table:
         return "\n\n".join(parts)
 
 
+# How data sets are written; others go by their name.
+TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT"}
+
+
+def title_of(dataset: str) -> str:
+    """A data set's name for people.
+
+    Examples:
+        >>> title_of("cifar100-lt")
+        'CIFAR-100-LT'
+    """
+    return TITLES.get(dataset, dataset)
+
+
 def percent(value: float, *, digits: int = 1) -> str:
     """A fraction as a percentage without its sign; a dash where there is none.
 
