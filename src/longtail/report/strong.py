@@ -35,7 +35,7 @@ from longtail.report.tables import (
     write_numbers,
 )
 
-_NAME_HEIGHT = 0.4  # percentage points, of a published row's name in the figure
+_NAME_HEIGHT, _NAME_WIDTH = 0.055, 0.11  # of a published row's name, as shares of its panel
 FILES = ("strong.json", "strong.md", "strong-cost.svg", "strong-cost.png")
 FIGURE_TITLE = "Balanced test error against the GPU minutes of one network"
 _GROUPS = ("many", "medium", "few")
@@ -450,27 +450,34 @@ def _draw_part(axes: Any, part: Part) -> None:
         x = [max(line.minutes, 1e-3) for line in lines]
         y = [100 * float(line.errors.mean()) for line in lines]
         axes.plot(x, y, marker, color=color, ms=5, mew=0, ls="", label=label)
-    published = _published(part)
-    for number, one in enumerate(published):
-        named = {"label": "published"} if number == 0 else {}
-        axes.axhline(one.error, color=figures.GRAY, lw=0.8, ls=":", **named)
-        above = published[number + 1 : number + 2]
-        crowded = bool(above) and above[0].error - one.error < _NAME_HEIGHT
-        axes.annotate(
-            one.name,
-            (1.0, one.error),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="top" if crowded else "bottom",
-            fontsize=6.5,
-            color=figures.GRAY,
-        )
+    _draw_published(axes, _published(part))
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("minutes of a full GPU, teachers included")
     axes.set_title(_where(part))
+
+
+def _draw_published(axes: Any, published: Sequence[Published]) -> None:
+    """A line for each published row; where lines are close, their names stand side by side."""
+    for number, one in enumerate(published):
+        named = {"label": "published"} if number == 0 else {}
+        axes.axhline(one.error, color=figures.GRAY, lw=0.8, ls=":", **named)
+    low, high = axes.get_ylim()
+    column, before = 0, -math.inf
+    for one in published:
+        column = column + 1 if one.error - before < _NAME_HEIGHT * (high - low) else 0
+        before = one.error
+        axes.annotate(
+            one.name,
+            (1.0 - _NAME_WIDTH * column, one.error),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=6.5,
+            color=figures.GRAY,
+        )
 
 
 def write(study: Study, folder: str | Path) -> list[Path]:
