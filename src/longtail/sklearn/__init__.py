@@ -72,16 +72,18 @@ class LogitAdjustedClassifier(AdjustedBase):
             on; "effective" is its mean predicted probability on the rows given to `fit`, what it
             has actually learnt (in-sample: a model that memorises its rows repeats their
             frequencies; freeze it and fit on held-out rows for more); or a ClassPrior,
-            probabilities in the order of `classes_`, or a dict by label. For a frozen estimator
-            "train" counts the labels given to `fit`: pass the ClassPrior of its real training
-            data where the two differ.
+            probabilities in the order of `classes_`, or a dict or Series by label. For a frozen
+            estimator "train" counts the labels given to `fit`: pass the ClassPrior of its real
+            training data where the two differ.
         target: q. "balanced" (all classes alike), "train" (those of `prior`, so that only costs
-            act), a ClassPrior, probabilities in the order of `classes_`, or a dict by label.
-        costs: None; or what an error on each true class costs, shape (classes,) or a dict by
-            label, which joins the adjustment as in `adjust_logits`, argmax g_y + tau log c_y; or
-            a matrix C[true, predicted], for which `predict` takes the least expected cost,
-            argmin_j Σ_y P(y | x) C[y, j] with P from `predict_proba`. The two agree at tau = 1
-            where C[y, j] = c_y off a zero diagonal. Probabilities have no part in costs.
+            act), a ClassPrior, probabilities in the order of `classes_`, or a dict or Series by
+            label.
+        costs: None; or what an error on each true class costs, shape (classes,) or a dict or
+            Series by label, which joins the adjustment as in `adjust_logits`, argmax g_y + tau
+            log c_y; or a matrix C[true, predicted] (or a DataFrame by labels), for which `predict`
+            takes the least expected cost, argmin_j Σ_y P(y | x) C[y, j] with P from
+            `predict_proba`. The two agree at tau = 1 where C[y, j] = c_y off a zero diagonal.
+            Probabilities have no part in costs.
         response_method: "predict_proba", "decision_function", or "auto" for the first of the two
             that the estimator has. Probabilities of exactly zero, as forests give, are read as
             `longtail.sklearn._scores.ScoreReader` says: finite, and below every positive one.
