@@ -25,7 +25,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import longtail
 from longtail import ClassPrior, InputError, adjust_logits
 from longtail.posthoc import AdjustedTwiceWarning
-from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
+from longtail.sklearn import (
+    LogitAdjustedClassifier,
+    LogitAdjustedClassifierCV,
+    UnjudgedClassWarning,
+)
 
 BOTH = [LogitAdjustedClassifier, LogitAdjustedClassifierCV]
 
@@ -40,6 +44,7 @@ BOTH = [LogitAdjustedClassifier, LogitAdjustedClassifierCV]
         LogitAdjustedClassifierCV(RidgeClassifier(tol=1e-12), cv=3),
     ]
 )
+@pytest.mark.filterwarnings("ignore::longtail.sklearn.FixedTauOnMarginsWarning")
 def test_scikit_learn_finds_nothing_wrong(estimator, check):
     check(estimator)
 
@@ -351,12 +356,15 @@ def test_among_equals_the_run_nearest_to_one_is_taken():
 
 def test_classes_with_fewer_examples_than_folds_are_pooled():
     X, y = long_tailed(sizes=(80, 30, 3, 1))
-    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=5).fit(X, y)
+    with pytest.warns(UnjudgedClassWarning, match=r"class\(es\) 3 can't be judged"):
+        model = LogitAdjustedClassifierCV(LogisticRegression(), cv=5).fit(X, y)
     assert model.classes_.tolist() == [0, 1, 2, 3]
     # Whoever holds out the only example of a class can't get it right at any tau.
     assert model.tau_curve_.exact.per_class(model.best_tau_)[3] == 1.0
     assert (model.predict_proba(X) > 0).all()
-    grid = LogitAdjustedClassifierCV(LogisticRegression(), scoring="accuracy", cv=5).fit(X, y)
+    grid = LogitAdjustedClassifierCV(LogisticRegression(), scoring="accuracy", cv=5)
+    with pytest.warns(UnjudgedClassWarning), pytest.warns(UserWarning, match="least populated"):
+        grid.fit(X, y)
     assert 0 <= grid.best_tau_ <= 4
 
 
@@ -557,6 +565,7 @@ def test_frames_and_sparse_matrices_pass_through(kind):
         )
 
 
+@pytest.mark.filterwarnings("ignore::longtail.sklearn.FixedTauOnMarginsWarning")
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_precomputed_kernel_is_cut_on_both_sides(kind):
     X, y = long_tailed()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,73 @@ def vector(values: Any, *, caller: str, name: str) -> NDArray[Any]:
     return array
 
 
+def by_label(values: Any, *, caller: str, name: str) -> dict[Any, Any] | None:
+    """The numbers by label, if they came so: in a mapping or a Series. None: their order says all.
+
+    A Series is known by its looks, so that pandas need not be there. Its index goes with its
+    values wherever they move: `value_counts()` sorts by frequency, so that their order says nothing
+    about the classes.
+    """
+    if isinstance(values, Mapping):
+        return dict(values)
+    if not (hasattr(values, "to_numpy") and hasattr(values, "index")) or values.ndim != 1:
+        return None
+    labels = each_once(values.index, "index", caller=caller, name=name)
+    return dict(zip(labels, values.to_numpy().tolist(), strict=True))
+
+
+def each_once(labels: Iterable[Any], where: str, *, caller: str, name: str) -> list[Any]:
+    """The labels of an `index` or of `columns`, none of which may stand there twice."""
+    seen: set[Any] = set()
+    for label in (labels := list(labels)):
+        if label in seen:
+            raise InputError(
+                f"{caller}: `{name}` must have one value per class, but its {where} "
+                f"{'holds' if where == 'index' else 'hold'} {label!r} twice."
+            )
+        seen.add(label)
+    return labels
+
+
+def per_class(values: Any, *, caller: str, name: str, absent: str = "...") -> NDArray[Any]:
+    """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number.
+
+    `absent` is what a class that does not occur is worth, for the message.
+    """
+    found = by_label(values, caller=caller, name=name)
+    if found is None:
+        return vector(values, caller=caller, name=name)
+    numbered = all(isinstance(key, Integral) and not isinstance(key, bool) for key in found)
+    if not numbered or any(k not in found for k in range(len(found))):
+        raise InputError(f"{caller}: {_misplaced(values, found, numbered, name, absent)}")
+    return vector([found[k] for k in range(len(found))], caller=caller, name=name)
+
+
+def _misplaced(values: Any, found: dict[Any, Any], numbered: bool, name: str, absent: str) -> str:
+    """Why numbers by label can't be put in the order of the classes, and what to pass instead."""
+    held = listing(repr(key.item() if isinstance(key, np.generic) else key) for key in found)
+    if isinstance(values, Mapping):
+        rule, came = "keys", f"they hold {held}"
+        ordered = f"[{name}[label] for label in classes]"
+        filled = f"[{name}.get(k, {absent}) for k in range({{}})]"
+    else:
+        rule, came = "index", f"it holds {held}"
+        ordered = f"{name}.reindex(classes).to_numpy()"
+        filled = f"{name}.reindex(range({{}}), fill_value={absent})"
+    advice = f"pass {ordered}, with `classes` in the order of the logits' columns"
+    if numbered:
+        came += f" and not {next(k for k in range(len(found)) if k not in found)}"
+        filled = filled.format(max(max(found) + 1, len(found)))
+        advice = f"if classes are missing, pass {filled}; if the labels are other numbers, {advice}"
+    return (
+        f"`{name}` is a {type(values).__name__}, so its {rule} must be the class numbers "
+        f"0 .. {len(found) - 1}, in any order, but {came}; {advice}."
+    )
+
+
 def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
     """Whole, non-negative class counts, not all zero (float storage of whole numbers is fine)."""
-    array = vector(values, caller=caller, name=name)
+    array = per_class(values, caller=caller, name=name, absent="0")
     if array.dtype.kind == "b":
         raise InputError(f"{caller}: `{name}` must be numbers of examples, not booleans.")
     _finite_nonnegative(array, caller=caller, name=name)
@@ -107,7 +172,7 @@ def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
 
 def weights(values: Any, *, caller: str, name: str = "weights") -> FloatArray:
     """Non-negative class totals, not all zero, fractional allowed."""
-    array = vector(values, caller=caller, name=name)
+    array = per_class(values, caller=caller, name=name, absent="0")
     _finite_nonnegative(array, caller=caller, name=name)
     return array.astype(np.float64)
 
@@ -129,7 +194,7 @@ def _finite_nonnegative(array: NDArray[Any], *, caller: str, name: str) -> None:
 
 def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray:
     """One probability per class, all positive, summing to 1 within 1e-6."""
-    array = vector(values, caller=caller, name=name).astype(np.float64)
+    array = per_class(values, caller=caller, name=name).astype(np.float64)
     _finite_nonnegative(array, caller=caller, name=name)
     total = float(array.sum())
     if abs(total - 1.0) > 1e-6:

@@ -52,7 +52,7 @@ class Margin:
     def __post_init__(self) -> None:
         caller = "Margin"
         for part in ("alpha", "positive", "negative"):
-            array = _checks.vector(getattr(self, part), caller=caller, name=part)
+            array = _checks.per_class(getattr(self, part), caller=caller, name=part)
             _checks.all_finite(array, caller=caller, name=part)
             object.__setattr__(self, part, np.array(array, dtype=np.float64))
         _checks.positive(self.scale, caller, name="scale")

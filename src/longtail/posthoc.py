@@ -57,7 +57,8 @@ def adjust_logits(
         tau: τ; 1 is right for calibrated logits, `tune_tau` chooses it on held-out data.
         target_prior: q, of the data that the model will meet; None means all classes alike,
             which is the balanced error.
-        costs: c, shape (num_classes,), positive: what an error on each class costs.
+        costs: c, shape (num_classes,), positive: what an error on each class costs; or a dict or
+            Series by class number 0 .. K − 1.
         trained_with: the Margin of the loss that the model was trained with, if any. Where that
             loss leaves nothing to correct, such as the logit-adjusted loss with tau = 1, an
             AdjustedTwiceWarning says so.
@@ -199,7 +200,7 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int, caller: str) ->
                 f"({num_classes},); bias_mode='scale' does without."
             )
         return None
-    array = _checks.vector(bias, caller=caller, name="bias").astype(np.float64)
+    array = _checks.per_class(bias, caller=caller, name="bias").astype(np.float64)
     _checks.all_finite(array, caller=caller, name="bias")
     _width(array, num_classes, caller, "bias")
     return array
@@ -249,7 +250,7 @@ def _log_ratio_of_priors(
 
 
 def _positive_per_class(values: Any, num_classes: int, caller: str, name: str) -> FloatArray:
-    array = _checks.vector(values, caller=caller, name=name).astype(np.float64)
+    array = _checks.per_class(values, caller=caller, name=name).astype(np.float64)
     _width(array, num_classes, caller, name)
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):

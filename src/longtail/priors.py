@@ -76,7 +76,9 @@ class ClassPrior:
         """Prior of the given numbers of examples: π_y = (n_y + s) / Σ (n + s).
 
         Args:
-            counts: shape (num_classes,), whole numbers.
+            counts: shape (num_classes,), whole numbers, in the order of the logits' columns; or a
+                dict, Counter or pandas Series (`value_counts()`) by class number 0 .. K − 1, in
+                any order. One by name is refused: `counts.reindex(classes).to_numpy()` orders it.
             smoothing: s ≥ 0, added to every count; needed if a class has no examples.
 
         Returns:
@@ -85,6 +87,9 @@ class ClassPrior:
         Examples:
             >>> ClassPrior.from_counts([9, 0], smoothing=1.0).probs
             array([0.90909091, 0.09090909])
+            >>> from collections import Counter
+            >>> ClassPrior.from_counts(Counter([1, 1, 1, 0])).probs
+            array([0.25, 0.75])
         """
         caller = "ClassPrior.from_counts"
         return cls._from_totals(
@@ -96,7 +101,7 @@ class ClassPrior:
         """Prior of fractional class totals, such as summed sample weights.
 
         Args:
-            weights: shape (num_classes,), non-negative.
+            weights: shape (num_classes,), non-negative, or by class number as in `from_counts`.
             smoothing: as in `from_counts`.
 
         Returns:
@@ -114,6 +119,12 @@ class ClassPrior:
     @classmethod
     def from_probs(cls, probs: Any) -> ClassPrior:
         """Prior given as probabilities, one per class, all positive, summing to 1.
+
+        Args:
+            probs: shape (num_classes,), or by class number as in `from_counts`.
+
+        Returns:
+            The ClassPrior; its `counts` are None.
 
         Examples:
             >>> ClassPrior.from_probs([0.8, 0.2]).imbalance_ratio

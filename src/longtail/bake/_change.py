@@ -116,7 +116,7 @@ class WeightNormalization:
         settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
         if norms is not None:
             if not isinstance(norms, ClassPrior):
-                norms = _checks.vector(norms, caller=caller, name="norms").astype(np.float64)
+                norms = _checks.per_class(norms, caller=caller, name="norms").astype(np.float64)
             logs = log_norms(norms, num_classes=_length(norms), caller=caller)
             settings["norms"] = np.exp(logs).tolist()
         return cls(norms, tau, bias_mode, caller, settings)

@@ -332,7 +332,7 @@ def _logits_tensors(
     for name, values in (("norms", norms), ("bias", bias)):
         if values is None:
             continue
-        array = _checks.vector(values, caller=caller, name=name)
+        array = _checks.per_class(values, caller=caller, name=name)
         _checks.all_finite(array, caller=caller, name=name)
         if len(array) != classes:
             raise InputError(

@@ -3,7 +3,7 @@
 `LogitAdjustedClassifier` and `LogitAdjustedClassifierCV` are to every number of classes what
 scikit-learn's `FixedThresholdClassifier` and `TunedThresholdClassifierCV` are to two. What they
 share is in `_base`, reading scores in `_scores`, choosing tau in
-`_tuning`, the plot in `_display`.
+`_tuning`, what they warn of in `_warnings`, the plot in `_display`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,26 @@ from longtail.sklearn._base import (
     learnt_prior,
     mean_ready,
     prior_of_predictions,
+    refuse_uniform,
 )
 from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
 from longtail.sklearn._leakage import evidence
 from longtail.sklearn._scores import ScoreReader, choose_method, probe_rows
 from longtail.sklearn._tuning import TauScores as TauScores
+from longtail.sklearn._warnings import FixedTauOnMarginsWarning as FixedTauOnMarginsWarning
+from longtail.sklearn._warnings import TunedOnTrainingDataWarning as TunedOnTrainingDataWarning
+from longtail.sklearn._warnings import UnjudgedClassWarning as UnjudgedClassWarning
+from longtail.sklearn._warnings import warn_of_leakage, warn_of_margins, warn_of_unjudged
 
 __all__ = [
+    "FixedTauOnMarginsWarning",
     "LogitAdjustedClassifier",
     "LogitAdjustedClassifierCV",
     "TauCurveDisplay",
     "TauScores",
     "TunedOnTrainingDataWarning",
+    "UnjudgedClassWarning",
 ]
-
-
-class TunedOnTrainingDataWarning(UserWarning):
-    """A prefit estimator is being tuned on rows that it was fitted on, which flatters it."""
 
 
 class LogitAdjustedClassifier(AdjustedBase):
@@ -67,21 +70,26 @@ class LogitAdjustedClassifier(AdjustedBase):
         estimator: any classifier with `predict_proba` or `decision_function`, of any number of
             classes; it is cloned and fitted. Wrap a fitted one in scikit-learn's FrozenEstimator
             to keep it as it is.
-        tau: strength of the adjustment; 0 changes nothing, 1 is the theory's value.
+        tau: strength of the adjustment; 0 changes nothing, 1 is the theory's value for
+            log-probabilities. Margins of an estimator without `predict_proba` (LinearSVC,
+            RidgeClassifier) have another scale: at tau = 1 a FixedTauOnMarginsWarning says so.
         prior: π. "train" counts the labels (or sums the weights) that the estimator is fitted
             on; "effective" is its mean predicted probability on the rows given to `fit`, what it
             has actually learnt (in-sample: a model that memorises its rows repeats their
             frequencies; freeze it and fit on held-out rows for more); or a ClassPrior,
-            probabilities in the order of `classes_`, or a dict by label. For a frozen estimator
-            "train" counts the labels given to `fit`: pass the ClassPrior of its real training
-            data where the two differ.
+            probabilities in the order of `classes_`, or a dict or Series by label. For a frozen
+            estimator "train" counts the labels given to `fit`: pass the ClassPrior of its real
+            training data where the two differ (balanced labels, which would change nothing, are
+            refused).
         target: q. "balanced" (all classes alike), "train" (those of `prior`, so that only costs
-            act), a ClassPrior, probabilities in the order of `classes_`, or a dict by label.
-        costs: None; or what an error on each true class costs, shape (classes,) or a dict by
-            label, which joins the adjustment as in `adjust_logits`, argmax g_y + tau log c_y; or
-            a matrix C[true, predicted], for which `predict` takes the least expected cost,
-            argmin_j Σ_y P(y | x) C[y, j] with P from `predict_proba`. The two agree at tau = 1
-            where C[y, j] = c_y off a zero diagonal. Probabilities have no part in costs.
+            act), a ClassPrior, probabilities in the order of `classes_`, or a dict or Series by
+            label.
+        costs: None; or what an error on each true class costs, shape (classes,) or a dict or
+            Series by label, which joins the adjustment as in `adjust_logits`, argmax g_y + tau
+            log c_y; or a matrix C[true, predicted] (or a DataFrame by labels), for which `predict`
+            takes the least expected cost, argmin_j Σ_y P(y | x) C[y, j] with P from
+            `predict_proba`. The two agree at tau = 1 where C[y, j] = c_y off a zero diagonal.
+            Probabilities have no part in costs.
         response_method: "predict_proba", "decision_function", or "auto" for the first of the two
             that the estimator has. Probabilities of exactly zero, as forests give, are read as
             `longtail.sklearn._scores.ScoreReader` says: finite, and below every positive one.
@@ -158,12 +166,18 @@ class LogitAdjustedClassifier(AdjustedBase):
             prior = prior_of_predictions(probs, weight, classes, caller=caller)
         else:
             prior = learnt_prior(self.prior, rows.y, weight, classes, caller=caller)
+            if self._is_prefit() and isinstance(self.prior, str) and tau and self._balanced():
+                refuse_uniform(prior, caller=caller)
             probe = rows.take(probe_rows(len(rows.y), weight))
             reader, _ = ScoreReader.learn(
                 estimator, probe.X, method, num_classes=len(classes), caller=caller
             )
         costs = targets.check_costs(self.costs, classes, caller=caller)
         self._set_rule(estimator, classes, prior, reader, tau=tau, target=self.target, costs=costs)
+        margins_only = method == "decision_function" and not hasattr(estimator, "predict_proba")
+        acts = costs is not None or np.ptp(self.adjustment_) > 0
+        if margins_only and acts and tau == 1:  # another tau is somebody's choice for these margins
+            warn_of_margins(estimator, caller=caller)
         return self
 
     def get_metadata_routing(self) -> Any:
@@ -193,7 +207,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             "target", which judges by `target` and `costs`: Σ_y w_y recall_y with w_y ∝ q_y c_y,
             exact, or minus the mean cost under a cost matrix; or any other scikit-learn scorer's
             name or callable `scorer(estimator, X, y)`, averaged over the splits.
-        cv: None (5 stratified folds), a number of folds, a fraction in (0, 1) for one shuffled
+        cv: None (5 stratified folds), a number of folds (a class may have fewer examples than
+            that, but two: UnjudgedClassWarning tells of one), a fraction in (0, 1) for one shuffled
             split, a splitter, or (train, test) index pairs; or "prefit", which tunes a fitted
             estimator on the rows given to `fit`. These must not be rows that it was trained
             on; where the estimator shows that they are, TunedOnTrainingDataWarning is given.
@@ -287,7 +302,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         prefit = self._is_prefit()
         classes = self._check_prefit(rows, every) if prefit else np.unique(rows.y[every])
         task, prior = self._task(rows, every, classes)
-        splits = self._splits(rows, every)
+        splits = self._splits(rows, every, pooled=task.scorer is None)
         verdicts = Parallel(n_jobs=self.n_jobs)(
             delayed(tuning.run_fold)(
                 self.estimator if prefit else clone(self.estimator),
@@ -321,6 +336,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             target=task.aim,
             costs=task.costs,
         )
+        warn_of_unjudged(tuning.unjudged(verdicts, task), caller=task.caller)
         return self
 
     def _task(
@@ -330,7 +346,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         caller = type(self).__name__
         costs = targets.check_costs(self.costs, classes, caller=caller)
         by_labels = not (isinstance(self.prior, str) and self.prior == "effective")
-        balanced = isinstance(self.target, str) and self.target == "balanced" and costs is None
+        balanced = self._balanced()
         prior, aim = None, None
         if by_labels:
             weight = rows.weight if self._is_prefit() else rows.fit_weight
@@ -339,12 +355,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         if prior is not None or not (isinstance(self.target, str) and self.target == "train"):
             basis = prior or ClassPrior.uniform(len(classes))
             aim = targets.target_prior(self.target, basis, classes, caller=caller)
-        if self._is_prefit() and balanced and prior is not None and np.ptp(prior.probs) == 0:
-            raise InputError(
-                f"{caller}: the prior is uniform, so no tau changes any prediction; if the rows "
-                f"given to `fit` were balanced and the estimator's training data were not, pass "
-                f"prior=ClassPrior.from_counts(...) of the latter."
-            )
+        if self._is_prefit() and balanced and prior is not None:
+            refuse_uniform(prior, caller=caller)
         scorer = tuning.scorer_of(self.scoring, caller=caller)
         weighted = "sample_weight" in rows.score_params
         tuning.check_scoring(
@@ -363,7 +375,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         return task, prior
 
     def _splits(
-        self, rows: Rows, every: NDArray[np.intp]
+        self, rows: Rows, every: NDArray[np.intp], *, pooled: bool
     ) -> list[tuple[NDArray[np.intp] | None, NDArray[np.intp]]]:
         """(train, held-out) rows of each split, less those of no weight; None: fitted already."""
         if self._is_prefit():
@@ -375,8 +387,10 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             cv = StratifiedShuffleSplit(1, test_size=fraction, random_state=self.random_state)
         cv = check_cv(cv, y=rows.y, classifier=True)
         with warnings.catch_warnings():
-            # A class with fewer examples than folds is what this is for: folds are pooled.
-            warnings.filterwarnings("ignore", message="The least populated class in y")
+            # A class with fewer examples than folds is what pooling folds is for; a scorer's
+            # mean over folds that lack a class is another matter.
+            if pooled:
+                warnings.filterwarnings("ignore", message="The least populated class in y")
             splits: list[Any] = [
                 (rows.weighty(np.asarray(train)), rows.weighty(np.asarray(held_out)))
                 for train, held_out in cv.split(rows.X, rows.y, **rows.split_params)
@@ -414,13 +428,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         codes = targets.encode(tuned_on.y, classes, caller=caller)
         found = evidence(self.estimator, tuned_on.X, codes)
         if found is not None:
-            warnings.warn(
-                f"{caller}: the estimator was fitted on the rows that tau is being tuned on "
-                f"({found}); its scores there are better than on new data, and so the tau is "
-                f"wrong: pass held-out rows, or an unfitted estimator.",
-                TunedOnTrainingDataWarning,
-                stacklevel=3,
-            )
+            warn_of_leakage(found, caller=caller)
         return classes
 
     def _prior_of_split(

@@ -254,6 +254,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def _is_prefit(self) -> bool:
         return isinstance(self.estimator, FrozenEstimator)
 
+    def _balanced(self) -> bool:
+        """Whether all classes are to count alike, which a uniform prior has achieved already."""
+        return isinstance(self.target, str) and self.target == "balanced" and self.costs is None
+
     def _check_estimator(self, caller: str) -> None:
         estimator = self.estimator
         if isinstance(estimator, type) or not hasattr(estimator, "fit"):
@@ -308,6 +312,16 @@ def learnt_prior(
             f"no example there; pass prior=ClassPrior.from_counts(...) of its training data."
         )
     return targets.prior_of(codes, weight, len(classes))
+
+
+def refuse_uniform(prior: ClassPrior, *, caller: str) -> None:
+    """For a fitted estimator and the balanced target: adjusting by this prior does nothing."""
+    if np.ptp(prior.probs) == 0:
+        raise InputError(
+            f"{caller}: the prior is uniform, so no tau changes any prediction; if the rows "
+            f"given to `fit` were balanced and the estimator's training data were not, pass "
+            f"prior=ClassPrior.from_counts(...) of the latter."
+        )
 
 
 def mean_ready(reader: ScoreReader, answer: FloatArray, *, caller: str) -> FloatArray:

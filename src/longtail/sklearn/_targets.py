@@ -1,11 +1,11 @@
 """What a user said about labels, weights, priors, targets and costs in, checked arrays out.
 
-Vectors are in the order of the fitted `classes_`, or dictionaries by label.
+Vectors are in the order of the fitted `classes_`, or dictionaries or Series by label.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,18 +68,14 @@ def prior_of(codes: IntArray, weight: FloatArray | None, num_classes: int) -> Cl
 
 
 def by_class(values: Any, classes: NDArray[Any], *, caller: str, name: str) -> NDArray[Any]:
-    """One number per class, from an array in the order of `classes` or a dict by label."""
-    if isinstance(values, Mapping):
-        labels = classes.tolist()
-        lacking = [label for label in labels if label not in values]
-        extra = [label for label in values if label not in labels]
-        if lacking or extra:
-            raise InputError(
-                f"{caller}: `{name}` must give a value to each class and to nothing else; "
-                f"lacking: {_checks.listing(map(repr, lacking)) or 'none'}; "
-                f"unknown: {_checks.listing(map(repr, extra)) or 'none'}."
-            )
-        values = [values[label] for label in labels]
+    """One number per class, from an array in the order of `classes`, or a dict or Series by label.
+
+    A Series is the dict that it stands for.
+    """
+    found = _checks.by_label(values, caller=caller, name=name)
+    if found is not None:
+        _same_labels(found, classes, caller=caller, name=name, pandas=hasattr(values, "to_numpy"))
+        values = [found[label] for label in classes.tolist()]
     array = _checks.vector(values, caller=caller, name=name)
     if len(array) != len(classes):
         raise InputError(
@@ -87,6 +83,28 @@ def by_class(values: Any, classes: NDArray[Any], *, caller: str, name: str) -> N
             f"there are {len(classes)} classes: {_checks.listing(map(repr, classes.tolist()))}."
         )
     return array
+
+
+def _same_labels(
+    given: Collection[Any], classes: NDArray[Any], *, caller: str, name: str, pandas: bool
+) -> None:
+    """Refuse labels that are not those of `classes`, each of them."""
+    labels = classes.tolist()
+    known = set(labels)
+    lacking = [label for label in labels if label not in given]
+    extra = [label for label in given if label not in known]
+    if lacking or extra:
+        way_out = ""
+        if pandas:
+            way_out = (
+                f" It is read by its labels and not by position; pass {name}.to_numpy() if it is "
+                f"in the order of the sorted classes."
+            )
+        raise InputError(
+            f"{caller}: `{name}` must give a value to each class and to nothing else; "
+            f"lacking: {_checks.listing(map(repr, lacking)) or 'none'}; "
+            f"unknown: {_checks.listing(map(repr, extra)) or 'none'}.{way_out}"
+        )
 
 
 def given_prior(value: Any, classes: NDArray[Any], *, caller: str, name: str) -> ClassPrior:
@@ -114,6 +132,8 @@ def check_costs(value: Any, classes: NDArray[Any], *, caller: str) -> FloatArray
         return None
     if not isinstance(value, Mapping) and np.ndim(value) == 2:
         matrix = _checks.matrix(value, caller=caller, name="costs").astype(np.float64)
+        if hasattr(value, "index") and hasattr(value, "columns"):
+            matrix = _table(matrix, value.index, value.columns, classes, caller=caller)
         if matrix.shape != (len(classes), len(classes)):
             raise InputError(
                 f"{caller}: a cost matrix must have one row per true class and one column per "
@@ -129,3 +149,21 @@ def check_costs(value: Any, classes: NDArray[Any], *, caller: str) -> FloatArray
             f"{classes.tolist()[where]!r} has {vector[where]:g}."
         )
     return vector
+
+
+def _table(
+    matrix: FloatArray,
+    index: Iterable[Any],
+    columns: Iterable[Any],
+    classes: NDArray[Any],
+    *,
+    caller: str,
+) -> FloatArray:
+    """A DataFrame's costs, rows (true) and columns (predicted) in the order of `classes`."""
+    places = []
+    for where, labels in (("index", index), ("columns", columns)):
+        given = _checks.each_once(labels, where, caller=caller, name="costs")
+        place = {label: k for k, label in enumerate(given)}
+        _same_labels(place, classes, caller=caller, name="costs", pandas=True)
+        places.append([place[label] for label in classes.tolist()])
+    return matrix[np.ix_(*places)]

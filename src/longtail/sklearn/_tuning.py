@@ -134,6 +134,7 @@ class Verdict:
         reader: how the fold's classifier is read.
         constant: whether it gave every held-out row the same scores; None for a single row.
         held: total weight of each class among the held-out rows.
+        judged: the same where the classifier knows the class, so that it can be right; else zero.
         outcome: intervals (exact), a score per tau (scorer), or summed costs per tau and class.
         fold: the fold, where it is still to be judged.
         estimator: the fitted classifier, where it is to be kept.
@@ -142,6 +143,7 @@ class Verdict:
     reader: ScoreReader
     constant: bool | None
     held: FloatArray
+    judged: FloatArray
     outcome: TauIntervals | FloatArray | None
     fold: Fold | None
     estimator: Any
@@ -182,10 +184,12 @@ def run_fold(
     """Fit on `train` (None: fitted already), ask about `val`, and judge."""
     fold = _answer(estimator, rows, train, val, task)
     codes = targets.encode(fold.held_out.y, task.classes, caller=task.caller)
+    held = targets.totals(codes, fold.held_out.weight, len(task.classes))
     return Verdict(
         reader=fold.reader,
         constant=None if len(fold.answer) < 2 else not np.ptp(fold.answer, axis=0).any(),
-        held=targets.totals(codes, fold.held_out.weight, len(task.classes)),
+        held=held,
+        judged=np.where(np.isin(np.arange(len(held)), fold.known), held, 0.0),
         outcome=None if fold.prior is None else judge(fold, task, fold.prior),
         fold=fold if fold.prior is None else None,
         estimator=estimator if keep else None,
@@ -335,6 +339,13 @@ def combine(verdicts: Sequence[Verdict], task: Task) -> tuple[TauScores, FloatAr
     assert task.aim is not None
     per_class = np.sum([np.asarray(outcome) for outcome in outcomes], axis=0) / held
     return TauScores(task.taus, -(per_class @ task.aim.probs)), None
+
+
+def unjudged(verdicts: Sequence[Verdict], task: Task) -> NDArray[Any]:
+    """Classes that were held out, but only ever by folds that did not know them."""
+    held = np.sum([verdict.held for verdict in verdicts], axis=0)
+    judged = np.sum([verdict.judged for verdict in verdicts], axis=0)
+    return np.asarray(task.classes[(held > 0) & (judged == 0)])
 
 
 def _refuse_undefined(table: FloatArray, task: Task) -> None:

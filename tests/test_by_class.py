@@ -1,0 +1,252 @@
+"""One number per class from a Series or a dict: each goes to its class, wherever it stands."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+
+from longtail import (
+    ClassPrior,
+    InputError,
+    adjust_logits,
+    bake_weight_normalization,
+    margins,
+    normalize_weights,
+    tune_tau,
+)
+from longtail.posthoc import adjustment
+from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
+from run_factory import make_writer
+
+pd = pytest.importorskip("pandas")
+
+LABELS = np.repeat([0, 1, 2], [10, 60, 30])  # by frequency, the order is 1, 2, 0
+
+
+def series(values, index):
+    return pd.Series(values, index=index)
+
+
+def linear():
+    rng = np.random.default_rng(0)
+    return LogisticRegression().fit(rng.normal(size=(100, 4)), LABELS)
+
+
+# ------------------------------------------------------------------ classes that are numbers
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pd.Series(LABELS).value_counts(),
+        pd.Series(LABELS, dtype="Int64").value_counts(),
+        pd.Series(LABELS).astype("category").value_counts(),
+        Counter(np.roll(LABELS, 50).tolist()),
+        Counter(np.roll(LABELS, 50)),
+        {2: 30, 0: 10, 1: 60.0},
+        pd.Series([10, 60, 30]),
+    ],
+    ids=["Series", "Int64", "category", "Counter", "Counter of NumPy", "dict", "in order"],
+)
+def test_counts_by_class_number_find_their_class(counts):
+    prior = ClassPrior.from_counts(counts)
+    assert prior == ClassPrior.from_labels(LABELS)
+    assert prior.counts.tolist() == [10, 60, 30]
+
+
+def test_weights_and_probabilities_by_class_number_find_their_class():
+    shares = pd.Series(LABELS).value_counts(normalize=True)
+    assert list(shares.index) == [1, 2, 0]
+    np.testing.assert_allclose(ClassPrior.from_probs(shares).probs, [0.1, 0.6, 0.3])
+    np.testing.assert_allclose(ClassPrior.from_probs(shares.to_dict()).probs, [0.1, 0.6, 0.3])
+    weights = ClassPrior.from_weights(series([1.5, 0.5], [1, 0]))
+    assert weights.counts.tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("kind", [dict, pd.Series])
+def test_everything_given_per_class_goes_by_class(kind):
+    rng = np.random.default_rng(0)
+    prior = ClassPrior.from_labels(LABELS)
+    logits, target = rng.normal(size=(100, 3)), LABELS
+    given, plain = kind({2: 3.0, 0: 1.0, 1: 2.0}), [1.0, 2.0, 3.0]
+
+    def same(one, other):
+        np.testing.assert_array_equal(one, other)
+
+    same(adjust_logits(logits, prior, costs=given), adjust_logits(logits, prior, costs=plain))
+    same(adjustment(prior, costs=given), adjustment(prior, costs=plain))
+    for mode in ("scale", "keep"):
+        same(
+            normalize_weights(logits, norms=given, bias=given, bias_mode=mode),
+            normalize_weights(logits, norms=plain, bias=plain, bias_mode=mode),
+        )
+    same(
+        tune_tau(logits, target, prior, costs=given).tau,
+        tune_tau(logits, target, prior, costs=plain).tau,
+    )
+    same(margins.consistent(prior, delta=given).alpha, margins.consistent(prior, delta=plain).alpha)
+    same(
+        bake_weight_normalization(linear(), norms=given).coef_,
+        bake_weight_normalization(linear(), norms=plain).coef_,
+    )
+    same(margins.Margin(given, given, given).matrix(), margins.Margin(plain, plain, plain).matrix())
+
+
+def test_a_runs_head_goes_by_class(root):
+    writer = make_writer(root)
+    by_class = pd.Series({2: 3.0, 0: 1.0, 1: 2.0})
+    writer.write_logits("test", np.eye(3), [0, 1, 2], norms=by_class, bias=-by_class)
+    head = writer.finish(seconds=1.0, parameters=1).head
+    assert head.norms.tolist() == [1.0, 2.0, 3.0]
+    assert head.bias.tolist() == [-1.0, -2.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ClassPrior.from_counts(pd.Series(["a", "b", "b"]).value_counts()),
+            r"from_counts: `counts` is a Series.*its index.*numbers 0 \.\. 1, in any order, but "
+            r"it holds 'b', 'a'; .*counts\.reindex\(classes\)\.to_numpy\(\).* order of the "
+            r"logits' columns",
+        ),
+        (
+            lambda: ClassPrior.from_counts(Counter("abb")),
+            r"is a Counter.*its keys.*but they hold 'a', 'b'; "
+            r".*\[counts\[label\] for label in classes\]",
+        ),
+        (
+            lambda: ClassPrior.from_counts(series([5, 3, 2], [0, 3, 1])),
+            r"holds 0, 3, 1 and not 2; .*counts\.reindex\(range\(4\), fill_value=0\)",
+        ),
+        (
+            lambda: ClassPrior.from_weights({0: 5.0, 2: 3.0}),
+            r"hold 0, 2 and not 1; .*\[weights\.get\(k, 0\) for k in range\(3\)\]",
+        ),
+        (
+            lambda: ClassPrior.from_counts(Counter(np.array([0, 2, 2]))),
+            "they hold 0, 2 and not 1;",
+        ),
+        (
+            # Labels from 1 up: no class lacks examples, they are named otherwise.
+            lambda: ClassPrior.from_counts(series([5, 3], [1, 2])),
+            r"holds 1, 2 and not 0; .*counts\.reindex\(classes\)\.to_numpy\(\)",
+        ),
+        (
+            lambda: ClassPrior.from_probs(series([0.5, 0.5], [0, 2])),
+            r"`probs`.*holds 0, 2 and not 1; .*probs\.reindex\(range\(3\), fill_value=\.\.\.\)",
+        ),
+        (lambda: ClassPrior.from_counts(series([5, 3], [0, 0])), "its index holds 0 twice"),
+        (lambda: ClassPrior.from_counts(series([5, 3], [False, True])), "holds False, True;"),
+        (lambda: ClassPrior.from_counts(series([5, 3], [0.0, 1.0])), r"holds 0\.0, 1\.0;"),
+        (lambda: ClassPrior.from_counts(series([5, 3], [-1, 0])), "holds -1, 0 and not 1"),
+        (lambda: ClassPrior.from_counts({}), "`counts` is empty"),
+        (lambda: ClassPrior.from_counts({0: "a", 1: "b"}), "must hold numbers"),
+        (lambda: ClassPrior.from_counts({0: 5, 1: -1}), "class 1 has -1"),
+        (lambda: ClassPrior.from_counts(pd.DataFrame({"n": [5, 3]})), r"shape is \(2, 1\)"),
+        (
+            lambda: adjust_logits(
+                np.zeros((1, 2)), ClassPrior.uniform(2), costs={"a": 1.0, "b": 2.0}
+            ),
+            r"adjust_logits: `costs` is a dict.*but they hold 'a', 'b'",
+        ),
+    ],
+)
+def test_numbers_that_cannot_be_placed_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_hundred_strange_labels_make_a_short_message():
+    counts = pd.Series(range(1, 101), index=[10**12 + k for k in range(100)])
+    with pytest.raises(InputError) as caught:
+        ClassPrior.from_counts(counts)
+    assert len(str(caught.value)) < 700
+
+
+# ------------------------------------------------------------------ classes that have names
+
+
+def named(sizes=(20, 120, 40)):
+    rng = np.random.default_rng(0)
+    centers = 1.5 * rng.normal(size=(3, 4))
+    y = rng.permutation(np.repeat(np.arange(3), sizes))
+    return centers[y] + 1.5 * rng.normal(size=(len(y), 4)), np.array(["ant", "bee", "cat"])[y]
+
+
+BY_NAME = {
+    "prior": {"bee": 0.6, "cat": 0.3, "ant": 0.1},
+    "target": {"bee": 0.2, "cat": 0.3, "ant": 0.5},
+    "costs": {"bee": 2.0, "cat": 1.0, "ant": 7.0},
+}
+
+
+@pytest.mark.parametrize("kind", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_series_is_the_dict_that_it_stands_for(kind, name):
+    X, y = named()
+    given = BY_NAME[name]
+    settings = {"scoring": "target", "cv": 3} if kind is LogitAdjustedClassifierCV else {}
+    by_dict = kind(LogisticRegression(), **{name: given}, **settings).fit(X, y)
+    by_series = kind(LogisticRegression(), **{name: pd.Series(given)}, **settings).fit(X, y)
+    in_order = [given[label] for label in by_dict.classes_]
+    by_place = kind(LogisticRegression(), **{name: in_order}, **settings).fit(X, y)
+    for model in (by_dict, by_place):
+        np.testing.assert_array_equal(by_series.decision_function(X), model.decision_function(X))
+
+
+def test_the_frequencies_of_a_column_are_the_prior():
+    X, y = named()
+    frequencies = pd.Series(y).value_counts(normalize=True)
+    assert list(frequencies.index) == ["bee", "cat", "ant"]
+    counted = LogitAdjustedClassifier(LogisticRegression()).fit(X, y)
+    given = LogitAdjustedClassifier(LogisticRegression(), prior=frequencies).fit(X, y)
+    np.testing.assert_allclose(given.prior_.probs, counted.prior_.probs)
+    np.testing.assert_allclose(given.adjustment_, counted.adjustment_)
+
+
+def test_a_cost_table_goes_by_its_labels():
+    X, y = named()
+    costs = np.array([[0.0, 1.0, 4.0], [2.0, 0.0, 1.0], [9.0, 3.0, 0.0]])
+    table = pd.DataFrame(costs, index=["ant", "bee", "cat"], columns=["ant", "bee", "cat"])
+    shuffled = table.loc[["cat", "ant", "bee"], ["bee", "cat", "ant"]]
+    plain = LogitAdjustedClassifier(LogisticRegression(), costs=costs).fit(X, y)
+    model = LogitAdjustedClassifier(LogisticRegression(), costs=shuffled).fit(X, y)
+    np.testing.assert_array_equal(model.decision_function(X), plain.decision_function(X))
+
+
+@pytest.mark.parametrize("kind", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prior": pd.Series([0.2, 0.3, 0.5])}, r"lacking: 'ant', 'bee', 'cat'; unknown: 0, 1, 2"),
+        ({"target": pd.Series([0.2, 0.3, 0.5])}, r"read by its labels.*target\.to_numpy\(\)"),
+        ({"prior": pd.Series({"ant": 0.5, "bee": 0.5})}, "lacking: 'cat'; unknown: none"),
+        ({"costs": series([1.0, 2.0, 3.0], ["ant", "bee", "bee"])}, "its index holds 'bee' twice"),
+        ({"costs": pd.DataFrame(np.eye(3))}, r"`costs`.*lacking: 'ant'.*costs\.to_numpy\(\)"),
+        (
+            {"costs": pd.DataFrame(np.eye(3), index=["ant", "bee", "cat"], columns=list("aab"))},
+            "its columns hold 'a' twice",
+        ),
+    ],
+    ids=["no names", "no names in target", "one lacking", "one twice", "table", "table twice"],
+)
+def test_a_series_of_other_classes_is_refused(kind, settings, message):
+    X, y = named()
+    if kind is LogitAdjustedClassifierCV:
+        settings = {**settings, "scoring": "target"}
+    with pytest.raises(InputError, match=message):
+        kind(LogisticRegression(), **settings).fit(X, y)
+
+
+def test_a_frozen_estimator_takes_a_column_of_frequencies():
+    X, y = named()
+    fitted = LogisticRegression().fit(X, y)
+    frequencies = pd.Series(y).value_counts(normalize=True)
+    some = np.concatenate([np.flatnonzero(y == label)[:10] for label in np.unique(y)])
+    model = LogitAdjustedClassifier(FrozenEstimator(fitted), prior=frequencies)
+    model.fit(X[some], y[some])
+    whole = LogitAdjustedClassifier(LogisticRegression()).fit(X, y)
+    np.testing.assert_allclose(model.predict_proba(X), whole.predict_proba(X))

@@ -1,0 +1,196 @@
+"""What the estimators say, or refuse, where they would do harm or nothing in silence."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneOut
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC, LinearSVC
+
+from longtail import ClassPrior, InputError
+from longtail.sklearn import (
+    FixedTauOnMarginsWarning,
+    LogitAdjustedClassifier,
+    LogitAdjustedClassifierCV,
+    UnjudgedClassWarning,
+)
+
+
+def long_tailed(seed=0, sizes=(120, 40, 12)):
+    """Overlapping Gaussian classes of these sizes, shuffled."""
+    rng = np.random.default_rng(seed)
+    centers = 1.5 * np.random.default_rng(0).normal(size=(len(sizes), 4))
+    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return centers[y] + 1.5 * rng.normal(size=(len(y), 4)), y
+
+
+@pytest.fixture
+def silent():
+    """Any warning is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+# ------------------------------------------------------------------ tau = 1 on margins
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        RidgeClassifier(),
+        LinearSVC(),
+        SVC(),
+        SGDClassifier(random_state=0),
+        make_pipeline(StandardScaler(), LinearSVC()),
+        GridSearchCV(RidgeClassifier(), {"alpha": [0.1, 1.0]}, cv=2),
+        FrozenEstimator(RidgeClassifier().fit(*long_tailed(1))),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_tau_one_on_margins_says_so(estimator):
+    X, y = long_tailed()
+    message = r"LogitAdjustedClassifier: .*margins.*LogitAdjustedClassifierCV.*CalibratedClassifier"
+    with pytest.warns(FixedTauOnMarginsWarning, match=message) as caught:
+        LogitAdjustedClassifier(estimator).fit(X, y)
+    assert [one.filename for one in caught] == [__file__]
+    with pytest.warns(FixedTauOnMarginsWarning):
+        LogitAdjustedClassifier(estimator, response_method="decision_function").fit(X, y)
+
+
+def test_the_warning_names_the_classifier_and_is_right():
+    X, y = long_tailed(sizes=(1500, 400, 100, 20, 5))
+    X_test, y_test = long_tailed(1, sizes=(100,) * 5)
+
+    def accuracy(model):
+        return balanced_accuracy_score(y_test, model.fit(X, y).predict(X_test))
+
+    with pytest.warns(FixedTauOnMarginsWarning, match="RidgeClassifier"):
+        fixed = accuracy(LogitAdjustedClassifier(make_pipeline(RidgeClassifier())))
+    assert fixed == pytest.approx(0.2, abs=0.02)  # all of them the rarest class
+    plain = accuracy(RidgeClassifier())
+    assert accuracy(LogitAdjustedClassifierCV(RidgeClassifier())) > plain + 0.05
+    calibrated = CalibratedClassifierCV(RidgeClassifier(), cv=3)
+    assert accuracy(LogitAdjustedClassifier(calibrated)) > plain + 0.05
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogitAdjustedClassifierCV(RidgeClassifier()),
+        LogitAdjustedClassifier(CalibratedClassifierCV(LinearSVC(), cv=2)),
+        # Log-odds, since it has probabilities; and margins whose tau somebody has chosen.
+        LogitAdjustedClassifier(LogisticRegression(), response_method="decision_function"),
+        LogitAdjustedClassifier(RidgeClassifier(), tau=0.2),
+        LogitAdjustedClassifier(RidgeClassifier(), tau=0),
+        LogitAdjustedClassifier(RidgeClassifier(), target="train"),
+    ],
+    ids=["CV", "calibrated", "log-odds", "tau chosen", "tau 0", "nothing to adjust"],
+)
+def test_margins_in_good_hands_are_silent(model):
+    model.fit(*long_tailed())
+
+
+def test_costs_on_margins_say_so_too():
+    X, y = long_tailed()
+    for costs in ([1.0, 2.0, 3.0], 1.0 - np.eye(3)):
+        with pytest.warns(FixedTauOnMarginsWarning):
+            LogitAdjustedClassifier(RidgeClassifier(), target="train", costs=costs).fit(X, y)
+
+
+# ------------------------------------------------------------------ frozen and balanced
+
+
+def balanced_rows(X, y, each=10):
+    index = np.concatenate([np.flatnonzero(y == k)[:each] for k in np.unique(y)])
+    return X[index], y[index]
+
+
+def test_a_frozen_estimator_and_balanced_labels_are_refused():
+    fitted = LogisticRegression().fit(*long_tailed())
+    X, y = balanced_rows(*long_tailed(1))
+    message = r"LogitAdjustedClassifier: the prior is uniform.*prior=ClassPrior\.from_counts"
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y)
+    weight = np.full(len(y), 0.5)
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifier(FrozenEstimator(fitted)).fit(X, y, sample_weight=weight)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prior": ClassPrior.from_counts([120, 40, 12])},
+        {"prior": "effective"},
+        {"prior": ClassPrior.uniform(3)},  # said, not counted
+        {"tau": 0.0},
+        {"target": [0.2, 0.3, 0.5]},
+        {"costs": [1.0, 2.0, 3.0]},
+    ],
+    ids=["its prior", "effective", "uniform", "tau 0", "target", "costs"],
+)
+def test_balanced_labels_serve_where_something_is_meant(settings):
+    fitted = LogisticRegression().fit(*long_tailed())
+    X, y = balanced_rows(*long_tailed(1))
+    LogitAdjustedClassifier(FrozenEstimator(fitted), **settings).fit(X, y)
+
+
+@pytest.mark.usefixtures("silent")
+def test_an_estimator_trained_on_balanced_labels_is_left_as_it_is():
+    X, y = balanced_rows(*long_tailed(1))
+    model = LogitAdjustedClassifier(LogisticRegression()).fit(X, y)
+    assert (model.predict(X) == LogisticRegression().fit(X, y).predict(X)).all()
+
+
+# ------------------------------------------------------------------ classes too small to judge
+
+
+@pytest.mark.parametrize("settings", [{}, {"prior": "effective"}, {"scoring": "accuracy"}])
+@pytest.mark.parametrize("cv", [5, 2, LeaveOneOut()], ids=str)
+@pytest.mark.filterwarnings("ignore:The least populated class")
+def test_a_class_of_one_example_cannot_be_judged(cv, settings):
+    X, y = long_tailed(sizes=(30, 12, 1, 3))
+    names = np.array(["ant", "bee", "cat", "dog"])[y]
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=cv, **settings)
+    with pytest.warns(UnjudgedClassWarning, match=r"class\(es\) 'cat' .*tau.*without") as caught:
+        model.fit(X, names)
+    ours = [one for one in caught if one.category is UnjudgedClassWarning]
+    assert [one.filename for one in ours] == [__file__]
+
+
+def test_a_class_in_one_group_alone_cannot_be_judged():
+    X, y = long_tailed(sizes=(60, 20, 10))
+    groups = np.where(y == 2, 0, np.arange(len(y)) % 3)
+    splits = list(GroupKFold(3).split(X, y, groups))
+    with pytest.warns(UnjudgedClassWarning, match=r"class\(es\) 2 "):
+        LogitAdjustedClassifierCV(GaussianNB(), cv=splits).fit(X, y)
+
+
+@pytest.mark.usefixtures("silent")
+def test_two_examples_are_judged_whatever_the_number_of_folds():
+    X, y = long_tailed(sizes=(80, 30, 2))
+    for cv in (2, 5, 10):
+        model = LogitAdjustedClassifierCV(LogisticRegression(), cv=cv).fit(X, y)
+        # Each of the two is held out once, and asked about by a classifier that saw the other.
+        assert model.tau_curve_.exact.per_class(4.0)[2] == 0.0
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_fitted_estimator_knows_every_class():
+    fitted = LogisticRegression().fit(*long_tailed())
+    LogitAdjustedClassifierCV(FrozenEstimator(fitted)).fit(*long_tailed(1, sizes=(30, 10, 1)))
+
+
+def test_folds_without_a_class_are_told_where_scores_are_averaged_over_them():
+    X, y = long_tailed(sizes=(80, 30, 3))
+    with pytest.warns(UserWarning, match="The least populated class in y has only 3 members"):
+        LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
