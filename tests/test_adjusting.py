@@ -381,3 +381,14 @@ def test_intervals_cover_as_often_as_they_say(classes, most):
         found = estimate(drawn[:, 0], drawn[:, 1], counts, share, level=0.9)
         hits += found.low <= truth <= found.high
     assert 0.86 <= hits / 600 <= 0.96
+
+
+def test_a_uniform_prior_leaves_nothing_to_choose():
+    logits, target = problem()
+    saved = from_arrays(logits, target, kind="logits")
+    uniform = ClassPrior.uniform(logits.shape[1])
+    with pytest.raises(InputError, match="adjust_predictions: the prior is uniform, or the very"):
+        adjust_predictions(saved, uniform)
+    with pytest.raises(InputError, match="so no tau changes any prediction"):
+        adjust_predictions(saved, PRIOR, target_prior=PRIOR)
+    assert adjust_predictions(saved, uniform, tau=1.0).balanced.difference.value == 0

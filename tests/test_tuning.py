@@ -13,12 +13,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
-from longtail.posthoc import adjust_logits, normalize_weights
+from longtail.posthoc import adjust_logits, adjustment, normalize_weights
 from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
 from longtail.tuning import _bootstrap as bootstrap
 from longtail.tuning import _scan as scan
@@ -90,6 +90,8 @@ def test_logit_adjustment_curve_is_brute_force_in_every_cell(problem, with_targe
     classes = prior.num_classes
     target_prior = ClassPrior.from_counts(rng.integers(1, 9, classes)) if with_target else None
     costs = rng.integers(1, 5, classes) if with_costs else None
+    # Where every class is shifted alike there is nothing to choose, which is refused.
+    assume(np.ptp(adjustment(prior, target_prior=target_prior, costs=costs)) > 0)
     with layout(rng):
         result = tune_tau(
             logits,
@@ -207,11 +209,29 @@ def test_the_curve_goes_on_outside_the_bounds():
     np.testing.assert_array_equal(curve([-3.0, 1.0, 7.0]), [curve(-3.0), curve(1.0), curve(7.0)])
 
 
-def test_equal_priors_leave_nothing_to_tune():
+@pytest.mark.parametrize("criterion", ["balanced_error", "log_loss"])
+def test_equal_priors_leave_nothing_to_tune(criterion):
     _, logits, target = long_tailed()
-    result = tune_tau(logits, target, ClassPrior.uniform(5))
+    message = "tune_tau: the prior is uniform, or the very one to adjust to, so no tau changes"
+    with pytest.raises(InputError, match=message):
+        tune_tau(logits, target, ClassPrior.uniform(5), criterion=criterion)
+
+
+def test_a_prior_that_is_the_target_leaves_nothing_to_tune():
+    prior, logits, target = long_tailed()
+    with pytest.raises(InputError, match=r"so no tau changes any prediction; .*from_counts"):
+        tune_tau(logits, target, prior, target_prior=prior)
+    # A uniform prior has something to be adjusted to here.
+    tune_tau(logits, target, ClassPrior.uniform(5), target_prior=prior, n_bootstrap=0)
+    # A curve may be asked for where there is nothing to choose.
+    parts = TauIntervals.from_logits(logits, target, ClassPrior.uniform(5))
+    assert tune_from_intervals(parts, n_bootstrap=0).interval == (0.0, 4.0)
+
+
+def test_every_tau_may_be_as_good_for_these_examples():
+    prior = ClassPrior.from_counts([9, 1])
+    result = tune_tau(np.array([[90.0, 0.0], [0.0, 90.0]]), [0, 1], prior)
     assert result.interval == (0.0, 4.0)
-    assert result.error == balanced_error(target, logits)
     assert result.confidence == (2.0, 2.0)
     assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
     assert "touches" not in str(result)
@@ -305,6 +325,7 @@ def test_merging_refuses_what_does_not_belong_together():
 @given(problems())
 def test_a_weight_is_repetition(problem):
     prior, logits, target, weight, _ = problem
+    assume(np.ptp(prior.probs) > 0)
     if weight is None:
         weight = np.arange(len(target)) % 3 + 1.0
     repeats = weight.astype(int)
@@ -487,13 +508,36 @@ def test_a_best_tau_at_the_bounds_says_so():
     prior, logits, target = long_tailed(300)
     result = tune_tau(logits, target, prior, bounds=(0.0, 0.5))
     assert result.at_bound
-    assert "touches the bounds (0.0, 0.5)" in str(result)
+    assert "touches the bounds (0.0, 0.5): consider wider ones" in str(result)
+
+
+def test_a_best_tau_of_zero_names_the_likely_causes():
+    prior, logits, target = long_tailed(300)
+    for result in (
+        tune_tau(logits, target, ClassPrior.from_counts(prior.counts[::-1])),
+        tune_tau(adjust_logits(logits, prior, tau=1.6), target, prior),
+    ):
+        assert result.at_zero
+        text = str(result)
+        assert (
+            "the best tau touches the lower bound 0: most likely the counts are in another order "
+            "than the score columns, or the logits were adjusted already"
+        ) in " ".join(text.split())
+        assert "consider wider" not in text
+        assert max(map(len, text.splitlines())) <= 80
+    # Norms have no order of their own to mistake, and the upper bound has no such causes.
+    norms = {"method": "weight_normalization", "norms": 1.0 / prior.probs}
+    by_norms = tune_tau(np.exp(logits), target, prior, **norms)
+    assert by_norms.interval[0] == 0.0
+    assert not by_norms.at_zero
+    assert not tune_tau(logits, target, prior, bounds=(0.0, 0.5)).at_zero
 
 
 # Bad input
 
 
 P, F, Y = long_tailed(50)
+MIXED = P.probs[Y] / np.bincount(Y)[Y]
 
 
 def broken(value, row=7, column=2):
@@ -509,7 +553,8 @@ def broken(value, row=7, column=2):
             lambda: tune_tau(F, np.where(Y == 3, 0, Y), P),
             "tune_tau: every class needs held-out examples, but 1 of 5 have none in `target`: 3; "
             "hold out at least one of each, let the nearest class in size stand in "
-            "(missing='nearest'), or pass criterion='log_loss'",
+            "(missing='nearest'), or, if the data are mixed like the training data, pass "
+            "criterion='log_loss'",
         ),
         (
             lambda: tune_tau(F, Y, P, sample_weight=(Y != 2).astype(float)),
@@ -612,7 +657,7 @@ def broken(value, row=7, column=2):
             "tune_tau: `bounds` must not be negative for criterion='ece'",
         ),
         (
-            lambda: tune_tau(broken(np.nan), Y, P, criterion="squared_error"),
+            lambda: tune_tau(broken(np.nan), Y, P, criterion="squared_error", sample_weight=MIXED),
             "tune_tau: `logits` must be finite, but row 7, column 2 is nan",
         ),
         (lambda: tune_from_intervals([F]), "tune_from_intervals: `intervals` must be"),

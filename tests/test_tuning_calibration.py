@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau
+from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau, tuning
 from longtail.posthoc import adjust_logits, scale_temperature
 from longtail.tuning import _calibration as calibration
 
@@ -21,12 +21,20 @@ METRICS = {
 
 
 def drawn_by_softmax(examples=3000, temperature=2.0, seed=0):
-    """Long-tailed examples; softmax(logits / temperature) is their true law."""
+    """Long-tailed examples; softmax(logits / temperature) is their true law, `PRIOR` their mix."""
     rng = np.random.default_rng(seed)
-    prior = ClassPrior.from_probs([0.7, 0.2, 0.07, 0.03])
-    logits = 1.5 * rng.normal(size=(examples, 4)) + prior.log_probs
+    logits = 1.5 * rng.normal(size=(examples, 4)) + np.log([0.7, 0.2, 0.07, 0.03])
     target = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    return prior, temperature * logits, target
+    return PRIOR, temperature * logits, target
+
+
+def mix_of_the_law(draws=100_000):
+    odds = np.exp(1.5 * np.random.default_rng(7).normal(size=(draws, 4)))
+    odds *= [0.7, 0.2, 0.07, 0.03]
+    return ClassPrior.from_probs((odds / odds.sum(axis=1, keepdims=True)).mean(axis=0))
+
+
+PRIOR = mix_of_the_law()
 
 
 def slow_log_loss(logits, target, temperature, weight):
@@ -149,12 +157,12 @@ def test_covariance_of_the_mean_is_its_formula():
     np.testing.assert_allclose(moments.covariance(), centred.T @ centred, atol=1e-15)
 
 
-def test_no_balanced_data_and_no_complete_classes_are_needed():
+def test_not_every_class_need_occur():
     prior, logits, target = drawn_by_softmax(500)
-    rows = target < 2
+    rows = target < 3
     result = tune_tau(logits[rows], target[rows], prior, criterion="log_loss")
-    assert result.counts[2] == 0
-    assert "fewest 0 (class 2)" in str(result)
+    assert result.counts[3] == 0
+    assert "fewest 0 (class 3)" in str(result)
     assert "log loss" in str(result)
     assert set(result.to_dict()["error_at"]) == {"1"}
 
@@ -197,3 +205,28 @@ def test_a_tau_outside_what_was_evaluated_is_refused():
 def test_bad_input_to_fit_temperature(logits, target, message):
     with pytest.raises(InputError, match=re.escape(message)):
         fit_temperature(logits, target)
+
+
+@pytest.mark.parametrize("criterion", ["ece", "sharpness"])
+def test_the_interval_is_finer_than_the_first_grid_and_holds_tau(criterion):
+    # Neighbouring taus of the first look differ by 12%; the interval of this many examples not.
+    prior, logits, target = drawn_by_softmax(40_000)
+    result = tune_tau(logits, target, prior, criterion=criterion, n_bootstrap=300)
+    low, high = result.confidence
+    assert low <= result.tau <= high
+    assert not np.isin(np.round([low, high], 9), np.round(calibration._grid((0.0, 4.0)), 9)).any()
+    spread = np.std(
+        [
+            tune_tau(logits, target, prior, criterion=criterion, n_bootstrap=0).tau
+            for prior, logits, target in (drawn_by_softmax(40_000, seed=s) for s in range(1, 9))
+        ]
+    )
+    assert high - low < 9 * spread
+    assert spread < 0.1
+
+
+def test_an_interval_that_would_leave_tau_out_is_widened():
+    settings = tuning._Settings.checked(0.9, 10, 0, "test")
+    assert settings.interval(np.linspace(1.0, 2.0, 101), 1.5) == pytest.approx((1.05, 1.95))
+    assert settings.interval(np.linspace(1.0, 2.0, 101), 1.97) == pytest.approx((1.05, 1.97))
+    assert settings.interval(np.linspace(1.0, 2.0, 101), 0.5) == pytest.approx((0.5, 1.95))

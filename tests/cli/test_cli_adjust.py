@@ -205,6 +205,7 @@ def write_bad_files(logits, target):
     Path("column.csv").write_text("\n".join(line.partition(",")[2] for line in lines) + "\n")
     Path("text.csv").write_text("\n".join([*lines, "1,two,3,cat"]) + "\n")
     Path("label.csv").write_text("\n".join([*lines, "1,2,3,yak"]) + "\n")
+    np.save("uneven.npy", np.append(target, 0))
     Path("never.txt").write_text("cat\n" * 9 + "dog\n")
     Path("exists.npz").write_bytes(b"mine")
     Path("exists.html").write_bytes(b"mine")
@@ -220,7 +221,14 @@ BAD = [
     (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
     (["p.csv", "--counts", "900,90,0"], "class(es) emu have no training examples"),
     (["p.csv", "--train-labels", "never.txt"], "--train-labels: class(es) emu have no training"),
-    (["p.csv", "--train-labels", "y.npy", "--classes", "a,b,c"], "line 2 has the label 'cat'"),
+    (["p.csv", "--train-labels", "uneven.npy", "--classes", "a,b,c"], "line 2 has the label 'ca"),
+    (["p.csv", "--train-labels", "y.npy", "--classes", "cat,dog,emu"], "the prior is uniform, ev"),
+    (["p.npz", "--counts", "9,9,9"], "uniform, every class having as many training examples, so"),
+    (["p.npz", "--counts", COUNTS, "--target", COUNTS], "--target has the class frequencies of"),
+    (["p.npz", "--counts", COUNTS, "--target", "1,-1,1"], "--target must be finite and must not"),
+    (["p.npz", "--counts", COUNTS, "--target", "1,0,1"], "--target must be above zero for every"),
+    (["p.npz", "--counts", ".9,.09,.01"], "--counts must be whole numbers of training examples"),
+    (["p.csv", "--counts", "9,1,-1"], "--counts must be finite and must not be negative, but cl"),
     (["sums.npz", "--counts", COUNTS], "each row of `probs` must sum to 1, but row 0 sums to 1.1"),
     (["range.npz", "--counts", COUNTS], "`probs` must lie in [0, 1], but -0.1 occurs"),
     (
@@ -262,8 +270,6 @@ BAD = [
         ["unlabelled.npz", "--counts", COUNTS, "-o", "x.npz", "--report", "x.html"],
         "has no labels, so there is nothing to show on a page",
     ),
-    (["p.npz", "--counts", COUNTS, "--tune-on", "1.5"], "`tune_on` must lie in [0, 1); got 1.5"),
-    (["p.npz", "--counts", COUNTS, "--cross-fit", "1"], "`folds` must be a whole number, at lea"),
 ]
 
 
@@ -288,6 +294,12 @@ def test_bad_input_is_one_line(cli, files, words, message):
         (["--tune-on", "0.5", "--cross-fit", "3"], "--tune-on and --cross-fit contradict each"),
         (["--logits", "--probs"], "the scores are either --logits or --probs, not both"),
         (["--missing", "maybe"], "'maybe' is not one of 'error', 'skip'"),
+        (["--tune-on", "50"], "'--tune-on': must lie between 0 and 1, such as 0.5; got 50"),
+        (["--tune-on", "nan"], "'--tune-on': must lie between 0 and 1, such as 0.5; got nan"),
+        (["--cross-fit", "1"], "'--cross-fit'"),
+        (["--bounds", "3", "1"], "'--bounds': must be a lower and a higher tau; got 3 and 1"),
+        (["--tau", "nan"], "'--tau': must be a finite number; got nan"),
+        (["--split", "dev"], "--split is for run folders, and p.npz is a file"),
     ],
 )
 def test_contradictions_are_wrong_usage(cli, files, words, message):
@@ -295,3 +307,16 @@ def test_contradictions_are_wrong_usage(cli, files, words, message):
     assert result.code == 2
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+def test_counts_in_another_order_are_suspected(cli, files):
+    result = cli("adjust", "p.npz", "--counts", "10,90,900")
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    assert "touches the lower bound 0: most likely the counts are in another order than the" in text
+    assert "consider wider" not in text
+
+
+def test_a_given_tau_needs_no_choice(cli, files):
+    assert cli("adjust", "p.npz", "--counts", "9,9,9", "--tau", 1).code == 0
+    assert cli("adjust", "unlabelled.npz", "--counts", "9,9,9", "--out", "out.npz").code == 0

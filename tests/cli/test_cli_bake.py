@@ -150,13 +150,16 @@ def test_a_run_folder(cli, tmp_path):
     assert "is a run's record and stays as it is; write elsewhere" in inside.err
 
 
-@pytest.mark.filterwarnings("default:adjust_logits")
 def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
     writer = make_writer(tmp_path / "runs", make_spec(method="logit-adjusted"))
     writer.write_model({"fc.weight": WEIGHT, "fc.bias": BIAS})
-    result = cli("bake", writer.finish().folder, "-o", "b.safetensors")
+    folder = writer.finish().folder
+    result = cli("bake", folder, "-o", "b.safetensors")
     assert result.code == 0
-    assert "longtail: warning: adjust_logits: the loss 'logit-adjusted' already" in result.err
+    assert result.err.startswith(
+        f"longtail: warning: {folder} was trained with logit-adjusted, which already aims at"
+    )
+    assert cli("bake", folder, "--tau", 0, "-o", "zero.safetensors").err == ""
 
 
 def test_a_run_with_another_head_is_refused(cli, tmp_path):
@@ -197,7 +200,15 @@ def test_a_run_without_weights(cli, tmp_path):
         (["m.onnx", "--undo", "--layer", "fc", "-o", "b"], 2, "leave out --layer"),
         (["m.onnx", "--train-labels", "names.txt", "-o", "b"], 1, "with --classes"),
         (["m.onnx", *COUNTS, "--output", "z", "-o", "b"], 1, "has no output 'z'; it has 'y'"),
-        (["m.onnx", *COUNTS, "-o", "m.safetensors"], 1, "m.safetensors exists; pass force=True"),
+        (["m.onnx", *COUNTS, "-o", "m.safetensors"], 1, "m.safetensors exists; pass --force"),
+        (["m.onnx", "--prior", "700,200,60", "-o", "b"], 1,
+         "--prior must be probabilities, which sum to 1, but these sum to 960; give numbers of "
+         "training examples with --counts"),
+        (["m.onnx", "--prior", "1,0,0", "-o", "b"], 1, "--prior must be above zero for every cla"),
+        (["m.onnx", "--counts", ".9,.09,.01", "-o", "b"], 1, "give probabilities with --prior"),
+        (["m.onnx", *COUNTS, "--costs", "1,-1,1", "-o", "b"], 1, "--costs must be finite and must"),
+        (["m.onnx", *COUNTS, "--target", "1,0,1", "-o", "b"], 1, "--target must be above zero"),
+        (["m.onnx", *COUNTS, "--tau", "nan", "-o", "b"], 2, "'--tau': must be a finite number"),
         (["m.onnx", *COUNTS, "-o", "no/b"], 1, "there is no folder no"),
         (["m.onnx", *COUNTS, "--inputs", "y.npy", "-o", "b"], 1, "can't be read as an .npz"),
         (["m.onnx", *COUNTS, "--tau-from", "none.json", "-o", "b"], 1, "there is no file none"),

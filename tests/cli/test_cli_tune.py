@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior
-from longtail.runs import RunWriter
+from longtail.runs import DataSpec, Part, RunWriter, ensemble
 from longtail.tuning import tune_tau
-from run_factory import make_run
+from run_factory import make_run, make_spec, make_writer
 
 COUNTS = [900, 90, 10]
 
@@ -23,6 +23,17 @@ def problem(cli):
     np.save("logits.npy", logits)
     np.save("labels.npy", target)
     np.save("train.npy", np.repeat([0, 1, 2], COUNTS))
+    return logits, target, prior
+
+
+@pytest.fixture
+def long_tailed(cli):
+    """Held-out logits mixed like the training data, in a file that has everything."""
+    prior = ClassPrior.from_counts(COUNTS)
+    target = np.repeat([0, 1, 2], [450, 45, 5])
+    noise = np.random.default_rng(0).normal(size=(500, 3))
+    logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
+    np.savez("mixed.npz", logits=logits, target=target, counts=COUNTS)
     return logits, target, prior
 
 
@@ -75,13 +86,29 @@ def test_options_reach_the_library(cli, problem):
     )
     assert json.loads(result.out) == json.loads(json.dumps(expected.to_dict(curve_points=5)))
 
-    result = cli("tune", "all.npz", "--criterion", "log-loss", "--bootstrap", 0, "--json")
-    expected = tune_tau(logits, target, prior, criterion="log_loss", n_bootstrap=0)
+
+def test_a_calibration_criterion_is_for_data_mixed_like_the_training_data(
+    cli, problem, long_tailed
+):
+    words = ["--criterion", "log-loss", "--bootstrap", 0]
+    result = cli("tune", "mixed.npz", *words, "--json")
+    expected = tune_tau(*long_tailed, criterion="log_loss", n_bootstrap=0)
     assert json.loads(result.out)["tau"] == expected.tau
+    refused = cli("tune", "held-out.npz", "--counts", "900,90,10", *words)
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == (
+        "longtail: error: --criterion log-loss needs held-out data mixed like the training data, "
+        "but class 0 is 33.3% of the labels of held-out.npz and 90.0% of the training examples; "
+        "leave --criterion out (balanced-error suits any mix), or hold out data mixed like the "
+        "training data.\n"
+    )
+    explained = " ".join(cli("tune", "--help").out.split())
+    assert "need no balanced data" not in explained
+    assert "mixed like the training data" in explained
 
 
-def test_tables_and_probabilities_are_read_as_by_adjust(cli, problem):
-    logits, target, _ = problem
+def test_tables_and_probabilities_are_read_as_by_adjust(cli, long_tailed):
+    logits, target, _ = long_tailed
     table = np.column_stack([logits, target])
     head = "logit_0,logit_1,logit_2,label"
     np.savetxt("table.csv", table, fmt="%.17g", delimiter=",", header=head, comments="")
@@ -92,7 +119,7 @@ def test_tables_and_probabilities_are_read_as_by_adjust(cli, problem):
             words = [*words, "--criterion", criterion, "--bootstrap", 0]
             result = cli("tune", *words, "--counts", "900,90,10", "--json")
             assert result.err == ""
-            expected = tune_tau(*problem, criterion=criterion.replace("-", "_"), n_bootstrap=0)
+            expected = tune_tau(*long_tailed, criterion=criterion.replace("-", "_"), n_bootstrap=0)
             assert json.loads(result.out)["tau"] == pytest.approx(expected.tau, rel=1e-6)
 
 
@@ -105,10 +132,13 @@ def test_smoothing_reaches_the_prior(cli, problem):
 
 def test_a_run_folder_brings_everything(cli, problem):
     logits, target, prior = problem
-    run = make_run(Path("runs"), logits=logits, target=target, prior=prior)
+    plain = make_spec(method="softmax")
+    run = make_run(Path("runs"), plain, logits=logits, target=target, prior=prior)
     result = cli("tune", run.folder)
     assert result.code == 1
-    assert "no logits of the split 'held-out'; there: test. Choose one with --split" in result.err
+    assert (
+        "no logits of the split 'held-out'; choose one that is there with --split (t" in result.err
+    )
 
     RunWriter.reopen(run.folder).write_logits("held-out", logits, target)
     result = cli("tune", run.folder, "--json")
@@ -125,7 +155,9 @@ def test_a_development_set_may_lack_the_largest_class(cli, problem):
     RunWriter.reopen(run.folder).write_logits("dev", logits[there], target[there])
     refused = cli("tune", run.folder, "--split", "dev")
     assert refused.code == 1
-    assert "missing='nearest'" in refused.err
+    assert "1 of 3 have none: 0; hold out at least one of each" in refused.err
+    assert "--missing nearest" in refused.err
+    assert "missing='nearest'" not in refused.err
     words = ["tune", run.folder, "--split", "dev", "--missing", "nearest"]
     expected = tune_tau(logits[there], target[there], prior, missing="nearest")
     assert json.loads(cli(*words, "--json").out)["tau"] == expected.tau
@@ -198,7 +230,12 @@ def write_bad_files():
             ["probs.npz", "--counts", "9,1,1", "--method", "weight-normalization"],
             "weight normalization divides logits by norms, but probs.npz holds probabilities",
         ),
-        (["held-out.npz", "--counts", "9,1,1", "--bounds", "3", "1"], "`bounds` must be a lower"),
+        (["held-out.npz", "--counts", "100,100,100"], "the prior is uniform, every class having"),
+        (["held-out.npz", "--counts", "9,9,9", "--criterion", "ece"], "so no tau changes any pred"),
+        (
+            ["held-out.npz", "--counts", ".9,.09,.01"],
+            "--counts must be whole numbers of training examples, but class 0 has 0.9; give counts",
+        ),
     ],
 )
 def test_bad_input_is_one_line(cli, problem, words, message):
@@ -209,3 +246,136 @@ def test_bad_input_is_one_line(cli, problem, words, message):
     assert result.err.startswith("longtail: error: ")
     assert result.err.count("\n") == 1
     assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bounds", "3", "1"], "'--bounds': must be a lower and a higher tau; got 3 and 1"),
+        (["--bounds", "0", "inf"], "'--bounds': must be a finite number; got inf"),
+        (["--smoothing", "-1"], "'--smoothing'"),
+        (["--split", "test"], "--split is for run folders, and held-out.npz is a file"),
+        (
+            ["--criterion", "ece", "--missing", "nearest"],
+            "--missing nearest can't stand beside --criterion ece, only beside balanced-error",
+        ),
+        (
+            ["--criterion", "ece", "--method", "weight-normalization"],
+            "--method weight-normalization can't stand beside --criterion ece",
+        ),
+        (["--criterion", "ece", "--bounds", "-1", "2"], "negative --bounds can't stand beside"),
+    ],
+)
+def test_wrong_values_are_wrong_usage(cli, problem, words, message):
+    result = cli("tune", "held-out.npz", "--counts", "900,90,10", *words)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_counts_in_another_order_are_suspected(cli, problem):
+    result = cli("tune", "held-out.npz", "--counts", "10,90,900")
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    assert "most likely the counts are in another order than the score columns" in text
+    assert "consider wider" not in text
+    assert max(map(len, result.out.splitlines())) <= 80
+    for command in ("tune", "adjust", "bake"):
+        assert "in the order of the score columns" in " ".join(
+            cli(command, "--help").out.replace("│", " ").split()
+        )
+
+
+def in_need_of_nothing(method, problem, root="runs"):
+    logits, target, prior = problem
+    run = make_run(Path(root), make_spec(method=method), prior=prior)
+    RunWriter.reopen(run.folder).write_logits("held-out", logits, target)
+    return run.folder
+
+
+TWICE = "which already aims at the balanced error: adjusting its logits favours the rare classes tw"
+
+
+@pytest.mark.parametrize("command", ["tune", "adjust"])
+@pytest.mark.parametrize(
+    ("method", "twice"),
+    [
+        ("logit-adjusted", True),
+        ("logit-adjusted:tau=0.5", False),
+        ("softmax+over-sampling", True),
+        ("softmax+sqrt-sampling", False),
+        ("softmax", False),
+        ("somebody-elses", False),
+    ],
+)
+def test_a_run_that_needs_no_adjustment_warns(cli, problem, command, method, twice):
+    name, _, tau = method.partition(":tau=")
+    part = Part(name, {"tau": float(tau)} if tau else {})
+    folder = in_need_of_nothing(part, problem)
+    for words in ([], ["--json"]):
+        result = cli(command, folder, *words)
+        assert result.code == 0
+        assert (f"longtail: warning: {folder} was trained with {name}, {TWICE}" in result.err) is (
+            twice
+        )
+        assert result.err.count("\n") == twice
+        assert "adjust_logits" not in result.err
+
+
+def test_nothing_is_adjusted_twice_by_norms_or_by_the_learnt_prior_or_by_zero(cli, problem):
+    folder = in_need_of_nothing("logit-adjusted", problem)
+    assert cli("tune", folder, "--method", "weight-normalization").err == ""
+    assert cli("adjust", folder, "--effective-prior").err == ""
+    assert cli("adjust", folder, "--tau", 0).err == ""
+
+
+def test_an_ensemble_warns_of_its_members(cli, problem):
+    members = [
+        make_run(Path("runs"), make_spec(method="logit-adjusted", seed=seed), prior=problem[2])
+        for seed in (1, 2)
+    ]
+    together = ensemble(members, root=Path("runs"), split="test")
+    result = cli("tune", together.folder, "--split", "test", "--json")
+    assert f"{together.folder} was trained with logit-adjusted, {TWICE}" in result.err
+
+
+@pytest.mark.parametrize("command", ["tune", "adjust"])
+def test_a_run_without_a_held_out_part_is_told_what_it_can_do(cli, problem, command):
+    logits, target, prior = problem
+    whole = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
+    spec = make_spec(method="softmax", dataset=whole)
+    run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
+    result = cli(command, run.folder)
+    assert result.err == (
+        f"longtail: error: {run.folder} has no held-out part: it was trained without --held-out "
+        f"0.2; choose one that is there with --split (test), or make one for --split dev by: "
+        f"longtail evaluate {run.folder} --split dev\n"
+    )
+    # Both ways out are ways.
+    assert cli(command, run.folder, "--split", "test").code == 0
+    RunWriter.reopen(run.folder).write_logits("dev", logits, target)
+    assert cli(command, run.folder, "--split", "dev").code == 0
+    assert "evaluate" not in cli(command, run.folder).err  # dev is there now
+    unknown = cli(command, run.folder, "--split", "validation").err
+    assert "no logits of the split 'validation'; choose one that is there" in unknown
+    assert "evaluate" not in unknown  # which knows no such split
+
+
+def test_without_a_subset_or_weights_no_command_is_made_up(cli, problem):
+    spec = make_spec(method="softmax", dataset=DataSpec("flowers"))
+    run = make_run(Path("runs"), spec)
+    assert "evaluate" not in cli("tune", run.folder).err
+    assert f"run: longtail evaluate {run.folder} --split dev" in (
+        cli("tune", run.folder, "--split", "dev").err
+    )
+    bare = make_writer(Path("bare"), make_spec(method="softmax")).finish()
+    assert cli("tune", bare.folder).err.endswith("'held-out'; it has none at all\n")
+
+
+def test_adjust_warns_of_a_tau_from_the_test_set(cli, problem):
+    logits, target, prior = problem
+    spec = make_spec(method="softmax")
+    run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
+    result = cli("adjust", run.folder, "--split", "test")
+    assert "tau was chosen on the test set, by cross-fitting" in result.err
+    assert cli("adjust", run.folder, "--split", "test", "--tau", 1).err == ""

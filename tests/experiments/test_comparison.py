@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from longtail import InputError
-from longtail.experiments.comparison import compare, mean_interval
+from longtail import ClassPrior, InputError
+from longtail.experiments.comparison import compare, mean_interval, tuned
 from longtail.runs import RecipeSpec
 from page_factory import digits_runs
 from run_factory import make_run, make_spec
@@ -111,3 +111,10 @@ def test_two_runs_of_one_seed_are_refused(tmp_path):
     ]
     with pytest.raises(InputError, match=r"two runs of one seed that differ in model.name: mlp"):
         compare(runs)
+
+
+def test_runs_on_balanced_data_have_a_flat_curve_and_no_complaint(tmp_path):
+    spec = make_spec(method="softmax")
+    run = make_run(tmp_path, spec, prior=ClassPrior.from_counts([30, 30, 30]))
+    result = tuned(run, "test", "posthoc-logit-adjusted", "scale")
+    assert result.interval == result.bounds

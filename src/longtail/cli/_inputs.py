@@ -1,21 +1,27 @@
 """What `adjust`, `tune` and `bake` have in common: options, and what they name.
 
 Files are read in `longtail.predictions`; here are only the options, spelt the same in every
-command, and the training prior that they give.
+command, the priors that they give, and what is refused or warned of in the options' own words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longtail.cli import _console
+
 if TYPE_CHECKING:
     from longtail.predictions import Kind, Predictions
     from longtail.priors import ClassPrior
+    from longtail.runs import Run
+    from longtail.runs.spec import Part
 
 
 class Method(StrEnum):
@@ -23,6 +29,20 @@ class Method(StrEnum):
 
     logit_adjustment = "logit-adjustment"
     weight_normalization = "weight-normalization"
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse NaN and infinity, which the parser takes for numbers."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"must be a finite number; got {value:g}")
+    return value
+
+
+def _rising(value: tuple[float, float]) -> tuple[float, float]:
+    low, high = (finite(end) or 0.0 for end in value)
+    if low >= high:
+        raise typer.BadParameter(f"must be a lower and a higher tau; got {low:g} and {high:g}")
+    return low, high
 
 
 LabelsOption = Annotated[
@@ -36,7 +56,8 @@ CountsOption = Annotated[
     str | None,
     typer.Option(
         metavar="N,N,...|FILE",
-        help="Training examples per class, or a file of them (text, .npy, .csv, .json).",
+        help="Training examples per class, in the order of the score columns, or a file of them "
+        "(text, .npy, .csv, .json).",
     ),
 ]
 TrainLabelsOption = Annotated[
@@ -45,7 +66,20 @@ TrainLabelsOption = Annotated[
 ]
 SmoothingOption = Annotated[
     float,
-    typer.Option(metavar="X", help="Added to every count; needed if a class has no examples."),
+    typer.Option(
+        metavar="X",
+        min=0,
+        callback=finite,
+        help="Added to every count; needed if a class has no examples.",
+    ),
+]
+SplitOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Which split of a run folder (default: held-out)."),
+]
+BoundsOption = Annotated[
+    tuple[float, float],
+    typer.Option(metavar="LOW HIGH", callback=_rising, help="Where to search for tau."),
 ]
 LogitsOption = Annotated[
     bool, typer.Option("--logits", help="The scores are logits, if FILE doesn't say.")
@@ -73,7 +107,7 @@ def open_file(
     probs: bool,
     columns: str | None,
     classes: str | None,
-    split: str = "held-out",
+    split: str | None,
 ) -> Predictions:
     """The predictions that the options name."""
     from longtail.predictions import open_predictions
@@ -81,6 +115,8 @@ def open_file(
 
     if logits and probs:
         raise typer.BadParameter("the scores are either --logits or --probs, not both")
+    if split is not None and file.is_file():
+        raise typer.BadParameter(f"--split is for run folders, and {file} is a file")
     kind: Kind | None = "logits" if logits else "probs" if probs else None
     return open_predictions(
         file,
@@ -88,7 +124,7 @@ def open_file(
         labels=labels,
         columns=columns,
         classes=None if classes is None else read_class_names(classes),
-        split=split,
+        split=split or "held-out",
     )
 
 
@@ -134,19 +170,160 @@ def read_prior(
 
 
 def prior_of_counts(
-    counts: Any, *, source: str, smoothing: float, label: Callable[[int], str] = str
+    counts: Any,
+    *,
+    source: str,
+    smoothing: float,
+    label: Callable[[int], str] = str,
+    fractions: str = "give counts, say the shares times the number of training examples",
 ) -> ClassPrior:
-    """The prior of counts, one per class; a class without examples is told by its `label`."""
+    """The prior of counts, one per class, whose faults are told by the classes' `label`.
+
+    Args:
+        counts: what the user gave.
+        source: the option that it came from, for messages.
+        smoothing: added to every count.
+        label: a class as people read it.
+        fractions: what to do with numbers that are not whole.
+
+    Returns:
+        The prior.
+    """
     import numpy as np
 
     from longtail import _checks
     from longtail._checks import InputError
     from longtail.priors import ClassPrior
 
-    if not smoothing and np.any(counts == 0) and np.any(counts > 0):
+    counts = _no_less_than_zero(counts, source, label)
+    part = np.flatnonzero(counts != np.floor(counts))
+    if len(part):
+        raise InputError(
+            f"{source} must be whole numbers of training examples, but class "
+            f"{label(int(part[0]))} has {counts[part[0]]:g}; {fractions}."
+        )
+    if not smoothing and np.any(counts == 0):
         never = _checks.listing(label(int(k)) for k in np.flatnonzero(counts == 0))
         raise InputError(
             f"{source}: class(es) {never} have no training examples, so log π is infinite; pass "
             f"--smoothing 1 to count one more example of every class."
         )
     return ClassPrior.from_counts(counts, smoothing=smoothing)
+
+
+def above_zero(numbers: Any, source: str) -> Any:
+    """One finite number above zero per class, or a complaint that names the option."""
+    import numpy as np
+
+    from longtail._checks import InputError
+
+    numbers = _no_less_than_zero(numbers, source, str)
+    if np.any(numbers == 0):
+        raise InputError(
+            f"{source} must be above zero for every class, but class "
+            f"{int(np.flatnonzero(numbers == 0)[0])} has 0."
+        )
+    return numbers
+
+
+def _no_less_than_zero(numbers: Any, source: str, label: Callable[[int], str]) -> Any:
+    import numpy as np
+
+    from longtail._checks import InputError
+
+    numbers = np.asarray(numbers)
+    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(bad):
+        raise InputError(
+            f"{source} must be finite and must not be negative, but class {label(int(bad[0]))} "
+            f"has {numbers[bad[0]]:g}."
+        )
+    if not np.any(numbers > 0):
+        raise InputError(f"{source}: the numbers are all zero; at least one class needs more.")
+    return numbers
+
+
+def read_target(text: str, width: int, class_names: Any) -> ClassPrior | None:
+    """The class frequencies that --target names; None for all alike."""
+    if text == "balanced":
+        return None
+    from longtail.predictions.labels import read_numbers
+    from longtail.priors import ClassPrior
+
+    numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
+    return ClassPrior.from_weights(above_zero(numbers, "--target"))
+
+
+def refuse_nothing_to_tune(prior: ClassPrior, target: ClassPrior | None = None) -> None:
+    """Refuse to choose a tau where none changes any prediction."""
+    import numpy as np
+
+    from longtail._checks import InputError
+    from longtail.posthoc import adjustment
+
+    if np.ptp(adjustment(prior, target_prior=target)) > 0:
+        return
+    if target is not None:
+        raise InputError(
+            "--target has the class frequencies of the training data, so no tau changes any "
+            "prediction; leave the predictions as they are."
+        )
+    raise InputError(
+        "the prior is uniform, every class having as many training examples, so no tau changes "
+        "any prediction; if these are counts of held-out data, give those of the training data "
+        "with --counts or --train-labels."
+    )
+
+
+def opened_run(file: Path) -> Run | None:
+    """The run, if the argument is a run folder; its files were verified when they were read."""
+    if not file.is_dir():
+        return None
+    from longtail.runs import Run
+
+    return Run.open(file, verify=False)
+
+
+def warn_if_adjusted(run: Run | None) -> None:
+    """Say so if a run's training leaves nothing to correct: it would be adjusted twice.
+
+    Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
+    held-out data may still help.
+    """
+    if run is None or run.prior.imbalance_ratio == 1:
+        return
+    for method in dict.fromkeys(_trained_with(run)):
+        if _leaves_nothing(method, run.prior):
+            _console.warning_line(
+                f"{run.folder} was trained with {method.name}, which already aims at the balanced "
+                f"error: adjusting its logits favours the rare classes twice; use them as they "
+                f"are, or at most with a small tau that held-out data ask for."
+            )
+            return
+
+
+def _trained_with(run: Run) -> Iterator[Part]:
+    """The method of a run, or those of an ensemble's members as far as they are there."""
+    from longtail._checks import InputError
+    from longtail.runs import Run
+
+    if not run.members:
+        yield run.spec.method
+    for name in run.members:
+        with suppress(InputError):
+            yield Run.open(run.folder.parent.parent / name, verify=False).spec.method
+
+
+def _leaves_nothing(method: Part, prior: ClassPrior) -> bool:
+    from longtail import margins
+    from longtail._checks import InputError
+    from longtail.train.methods import Method as Trained
+
+    with suppress(InputError):  # a method of somebody else's, of which nothing is known
+        trained = Trained.of(method)
+        if trained.sampling in ("class-balanced", "under"):
+            return True
+        if trained.loss in margins.MARGINS:
+            margin = margins.by_name(trained.loss, prior, **trained.settings)
+            return margin.is_antisymmetric and not margin.residual_adjustment(prior).any()
+    return False

@@ -13,6 +13,7 @@ import typer
 from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._inputs import (
+    BoundsOption,
     ClassesOption,
     ColumnsOption,
     CountsOption,
@@ -20,12 +21,13 @@ from longtail.cli._inputs import (
     LogitsOption,
     ProbsOption,
     SmoothingOption,
+    SplitOption,
     TrainLabelsOption,
+    finite,
 )
 
 if TYPE_CHECKING:
     from longtail.predictions import AdjustResult, Predictions
-    from longtail.priors import ClassPrior
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -35,6 +37,12 @@ class Missing(StrEnum):
 
     error = "error"
     skip = "skip"
+
+
+def _inner_fraction(value: float | None) -> float | None:
+    if value is not None and not 0 < value < 1:
+        raise typer.BadParameter(f"must lie between 0 and 1, such as 0.5; got {value:g}")
+    return value
 
 
 @app.command()
@@ -59,12 +67,14 @@ def adjust(
         typer.Option(metavar="FILE.html", help="Write a page with charts here."),
     ] = None,
     tau: Annotated[
-        float | None, typer.Option(metavar="T", help="Apply this tau instead of choosing one.")
+        float | None,
+        typer.Option(metavar="T", callback=finite, help="Apply this tau instead of choosing one."),
     ] = None,
     tune_on: Annotated[
         float | None,
         typer.Option(
             metavar="FRACTION",
+            callback=_inner_fraction,
             help="Choose tau on this part of each class, judge it on the rest.",
         ),
     ] = None,
@@ -72,6 +82,7 @@ def adjust(
         int | None,
         typer.Option(
             metavar="K",
+            min=2,
             help="Judge each of K folds with the tau of the others (default: 5).",
         ),
     ] = None,
@@ -95,9 +106,8 @@ def adjust(
     columns: ColumnsOption = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
-    bounds: Annotated[
-        tuple[float, float], typer.Option(metavar="LOW HIGH", help="Where to search for tau.")
-    ] = (0.0, 4.0),
+    split: SplitOption = None,
+    bounds: BoundsOption = (0.0, 4.0),
     seed: Annotated[
         int, typer.Option(min=0, metavar="N", help="Of the split and of resampling.")
     ] = 0,
@@ -118,23 +128,36 @@ def adjust(
       longtail adjust logits.npy --logits --labels y.npy --train-labels train.npy
       longtail adjust predictions.parquet --counts counts.json --report page.html
       longtail adjust unlabelled.npz --counts 900,90,10 --tau 1 --out adjusted.npz
+      longtail adjust RUN --split dev
+      longtail adjust RUN --split test --tau 1.2
     """
-    from longtail.cli._inputs import open_file, read_prior
+    from longtail.cli import _inputs
     from longtail.predictions import adjust_predictions
 
     _refuse_contradictions(tau, tune_on, cross_fit, effective_prior)
-    found = open_file(
-        file, labels=labels, logits=logits, probs=probs, columns=columns, classes=classes
+    found = _inputs.open_file(
+        file,
+        labels=labels,
+        logits=logits,
+        probs=probs,
+        columns=columns,
+        classes=classes,
+        split=split,
     )
     _refuse_early(found, out, report, force)
-    prior = read_prior(
+    prior = _inputs.read_prior(
         found,
         counts=counts,
         train_labels=train_labels,
         smoothing=smoothing,
         optional=effective_prior,
     )
-    aim = _target_prior(target, found)
+    aim = _inputs.read_target(target, found.num_classes, found.class_names)
+    if prior is not None and not effective_prior:
+        if tau is None and found.labelled:
+            _inputs.refuse_nothing_to_tune(prior, aim)
+        if tau != 0:
+            _inputs.warn_if_adjusted(_inputs.opened_run(file))
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,
@@ -148,6 +171,11 @@ def adjust(
             bounds=bounds,
             random_state=seed,
             progress=progress,
+        )
+    if file.is_dir() and split == "test" and tau is None:
+        _console.warning_line(
+            "tau was chosen on the test set, by cross-fitting, which leaves no test set to judge "
+            "by; choose it on another split and give it here with --tau."
         )
     _finish(result, out, report, force=force, json=json)
 
@@ -191,18 +219,6 @@ def _refuse_early(found: Predictions, out: Path | None, report: Path | None, for
     _console.refuse_overwrite(report, force)
     if not report.parent.is_dir():
         raise _checks.InputError(f"--report: there is no folder {report.parent}.")
-
-
-def _target_prior(text: str, found: Predictions) -> ClassPrior | None:
-    if text == "balanced":
-        return None
-    from longtail.predictions.labels import read_numbers
-    from longtail.priors import ClassPrior
-
-    numbers = read_numbers(
-        text, option="--target", num_classes=found.num_classes, class_names=found.class_names
-    )
-    return ClassPrior.from_weights(numbers)
 
 
 def _finish(

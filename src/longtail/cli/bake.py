@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,11 @@ from longtail.cli._inputs import (
     Method,
     SmoothingOption,
     TrainLabelsOption,
+    above_zero,
+    finite,
     prior_of_counts,
+    read_target,
+    warn_if_adjusted,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +67,8 @@ def bake(
         typer.Option(metavar="P,P,...|FILE", help="Or the classes' probabilities themselves."),
     ] = None,
     tau: Annotated[
-        float | None, typer.Option(metavar="T", help="How strongly to adjust (default: 1).")
+        float | None,
+        typer.Option(metavar="T", callback=finite, help="How strongly to adjust (default: 1)."),
     ] = None,
     tau_from: Annotated[
         Path | None,
@@ -121,6 +125,7 @@ def bake(
     """
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
 
+    _console.refuse_overwrite(out, force)
     run, file = _source(model, out)
     given: dict[str, Any] = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
     given |= {"--costs": costs, "--target": None if target == "balanced" else target}
@@ -145,12 +150,13 @@ def bake(
         else:
             found = _prior(run, counts, train_labels, prior, classes, smoothing)
             width = found.num_classes
-            _warn_if_adjusted(run, found, common["tau"])
+            if common["tau"] != 0:
+                warn_if_adjusted(run)
             bake_logit_adjustment(
                 file,
                 found,
-                target_prior=_target_prior(target, width, classes),
-                costs=None if costs is None else _numbers(costs, "--costs", width, classes),
+                target_prior=read_target(target, width, _names(classes)),
+                costs=None if costs is None else _costs(costs, width, classes),
                 **common,
             )
     _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
@@ -224,10 +230,11 @@ def _prior(
     from longtail.priors import ClassPrior
 
     if prior is not None:
-        return ClassPrior.from_probs(_numbers(prior, "--prior", None, classes))
+        return _probabilities(prior, classes)
     if counts is not None:
         numbers = _numbers(counts, "--counts", None, classes)
-        return prior_of_counts(numbers, source="--counts", smoothing=smoothing)
+        hint = "give probabilities with --prior"
+        return prior_of_counts(numbers, source="--counts", smoothing=smoothing, fractions=hint)
     if train_labels is not None:
         labels = read_labels(train_labels)
         if classes is None:
@@ -263,18 +270,32 @@ def _whole(labels: Any) -> bool:
 
 def _numbers(text: str, option: str, width: int | None, classes: str | None) -> Any:
     """One number per class; how many there are is for the model to judge if `width` is None."""
-    from longtail.predictions.labels import read_class_names, read_numbers
+    from longtail.predictions.labels import read_numbers
 
-    names = None if classes is None else read_class_names(classes)
-    return read_numbers(text, option=option, num_classes=width, class_names=names)
+    return read_numbers(text, option=option, num_classes=width, class_names=_names(classes))
 
 
-def _target_prior(text: str, width: int, classes: str | None) -> ClassPrior | None:
+def _names(classes: str | None) -> list[str] | None:
+    from longtail.predictions.labels import read_class_names
+
+    return None if classes is None else read_class_names(classes)
+
+
+def _costs(text: str, width: int, classes: str | None) -> Any:
+    return above_zero(_numbers(text, "--costs", width, classes), "--costs")
+
+
+def _probabilities(text: str, classes: str | None) -> ClassPrior:
+    from longtail._checks import InputError
     from longtail.priors import ClassPrior
 
-    if text == "balanced":
-        return None
-    return ClassPrior.from_weights(_numbers(text, "--target", width, classes))
+    probs = above_zero(_numbers(text, "--prior", None, classes), "--prior")
+    if abs(probs.sum() - 1) > 1e-6:
+        raise InputError(
+            f"--prior must be probabilities, which sum to 1, but these sum to {probs.sum():g}; "
+            f"give numbers of training examples with --counts."
+        )
+    return ClassPrior.from_probs(probs)
 
 
 def _tau_of(path: Path, method: Method) -> float:
@@ -310,24 +331,6 @@ def _arrays(path: Path) -> dict[str, Any]:
             return {name: archive[name] for name in archive.files}
     except (ValueError, OSError, TypeError) as error:  # TypeError: it is an .npy file
         raise InputError(f"--inputs: {path} can't be read as an .npz file: {error}.") from error
-
-
-def _warn_if_adjusted(run: Run | None, prior: ClassPrior, tau: float) -> None:
-    """Say so if the run's loss leaves nothing to correct."""
-    import numpy as np
-
-    from longtail import margins
-    from longtail._checks import InputError
-    from longtail.posthoc import adjust_logits
-    from longtail.train.methods import Method as Trained
-
-    if run is None:
-        return
-    with suppress(InputError):  # a method of somebody else's, of which nothing is known
-        trained = Trained.of(run.spec.method)
-        if trained.loss in margins.MARGINS:
-            margin = margins.by_name(trained.loss, prior, **trained.settings)
-            adjust_logits(np.zeros((1, prior.num_classes)), prior, tau=tau, trained_with=margin)
 
 
 def _finish(

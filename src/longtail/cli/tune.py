@@ -11,6 +11,7 @@ import typer
 from longtail.cli import _console
 from longtail.cli._console import JsonOption
 from longtail.cli._inputs import (
+    BoundsOption,
     ClassesOption,
     ColumnsOption,
     CountsOption,
@@ -19,6 +20,7 @@ from longtail.cli._inputs import (
     Method,
     ProbsOption,
     SmoothingOption,
+    SplitOption,
     TrainLabelsOption,
 )
 
@@ -71,15 +73,17 @@ def tune(
     columns: ColumnsOption = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
-    split: Annotated[
-        str, typer.Option(metavar="NAME", help="Which split of a run folder.")
-    ] = "held-out",
+    split: SplitOption = None,
     method: Annotated[Method, typer.Option(help="What tau is for.")] = Method.logit_adjustment,
     bias_mode: Annotated[
         BiasMode, typer.Option(help="What weight normalization does with the bias.")
     ] = BiasMode.scale,
     criterion: Annotated[
-        Criterion, typer.Option(help="What to minimise; all but the first need no balanced data.")
+        Criterion,
+        typer.Option(
+            help="What to minimise; all but the first need held-out data mixed like the training "
+            "data, long tail and all."
+        ),
     ] = Criterion.balanced_error,
     missing: Annotated[
         Missing,
@@ -88,9 +92,7 @@ def tune(
             "class in size count for them too (for --split dev of CIFAR)."
         ),
     ] = Missing.error,
-    bounds: Annotated[
-        tuple[float, float], typer.Option(metavar="LOW HIGH", help="Where to search.")
-    ] = (0.0, 4.0),
+    bounds: BoundsOption = (0.0, 4.0),
     bootstrap: Annotated[
         int, typer.Option(min=0, metavar="N", help="Resamplings behind the interval; 0 for none.")
     ] = 1000,
@@ -113,8 +115,10 @@ def tune(
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
       longtail tune RUN --split dev --missing nearest
     """
-    from longtail.cli._inputs import open_file, read_prior
+    from longtail.cli._inputs import open_file, opened_run, read_prior, warn_if_adjusted
 
+    by_norms = method is Method.weight_normalization
+    _refuse_contradictions(criterion, missing, bounds, by_norms=by_norms)
     found = open_file(
         file,
         labels=labels,
@@ -129,7 +133,7 @@ def tune(
         result = _tuned(
             found,
             cast("ClassPrior", prior),
-            by_norms=method is Method.weight_normalization,
+            by_norms=by_norms,
             bias_mode=bias_mode,
             criterion=criterion,
             missing=missing,
@@ -138,6 +142,8 @@ def tune(
             n_bootstrap=bootstrap,
             random_state=seed,
         )
+    if not by_norms:
+        warn_if_adjusted(opened_run(file))
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
         return
@@ -147,6 +153,25 @@ def tune(
             "this tau was chosen on the test set: it is an oracle's, and its "
             "error is no estimate for new data."
         )
+
+
+def _refuse_contradictions(
+    criterion: Criterion, missing: Missing, bounds: tuple[float, float], *, by_norms: bool
+) -> None:
+    """Refuse what a calibration criterion, which sees tau as a temperature, has no use for."""
+    if criterion is Criterion.balanced_error:
+        return
+    given = {
+        "--method weight-normalization": by_norms,
+        "--missing nearest": missing is Missing.nearest,
+        "negative --bounds": bounds[0] < 0,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise typer.BadParameter(
+                f"{name} can't stand beside --criterion {criterion.value}, only beside "
+                f"balanced-error"
+            )
 
 
 def _tuned(
@@ -161,6 +186,7 @@ def _tuned(
     **settings: Any,
 ) -> TauResult:
     from longtail._checks import InputError
+    from longtail.cli._inputs import refuse_nothing_to_tune
     from longtail.predictions.passes import tau_intervals, whole_logits
     from longtail.tuning import tune_from_intervals, tune_tau
 
@@ -182,12 +208,17 @@ def _tuned(
         bias = found.bias if bias_mode is BiasMode.drop else None
         method = {"method": "weight_normalization", "norms": found.norms, "bias": bias}
         method["bias_mode"] = bias_mode.value
+    else:
+        refuse_nothing_to_tune(prior)
     if criterion is Criterion.balanced_error:
         parts = tau_intervals(found, prior, progress=progress, **method)
         if missing is Missing.nearest:
             parts = parts.with_stand_ins(prior)
+        else:
+            _refuse_missing_classes(found, parts.counts)
         return tune_from_intervals(parts, **settings)
     logits, target = whole_logits(found, prior)
+    _refuse_other_mix(found, target, prior, criterion)
     return tune_tau(
         logits,
         target,
@@ -197,3 +228,32 @@ def _tuned(
         **method,
         **settings,
     )
+
+
+def _refuse_missing_classes(found: Predictions, counts: Any) -> None:
+    from longtail import _checks
+
+    lacking = [found.label(k) for k, count in enumerate(counts) if not count]
+    if lacking:
+        raise _checks.InputError(
+            f"{found.name}: every class needs held-out examples, but {len(lacking)} of "
+            f"{len(counts)} have none: {_checks.listing(lacking)}; hold out at least one of each, "
+            f"let the nearest class in size count for them too with --missing nearest, or, if the "
+            f"data are mixed like the training data, pass --criterion log-loss."
+        )
+
+
+def _refuse_other_mix(
+    found: Predictions, target: Any, prior: ClassPrior, criterion: Criterion
+) -> None:
+    from longtail._checks import InputError
+    from longtail.tuning._mix import other_mix
+
+    other = other_mix(target, prior)
+    if other is not None:
+        raise InputError(
+            f"--criterion {criterion.value} needs held-out data mixed like the training data, but "
+            f"class {found.label(other.label)} is {other.share:.1%} of the labels of {found.name} "
+            f"and {other.expected:.1%} of the training examples; leave --criterion out "
+            f"(balanced-error suits any mix), or hold out data mixed like the training data."
+        )

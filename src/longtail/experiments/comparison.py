@@ -332,19 +332,21 @@ def adjuster(run: Run, method: str, bias_mode: BiasMode) -> Callable[[NDArray[An
     )
 
 
-def tuned(
-    run: Run, split: str, method: str, bias_mode: BiasMode, **settings: Any
-) -> tuning.TauResult:
+def tuned(run: Run, split: str, method: str, bias_mode: BiasMode) -> tuning.TauResult:
     """The exact curve and best tau of a post-hoc method on one split of a run."""
     logits, target, _ = run.logits(split)
+    settings: dict[str, Any] = {}
     if method == "posthoc-weight-normalized":
         head = run.head
         settings |= {"norms": head.norms if head else None, "bias_mode": bias_mode}
         if bias_mode != "scale":
             settings["bias"] = head.bias if head else None
-    return tuning.tune_tau(
-        np.asarray(logits), target, run.prior, method=POSTHOC[method], n_bootstrap=0, **settings
+    # Not by `tune_tau`: where a run's classes are all alike every tau is as good, which is worth
+    # a row of a table though not a choice.
+    parts = tuning.TauIntervals.from_logits(
+        np.asarray(logits), target, run.prior, method=POSTHOC[method], **settings
     )
+    return tuning.tune_from_intervals(parts, n_bootstrap=0)
 
 
 def _posthoc(

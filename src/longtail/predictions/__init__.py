@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -38,6 +38,9 @@ from longtail.predictions.estimates import Estimate as Estimate
 from longtail.predictions.passes import tau_intervals as tau_intervals
 from longtail.predictions.result import AdjustResult as AdjustResult
 
+if TYPE_CHECKING:
+    from longtail.runs import Run
+
 __all__ = [
     "AdjustResult",
     "Block",
@@ -50,6 +53,8 @@ __all__ = [
     "tau_intervals",
 ]
 
+# The splits whose logits `longtail evaluate` writes.
+EVALUATED = ("test", "dev", "val", "held-out", "train")
 FORMATS = (".npz", ".npy", ".csv", ".tsv", ".parquet", ".pq")
 
 
@@ -147,16 +152,32 @@ def _names_in(path: Path, suffix: str) -> list[str]:
     return []
 
 
+def _no_split(run: Run, split: str) -> str:
+    """What to do where a run lacks a split: only commands that this run can follow."""
+    held_out = run.spec.dataset.held_out
+    if split == "held-out" and not held_out:
+        text = f"{run.folder} has no held-out part: it was trained without --held-out 0.2"
+    else:
+        text = f"{run.folder} has no logits of the split {split!r}"
+    ways = (
+        [f"choose one that is there with --split ({', '.join(run.splits)})"] if run.splits else []
+    )
+    wanted = split
+    if split == "held-out" and not (run.members and held_out):
+        # Training alone writes these. A subset of a larger set leaves images out: those are dev.
+        wanted = "dev" if run.spec.dataset.profile is not None else ""
+    if wanted in EVALUATED and wanted not in run.splits and (run.has_model or run.members):
+        make = "run" if wanted == split else f"make one for --split {wanted} by"
+        ways.append(f"{make}: {run.evaluation(wanted)}")
+    return f"{text}; {', or '.join(ways) or 'it has none at all'}"
+
+
 def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
     from longtail.runs import Run
 
     run = Run.open(path)
     if split not in run.splits:
-        raise InputError(
-            f"{path} has no logits of the split {split!r}; there: "
-            f"{', '.join(run.splits) or 'none'}. Choose one with --split, or run: "
-            f"{run.evaluation(split)}"
-        )
+        raise InputError(_no_split(run, split))
     if kind == "probs":
         raise InputError(f"{path} is a run folder, which holds logits; leave --probs out.")
     logits, target, _ = run.logits(split)

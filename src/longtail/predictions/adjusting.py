@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from longtail import _checks
+from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.base import Predictions
 from longtail.predictions.estimates import Tally
@@ -29,6 +29,7 @@ from longtail.predictions.passes import (
 from longtail.predictions.result import AdjustResult
 from longtail.priors import ClassPrior
 from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
+from longtail.tuning._intervals import refuse_nothing_to_tune
 
 Missing = Literal["error", "skip"]
 BoolArray = NDArray[np.bool_]
@@ -127,6 +128,8 @@ def adjust_predictions(
             prior = learnt_prior(predictions, prior, None)
         found |= {"protocol": "unlabelled", "tau": 1.0 if tau is None else tau}
         return AdjustResult(predictions, prior, **found)
+    if tau is None and prior is not None and not effective:
+        refuse_nothing_to_tune(posthoc.log_ratio(prior, target_prior, None, caller=caller), caller)
     workers = _checks.whole(workers or default_workers(), caller, name="workers")
     source = _Source(predictions, prior, target_prior, effective, workers, progress)
     kept = _judgeable(predictions, source.target, 1 if protocol == "given" else 2, missing)

@@ -45,7 +45,13 @@ def summary(result: AdjustResult) -> list[str]:
             f"{plural(few, 'class was', 'classes were')} judged on fewer than {_FEW} "
             f"examples: trust the means more than single classes."
         )
-    if result.tuning is not None and result.tuning.at_bound:
+    if result.tuning is not None and result.tuning.at_zero:
+        found.append(
+            f"The best tau touches the lower bound {result.tuning.bounds[0]:g}: most likely the "
+            f"counts are in another order than the score columns, or the logits were adjusted "
+            f"already."
+        )
+    elif result.tuning is not None and result.tuning.at_bound:
         low, high = result.tuning.bounds
         found.append(
             f"The best tau touches the bounds {low:g} and {high:g}: consider wider ones (--bounds)."

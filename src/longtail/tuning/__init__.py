@@ -2,8 +2,8 @@
 
 `tune_tau` is the front door. The pass over the logits is in `_intervals`, the curve in
 `_curve`, resampling in `_bootstrap`, and the criteria that see tau as a temperature in
-`_calibration`. What becomes of classes without held-out examples is in `_missing`. Applying a tau
-is in `posthoc`.
+`_calibration`; that these find the training data's mix of classes is checked in `_mix`. What
+becomes of classes without held-out examples is in `_missing`. Applying a tau is in `posthoc`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from longtail.tuning._calibration import CALIBRATION_CRITERIA, tune_by_calibrati
 from longtail.tuning._calibration import SampledCurve as SampledCurve
 from longtail.tuning._curve import TauCurve as TauCurve
 from longtail.tuning._intervals import METHODS as METHODS
-from longtail.tuning._intervals import MISSING, checked_examples, intervals
+from longtail.tuning._intervals import (
+    MISSING,
+    checked_examples,
+    intervals,
+    refuse_nothing_to_tune,
+)
 from longtail.tuning._intervals import Method as Method
 from longtail.tuning._intervals import Missing as Missing
 from longtail.tuning._intervals import TauIntervals as TauIntervals
 from longtail.tuning._missing import class_shares as class_shares
+from longtail.tuning._mix import refuse_other_mix
 from longtail.tuning._temperature import fit_temperature as fit_temperature
 from longtail.tuning._temperature import held_out
 
@@ -46,7 +52,8 @@ class TauResult:
         error: the criterion at `tau`. It was chosen for being low on these very examples, so
             expect a little more on others.
         standard_error: of `error`, by resampling examples at this tau.
-        confidence: ends of the bootstrap interval of tau, or None without replicates.
+        confidence: ends of the bootstrap interval of tau, or None without replicates: quantiles
+            of the resampled taus, and `tau` itself where those would leave it out.
         confidence_level: its level.
         curve: the criterion as a function of tau; call it.
         counts: held-out examples of each class, shape (num_classes,).
@@ -78,6 +85,17 @@ class TauResult:
         """Whether the best tau touches an end of the bounds: a better one may lie outside."""
         low, high = self.interval
         return low <= self.curve.bounds[0] or high >= self.curve.bounds[1]
+
+    @property
+    def at_zero(self) -> bool:
+        """Whether logits are best not adjusted at all: the best tau touches a lower bound of 0.
+
+        That is seldom so. Counts in another order than the logits' columns look like it, and
+        logits that were adjusted already.
+        """
+        if self.criterion != "balanced_error" or self.method != "logit_adjustment":
+            return False
+        return self.interval[0] <= self.bounds[0] <= 0 and self.interval != self.curve.bounds
 
     def to_dict(self, *, curve_points: int = 0) -> dict[str, Any]:
         """Plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
@@ -141,6 +159,12 @@ class TauResult:
             )
         if self.interval == self.curve.bounds:
             lines.append(f"  every tau within the bounds {self.bounds} is equally good")
+        elif self.at_zero:
+            lines.append(
+                f"  the best tau touches the lower bound {self.bounds[0]:g}: most likely the"
+            )
+            lines.append("  counts are in another order than the score columns, or the logits were")
+            lines.append("  adjusted already")
         elif self.at_bound:
             lines.append(f"  the best tau touches the bounds {self.bounds}: consider wider ones")
         return "\n".join(lines)
@@ -174,8 +198,10 @@ def tune_tau(
     midpoint. The arithmetic is float64 whatever the logits' dtype.
 
     The other criteria see tau as a temperature (argmax f − τ log π = argmax f/τ − log π) and
-    evaluate softmax(f/τ) on held-out data as long-tailed as the training data; they need
-    neither balanced data nor every class.
+    evaluate softmax(f/τ), which needs held-out data mixed like the training data: classes must
+    occur as often as in the prior, long tail and all, though not every one need occur. On
+    balanced data their tau would be far too large, so labels that are clearly of another mix
+    are refused.
 
     Args:
         logits: f, shape (examples, num_classes), of examples the model was not trained on;
@@ -187,14 +213,16 @@ def tune_tau(
         norms: ν for weight normalization, as in `normalize_weights`.
         bias: the last layer's bias, which bias_mode="drop" takes out first.
         bias_mode: "scale" or "drop" as in `normalize_weights`; "keep" has no exact curve.
-        criterion: "balanced_error", or by calibration "log_loss", "squared_error", "ece" (15
+        criterion: "balanced_error", which suits any mix of classes, or by calibration, on data
+            mixed like the training data, "log_loss", "squared_error", "ece" (15
             bins of the top label) or "sharpness" (the highest E Σ p² among the taus whose ECE
             is within one bootstrap standard error of the least).
         bounds: where to search.
         target_prior: q, if the model will meet other class frequencies than uniform ones: the
             adjustment is then f − τ (log π − log q − log c), the error weighted by q · c.
         costs: c, shape (num_classes,), positive: what an error on each class costs.
-        sample_weight: shape (examples,); an integer weight gives the curve of repetition.
+        sample_weight: shape (examples,); an integer weight gives the curve of repetition, and
+            π_y / n_y brings n_y examples of each class to the training data's mix.
         missing: what to do for the balanced error about classes without held-out examples:
             "error", or let the "nearest" class in size count for them too, as suits data that
             lack the largest classes; left out, those would have no say against a large tau.
@@ -237,6 +265,7 @@ def tune_tau(
             prior,
             caller=caller,
             complete=missing == "error",
+            choosing=True,
             method=method,
             norms=norms,
             bias=bias,
@@ -327,13 +356,16 @@ class _Settings:
             random_state = _checks.whole(random_state, caller, name="random_state", at_least=0)
         return cls(level, count, np.random.default_rng(random_state))
 
-    def interval(self, taus: FloatArray) -> tuple[float, float] | None:
-        """The quantiles of resampled taus."""
+    def interval(self, taus: FloatArray, tau: float) -> tuple[float, float] | None:
+        """The quantiles of resampled taus, and the chosen one if it lies outside.
+
+        That can happen where the criterion jumps: resampling may move its minimum one way only.
+        """
         if self.n_bootstrap == 0:
             return None
         tail = (1.0 - self.confidence) / 2.0
         low, high = np.quantile(taus, [tail, 1.0 - tail])
-        return float(low), float(high)
+        return min(float(low), tau), max(float(high), tau)
 
 
 def _bounds(bounds: Any, caller: str) -> tuple[float, float]:
@@ -374,7 +406,7 @@ def _from_intervals(
         interval=interval,
         error=curve(tau),
         standard_error=curve.standard_error(tau),
-        confidence=settings.interval(taus),
+        confidence=settings.interval(taus, tau),
         confidence_level=settings.confidence,
         curve=curve,
         counts=parts.counts,
@@ -402,6 +434,8 @@ def _from_calibration(
             f"{caller}: `bounds` must not be negative for criterion={criterion!r}, where tau is "
             f"a temperature; got ({bounds[0]:g}, {bounds[1]:g})."
         )
+    refuse_nothing_to_tune(prior.log_probs, caller)
+    refuse_other_mix(target, prior, weight, criterion=criterion, caller=caller)
     data = held_out(logits, target, weight, chunk_rows, caller)
     found = tune_by_calibration(data, criterion, bounds, settings.n_bootstrap, settings.rng)
     counted = target if weight is None else target[weight > 0]
@@ -410,7 +444,7 @@ def _from_calibration(
         interval=(found.tau, found.tau),
         error=found.value,
         standard_error=found.standard_error,
-        confidence=settings.interval(found.replicates),
+        confidence=settings.interval(found.replicates, found.tau),
         confidence_level=settings.confidence,
         curve=found.curve,
         counts=np.bincount(counted, minlength=logits.shape[1]),

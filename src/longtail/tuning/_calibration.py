@@ -1,7 +1,7 @@
 """Tau as a temperature: argmax f − τ log π = argmax f/τ − log π, so calibration finds a tau.
 
-Nothing here needs balanced data, or every class: the criteria are averages over held-out
-examples of the same long-tailed kind as the training data. The balanced error as a function
+The criteria are averages over held-out examples, which must be mixed like the training data
+(`_mix` checks it), though not every class need occur among them. The balanced error as a function
 of tau is in `_curve`; import the public names from `tuning`.
 """
 
@@ -214,7 +214,7 @@ def tune_by_calibration(
         value=float(values[k]),
         standard_error=float(np.interp(np.log(taus[k]), np.log(grid), spread)),
         curve=SampledCurve(taus=taus[order], values=values[order]),
-        replicates=_replicates(judge, grid, draws[:replicates], slack),
+        replicates=_replicates(data, judge, grid, draws[:replicates], slack, rng),
     )
 
 
@@ -249,12 +249,30 @@ def _smooth_minimum(data: HeldOut, judge: _Criterion, near: tuple[float, float])
     return np.array([np.exp(found.x)])
 
 
-def _replicates(judge: _Criterion, grid: FloatArray, draws: FloatArray, slack: float) -> FloatArray:
-    """The tau of each draw; between the grid's points where the criterion is smooth."""
+def _replicates(
+    data: HeldOut,
+    judge: _Criterion,
+    grid: FloatArray,
+    draws: FloatArray,
+    slack: float,
+    rng: np.random.Generator,
+) -> FloatArray:
+    """The tau of each draw, between the grid's points.
+
+    Where the criterion is smooth a parabola finds it. Where it jumps, a second round draws at
+    taus that are closer together, in the range where those of the first lie.
+    """
+    if not len(draws):
+        return np.empty(0)
     picks = np.array([judge.choose(draw, slack) for draw in draws], dtype=np.int64)
-    if judge.smooth and len(draws):
+    if judge.smooth:
         return _vertices(np.log(grid), judge.value(draws), picks)
-    return grid[picks]
+    closer = np.geomspace(
+        grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)], len(grid)
+    )
+    moments = _moments(data, judge, closer, second=True)
+    draws = moments.mean + normal_noise(moments.covariance(), len(draws), rng)
+    return closer[[judge.choose(draw, slack) for draw in draws]]
 
 
 def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> FloatArray:

@@ -219,6 +219,7 @@ def intervals(
     *,
     caller: str,
     complete: bool,
+    choosing: bool = False,
     method: str,
     norms: Any,
     bias: Any,
@@ -228,7 +229,11 @@ def intervals(
     sample_weight: Any,
     chunk_rows: int | None,
 ) -> TauIntervals:
-    """Check everything, then make the pass; `complete` refuses classes without examples."""
+    """Check everything, then make the pass.
+
+    `complete` refuses classes without examples; `choosing` refuses a prior by which every tau is
+    as good, where tau is to be chosen on these examples.
+    """
     logits, target, weight = checked_examples(logits, target, prior, sample_weight, caller)
     width = logits.shape[1]
     _checks.choice(method, METHODS, caller, name="method")
@@ -237,6 +242,8 @@ def intervals(
     if method == "logit_adjustment":
         _refuse_unused(caller, norms, bias, bias_mode)
         direction = posthoc.log_ratio(prior, target_prior, costs, caller=caller)
+        if choosing:
+            refuse_nothing_to_tune(direction, caller)
         offset = None
     else:
         posthoc.log_ratio(prior, target_prior, costs, caller=caller)  # for its checks
@@ -295,8 +302,18 @@ def refuse_missing_classes(counts: IntArray, caller: str) -> None:
         raise InputError(
             f"{caller}: every class needs held-out examples, but {len(missing)} of {len(counts)} "
             f"have none in `target`: {_checks.listing(missing)}; hold out at least one of each, "
-            f"let the nearest class in size stand in (missing='nearest'), or pass "
-            f"criterion='log_loss', which needs no balanced data."
+            f"let the nearest class in size stand in (missing='nearest'), or, if the data are "
+            f"mixed like the training data, pass criterion='log_loss'."
+        )
+
+
+def refuse_nothing_to_tune(direction: FloatArray, caller: str) -> None:
+    """Refuse an adjustment that shifts all classes alike: every tau predicts the same."""
+    if np.ptp(direction) == 0:
+        raise InputError(
+            f"{caller}: the prior is uniform, or the very one to adjust to, so no tau changes any "
+            f"prediction; if the held-out data are balanced and the training data were not, pass "
+            f"ClassPrior.from_counts(...) of the latter."
         )
 
 

@@ -72,9 +72,9 @@ def fit_temperature(
 ) -> float:
     """The temperature T that minimises the log-loss of softmax(f / T) on held-out data.
 
-    The log-loss is convex in 1/T, so Newton's method finds the one minimum. The held-out data
-    should be distributed as the training data were, long tail and all; T is then also a tau
-    for `adjust_logits`, found without any balanced data.
+    The log-loss is convex in 1/T, so Newton's method finds the one minimum. Where the held-out
+    data are mixed like the training data, long tail and all, T is also a tau for
+    `adjust_logits`; on balanced data it is none (`tune_tau`, which knows the prior, refuses).
 
     Args:
         logits: f, shape (examples, num_classes), of examples the model was not trained on.
