@@ -261,10 +261,12 @@ def _part(data: Any, run: Run, split: Split) -> Any:
 
 
 def _document(errors_of: dict[Path, Judged], split: Split) -> dict[str, Any]:
+    from longtail.runs.naming import by_method
+
     judged = {folder: one.values() for folder, one in errors_of.items()}
     runs, methods = [one.run for one in errors_of.values()], []
     for together in _by_data(runs).values():
-        for name, group in _training.by_method(together).items():
+        for name, group in by_method(together).items():
             errors = [judged[run.folder] for run in group]
             balanced = [values["balanced_error"] for values in errors]
             methods.append(
@@ -314,11 +316,12 @@ def _mean(values: list[float]) -> float:
 def _show(errors_of: dict[Path, Judged], split: Split) -> None:
     from longtail.report.comparison import GROUP_BOUNDS
     from longtail.report.tables import Table, percent
+    from longtail.runs.naming import by_method
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
     judged = {folder: one.values() for folder, one in errors_of.items()}
     for (_, spec), together in _by_data([one.run for one in errors_of.values()]).items():
-        methods = _training.by_method(together)
+        methods = by_method(together)
         rows, means = [], []
         for name, group in methods.items():
             errors = [judged[run.folder] for run in group]
