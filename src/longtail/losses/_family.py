@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn, TypedDict
 
 import torch
 from torch import Tensor
@@ -363,6 +364,8 @@ def _choose_impl(
 
 def check_logits(logits: Any, *, caller: str) -> tuple[int, int]:
     """Floating-point logits; which dimension holds the classes, and how many there are."""
+    if isinstance(logits, Mapping) and "logits" in logits:
+        refuse_trainer(caller=caller)
     if not isinstance(logits, Tensor):
         raise InputError(f"{caller}: `logits` must be a torch tensor; got {type(logits).__name__}.")
     if not logits.is_floating_point():
@@ -375,6 +378,15 @@ def check_logits(logits: Any, *, caller: str) -> tuple[int, int]:
         )
     dim = min(logits.ndim - 1, 1)
     return dim, logits.shape[dim]
+
+
+def refuse_trainer(*, caller: str) -> NoReturn:
+    """Say how a loss that was called as transformers' Trainer calls one becomes what it needs."""
+    raise InputError(
+        f"{caller}: this is how transformers' Trainer calls its loss, with the model's outputs and "
+        f"`num_items_in_batch`; wrap the loss: compute_loss_func=TrainerLoss(loss), from "
+        f"longtail.integrations.huggingface. Elsewhere pass outputs['logits']."
+    )
 
 
 def _check_margin(margin: MarginTensors, logits: Tensor, num_classes: int, *, caller: str) -> None:

@@ -93,8 +93,13 @@ class PairwiseMarginLoss(nn.Module):
         self.impl = _checks.choice(impl, _family.IMPLS, caller, name="impl")
         self.settings: dict[str, Any] = {}
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of `logits` for `target`; shapes as in `pairwise_margin_loss`."""
+    def forward(self, logits: Tensor, target: Tensor, *, num_items_in_batch: Any = None) -> Tensor:
+        """The loss of `logits` for `target`; shapes as in `pairwise_margin_loss`.
+
+        `num_items_in_batch` is what transformers' Trainer passes; the error then says what to do.
+        """
+        if num_items_in_batch is not None:
+            _family.refuse_trainer(caller=type(self).__name__)
         return self._loss(logits, target)
 
     def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share: Tensor | float) -> Tensor:
@@ -339,8 +344,17 @@ class EqualizedThresholdLoss(_NamedLoss):
         self.settings = {"threshold": threshold, "gamma": gamma}
         self.register_buffer("rare", torch.as_tensor(prior.probs < threshold))
 
-    def forward(self, logits: Tensor, target: Tensor, *, dropped: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        *,
+        dropped: Tensor | None = None,
+        num_items_in_batch: Any = None,
+    ) -> Tensor:
         """The loss of `logits` for `target`, with a fresh draw of who competes, or a given one."""
+        if num_items_in_batch is not None:
+            _family.refuse_trainer(caller=type(self).__name__)
         return self._loss(logits, target, self.draw(logits) if dropped is None else dropped)
 
     def mixed(
