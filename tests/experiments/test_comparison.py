@@ -105,6 +105,16 @@ def test_two_kinds_of_softmax_are_refused(tmp_path):
         compare(runs)
 
 
+def test_a_softmax_student_beside_plain_softmax_is_refused(tmp_path):
+    settings = ({}, {"teachers": ["digits-lt/softmax-s1-0a1b2c3d"]})
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", method="softmax", settings=one))
+        for one in settings
+    ]
+    with pytest.raises(InputError, match=r"'softmax' was run in 2 ways \(plain; 1 teacher\)"):
+        compare(runs)
+
+
 def test_runs_of_one_seed_are_rows_that_say_what_tells_them_apart(tmp_path):
     runs = [
         make_run(tmp_path, make_spec(dataset="digits-lt", model=model)) for model in ("mlp", "cnn")

@@ -306,7 +306,7 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
                     f"compare one of them."
                 )
             groups[name, ", ".join(filter(None, (detail, words)))] = part
-    plain = [detail for name, detail in groups if name == BASELINE]
+    plain = [detail or "plain" for name, detail in groups if name == BASELINE]
     if len(plain) > 1:
         raise InputError(
             f"compare: {BASELINE!r} was run in {len(plain)} ways ({'; '.join(plain)}), but the "
