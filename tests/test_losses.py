@@ -695,6 +695,26 @@ BAD_INPUT = {
         lambda: losses.logit_adjusted_loss(OK, torch.ones(2, 4) / 4, PRIOR, ignore_index=1),
         r"`ignore_index` is 1, but `target` holds class probabilities",
     ),
+    "logits in the place of probabilities": (
+        lambda: losses.logit_adjusted_loss(OK, OK + Y[:, None] * 3.0, PRIOR),
+        r"logit_adjusted_loss: `target` has the shape of the logits, so it must hold class "
+        r"probabilities, which lie in \[0, 1\], but they go from 0 to 3; pass target.softmax\(1\) "
+        r"if these are logits, or class indices of shape \(2,\)",
+    ),
+    "a negative probability": (
+        lambda: losses.BalancedLoss(PRIOR)(OK[0], torch.tensor([0.6, 0.6, -0.1, -0.1])),
+        r"BalancedLoss: .* they go from -0.1 to 0.6; pass target.softmax\(0\)",
+    ),
+    "a probability that is not a number": (
+        lambda: losses.softmax_loss(OK, torch.tensor([[0.5, float("nan"), 0.5, 0.0]] * 2)),
+        r"softmax_loss: .* lie in \[0, 1\], but NaN occurs",
+    ),
+    "probabilities out of range, smoothed, of a dense margin": (
+        lambda: losses.pairwise_margin_loss(
+            OK, OK - 1, Margin.from_matrix(np.zeros((4, 4))), label_smoothing=0.9
+        ),
+        r"pairwise_margin_loss: .* they go from -1 to -1",
+    ),
     "integer logits": (
         lambda: losses.logit_adjusted_loss(OK.long(), Y, PRIOR),
         r"logit_adjusted_loss: `logits` must be floating point; their dtype is torch.int64",
@@ -737,6 +757,21 @@ BAD_INPUT = {
         r"EqualizedThresholdLoss: `gamma` must lie in \[0, 1\]; got 2",
     ),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_probabilities_may_be_rounded_and_their_sums_are_free(dtype):
+    q = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.5, 0.0]]).to(dtype)
+    q[0, 0] += torch.finfo(dtype).eps
+    logits = torch.zeros(3, NUM_CLASSES, dtype=dtype)
+    ours = losses.softmax_loss(logits, q, reduction="none")
+    torch.testing.assert_close(ours, F.cross_entropy(logits, q, reduction="none"))
+
+
+def test_the_gradient_of_hard_probabilities_can_be_checked_numerically():
+    q = F.one_hot(TARGET, NUM_CLASSES).double().requires_grad_()
+    logits = randn(6, NUM_CLASSES)
+    assert torch.autograd.gradcheck(lambda q: losses.logit_adjusted_loss(logits, q, PRIOR), q)
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)

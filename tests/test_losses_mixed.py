@@ -66,6 +66,38 @@ def test_class_weights_divide_the_mean_as_for_one_label(contract):
     torch.testing.assert_close(module.mixed(logits, FIRST, SECOND, whole), module(logits, FIRST))
 
 
+@pytest.mark.parametrize("share", [0.3, np.float64(0.3), np.float32(0.25), 0.0, 1])
+@contracts
+def test_one_share_for_all_is_a_number(contract, share):
+    """As mixup draws it: ``numpy.random.beta(alpha, alpha)``."""
+    loss, logits = contract.module(weight=WEIGHT), logits_for(contract)
+    each = torch.full((6,), float(share), dtype=torch.float64)
+    expected = loss.mixed(logits, FIRST, SECOND, each)
+    torch.testing.assert_close(loss.mixed(logits, FIRST, SECOND, share), expected, rtol=0, atol=0)
+
+
+def test_one_share_for_all_of_a_picture_and_compiled():
+    loss = losses.LogitAdjustedLoss(PRIOR)
+    logits = LOGITS.T.reshape(1, NUM_CLASSES, 2, 3)
+    first, second = FIRST.reshape(1, 2, 3), SECOND.reshape(1, 2, 3)
+    expected = loss.mixed(LOGITS, FIRST, SECOND, 0.3)
+    torch.testing.assert_close(loss.mixed(logits, first, second, 0.3), expected)
+    whole = torch.compile(loss.mixed, fullgraph=True, backend="aot_eager")
+    for share in (0.3, 0.8):
+        found = whole(LOGITS, FIRST, SECOND, share)
+        torch.testing.assert_close(found, loss.mixed(LOGITS, FIRST, SECOND, share))
+
+
+def test_shares_under_vmap():
+    loss = losses.LogitAdjustedLoss(PRIOR)
+    expected = torch.stack(
+        [loss.mixed(LOGITS, FIRST, SECOND, share) for share in (SHARE, SHARE / 2)]
+    )
+    shares = torch.stack([SHARE, SHARE / 2])
+    found = torch.func.vmap(lambda share: loss.mixed(LOGITS, FIRST, SECOND, share))(shares)
+    torch.testing.assert_close(found, expected)
+
+
 def test_an_ignored_label_counts_for_nothing():
     loss = losses.LogitAdjustedLoss(PRIOR).double()
     gone = SECOND.clone()
@@ -105,8 +137,14 @@ def test_the_threshold_form_has_one_draw_for_both_labels():
         (SHARE + 0.1, r"`share` must lie in \[0, 1\]; it goes from 0.1 to 1.1"),
         (SHARE * float("nan"), r"`share` must lie in \[0, 1\]; it goes from nan"),
         (SHARE[:2], r"must have one shape; they have \(6,\), \(6,\) and \(2,\)"),
-        (FIRST, "`share` must be a floating-point tensor; got torch.int64"),
-        (0.5, "`share` must be a floating-point tensor; got float"),
+        (
+            FIRST,
+            r"`share` must be a number in \[0, 1\] or a floating-point tensor; got torch.int64",
+        ),
+        ("0.5", r"`share` must be a number in \[0, 1\] or a floating-point tensor; got str"),
+        (True, "`share` must be a number; got True"),
+        (1.5, r"`share` must lie in \[0, 1\]; got 1.5"),
+        (float("nan"), "`share` must be finite; got nan"),
     ],
 )
 def test_bad_shares_are_refused(share, message):

@@ -132,11 +132,36 @@ def test_the_held_out_part(runs, cli):
     row = result.out.splitlines()[2].split()
     assert row[1] == f"{errors_by_hand(held, 'held-out')[0]:.1f}"
     assert "on the held-out set" in result.out
-    result = cli("evaluate", runs, "--split", "held-out")
-    assert result.code == 1
-    assert "has no held-out part; train with --held-out 0.2" in result.err
     result = cli("evaluate", held.folder, "--split", "held-out", "--force")
     assert "training writes those logits" in result.err
+
+
+def words_of(text):
+    """A message without the ends of its lines."""
+    return " ".join(text.split())
+
+
+def test_of_a_folder_those_are_judged_that_have_a_held_out_part(runs, cli):
+    (held,) = (run for run in find_runs(runs) if run.spec.dataset.held_out)
+    others = [run for run in find_runs(runs) if run.folder != held.folder]
+    alone = cli("evaluate", held.folder, "--split", "held-out")
+    result = cli("evaluate", runs, "--split", "held-out")
+    assert (result.code, result.out) == (0, alone.out)
+    names = ", ".join(str(run.folder) for run in others)
+    assert words_of(result.err) == f"Left out: {names}, which have no held-out part."
+    assert max(map(len, result.err.splitlines())) <= 80
+    # One that was named itself is an error, and so is a folder in which none has it.
+    named = cli("evaluate", others[0].folder, held.folder, "--split", "held-out")
+    assert named.code == 1
+    assert f"{others[0].folder} has no held-out part; train with --held-out 0.2" in named.err
+    shutil.rmtree(held.folder)
+    for option in ((), ("--ensemble",)):
+        none = cli("evaluate", runs, "--split", "held-out", *option)
+        assert none.code == 1
+        last = none.err.splitlines()[-1]
+        assert last.endswith(
+            "none of the runs there has a held-out part; train with --held-out 0.2."
+        )
 
 
 def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
@@ -281,9 +306,16 @@ def test_an_ensemble_is_one_more_run(runs, cli):
     # Other commands take it, and evaluating the whole folder again leaves it as it is.
     assert cli("tune", folder, "--split", "test").code == 0
     assert cli("report", folder, *members).code == 0
-    document = json.loads(cli("evaluate", *members, folder, "--ensemble", "--json").out)
-    assert document["ensemble"] == str(folder)
-    assert len(document["runs"]) == 3
+    for named in ((*members, folder), (runs / "digits-lt",)):
+        if len(named) == 1:
+            for other in set((runs / "digits-lt").iterdir()) - {*members, folder}:
+                shutil.rmtree(other)
+        again = cli("evaluate", *named, "--ensemble", "--json")
+        document = json.loads(again.out)
+        assert document["ensemble"] == str(folder)
+        assert len(document["runs"]) == 3
+        why = "which is an ensemble (only trained runs are averaged)."
+        assert words_of(again.err) == f"Left out: {folder}, {why}"
 
 
 def test_ensembles_that_make_no_sense_are_refused(runs, cli):

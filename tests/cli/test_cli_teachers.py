@@ -168,9 +168,10 @@ def test_students_may_lie_beside_their_teachers(teachers, cli):
     assert cli(*words).code == 0
     again = cli(*words)
     assert again.code == 0
-    assert "No teachers: 1 of the runs in teachers/digits-lt, which learnt from others" in again.err
-    assert "Nothing to train: 1 run finished already" in again.err
     (student,) = (run for run in find_runs(teachers) if run.spec.settings.get("teachers"))
+    left_out = f"Left out: {student.folder}, which learnt from others in teachers/digits-lt (name"
+    assert left_out in " ".join(again.err.split())
+    assert "Nothing to train: 1 run finished already" in again.err
     # Named by itself it teaches, and so it does in a folder without its teachers.
     named = cli(*STUDENT, "--teachers", student.folder, "--out", "named")
     assert named.code == 0, named.err
@@ -180,6 +181,23 @@ def test_students_may_lie_beside_their_teachers(teachers, cli):
     for out in ("named", "alone"):
         (second,) = find_runs(out)
         assert second.spec.settings["teachers"] == (student.name,)
+
+
+def test_a_student_is_averaged_with_its_teachers_only_where_it_is_named(teachers, cli):
+    assert cli(*STUDENT, "--teachers", teachers, "--out", teachers).code == 0
+    (student,) = (run for run in find_runs(teachers) if run.teachers)
+    (before,) = teachers.glob("*/ensemble-*")
+    found = cli("evaluate", teachers, "--ensemble", "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["ensemble"] == str(before)  # that of the teachers alone
+    left_out = f"Left out: {student.folder}, which learnt from others in teachers (name runs one"
+    assert left_out in " ".join(found.err.split())
+    alone = [run.folder for run in find_runs(teachers) if run.has_model]
+    assert student.folder in alone
+    named = cli("evaluate", *alone, "--ensemble", "--json")
+    assert named.code == 0, named.err
+    assert "Left out" not in named.err
+    assert len(Run.open(json.loads(named.out)["ensemble"]).members) == 3
 
 
 def test_the_name_of_both_recipes_says_what_to_type(cli):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from data_factory import write_folder
-from longtail.cli import _cohort, _data, _training, main
+from longtail.cli import _cohort, _data, main
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, files, find_runs
 from longtail.train import engine
@@ -527,17 +527,6 @@ def test_the_shell_completes_methods_recipes_and_data(fresh):
 def test_the_help_names_every_recipe_and_what_comes_on_top_of_a_loss(cli):
     text = cli("train", "--help").out
     assert all(re.search(rf"\b{name}\b", text) for name in (*RECIPES, *EXTRAS))
-
-
-def test_settings_of_a_method_are_shown_as_they_are_typed():
-    def words(method):
-        spec = make_spec(load_digits_lt().spec, method=method, recipe="digits", seed=0)
-        return _training.method_words(spec)
-
-    assert words("logit-adjusted+drw:start=3,beta=0.5") == (
-        "logit-adjusted+drw (drw_start=3, drw_beta=0.5)"
-    )
-    assert words("consistent:delta=1/2/0.5/4") == "consistent (delta=1/2/0.5/…)"
 
 
 def test_json_is_json(cohort, cli):

@@ -52,9 +52,26 @@ def test_a_second_call_asks_for_force_and_then_prints_the_table(demo, capsys, mo
     assert main(["demo", "--out", str(folder)]) == 0  # the finished runs are used as they are
     out = capsys.readouterr().out
     assert "post-hoc logit adj." in out
-    *lines, page = out.splitlines()
+    *lines, page, where, command = out.splitlines()
     assert max(map(len, lines)) <= 80
     assert page.strip() == str(folder / "report.html")
+    assert str(folder / "runs") in where
+    assert main(command.split()[1:]) == 0  # what is said to type next
+    assert "30 of 30 runs finished" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_command_finds_its_runs(demo, tmp_path, capsys):
+    from longtail.cli import main
+
+    _, folder = demo
+    for words in (
+        ("runs", "list", folder),
+        ("evaluate", folder),
+        ("evaluate", folder, "--split", "held-out"),
+        ("report", folder, "--out", tmp_path / "again.html"),
+    ):
+        assert main([*map(str, words)]) == 0, capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys):

@@ -54,6 +54,24 @@ def test_a_folder_of_runs_becomes_a_page_and_a_table(cli):
     assert f"longtail report {digits_root()} --out report.html" in page
 
 
+def test_two_ensembles_in_one_folder_are_two_rows(cli, folders):
+    there = Path("runs/digits-lt")
+    for run in digits_runs():
+        if run.spec.method.name == "softmax" and not run.spec.dataset.held_out:
+            shutil.copytree(run.folder, there / run.folder.name)
+    softmax = sorted(there.iterdir())
+    adjusted = shutil.copytree(folders[0], there / folders[0].name)
+    for members in (softmax, [*softmax, adjusted]):
+        assert cli("evaluate", *members, "--ensemble").code == 0
+    shown = cli("report", there)
+    assert shown.code == 0, shown.err
+    judged = cli("evaluate", there)
+    for count in (2, 3):
+        assert f"ensemble ({count} runs) " in shown.out
+        assert f"ensemble ({count} runs) " in judged.out
+        assert f"ensemble ({count} runs)" in Path("report.html").read_text()
+
+
 def test_figures_and_a_title(cli, folders):
     result = cli("report", *folders, "--out", "p.html", "--figures", "figs", "--title", "My runs")
     assert result.code == 0

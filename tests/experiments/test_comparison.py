@@ -5,7 +5,7 @@ import pytest
 
 from longtail import ClassPrior, InputError
 from longtail.experiments.comparison import compare, mean_interval, tuned
-from longtail.runs import RecipeSpec
+from longtail.runs import RecipeSpec, ensemble
 from page_factory import digits_runs
 from run_factory import make_run, make_spec
 
@@ -105,11 +105,43 @@ def test_two_kinds_of_softmax_are_refused(tmp_path):
         compare(runs)
 
 
-def test_two_runs_of_one_seed_are_refused(tmp_path):
+def test_a_softmax_student_beside_plain_softmax_is_refused(tmp_path):
+    settings = ({}, {"teachers": ["digits-lt/softmax-s1-0a1b2c3d"]})
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", method="softmax", settings=one))
+        for one in settings
+    ]
+    with pytest.raises(InputError, match=r"'softmax' was run in 2 ways \(plain; 1 teacher\)"):
+        compare(runs)
+
+
+def test_runs_of_one_seed_are_rows_that_say_what_tells_them_apart(tmp_path):
     runs = [
         make_run(tmp_path, make_spec(dataset="digits-lt", model=model)) for model in ("mlp", "cnn")
     ]
-    with pytest.raises(InputError, match=r"two runs of one seed that differ in model.name: mlp"):
+    rows = [(row.method, row.detail, row.runs) for row in compare(runs).rows]
+    assert rows == [
+        ("logit-adjusted", "tau=1.0, mlp", (runs[0],)),
+        ("logit-adjusted", "tau=1.0, cnn", (runs[1],)),
+    ]
+
+
+def test_two_ensembles_are_two_rows(tmp_path):
+    runs = [make_run(tmp_path, make_spec(dataset="digits-lt", seed=seed)) for seed in range(3)]
+    pairs = [ensemble(some, root=tmp_path) for some in (runs[:2], runs[1:])]
+    rows = compare([*runs, ensemble(runs, root=tmp_path)]).rows
+    assert [(row.method, row.detail) for row in rows] == [
+        ("ensemble", ""),
+        ("logit-adjusted", "tau=1.0"),
+    ]
+    rows = compare([*runs, *pairs]).rows
+    assert [row.detail for row in rows[:2]] == [run.spec.hash8 for run in pairs]
+
+
+def test_the_same_run_from_two_folders_is_refused(tmp_path):
+    spec = make_spec(dataset="digits-lt")
+    runs = [make_run(tmp_path / name, spec) for name in ("one", "two")]
+    with pytest.raises(InputError, match=r"one/.* and .*two/.* are the same run, digits-lt/logit"):
         compare(runs)
 
 

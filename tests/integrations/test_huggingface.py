@@ -11,12 +11,18 @@ import torch
 import trainer_example
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from longtail import ClassPrior, InputError, balanced_error, margins
 from longtail.data import ClassSampler
 from longtail.data.torch_samplers import DistributedClassSampler
 from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
-from longtail.losses import LogitAdjustedLoss, PairwiseMarginLoss, SoftmaxLoss
+from longtail.losses import (
+    EqualizedThresholdLoss,
+    LogitAdjustedLoss,
+    PairwiseMarginLoss,
+    SoftmaxLoss,
+)
 
 COUNTS = trainer_example.COUNTS
 PRIOR = ClassPrior.from_counts(COUNTS)
@@ -67,6 +73,19 @@ def test_without_a_number_of_items_it_is_the_mean_over_what_counts(loss):
     logits, labels = batch(2, 5)
     labels[0, :3] = -100
     assert loss((logits,), labels).item() == pytest.approx(equation(logits, labels) / 7, rel=1e-6)
+
+
+@pytest.mark.parametrize("items", [torch.tensor(17), None])
+@pytest.mark.parametrize(
+    "bare", [LogitAdjustedLoss(PRIOR), EqualizedThresholdLoss(PRIOR, threshold=0.1)]
+)
+def test_a_loss_that_is_not_wrapped_says_how_to_wrap_it(bare, items):
+    """Trainer passes the model's outputs, and the number of items in training only."""
+    logits, labels = batch(6)
+    outputs = SequenceClassifierOutput(logits=logits)
+    wrap = rf"{type(bare).__name__}: .*compute_loss_func=TrainerLoss\(loss\), from longtail.integ"
+    with pytest.raises(InputError, match=wrap):
+        bare(outputs, labels, num_items_in_batch=items)
 
 
 def test_soft_labels_count_once_each():

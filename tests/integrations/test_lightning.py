@@ -214,6 +214,39 @@ def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
         trainer(callbacks=[callback]).fit(mine, example.Data(64))
 
 
+def test_the_mixin_behind_the_lightning_module_is_refused():
+    message = r"Late: LongTailMixin must stand before LightningModule .* Late\(LongTailMixin, Light"
+    with pytest.raises(TypeError, match=message):
+        type("Late", (lightning.LightningModule, LongTailMixin), {})
+    base = type("Base", (lightning.LightningModule,), {})
+    with pytest.raises(TypeError, match="must stand before LightningModule"):
+        type("Late", (base, LongTailMixin), {})
+    # What stands before both, or has them in the right order, is fine.
+    hooks = type("Hooks", (), {"on_validation_epoch_end": lambda self: None})
+    type("Fine", (hooks, LongTailMixin, base), {})
+    type("Finer", (example.Net,), {})
+
+
+def test_an_evaluation_without_collected_logits_is_told_once(caplog):
+    class Forgetful(example.Net):
+        def validation_step(self, batch, _):
+            self.log("val_loss", self.criterion(self(batch[0]), batch[1]))
+
+        test_step = validation_step
+
+    net, used = Forgetful(), trainer(max_epochs=2)
+    used.fit(net, example.Data(16))
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
+    assert line == (
+        "LongTailMixin: nothing was collected, so there is no val_balanced_error; call "
+        "self.collect(logits, target) in validation_step."
+    )
+    caplog.clear()
+    used.test(net, example.Data(16), verbose=False)
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
+    assert "no test_balanced_error; call self.collect(logits, target) in test_step" in line
+
+
 def test_missing_classes_are_an_error_or_skipped():
     few = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] != 1))
     message = '1 of 3 classes have no val examples: 1; set `missing = "skip"` in your class'

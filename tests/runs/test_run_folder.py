@@ -450,6 +450,14 @@ def test_runs_are_found_from_any_level(root):
         find_runs(root / "nowhere")
 
 
+def test_a_folder_with_a_folder_of_runs_in_it_stands_for_that(root):
+    run = make_run(root)
+    assert root.name == "runs"
+    assert run_folders(root.parent) == [run.folder]
+    other = make_run(root.parent / "elsewhere")
+    assert other.folder not in run_folders(root.parent)
+
+
 def test_runs_on_the_same_data_compare(root):
     one = make_run(root, make_spec(seed=0))
     two = make_run(root, make_spec(seed=1, method=Part("softmax")))

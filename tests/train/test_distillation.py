@@ -62,3 +62,26 @@ def test_bad_input_is_refused():
         distillation_loss(STUDENT, TEACHER[:, :3])
     with pytest.raises(InputError, match="`temperature` must be above zero"):
         distillation_loss(STUDENT, TEACHER, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("logits", "options", "message"),
+    [
+        (STUDENT, {"teacher_logits": TEACHER[:3]}, r"`teacher_logits` must .*shape is \(3, 4\)"),
+        (STUDENT[:1], {}, r"`teacher_logits` must have shape \(1, 4\), or .* shape is \(5, 4\)"),
+        (STUDENT, {"teacher_logits": TEACHER[None]}, r".* shape \(5, 4\).* \(1, 5, 4\)"),
+        (STUDENT, {"log_prior": LOG_PRIOR[:3]}, r"`log_prior` must .* 4, .* its shape is \(3,\)"),
+        (STUDENT, {"log_prior": LOG_PRIOR.expand(2, 1, 4)}, r"`log_prior` .* is \(2, 1, 4\)"),
+        (STUDENT, {"temperature": torch.ones(5)}, r"`temperature` must have shape \(5, 1\), or"),
+        (STUDENT, {"temperature": torch.ones(3, 1)}, r"`temperature` .* its shape is \(3, 1\)"),
+    ],
+)
+def test_shapes_that_do_not_broadcast_to_the_logits_are_refused(logits, options, message):
+    with pytest.raises(InputError, match=f"distillation_loss: {message}"):
+        distillation_loss(logits, **{"teacher_logits": TEACHER, **options})
+
+
+def test_one_row_may_stand_for_many():
+    one = distillation_loss(STUDENT, TEACHER[0], temperature=torch.tensor([2.0]), reduction="none")
+    many = distillation_loss(STUDENT, TEACHER[:1].expand(5, 4), temperature=2.0, reduction="none")
+    torch.testing.assert_close(one, many)

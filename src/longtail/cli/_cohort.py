@@ -293,6 +293,8 @@ class News:
 
     def text(self, end: EpochEnd) -> str:
         """``loss 0.61 held-out 34.2% epoch 37/200 (softmax, seed 0)``."""
+        from longtail.runs.naming import method_words
+
         # On 80 columns a bar leaves room for 36 letters, so what says least comes last.
         active = [one for one in self.latest.values() if one.epoch < one.epochs] or [end]
         if self.together == 1:
@@ -303,7 +305,7 @@ class News:
             words += f" held-out {_mean(errors):.1%}"
         words += f" epoch {end.epoch}/{end.epochs}"
         if len(active) == 1:
-            words += f" ({_training.method_words(end.spec)}, seed {end.spec.seed})"
+            words += f" ({method_words(end.spec)}, seed {end.spec.seed})"
         return words
 
 

@@ -11,6 +11,7 @@ from longtail.cli import _console
 if TYPE_CHECKING:
     from longtail.runs import Run
 
+HELD_OUT = "held-out"
 _PLAIN = {"softmax", "label-smoothing"}  # methods that leave the classes' frequencies as they are
 
 
@@ -19,7 +20,8 @@ def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False
 
     Args:
         given: run folders, and folders of runs.
-        split: whose logits are wanted; an ensemble in a folder that can't give them is left out.
+        split: whose logits are wanted; a run in a folder that can't give them is left out: an
+            ensemble, and of the held-out part one that has none.
         anew: compute them, which no ensemble can, also where they are there.
     """
 
@@ -32,9 +34,35 @@ def open_runs(given: list[Path], *, split: str | None = None, anew: bool = False
         why = "a network" if anew else f"logits of the split {split!r}"
         for folder in sorted(unable):
             _console.warning_line(f"left out {folder}, an ensemble without {why}")
-        return [run for run in runs if run.folder not in unable]
+        return _with_part([run for run in runs if run.folder not in unable], split)
 
-    return _opened(given, able)
+    return _opened(given, able, split=split)
+
+
+def open_members(given: list[Path], *, split: str) -> list[Run]:
+    """The runs to average, each once; what is left out is said.
+
+    No ensemble is a member of another. Of a folder those are left out that learnt from others in
+    it, as `open_teachers` does, and those that lack the held-out part where that is wanted.
+
+    Args:
+        given: run folders, and folders of runs.
+        split: on which their logits are to be averaged.
+    """
+    from longtail.runs import DataSpec
+    from longtail.runs.ensemble import ensemble_spec
+
+    found = _opened(given, lambda path, runs: _with_part(_untaught(path, runs), split), split=split)
+    members = [run for run in found if not run.members]
+    _say_left_out(
+        [run for run in found if run.members],
+        ("which is an ensemble", "which are ensembles"),
+        "only trained runs are averaged",
+    )
+    warn_of_frequencies(members)
+    # Refuses a single one, before any work.
+    ensemble_spec(DataSpec("any"), [run.name for run in members])
+    return members
 
 
 def open_teachers(given: list[Path]) -> list[Run]:
@@ -69,16 +97,37 @@ def warn_of_frequencies(runs: list[Run]) -> None:
 def _untaught(path: Path, runs: list[Run]) -> list[Run]:
     """The runs of a folder without those whose teachers are all there."""
     there = {run.name for run in runs}
-    left = [run for run in runs if not run.teachers or set(run.teachers) - there]
-    if len(left) < len(runs):
-        _console.note(
-            f"No teachers: {len(runs) - len(left)} of the runs in {path}, which learnt from "
-            f"others there (name runs one by one to take any)."
-        )
-    return left
+    taught = [run for run in runs if run.teachers and not set(run.teachers) - there]
+    learnt = f"which learnt from others in {path}"
+    _say_left_out(taught, (learnt, learnt), "name runs one by one to take any")
+    return [run for run in runs if run not in taught]
 
 
-def _opened(given: list[Path], choose: Callable[[Path, list[Run]], list[Run]]) -> list[Run]:
+def _with_part(runs: list[Run], split: str) -> list[Run]:
+    """The runs of a folder without those that have no held-out part, where that is wanted.
+
+    All other logits can be computed; these were written when training ended, or never.
+    """
+    lacking = [run for run in runs if split == HELD_OUT and split not in run.splits]
+    _say_left_out(lacking, ("which has no held-out part", "which have no held-out part"))
+    return [run for run in runs if run not in lacking]
+
+
+def _say_left_out(runs: list[Run], why: tuple[str, str], hint: str = "") -> None:
+    """Name the runs that a command goes on without, if there are any; `why` of one and several."""
+    from longtail._checks import listing
+
+    if runs:
+        text = f"Left out: {listing(run.folder for run in runs)}, {why[len(runs) > 1]}"
+        _console.note(_console.wrapped(f"{text} ({hint})." if hint else f"{text}."))
+
+
+def _opened(
+    given: list[Path],
+    choose: Callable[[Path, list[Run]], list[Run]],
+    *,
+    split: str | None = None,
+) -> list[Run]:
     """Runs that were named, and those chosen of the finished ones in folders that were."""
     from longtail._checks import InputError
     from longtail.runs import Run, run_folders
@@ -97,6 +146,8 @@ def _opened(given: list[Path], choose: Callable[[Path, list[Run]], list[Run]]) -
         for run in choose(path, runs) if inside else runs:
             found.setdefault(run.folder.resolve(), run)
     if not found:
-        what = "can be used here" if finished else "is finished"
+        what = "is finished" if not finished else "can be used here"
+        if finished and split == HELD_OUT:
+            what = "has a held-out part; train with --held-out 0.2"
         raise InputError(f"none of the runs there {what}.")
     return list(found.values())

@@ -76,9 +76,11 @@ def _errors(runs: list[Run]) -> dict[str, dict[Path, float]]:
 
 def document(runs: list[Run]) -> dict[str, Any]:
     """The errors of the finished runs, and of each method's, for a program."""
+    from longtail.runs.naming import by_method
+
     errors = _errors(runs)
     methods = []
-    for name, group in _training.by_method(runs).items():
+    for name, group in by_method(runs).items():
         entry: dict[str, Any] = {"method": name, "seeds": [run.spec.seed for run in group]}
         for split, values in errors.items():
             of_group = [values[run.folder] for run in group]
@@ -104,8 +106,9 @@ def document(runs: list[Run]) -> dict[str, Any]:
 def show(runs: list[Run], job: _cohort.Job) -> None:
     """The table of the finished runs, and what to do next."""
     from longtail.report.tables import Table
+    from longtail.runs.naming import by_method
 
-    errors, methods = _errors(runs), _training.by_method(runs)
+    errors, methods = _errors(runs), by_method(runs)
     rows = []
     for name, group in methods.items():
         cells = [

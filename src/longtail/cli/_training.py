@@ -1,4 +1,4 @@
-"""What `train` and `evaluate` share: device and processes, a run's data, and errors by method."""
+"""What `train` and `evaluate` share: device and processes, a run's data, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from longtail.data import LongTailedData
     from longtail.data.large import ListedData
     from longtail.metrics import Missing, PerClassError
-    from longtail.runs import DataSpec, Run, RunSpec
+    from longtail.runs import DataSpec, Run
     from longtail.train.distributed import World
     from longtail.train.streamed import Streaming
 
@@ -242,53 +242,6 @@ class Judged:
         """Balanced error, and that of the classes with many, medium and few examples."""
         groups = self.error.by_group(self.run.prior).values
         return {"balanced_error": self.error.balanced_error, **groups}
-
-
-def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but the seed, under the name of their method.
-
-    Where a method was trained in several ways, what tells them apart is in the name.
-    """
-    groups: dict[RunSpec, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(replace(run.spec, seed=0), []).append(run)
-    found: dict[str, list[Run]] = {}
-    for spec, group in groups.items():
-        name = method_words(spec)
-        rivals = [_details(other) for other in groups if method_words(other) == name]
-        details = [
-            words
-            for words, *all_words in zip(_details(spec), *rivals, strict=True)
-            if words and set(all_words) != {words}
-        ]
-        name = f"{name} ({', '.join(details)})" if details else name
-        name = f"{name} {group[0].spec.hash8}" if name in found else name
-        found[name] = sorted(group, key=lambda run: run.spec.seed)
-    return found
-
-
-def _details(spec: RunSpec) -> list[str]:
-    """What a method's name does not say, in words; empty where there is nothing special."""
-    overrides = ", ".join(f"{key}={value}" for key, value in spec.recipe.overrides.items())
-    return [
-        spec.model.name,
-        spec.recipe.name,
-        overrides,
-        f"{spec.dataset.held_out:.0%} held out" if spec.dataset.held_out else "",
-        str(spec.settings.get("precision", "float32")),
-    ]
-
-
-def method_words(spec: RunSpec) -> str:
-    """A method with its settings: ``logit-adjusted+drw (tau=2)``."""
-    pairs = [f"{key}={_number(value)}" for key, value in spec.method.settings.items()]
-    return f"{spec.method.name} ({', '.join(pairs)})" if pairs else spec.method.name
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, tuple):  # as it is typed; one per class may be many
-        return "/".join([*map(_number, value[:3]), *(["…"] if len(value) > 3 else [])])
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def deviation(values: Sequence[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ def demo(
     Needs no network and no GPU. Trains a small network on scikit-learn's digits, made
     long-tailed (classes of 114 down to 2 images), with five losses and several seeds; adjusts
     the plain one after the fact; and tests all of them on 60 images of each class. Prints a
-    table and writes a page, report.html.
+    table and writes a page, report.html; the trained runs stay beside it, for every other command.
 
     \b
     Examples:
@@ -62,3 +63,5 @@ def demo(
     _console.line()
     _console.line("For more, with a slider for tau, open this page in a browser:")
     _console.line(f"  {file}")
+    _console.line(f"The runs behind it are in {out / 'runs'}; to list them:")
+    _console.line(f"  {shlex.join(['longtail', 'runs', 'list', str(out / 'runs')])}")

@@ -71,15 +71,17 @@ def evaluate(
 
     The network's logits on the split are computed where they are missing and kept in the run's
     folder: everything after that, such as `longtail report`, reads them and needs neither the
-    network nor the data. Logits on the held-out part were written when training ended. The
-    development set (dev) is made of images that the training set leaves out: choose on it, and
-    open the test set once; the validation set (val) is what ImageNet-LT and Places-LT have for
-    that. Logits on the training set (train) are for students to learn from, not to judge by.
+    network nor the data. Logits on the held-out part were written when training ended; runs of a
+    folder that have no such part are left out. The development set (dev) is made of images that
+    the training set leaves out: choose on it, and open the test set once; the validation set (val)
+    is what ImageNet-LT and Places-LT have for that. Logits on the training set (train) are for
+    students to learn from, not to judge by.
 
     With --ensemble the mean logits of all of them become one more run, without weights, which
-    every command reads. With --errors-only nothing is kept, and the logits of a classifier that
-    is cut over the processes (classifier=sharded) are never put together. Started by torchrun, the
-    processes share the images of runs that were trained from disk.
+    every command reads. Ensembles are left out of it and, of a folder, runs that learnt from
+    others in it: name those to take them. With --errors-only nothing is kept, and the logits of a
+    classifier that is cut over the processes (classifier=sharded) are never put together. Started
+    by torchrun, the processes share the images of runs that were trained from disk.
 
     \b
     Examples:
@@ -90,16 +92,16 @@ def evaluate(
       longtail evaluate runs/cifar100-lt --split dev --ensemble
       longtail evaluate runs/imagenet-lt --split val --root images
     """
-    from longtail.cli._opening import open_runs
+    from longtail.cli._opening import open_members, open_runs
 
     if errors_only and (ensemble or force or split == Split.held_out):
         other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
         raise typer.BadParameter(f"--errors-only writes nothing; it can't stand beside {other}")
     anew = force or errors_only
-    # Ensembles are none of an ensemble's members, whatever they have.
-    opened = (
-        _members(open_runs(runs)) if ensemble else open_runs(runs, split=split.value, anew=anew)
-    )
+    if ensemble:
+        opened = open_members(runs, split=split.value)
+    else:
+        opened = open_runs(runs, split=split.value, anew=anew)
     judged: dict[Path, Judged] = {}
     with _training.joined(device) if _needed(opened, split, anew) else nullcontext() as world:
         numbers = [n for n, run in enumerate(opened) if anew or split not in run.splits]
@@ -131,18 +133,6 @@ def evaluate(
         )
     if together is not None:
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
-
-
-def _members(opened: list[Run]) -> list[Run]:
-    """The runs to average: an ensemble that lies among them is none of its own members."""
-    from longtail.cli._opening import warn_of_frequencies
-    from longtail.runs.ensemble import NAME, ensemble_spec
-
-    members = [run for run in opened if run.spec.method.name != NAME]
-    warn_of_frequencies(members)
-    # Refuses a single one, before any work.
-    ensemble_spec(opened[0].spec.dataset, [run.name for run in members])
-    return members
 
 
 def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:
@@ -261,10 +251,12 @@ def _part(data: Any, run: Run, split: Split) -> Any:
 
 
 def _document(errors_of: dict[Path, Judged], split: Split) -> dict[str, Any]:
+    from longtail.runs.naming import by_method
+
     judged = {folder: one.values() for folder, one in errors_of.items()}
     runs, methods = [one.run for one in errors_of.values()], []
     for together in _by_data(runs).values():
-        for name, group in _training.by_method(together).items():
+        for name, group in by_method(together).items():
             errors = [judged[run.folder] for run in group]
             balanced = [values["balanced_error"] for values in errors]
             methods.append(
@@ -314,11 +306,12 @@ def _mean(values: list[float]) -> float:
 def _show(errors_of: dict[Path, Judged], split: Split) -> None:
     from longtail.report.comparison import GROUP_BOUNDS
     from longtail.report.tables import Table, percent
+    from longtail.runs.naming import by_method
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
     judged = {folder: one.values() for folder, one in errors_of.items()}
     for (_, spec), together in _by_data([one.run for one in errors_of.values()]).items():
-        methods = _training.by_method(together)
+        methods = by_method(together)
         rows, means = [], []
         for name, group in methods.items():
             errors = [judged[run.folder] for run in group]

@@ -34,9 +34,13 @@ def list_runs(
 ) -> None:
     """List the runs in a folder, finished or not.
 
+    A folder of runs holds one folder for each data set, and these hold the runs. A folder that has
+    one by the name of `runs` stands for it, in every command that takes folders of runs.
+
     \b
     Examples:
       longtail runs list
+      longtail runs list longtail-demo
       longtail runs list results/runs --json
     """
     from longtail.runs import Run, RunError, run_folders

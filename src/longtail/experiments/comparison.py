@@ -20,6 +20,7 @@ from longtail import metrics, posthoc, tuning
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.posthoc import BiasMode
 from longtail.runs import Run, same_data
+from longtail.runs.naming import told_apart
 
 BASELINE = "softmax"
 TauSource = Literal["fixed", "held-out", "oracle"]
@@ -283,24 +284,29 @@ def _order(run: Run) -> tuple[bool, str, int]:
 
 
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
-    """Runs by method; settings, recipe and model become the detail where a method has several."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    """Runs by method; settings and recipe become the detail where a method has several.
+
+    Where that leaves two runs of one seed together, so does all else that tells them apart.
+    """
+    alike: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         method = run.spec.method
         detail = ", ".join(f"{key}={value}" for key, value in sorted(method.settings.items()))
         others = {r.spec.recipe.name for r in runs if r.spec.method.name == method.name}
         if len(others) > 1:
             detail = ", ".join(filter(None, (detail, run.spec.recipe.name)))
-        groups.setdefault((method.name, detail), []).append(run)
-    for (name, _), group in groups.items():
-        seeds = [run.spec.seed for run in group]
-        if len(set(seeds)) < len(seeds):
-            raise InputError(
-                f"compare: {name!r} has two runs of one seed that differ in "
-                f"{'; '.join(group[0].spec.difference(group[1].spec)) or 'nothing'}; "
-                f"compare them one at a time."
-            )
-    plain = [detail for name, detail in groups if name == BASELINE]
+        alike.setdefault((method.name, detail), []).append(run)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for (name, detail), group in alike.items():
+        for words, part in (told_apart(group) if _repeats(group) else {"": group}).items():
+            if twice := _repeats(part):
+                one, other = twice
+                raise InputError(
+                    f"compare: {one.folder} and {other.folder} are the same run, {one.name}; "
+                    f"compare one of them."
+                )
+            groups[name, ", ".join(filter(None, (detail, words)))] = part
+    plain = [detail or "plain" for name, detail in groups if name == BASELINE]
     if len(plain) > 1:
         raise InputError(
             f"compare: {BASELINE!r} was run in {len(plain)} ways ({'; '.join(plain)}), but the "
@@ -308,6 +314,16 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
             f"runs of each by themselves."
         )
     return groups
+
+
+def _repeats(runs: Sequence[Run]) -> tuple[Run, Run] | None:
+    """Two runs of one seed, if there are any."""
+    seen: dict[int, Run] = {}
+    for run in runs:
+        if run.spec.seed in seen:
+            return seen[run.spec.seed], run
+        seen[run.spec.seed] = run
+    return None
 
 
 def _scored(run: Run, target: IntArray, split: str) -> Scored:

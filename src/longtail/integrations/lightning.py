@@ -165,8 +165,9 @@ class LongTailMixin:
     a run folder that `longtail report` reads: the log, the weights at the end, the logits of
     a validation after the last step (split ``held-out``) and of the test.
 
-    A hook of your own with a name that this class has (`on_validation_epoch_end` and the like)
-    has to call super's.
+    Behind `LightningModule` its hooks would never be called, so that order is a TypeError. An
+    evaluation from which nothing was collected is told in a warning, once. A hook of your own with
+    a name that this class has (`on_validation_epoch_end` and the like) has to call super's.
 
     Attributes:
         missing: as in `balanced_error`: what to do about classes without examples.
@@ -188,6 +189,18 @@ class LongTailMixin:
     _writer: RunWriter | None = None
     _losses: tuple[Any, int] = (0.0, 0)
     _latest_error: float | None = None
+    _told_of_nothing: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse an order of bases in which LightningModule's empty hooks come first."""
+        super().__init_subclass__(**options)
+        order = [base.__name__ for base in cls.__mro__[: cls.__mro__.index(LongTailMixin)]]
+        if "LightningModule" in order:  # by name: pytorch_lightning has one of its own
+            raise TypeError(
+                f"{cls.__name__}: LongTailMixin must stand before LightningModule among the bases, "
+                f"whose empty hooks would hide its own and log no balanced error; write: "
+                f"class {cls.__name__}(LongTailMixin, LightningModule)."
+            )
 
     def collect(self, logits: Tensor, target: Tensor, *, indices: Tensor | None = None) -> None:
         """Hand over a batch of logits for the balanced error and the run folder.
@@ -349,6 +362,7 @@ class LongTailMixin:
         )
         known = [fact for fact in facts if fact is not None]
         if not known:
+            self._tell_of_nothing(stage)
             return False
         if not all(finite for _, finite in known):
             raise InputError(
@@ -367,6 +381,17 @@ class LongTailMixin:
         # Every process has computed the same; Lightning wants to be told how to reduce it.
         self.log(f"{stage}_balanced_error", error, prog_bar=True, sync_dist=True)
         return True
+
+    def _tell_of_nothing(self, stage: Literal["val", "test"]) -> None:
+        """Say once that there is no error to log; it may be meant, so it stops no training."""
+        if stage in self._told_of_nothing or not self.trainer.is_global_zero:
+            return
+        self._told_of_nothing += (stage,)
+        step = "validation_step" if stage == "val" else "test_step"
+        _logger.warning(
+            f"LongTailMixin: nothing was collected, so there is no {stage}_balanced_error; call "
+            f"self.collect(logits, target) in {step}."
+        )
 
     def _refuse_missing(self, target: IntArray, width: int, missing: str, stage: str) -> None:
         absent = np.setdiff1d(np.arange(width), target)

@@ -13,8 +13,10 @@ per example) or `class_losses` (soft targets: every y), then weighs and reduces.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn, TypedDict
 
 import torch
 from torch import Tensor
@@ -66,7 +68,8 @@ def family_loss(
 
     Args:
         logits: f, shape (N, C), (C,) or (N, C, d1, ...).
-        target: class indices (shape without C) or class probabilities q (shape of `logits`).
+        target: class indices (shape without C) or class probabilities q (shape of `logits`), in
+            [0, 1]; as with torch, they need not sum to 1.
         margin: on the device of the logits.
         caller: whose name the errors carry.
         dropped: bool, shape of `logits`: classes that don't compete in that example.
@@ -361,6 +364,8 @@ def _choose_impl(
 
 def check_logits(logits: Any, *, caller: str) -> tuple[int, int]:
     """Floating-point logits; which dimension holds the classes, and how many there are."""
+    if isinstance(logits, Mapping) and "logits" in logits:
+        refuse_trainer(caller=caller)
     if not isinstance(logits, Tensor):
         raise InputError(f"{caller}: `logits` must be a torch tensor; got {type(logits).__name__}.")
     if not logits.is_floating_point():
@@ -373,6 +378,15 @@ def check_logits(logits: Any, *, caller: str) -> tuple[int, int]:
         )
     dim = min(logits.ndim - 1, 1)
     return dim, logits.shape[dim]
+
+
+def refuse_trainer(*, caller: str) -> NoReturn:
+    """Say how a loss that was called as transformers' Trainer calls one becomes what it needs."""
+    raise InputError(
+        f"{caller}: this is how transformers' Trainer calls its loss, with the model's outputs and "
+        f"`num_items_in_batch`; wrap the loss: compute_loss_func=TrainerLoss(loss), from "
+        f"longtail.integrations.huggingface. Elsewhere pass outputs['logits']."
+    )
 
 
 def _check_margin(margin: MarginTensors, logits: Tensor, num_classes: int, *, caller: str) -> None:
@@ -408,6 +422,7 @@ def _check_target(target: Any, logits: Tensor, dim: int, *, ignore_index: int, c
                 f"{caller}: `ignore_index` is {ignore_index}, but `target` holds class "
                 f"probabilities, which have no index to ignore."
             )
+        _check_probabilities(target, indices_shape, caller=caller)
         return True
     if shape != indices_shape:
         raise InputError(
@@ -421,6 +436,36 @@ def _check_target(target: Any, logits: Tensor, dim: int, *, ignore_index: int, c
             f"cast them with .long() if they are whole numbers."
         )
     return False
+
+
+def _check_probabilities(target: Tensor, indices_shape: tuple[int, ...], *, caller: str) -> None:
+    """Class probabilities in [0, 1], up to rounding; what they sum to is free, as with torch."""
+    seen = seen_range(target)
+    # For what rounding leaves of 1, and for the step of a numerical derivative.
+    slack = max(1e-5, 4 * torch.finfo(target.dtype).eps)
+    if seen is None or (seen[0] >= -slack and seen[1] <= 1 + slack):
+        return
+    low, high = seen
+    came = "NaN occurs" if math.isnan(low + high) else f"they go from {low:g} to {high:g}"
+    raise InputError(
+        f"{caller}: `target` has the shape of the logits, so it must hold class probabilities, "
+        f"which lie in [0, 1], but {came}; pass target.softmax({min(target.ndim - 1, 1)}) if these "
+        f"are logits, or class indices of shape {indices_shape}."
+    )
+
+
+def seen_range(values: Tensor) -> tuple[float, float] | None:
+    """The least and the largest value, NaN if there is one; None where looking is not free.
+
+    On a GPU it would wait for the device, a compiler sees no values, and neither does `vmap`.
+    """
+    if values.device.type != "cpu" or torch.compiler.is_compiling() or values.numel() == 0:
+        return None
+    try:
+        low, high = values.detach().aminmax()
+        return float(low), float(high)
+    except RuntimeError:  # as under vmap, and with tensors that only have a shape
+        return None
 
 
 def check_weight(weight: Any, num_classes: int, *, caller: str) -> None:

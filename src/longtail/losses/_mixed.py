@@ -8,13 +8,15 @@ at the cost of two losses with class indices: O(C), by the kernel where it serve
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from longtail import _checks
 from longtail._checks import InputError
-from longtail.losses._family import family_loss
+from longtail.losses._family import family_loss, seen_range
 from longtail.losses._tensors import MarginTensors
 
 
@@ -22,7 +24,7 @@ def mixed_loss(
     logits: Tensor,
     first: Tensor,
     second: Tensor,
-    share: Tensor,
+    share: Tensor | float,
     margin: MarginTensors,
     *,
     caller: str,
@@ -37,7 +39,7 @@ def mixed_loss(
         logits: f, as in `family_loss`.
         first: y, class indices.
         second: y', likewise.
-        share: λ, floating point in [0, 1], of the shape of `first`.
+        share: λ in [0, 1], floating point: one for all examples, or of the shape of `first`.
         margin: as in `family_loss`, and so are the following.
         caller: whose name the errors carry.
         weight: w; the mean divides by Σ λ w_y + (1 − λ) w_{y'}, as it does for one label.
@@ -48,7 +50,7 @@ def mixed_loss(
     Returns:
         A scalar, or the shape of `first`.
     """
-    _check_share(share, first, second, caller=caller)
+    share = _shares(share, first, second, caller=caller)
     out = logits.dtype
     if logits.dtype.itemsize < 4:  # so that the two parts are not rounded before they are added
         logits = logits.float()
@@ -82,17 +84,27 @@ def mixed_loss(
     return (both.sum() / torch.lerp(counts[1], counts[0], share).sum()).to(out)
 
 
-def _check_share(share: Any, first: Tensor, second: Tensor, *, caller: str) -> None:
+def _shares(share: Any, first: Tensor, second: Tensor, *, caller: str) -> Tensor:
+    """λ of each example, looked at where that is free."""
+    if isinstance(share, Real):
+        share = torch.full(
+            first.shape,
+            _checks.fraction(share, caller, name="share"),
+            dtype=torch.float64 if first.device.type == "cpu" else torch.float32,
+            device=first.device,
+        )
     if not isinstance(share, Tensor) or not share.is_floating_point():
         came = share.dtype if isinstance(share, Tensor) else type(share).__name__
-        raise InputError(f"{caller}: `share` must be a floating-point tensor; got {came}.")
+        raise InputError(
+            f"{caller}: `share` must be a number in [0, 1] or a floating-point tensor; got {came}."
+        )
     if share.shape != first.shape or second.shape != first.shape:
         raise InputError(
             f"{caller}: the two labels and `share` must have one shape; they have "
             f"{tuple(first.shape)}, {tuple(second.shape)} and {tuple(share.shape)}."
         )
-    if share.device.type != "cpu" or torch.compiler.is_compiling() or share.numel() == 0:
-        return  # where looking is not free
-    low, high = float(share.min()), float(share.max())
-    if not (low >= 0 and high <= 1):
+    seen = seen_range(share)
+    if seen is not None and not (seen[0] >= 0 and seen[1] <= 1):
+        low, high = seen
         raise InputError(f"{caller}: `share` must lie in [0, 1]; it goes from {low:g} to {high:g}.")
+    return share

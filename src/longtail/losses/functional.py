@@ -44,7 +44,9 @@ def pairwise_margin_loss(
     Args:
         logits: f, shape (N, C), (C,) or (N, C, d1, ...).
         target: class indices, shape (N,), () or (N, d1, ...); or class probabilities q of the
-            shape of `logits` (mixup), for which the loss is Σ_y q_y ℓ(y, f).
+            shape of `logits` (mixup), for which the loss is Σ_y q_y ℓ(y, f). Probabilities lie in
+            [0, 1]; as with torch, rows that don't sum to 1 are taken as they are. On a CPU labels
+            and probabilities outside their range are refused.
         margin: from `longtail.margins`, or any Margin with C classes.
         weight: w, shape (C,), multiplies each class's loss; the mean divides by the weights of
             the targets, as in torch. α does not enter that denominator.

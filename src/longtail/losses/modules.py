@@ -93,11 +93,16 @@ class PairwiseMarginLoss(nn.Module):
         self.impl = _checks.choice(impl, _family.IMPLS, caller, name="impl")
         self.settings: dict[str, Any] = {}
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of `logits` for `target`; shapes as in `pairwise_margin_loss`."""
+    def forward(self, logits: Tensor, target: Tensor, *, num_items_in_batch: Any = None) -> Tensor:
+        """The loss of `logits` for `target`; shapes as in `pairwise_margin_loss`.
+
+        `num_items_in_batch` is what transformers' Trainer passes; the error then says what to do.
+        """
+        if num_items_in_batch is not None:
+            _family.refuse_trainer(caller=type(self).__name__)
         return self._loss(logits, target)
 
-    def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share: Tensor | float) -> Tensor:
         """The loss of examples made of two, as by CutMix or mixup: λ ℓ(y, f) + (1 − λ) ℓ(y', f).
 
         That is the loss with class probabilities λ on y and 1 − λ on y', without making them.
@@ -108,7 +113,8 @@ class PairwiseMarginLoss(nn.Module):
             logits: f, as in `pairwise_margin_loss`.
             first: y, class indices.
             second: y', likewise.
-            share: λ in [0, 1], floating point, of the shape of the labels.
+            share: λ in [0, 1]: one number for all examples, or a floating-point tensor of the
+                shape of the labels.
 
         Returns:
             As in `pairwise_margin_loss`.
@@ -118,6 +124,8 @@ class PairwiseMarginLoss(nn.Module):
             >>> logits = torch.tensor([[1.0, 0.0]])
             >>> loss.mixed(logits, torch.tensor([0]), torch.tensor([1]), torch.tensor([0.75]))
             tensor(0.8394)
+            >>> loss.mixed(logits, torch.tensor([0]), torch.tensor([1]), 0.75)
+            tensor(0.8394)
             >>> loss(logits, torch.tensor([[0.75, 0.25]]))
             tensor(0.8394)
         """
@@ -126,7 +134,7 @@ class PairwiseMarginLoss(nn.Module):
     def _loss(
         self,
         logits: Tensor,
-        target: Tensor | tuple[Tensor, Tensor, Tensor],
+        target: Tensor | tuple[Tensor, Tensor, Tensor | float],
         dropped: Tensor | None = None,
     ) -> Tensor:
         """The loss for one target, or for two labels and the share of the first."""
@@ -336,8 +344,17 @@ class EqualizedThresholdLoss(_NamedLoss):
         self.settings = {"threshold": threshold, "gamma": gamma}
         self.register_buffer("rare", torch.as_tensor(prior.probs < threshold))
 
-    def forward(self, logits: Tensor, target: Tensor, *, dropped: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        *,
+        dropped: Tensor | None = None,
+        num_items_in_batch: Any = None,
+    ) -> Tensor:
         """The loss of `logits` for `target`, with a fresh draw of who competes, or a given one."""
+        if num_items_in_batch is not None:
+            _family.refuse_trainer(caller=type(self).__name__)
         return self._loss(logits, target, self.draw(logits) if dropped is None else dropped)
 
     def mixed(
@@ -345,7 +362,7 @@ class EqualizedThresholdLoss(_NamedLoss):
         logits: Tensor,
         first: Tensor,
         second: Tensor,
-        share: Tensor,
+        share: Tensor | float,
         *,
         dropped: Tensor | None = None,
     ) -> Tensor:

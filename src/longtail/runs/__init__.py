@@ -5,6 +5,7 @@
     folder    Run: a run's folder, read; which runs compare
     writer    RunWriter: a run's folder, written
     ensemble  the mean logits of several runs, as a run
+    naming    what runs are called side by side: their methods, and what tells them apart
     packing   finished runs into one archive, and out again
 
 Training writes a run folder without seeing the test set; evaluation adds a split's logits,

@@ -320,10 +320,11 @@ def _read_number(value: Any) -> Any:
 
 
 def run_folders(root: Path | str) -> list[Path]:
-    """Every run folder at or up to two levels below `root`, in order of name.
+    """Every run folder at or up to two levels below `root`, or its folder ``runs``, by name.
 
     Args:
-        root: a run folder, a data set's folder, or a folder of runs.
+        root: a run folder, a data set's folder, a folder of runs, or one that has a folder of runs
+            in it by the name of ``runs``, as `longtail demo` leaves it and a project may.
 
     Returns:
         Paths, finished or not, readable or not; `Run.open` says which.
@@ -333,8 +334,9 @@ def run_folders(root: Path | str) -> list[Path]:
         raise RunError(
             f"there is no folder {root}; runs are made by `longtail train` or `longtail demo`."
         )
-    found = {path.parent for depth in ("", "*/", "*/*/") for path in root.glob(depth + RECORD)}
-    return sorted(found)
+    # No deeper: below a folder of images there may be a million others.
+    depths = ("", "*/", "*/*/", "runs/*/*/")
+    return sorted({path.parent for depth in depths for path in root.glob(depth + RECORD)})
 
 
 def find_runs(root: Path | str, *, verify: bool = True, unfinished: bool = False) -> list[Run]:

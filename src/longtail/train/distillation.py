@@ -51,16 +51,21 @@ def distillation_loss(
     """
     caller = "distillation_loss"
     if isinstance(temperature, Tensor):
+        _check_shape(temperature, logits, 1, caller=caller, name="temperature")
         squared: Tensor | float = temperature.square().squeeze(-1)
     else:
         temperature = _checks.positive(temperature, caller, name="temperature")
         squared = temperature**2
     _checks.choice(reduction, ("mean", "none"), caller, name="reduction")
-    if logits.shape[-1] != teacher_logits.shape[-1]:
+    if logits.shape[-1:] != teacher_logits.shape[-1:]:
         raise InputError(
             f"{caller}: the teachers have {teacher_logits.shape[-1]} classes but the logits have "
             f"{logits.shape[-1]} columns, shape {tuple(logits.shape)}."
         )
+    classes = logits.shape[-1]
+    _check_shape(teacher_logits, logits, classes, caller=caller, name="teacher_logits")
+    if log_prior is not None:
+        _check_shape(log_prior, logits, classes, caller=caller, name="log_prior")
     student, teacher = (z.float() if z.dtype.itemsize < 4 else z for z in (logits, teacher_logits))
     teacher = teacher.detach()
     if log_prior is not None:
@@ -73,3 +78,19 @@ def distillation_loss(
     ).sum(-1)
     divergence = squared * divergence
     return divergence.mean() if reduction == "mean" else divergence
+
+
+def _check_shape(values: Tensor, logits: Tensor, last: int, *, caller: str, name: str) -> None:
+    """Refuse what does not broadcast to the logits' shape, or would make them broadcast to its own.
+
+    Only shapes: the loss is part of captured steps, in which values can't be looked at.
+    """
+    shape, whole = tuple(values.shape), tuple(logits.shape)
+    wanted = (*whole[:-1], last)
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    broadcasts = len(shape) <= len(whole) and all(mine in (1, theirs) for mine, theirs in pairs)
+    if not broadcasts or shape[-1:] != (last,):
+        raise InputError(
+            f"{caller}: `{name}` must have shape {wanted}, or one that broadcasts to it and ends "
+            f"in {last}, for logits of shape {whole}; its shape is {shape}."
+        )

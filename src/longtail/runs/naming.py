@@ -1,0 +1,93 @@
+"""What runs are called where several stand side by side: in tables, on pages and in JSON.
+
+A run's folder has a name of its own. Here are the names of methods, over the seeds, with what
+tells them apart where one method was trained in several ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from longtail.runs.folder import MEMBERS, TEACHERS, Run
+from longtail.runs.spec import RunSpec
+
+
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in nothing but the seed, under the name of their method.
+
+    Where a method was trained in several ways, what tells them apart is in the name.
+
+    Args:
+        runs: of any methods and seeds.
+
+    Returns:
+        Runs in order of seed, by a name such as ``logit-adjusted (tau=2) (20% held out)``.
+    """
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        methods.setdefault(method_words(run.spec), []).append(run)
+    return {
+        f"{name} ({words})" if words else name: group
+        for name, alike in methods.items()
+        for words, group in told_apart(alike).items()
+    }
+
+
+def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of one method and its settings, by what else tells them apart but for the seed.
+
+    Args:
+        runs: of one method.
+
+    Returns:
+        Runs in order of seed, by words such as ``epochs=50, bfloat16`` or ``3 runs`` of an
+        ensemble; by none where all are alike. Where words say too little, a hash says the rest.
+    """
+    groups: dict[RunSpec, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(replace(run.spec, seed=0), []).append(run)
+    several = [set(words) for words in zip(*map(_details, groups), strict=True)]
+    words_of = {
+        spec: [
+            word
+            for word, all_words in zip(_details(spec), several, strict=True)
+            if word and len(all_words) > 1
+        ]
+        for spec in groups
+    }
+    found: dict[str, list[Run]] = {}
+    for spec, group in groups.items():
+        words = words_of[spec]
+        if list(words_of.values()).count(words) > 1:
+            words = [*words, group[0].spec.hash8]
+        found[", ".join(words)] = sorted(group, key=lambda run: run.spec.seed)
+    return found
+
+
+def _details(spec: RunSpec) -> list[str]:
+    """What a method's name does not say, in words; empty where there is nothing special."""
+    overrides = ", ".join(f"{key}={value}" for key, value in spec.recipe.overrides.items())
+    members, teachers = (len(spec.settings.get(key, ())) for key in (MEMBERS, TEACHERS))
+    return [
+        spec.model.name,
+        spec.recipe.name,
+        overrides,
+        f"{spec.dataset.held_out:.0%} held out" if spec.dataset.held_out else "",
+        str(spec.settings.get("precision", "float32")),
+        f"{members} runs" if members else "",
+        f"{teachers} teacher{'s' if teachers > 1 else ''}" if teachers else "",
+    ]
+
+
+def method_words(spec: RunSpec) -> str:
+    """A method with its settings: ``logit-adjusted+drw (tau=2)``."""
+    pairs = [f"{key}={_number(value)}" for key, value in spec.method.settings.items()]
+    return f"{spec.method.name} ({', '.join(pairs)})" if pairs else spec.method.name
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, tuple):  # as it is typed; one per class may be many
+        return "/".join([*map(_number, value[:3]), *(["…"] if len(value) > 3 else [])])
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,60 @@
+"""What methods are called where runs of one of them differ in more than their seeds."""
+
+from longtail.runs import DataSpec, RecipeSpec, ensemble
+from longtail.runs.naming import by_method, method_words
+from longtail.train.recipe import make_spec as spec_of_method
+from run_factory import make_run, make_spec
+
+DIGITS = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
+
+
+def named(runs):
+    return {name: [run.spec.seed for run in group] for name, group in by_method(runs).items()}
+
+
+def members(root, seeds):
+    return [make_run(root, make_spec(dataset=DIGITS, seed=seed)) for seed in seeds]
+
+
+def test_settings_of_a_method_are_shown_as_they_are_typed():
+    def words(method):
+        return method_words(spec_of_method(DIGITS, method=method, recipe="digits", seed=0))
+
+    assert words("logit-adjusted+drw:start=3,beta=0.5") == (
+        "logit-adjusted+drw (drw_start=3, drw_beta=0.5)"
+    )
+    assert words("consistent:delta=1/2/0.5/4") == "consistent (delta=1/2/0.5/…)"
+
+
+def test_seeds_of_one_way_have_one_name_and_other_ways_say_what_is_other(root):
+    same = members(root, (1, 0))
+    assert named(same) == {"logit-adjusted (tau=1)": [0, 1]}
+    other = make_run(root, make_spec(dataset=DIGITS, recipe=RecipeSpec("mine"), seed=0))
+    assert named([*same, other]) == {
+        "logit-adjusted (tau=1) (digits, epochs=3)": [0, 1],
+        "logit-adjusted (tau=1) (mine)": [0],
+    }
+
+
+def test_ensembles_are_told_apart_by_how_many_they_are(root):
+    runs = members(root, range(3))
+    two, three = ensemble(runs[:2], root=root), ensemble(runs, root=root)
+    assert named([two]) == {"ensemble": [0]}
+    assert named([two, three]) == {"ensemble (2 runs)": [0], "ensemble (3 runs)": [0]}
+
+
+def test_a_hash_tells_apart_what_words_do_not(root):
+    runs = members(root, range(3))
+    pairs = [ensemble(runs[:2], root=root), ensemble(runs[1:], root=root)]
+    assert list(by_method(pairs)) == [f"ensemble ({run.spec.hash8})" for run in pairs]
+
+
+def test_students_are_told_apart_by_their_teachers(root):
+    taught = [
+        make_run(root, make_spec(dataset=DIGITS, settings={"teachers": names}))
+        for names in (["digits-lt/a-s0-0"], ["digits-lt/a-s0-0", "digits-lt/a-s1-1"])
+    ]
+    assert list(by_method(taught)) == [
+        "logit-adjusted (tau=1) (1 teacher)",
+        "logit-adjusted (tau=1) (2 teachers)",
+    ]
