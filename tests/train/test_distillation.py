@@ -81,6 +81,16 @@ def test_shapes_that_do_not_broadcast_to_the_logits_are_refused(logits, options,
         distillation_loss(logits, **{"teacher_logits": TEACHER, **options})
 
 
+def test_a_temperature_may_be_a_tensor_of_one_number():
+    one = distillation_loss(STUDENT, TEACHER, temperature=torch.tensor(2.0, dtype=STUDENT.dtype))
+    torch.testing.assert_close(one, distillation_loss(STUDENT, TEACHER, temperature=2.0))
+
+
+def test_teachers_without_an_axis_are_refused():
+    with pytest.raises(InputError, match=r"`teacher_logits` must have shape \(5, 4\)"):
+        distillation_loss(STUDENT, TEACHER[0, 0])
+
+
 def test_one_row_may_stand_for_many():
     one = distillation_loss(STUDENT, TEACHER[0], temperature=torch.tensor([2.0]), reduction="none")
     many = distillation_loss(STUDENT, TEACHER[:1].expand(5, 4), temperature=2.0, reduction="none")

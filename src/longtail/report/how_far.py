@@ -438,7 +438,7 @@ def _use() -> list[str]:
         "longtail evaluate RUN --split dev\n"
         "longtail tune RUN --split dev --missing nearest\n"
         "longtail evaluate RUN --split test\n"
-        "longtail adjust RUN --tau TAU\n"
+        "longtail adjust RUN --split test --tau TAU\n"
         "```",
         "`evaluate --split dev` leaves the class that the development set lacks out of its mean, "
         "where the *dev* columns of this page let the nearest class count twice. Either recipe is "

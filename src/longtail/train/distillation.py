@@ -33,8 +33,9 @@ def distillation_loss(
         teacher_logits: of the same examples, of a shape that broadcasts to that of `logits`;
             of several teachers their mean. No gradient flows into it.
         temperature: T, above 0; the higher, the more the improbable classes count. Or a tensor
-            that has one for each row of classes, of a shape that broadcasts to that of `logits`
-            with a last axis of 1; its values are not looked at, which would wait for a device.
+            of one number, or that has one for each row of classes, of a shape that broadcasts to
+            that of `logits` with a last axis of 1; its values are not looked at, which would wait
+            for a device.
         log_prior: log π, finite, of a shape that broadcasts to that of `logits`.
         reduction: ``mean`` over all examples, or ``none``.
 
@@ -51,13 +52,14 @@ def distillation_loss(
     """
     caller = "distillation_loss"
     if isinstance(temperature, Tensor):
-        _check_shape(temperature, logits, 1, caller=caller, name="temperature")
+        if temperature.ndim:
+            _check_shape(temperature, logits, 1, caller=caller, name="temperature")
         squared: Tensor | float = temperature.square().squeeze(-1)
     else:
         temperature = _checks.positive(temperature, caller, name="temperature")
         squared = temperature**2
     _checks.choice(reduction, ("mean", "none"), caller, name="reduction")
-    if logits.shape[-1:] != teacher_logits.shape[-1:]:
+    if teacher_logits.ndim and logits.shape[-1] != teacher_logits.shape[-1]:
         raise InputError(
             f"{caller}: the teachers have {teacher_logits.shape[-1]} classes but the logits have "
             f"{logits.shape[-1]} columns, shape {tuple(logits.shape)}."
