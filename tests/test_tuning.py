@@ -553,8 +553,7 @@ def broken(value, row=7, column=2):
             lambda: tune_tau(F, np.where(Y == 3, 0, Y), P),
             "tune_tau: every class needs held-out examples, but 1 of 5 have none in `target`: 3; "
             "hold out at least one of each, let the nearest class in size stand in "
-            "(missing='nearest'), or, if the data are mixed like the training data, pass "
-            "criterion='log_loss'",
+            "(missing='nearest'), or pass criterion='log_loss', which can do without some.",
         ),
         (
             lambda: tune_tau(F, Y, P, sample_weight=(Y != 2).astype(float)),

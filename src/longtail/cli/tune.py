@@ -81,8 +81,8 @@ def tune(
     criterion: Annotated[
         Criterion,
         typer.Option(
-            help="What to minimise; all but the first need held-out data mixed like the training "
-            "data, long tail and all."
+            help="What to minimise; all but the first see tau as a temperature, and weigh the "
+            "classes as the training data are mixed."
         ),
     ] = Criterion.balanced_error,
     missing: Annotated[
@@ -218,7 +218,6 @@ def _tuned(
             _refuse_missing_classes(found, parts.counts)
         return tune_from_intervals(parts, **settings)
     logits, target = whole_logits(found, prior)
-    _refuse_other_mix(found, target, prior, criterion)
     return tune_tau(
         logits,
         target,
@@ -238,22 +237,6 @@ def _refuse_missing_classes(found: Predictions, counts: Any) -> None:
         raise _checks.InputError(
             f"{found.name}: every class needs held-out examples, but {len(lacking)} of "
             f"{len(counts)} have none: {_checks.listing(lacking)}; hold out at least one of each, "
-            f"let the nearest class in size count for them too with --missing nearest, or, if the "
-            f"data are mixed like the training data, pass --criterion log-loss."
-        )
-
-
-def _refuse_other_mix(
-    found: Predictions, target: Any, prior: ClassPrior, criterion: Criterion
-) -> None:
-    from longtail._checks import InputError
-    from longtail.tuning._mix import other_mix
-
-    other = other_mix(target, prior)
-    if other is not None:
-        raise InputError(
-            f"--criterion {criterion.value} needs held-out data mixed like the training data, but "
-            f"class {found.label(other.label)} is {other.share:.1%} of the labels of {found.name} "
-            f"and {other.expected:.1%} of the training examples; leave --criterion out "
-            f"(balanced-error suits any mix), or hold out data mixed like the training data."
+            f"let the nearest class in size count for them too with --missing nearest, or pass "
+            f"--criterion log-loss, which can do without some."
         )

@@ -2,7 +2,7 @@
 
 `tune_tau` is the front door. The pass over the logits is in `_intervals`, the curve in
 `_curve`, resampling in `_bootstrap`, and the criteria that see tau as a temperature in
-`_calibration`; that these find the training data's mix of classes is checked in `_mix`. What
+`_calibration`; for these, `_mix` weighs examples as the training data are mixed. What
 becomes of classes without held-out examples is in `_missing`. Applying a tau is in `posthoc`.
 """
 
@@ -31,7 +31,7 @@ from longtail.tuning._intervals import Method as Method
 from longtail.tuning._intervals import Missing as Missing
 from longtail.tuning._intervals import TauIntervals as TauIntervals
 from longtail.tuning._missing import class_shares as class_shares
-from longtail.tuning._mix import refuse_other_mix
+from longtail.tuning._mix import in_training_mix
 from longtail.tuning._temperature import fit_temperature as fit_temperature
 from longtail.tuning._temperature import held_out
 
@@ -198,10 +198,10 @@ def tune_tau(
     midpoint. The arithmetic is float64 whatever the logits' dtype.
 
     The other criteria see tau as a temperature (argmax f − τ log π = argmax f/τ − log π) and
-    evaluate softmax(f/τ), which needs held-out data mixed like the training data: classes must
-    occur as often as in the prior, long tail and all, though not every one need occur. On
-    balanced data their tau would be far too large, so labels that are clearly of another mix
-    are refused.
+    evaluate softmax(f/τ) for data mixed like the training data: examples are weighed so that
+    classes alike in size have the prior's share, whatever the held-out data's own. Not every
+    class need occur; its neighbours in size stand for it. (As it comes, balanced data would
+    give a far too large tau.)
 
     Args:
         logits: f, shape (examples, num_classes), of examples the model was not trained on;
@@ -213,24 +213,23 @@ def tune_tau(
         norms: ν for weight normalization, as in `normalize_weights`.
         bias: the last layer's bias, which bias_mode="drop" takes out first.
         bias_mode: "scale" or "drop" as in `normalize_weights`; "keep" has no exact curve.
-        criterion: "balanced_error", which suits any mix of classes, or by calibration, on data
-            mixed like the training data, "log_loss", "squared_error", "ece" (15
+        criterion: "balanced_error", or by calibration "log_loss", "squared_error", "ece" (15
             bins of the top label) or "sharpness" (the highest E Σ p² among the taus whose ECE
             is within one bootstrap standard error of the least).
         bounds: where to search.
         target_prior: q, if the model will meet other class frequencies than uniform ones: the
             adjustment is then f − τ (log π − log q − log c), the error weighted by q · c.
         costs: c, shape (num_classes,), positive: what an error on each class costs.
-        sample_weight: shape (examples,); an integer weight gives the curve of repetition, and
-            π_y / n_y brings n_y examples of each class to the training data's mix.
+        sample_weight: shape (examples,); an integer weight gives the curve of repetition.
         missing: what to do for the balanced error about classes without held-out examples:
             "error", or let the "nearest" class in size count for them too, as suits data that
             lack the largest classes; left out, those would have no say against a large tau.
         confidence: level of the bootstrap interval of tau.
-        n_bootstrap: how many times the held-out examples are drawn again, each class by itself;
-            0 for no interval. Beyond 3 million draws in all the normal approximation of the
-            same resampling is used. The interval shows how far the minimiser moves; since
-            errors are counted, not smooth, it moves more slowly than 1/√n.
+        n_bootstrap: how many times the held-out examples are drawn again, each class by itself
+            (or, for calibration, each group of classes alike in size); 0 for no interval. Beyond
+            3 million draws in all the normal approximation of the same resampling is used. The
+            interval shows how far the minimiser moves; since errors are counted, not smooth, it
+            moves more slowly than 1/√n.
         random_state: seed, or a NumPy Generator.
         chunk_rows: rows that are looked at together; the default suits all sizes.
 
@@ -435,8 +434,8 @@ def _from_calibration(
             f"a temperature; got ({bounds[0]:g}, {bounds[1]:g})."
         )
     refuse_nothing_to_tune(prior.log_probs, caller)
-    refuse_other_mix(target, prior, weight, criterion=criterion, caller=caller)
-    data = held_out(logits, target, weight, chunk_rows, caller)
+    mixed, group = in_training_mix(target, prior, weight)
+    data = held_out(logits, target, mixed, chunk_rows, caller, group=group)
     found = tune_by_calibration(data, criterion, bounds, settings.n_bootstrap, settings.rng)
     counted = target if weight is None else target[weight > 0]
     return TauResult(

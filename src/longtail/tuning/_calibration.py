@@ -1,8 +1,7 @@
 """Tau as a temperature: argmax f − τ log π = argmax f/τ − log π, so calibration finds a tau.
 
-The criteria are averages over held-out examples, which must be mixed like the training data
-(`_mix` checks it), though not every class need occur among them. The balanced error as a function
-of tau is in `_curve`; import the public names from `tuning`.
+The criteria are averages over held-out examples, weighed as the training data are mixed (`_mix`).
+The balanced error as a function of tau is in `_curve`; import the public names from `tuning`.
 """
 
 from __future__ import annotations
@@ -231,9 +230,9 @@ def _grid(bounds: tuple[float, float]) -> FloatArray:
 def _moments(
     data: HeldOut, judge: _Criterion, taus: FloatArray, *, second: bool = False
 ) -> _Moments:
-    moments = _Moments(second=second)
+    moments = _Moments(int(data.group.max()) + 1, second=second)
     for below, labels, weight in data.chunks():
-        moments.add(judge.of_examples(below, labels, taus), weight)
+        moments.add(judge.of_examples(below, labels, taus), weight, data.group[labels])
     return moments
 
 
@@ -289,36 +288,48 @@ def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> Floa
 
 
 class _Moments:
-    """Weighted mean over examples of some statistics, and the covariance of that mean."""
+    """Weighted mean over examples of some statistics, and the covariance of that mean.
 
-    def __init__(self, *, second: bool = True) -> None:
+    Groups of examples keep their total weight when they are drawn again, so that what varies is
+    only each group's own mean.
+    """
+
+    def __init__(self, groups: int, *, second: bool = True) -> None:
         self.second = second
-        self.weight = self.weight2 = 0.0
-        self.sum: Any = 0.0
+        self.weight, self.weight2 = np.zeros(groups), np.zeros(groups)
+        self.sum: Any = 0.0  # of each group, shape (groups, numbers)
         self.sum2: Any = 0.0
         self.products: Any = 0.0
 
-    def add(self, statistics: Any, weight: FloatArray) -> None:
+    def add(self, statistics: Any, weight: FloatArray, group: IntArray) -> None:
         """Add examples: statistics of shape (examples, numbers), dense or sparse."""
-        self.weight += float(weight.sum())
-        self.sum = self.sum + np.asarray(statistics.T @ weight)
+        self.weight += np.bincount(group, weights=weight, minlength=len(self.weight))
+        self.sum = self.sum + self._by_group(statistics, weight, group)
         if not self.second:
             return
-        self.weight2 += float((weight**2).sum())
-        self.sum2 = self.sum2 + np.asarray(statistics.T @ weight**2)
-        is_sparse = sparse.issparse(statistics)
+        self.weight2 += np.bincount(group, weights=weight**2, minlength=len(self.weight))
+        self.sum2 = self.sum2 + self._by_group(statistics, weight**2, group)
         # Both kinds of matrix scale their rows by a diagonal one.
         scaled: Any = sparse.diags_array(weight) @ statistics
-        product: Any = scaled.T @ scaled
-        self.products = self.products + (product.toarray() if is_sparse else product)
+        self.products = self.products + _dense(scaled.T @ scaled)
+
+    def _by_group(self, statistics: Any, weight: FloatArray, group: IntArray) -> FloatArray:
+        places = (group, np.arange(len(group)))
+        shape = (len(self.weight), len(group))
+        return _dense(sparse.csr_array((weight, places), shape=shape) @ statistics)
 
     @property
     def mean(self) -> FloatArray:
-        return np.asarray(self.sum / self.weight)
+        return np.asarray(self.sum.sum(axis=0) / self.weight.sum())
 
     def covariance(self) -> FloatArray:
-        """Of the mean, Σ w² (v − mean)(v − mean)ᵀ / (Σ w)²."""
-        cross = np.outer(self.mean, self.sum2)
+        """Of the mean, Σ w² (v − mean of its group)(v − mean of its group)ᵀ / (Σ w)²."""
+        means = self.sum / self.weight[:, None]
+        cross = means.T @ self.sum2
         centred = self.products - cross - cross.T
-        centred += self.weight2 * np.outer(self.mean, self.mean)
-        return np.asarray(centred / self.weight**2)
+        centred += (means.T * self.weight2) @ means
+        return np.asarray(centred / self.weight.sum() ** 2)
+
+
+def _dense(matrix: Any) -> FloatArray:
+    return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)

@@ -302,8 +302,8 @@ def refuse_missing_classes(counts: IntArray, caller: str) -> None:
         raise InputError(
             f"{caller}: every class needs held-out examples, but {len(missing)} of {len(counts)} "
             f"have none in `target`: {_checks.listing(missing)}; hold out at least one of each, "
-            f"let the nearest class in size stand in (missing='nearest'), or, if the data are "
-            f"mixed like the training data, pass criterion='log_loss'."
+            f"let the nearest class in size stand in (missing='nearest'), or pass "
+            f"criterion='log_loss', which can do without some."
         )
 
 

@@ -22,11 +22,12 @@ _CHUNK_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Checked examples, handed out in chunks."""
+    """Checked examples, handed out in chunks; `group` is that of each class, see `_mix`."""
 
     logits: NDArray[Any]
     target: IntArray
     weight: FloatArray
+    group: IntArray
     rows: int
     caller: str
 
@@ -54,6 +55,8 @@ def held_out(
     weight: FloatArray | None,
     chunk_rows: int | None,
     caller: str,
+    *,
+    group: IntArray | None = None,
 ) -> HeldOut:
     """Checked arrays as the functions below want them."""
     if chunk_rows is not None:
@@ -62,6 +65,7 @@ def held_out(
         logits=logits,
         target=target,
         weight=np.ones(len(target)) if weight is None else weight,
+        group=np.zeros(logits.shape[1], dtype=np.int64) if group is None else group,
         rows=chunk_rows or max(1, _CHUNK_ELEMENTS // logits.shape[1]),
         caller=caller,
     )
@@ -74,7 +78,7 @@ def fit_temperature(
 
     The log-loss is convex in 1/T, so Newton's method finds the one minimum. Where the held-out
     data are mixed like the training data, long tail and all, T is also a tau for
-    `adjust_logits`; on balanced data it is none (`tune_tau`, which knows the prior, refuses).
+    `adjust_logits`; on others it is none, and `tune_tau`, which knows the prior, finds one.
 
     Args:
         logits: f, shape (examples, num_classes), of examples the model was not trained on.
