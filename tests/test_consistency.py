@@ -448,3 +448,10 @@ def test_bad_input(call, message):
     with pytest.raises(InputError) as caught:
         call()
     assert message in str(caught.value)
+
+
+def test_large_equal_margins_are_named_as_they_are():
+    prior = ClassPrior.uniform(3)
+    verdict = check_consistency(margins.ldam(prior, max_margin=1.7), prior)
+    assert verdict.consistent
+    assert "Δ_yy' = 1.7 for every pair" in verdict.reason

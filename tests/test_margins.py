@@ -147,6 +147,22 @@ def test_sampled_softmax_is_tau_minus_one():
     ("make", "message"),
     [
         (lambda: margins.by_name("ce", PRIOR), "must be one of 'softmax', 'balanced'.*got 'ce'"),
+        (
+            lambda: margins.by_name("consistent", PRIOR),
+            "by_name: the margin 'consistent' needs `delta`, which is missing; it takes `delta`",
+        ),
+        (
+            lambda: margins.by_name("adaptive", PRIOR, foo=1),
+            "by_name: the margin 'adaptive' has no setting `foo`; it takes `constant`",
+        ),
+        (
+            lambda: margins.by_name("two-parameter", PRIOR, tau=1.0),
+            "has no setting `tau`; it takes `tau1` and `tau2`",
+        ),
+        (
+            lambda: margins.by_name("softmax", PRIOR, tau=1.0),
+            "has no setting `tau`; it takes no settings",
+        ),
         (lambda: margins.logit_adjusted([9, 1]), "must be a ClassPrior; got list"),
         (lambda: margins.logit_adjusted(PRIOR, tau=np.nan), "`tau` must be finite"),
         (lambda: margins.logit_adjusted(PRIOR, tau="1.0x"), "`tau` must be a number; got '1.0x'"),

@@ -462,6 +462,8 @@ def test_bad_settings_are_refused():
         metrics.group_error([0, 1], np.eye(2), prior)
     with pytest.raises(InputError, match=r"prior` has 3 classes but the logits have 2 columns"):
         metrics.evaluate([0, 1], np.eye(2) * 3, prior=prior)
+    with pytest.raises(InputError, match=r"prior` has 3 classes but `probs` has 2 columns"):
+        metrics.evaluate([0, 1], np.eye(2), inputs="probs", prior=prior)
     with pytest.raises(InputError, match="made from probabilities"):
         metrics.evaluate([0, 1], np.eye(2) * 3, prior=ClassPrior.uniform(2))
     with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):

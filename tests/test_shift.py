@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from longtail import ClassPrior, InputError, shift
 from longtail.metrics import _sums
 from longtail.posthoc import adjust_logits
-from longtail.shift import _methods
+from longtail.shift import _methods, _no_shift
 
 ABSTENTION = pytest.mark.filterwarnings("ignore:scipy.misc is deprecated")
 
@@ -257,6 +257,93 @@ def test_false_alarms_of_bbse(held_out):
     assert false_alarms(once, 60) <= 0.12
 
 
+def weak(examples, q, prior, strength, rng, *, every=False):
+    """Labels and calibrated-looking predictions of a model that hardly predicts rare classes."""
+    y = rng.choice(len(q), examples, p=q)
+    if every:
+        y[: len(q)] = np.arange(len(q))
+    noise = rng.normal(size=(examples, len(q)))
+    evidence = strength * one_hot(y, len(q)) + noise
+    return y, softmax(prior.log_probs + strength * evidence)
+
+
+def profile(classes, imbalance):
+    return ClassPrior.from_weights(imbalance ** (-np.arange(classes) / (classes - 1)))
+
+
+def test_bbse_sees_a_shift_of_classes_that_are_hardly_ever_predicted():
+    prior, rng = ClassPrior.from_probs([0.97, 0.02, 0.01]), np.random.default_rng(0)
+    q = np.array([0.34, 0.33, 0.33])
+    _, probs = weak(20_000, q, prior, 0.7, rng)
+    y, source = weak(20_000, prior.probs, prior, 0.7, rng)
+    assert np.mean(source.argmax(axis=1) > 0) < 0.001
+    options = {"method": "bbse", "source_probs": source, "source_target": y}
+    for significance in (0.05, None):
+        found = shift.estimate_prior(probs, prior, significance=significance, **options)
+        assert found.shifted
+        assert found.df == 2
+        assert found.p_value < 1e-6
+        assert found.strength > 0.99
+        assert total_variation(found.prior.probs, q) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("classes", "imbalance", "strength", "target", "held_out"),
+    [
+        (2, 20, 1.3, 50, 200),
+        (2, 200, 1.3, 1500, 500),
+        (3, 100, 0.7, 500, 1500),
+        (10, 200, 1.3, 500, 3000),
+        (10, 200, 3.0, 1500, 300),
+        (100, 20, 1.3, 50, 200),
+        (100, 20, 1.3, 1500, 500),
+        (100, 200, 3.0, 500, 1500),
+    ],
+)
+@pytest.mark.parametrize("soft", [True, False])
+def test_false_alarms_of_bbse_with_rare_classes(
+    classes, imbalance, strength, target, held_out, soft
+):
+    prior = profile(classes, imbalance)
+
+    def alarm(rng):
+        y, source = weak(held_out, prior.probs, prior, strength, rng, every=True)
+        probs = weak(target, prior.probs, prior, strength, rng)[1]
+        if not soft:
+            source, probs = source.argmax(axis=1), probs.argmax(axis=1)
+        return p_value_of_bbse(source, y, probs, prior) < 0.05
+
+    assert np.mean([alarm(np.random.default_rng(seed)) for seed in range(40)]) <= 0.15
+
+
+def p_value_of_bbse(source, y, given, prior):
+    """Of the test alone: labels that never occur make the estimate itself impossible."""
+    from scipy.stats import chi2
+
+    rows, seen = ((p if p.ndim == 2 else one_hot(p, len(prior.probs))) for p in (source, given))
+    statistic, df = _no_shift.no_shift_statistic(
+        np.stack([rows[y == k].mean(axis=0) for k in range(len(prior.probs))], axis=1),
+        seen.mean(axis=0),
+        source=source,
+        source_target=y,
+        given=given,
+        prior=prior,
+    )
+    return chi2.sf(statistic, df) if df else 1.0
+
+
+@pytest.mark.parametrize(("classes", "imbalance", "least"), [(2, 200, 0.8), (10, 200, 0.6)])
+def test_bbse_finds_a_shift_towards_rare_classes(classes, imbalance, least):
+    prior = profile(classes, imbalance)
+    q = 0.7 * prior.probs + 0.3 / classes
+
+    def seen(rng):
+        y, source = weak(3000, prior.probs, prior, 1.3, rng, every=True)
+        return p_value_of_bbse(source, y, weak(500, q, prior, 1.3, rng)[1], prior) < 0.05
+
+    assert np.mean([seen(np.random.default_rng(seed)) for seed in range(30)]) > least
+
+
 def test_bbse_sees_a_shift_that_the_held_out_examples_share():
     # "No shift" is about the prior that was given, not about the held-out mix.
     mixture, rng = Mixture(5, spread=1.2), np.random.default_rng(12)
@@ -389,6 +476,20 @@ def test_negative_solutions_end_on_the_simplex():
     assert estimate.prior.probs.min() > 0
 
 
+def statistic_of_labels(confusion, labels, prior):
+    """The test statistic from a confusion matrix, true class by predicted label."""
+    width = len(confusion)
+    where = np.repeat(np.arange(width**2), np.asarray(confusion, dtype=int).ravel())
+    return _no_shift.no_shift_statistic(
+        (confusion / confusion.sum(axis=1, keepdims=True)).T,
+        np.bincount(labels, minlength=width) / len(labels),
+        source=where % width,
+        source_target=where // width,
+        given=labels,
+        prior=prior,
+    )
+
+
 def test_bbse_statistic_is_pearsons_when_the_prior_is_the_held_out_one():
     from scipy.stats import chi2_contingency
 
@@ -398,13 +499,13 @@ def test_bbse_statistic_is_pearsons_when_the_prior_is_the_held_out_one():
     labels = np.repeat([0, 1, 2], [1500, 1000, 700])
     rng.shuffle(labels)
     prior = ClassPrior.from_counts(confusion.sum(axis=1))
-    statistic, df = _methods._no_shift_statistic(confusion, labels, prior)
+    statistic, df = statistic_of_labels(confusion, labels, prior)
     pearson = chi2_contingency([source, np.bincount(labels)], correction=False)
     assert df == pearson.dof == 2
     assert statistic == pytest.approx(pearson.statistic, rel=0.05)
     # A prior known exactly leaves less to chance.
     exact = ClassPrior.from_probs(prior.probs)
-    assert _methods._no_shift_statistic(confusion, labels, exact)[0] > statistic
+    assert statistic_of_labels(confusion, labels, exact)[0] > statistic
 
 
 def test_bbse_statistic_pools_labels_that_are_too_rare_to_count():
@@ -413,10 +514,69 @@ def test_bbse_statistic_pools_labels_that_are_too_rare_to_count():
     prior = ClassPrior.from_probs([0.56, 0.43, 0.006, 0.004])
     pooled = np.diag([400.0, 300.0, 5.0])
     same = ClassPrior.from_probs([0.56, 0.43, 0.01])
-    ours = _methods._no_shift_statistic(confusion, labels, prior)
-    expected = _methods._no_shift_statistic(pooled, np.minimum(labels, 2), same)
+    ours = statistic_of_labels(confusion, labels, prior)
+    expected = statistic_of_labels(pooled, np.minimum(labels, 2), same)
     assert ours[1] == expected[1] == 2
     assert ours[0] == pytest.approx(expected[0], rel=0.1)
+
+
+def test_a_label_that_never_occurs_is_no_degree_of_freedom():
+    confusion = np.array([[900.0, 100, 0, 0], [200, 800, 0, 0], [60, 40, 0, 0], [50, 50, 0, 0]])
+    prior = ClassPrior.from_probs([0.5, 0.4, 0.06, 0.04])
+    statistic, df = statistic_of_labels(confusion, np.repeat([0, 1], [300, 700]), prior)
+    assert df == 1
+    assert statistic > 50
+    # Nor if it occurs on the target alone: it then shares a cell, with noise of its own.
+    once, df = statistic_of_labels(confusion, np.repeat([0, 1, 2], [575, 424, 1]), prior)
+    assert df == 2
+    assert once < 6
+
+
+def test_nothing_to_compare_is_no_shift():
+    confusion = np.array([[50.0, 0], [5.0, 0]])
+    labels = np.zeros(30, dtype=int)
+    assert statistic_of_labels(confusion, labels, PRIOR) == (0.0, 0)
+
+
+def slow_statistic(source, y, given, prior):
+    """The Wald statistic as its docstring has it, example by example and class by class."""
+    pi, width, size = prior.probs, len(prior.probs), len(given)
+    groups = [source[y == k] for k in range(width)]
+    rates = [group.mean(axis=0) for group in groups]
+    expected = sum(pi[k] * rates[k] for k in range(width))
+    mean = given.mean(axis=0)
+    held = 1 / sum(pi[k] ** 2 / len(groups[k]) for k in range(width))
+    total = np.zeros((width, width))
+    for k, group in enumerate(groups):
+        for row in group:
+            total += held * pi[k] / len(group) * np.outer(row - expected, row - expected)
+    for row in given:
+        total += np.outer(row - mean, row - mean)
+    overall = total / (held + size - 2)
+    noise = overall / size
+    for k, group in enumerate(groups):
+        within = sum(np.outer(row - rates[k], row - rates[k]) for row in group)
+        apart, n = np.outer(rates[k] - expected, rates[k] - expected), len(group)
+        # n examples and 10 others that are spread like all, about their common mean
+        within = (within + 10 * overall + 10 * n / (10 + n) * apart) / (n + 9)
+        noise += pi[k] ** 2 / n * within
+        noise += pi[k] * apart / prior.counts.sum()
+    gap = (mean - expected)[1:]
+    return gap @ np.linalg.solve(noise[1:, 1:], gap)
+
+
+def test_bbse_statistic_of_probabilities_is_the_slow_one():
+    mixture, rng = Mixture(4, spread=0.8, imbalance=5), np.random.default_rng(14)
+    y, source = mixture.sample(1500, np.full(4, 0.25), rng)
+    given = softmax(mixture.sample(900, [0.1, 0.2, 0.3, 0.4], rng)[1])
+    prior = ClassPrior.from_counts([500, 300, 200, 100])
+    found = shift.estimate_prior(
+        given, prior, method="bbse", source_probs=softmax(source), source_target=y
+    )
+    assert found.df == 3
+    # All but Hotelling's factor, which is close to 1 for thousands of examples.
+    slow = slow_statistic(softmax(source), y, given, prior)
+    assert 0.995 * slow < found.statistic < slow
 
 
 # --- bias-corrected temperature -----------------------------------------------------------
@@ -546,7 +706,7 @@ def test_bad_settings_are_refused():
 
     with pytest.raises(InputError, match="`method` must be one of 'em', 'bbse'; got 'bbsl'"):
         call(method="bbsl")
-    with pytest.raises(InputError, match="`prior` has 3 classes but the logits have 2 columns"):
+    with pytest.raises(InputError, match="`prior` has 3 classes but `probs` has 2 columns"):
         call(prior=ClassPrior.uniform(3))
     with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
         call(prior=[0.8, 0.2])

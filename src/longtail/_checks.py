@@ -8,9 +8,10 @@ and what to do next. Checks return the cleaned value, so that a caller reads
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -411,6 +412,24 @@ def choice(value: Any, options: Sequence[str], caller: str, *, name: str) -> str
     return str(value)
 
 
+def settings(
+    given: Mapping[str, Any], function: Callable[..., Any], caller: str, *, of: str
+) -> None:
+    """Names of keyword-only arguments that `function` takes, all those without default among them.
+
+    `of` is what the function makes, for the message.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    listed = " and ".join(f"`{name}`" for name in takes) or "no settings"
+    for name in given:
+        if name not in takes:
+            raise InputError(f"{caller}: {of} has no setting `{name}`; it takes {listed}.")
+    for name, required in takes.items():
+        if required and name not in given:
+            raise InputError(f"{caller}: {of} needs `{name}`, which is missing; it takes {listed}.")
+
+
 def prior(
     value: Any,
     caller: str,
@@ -418,8 +437,9 @@ def prior(
     num_classes: int | None = None,
     shape: tuple[int, ...] | None = None,
     name: str = "prior",
+    of: str | None = None,
 ) -> ClassPrior:
-    """A ClassPrior, as wide as the logits where their width is given."""
+    """A ClassPrior, as wide as the logits, or as the argument `of`, where a width is given."""
     from longtail.priors import ClassPrior
 
     if not isinstance(value, ClassPrior):
@@ -431,7 +451,8 @@ def prior(
     if num_classes is not None and value.num_classes != num_classes:
         shaped = f", shape {tuple(shape)}" if shape is not None else ""
         raise InputError(
-            f"{caller}: `{name}` has {value.num_classes} classes but the logits have "
+            f"{caller}: `{name}` has {value.num_classes} classes but "
+            f"{'the logits have' if of is None else f'`{of}` has'} "
             f"{num_classes} columns{shaped}; pass num_classes={num_classes} to "
             f"ClassPrior.from_labels if a class has no examples."
         )

@@ -497,5 +497,7 @@ def by_name(name: str, prior: ClassPrior, **settings: Any) -> Margin:
         >>> by_name("logit-adjusted", ClassPrior.uniform(3), tau=2.0)
         Margin('logit-adjusted', num_classes=3, additive)
     """
-    _checks.choice(name, list(MARGINS), "margins.by_name", name="name")
+    caller = "margins.by_name"
+    _checks.choice(name, list(MARGINS), caller, name="name")
+    _checks.settings(settings, MARGINS[name], caller, of=f"the margin {name!r}")
     return MARGINS[name](prior, **settings)

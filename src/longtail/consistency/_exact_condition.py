@@ -189,8 +189,9 @@ def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, toleran
             "scores are log(η_y/π_y) plus a constant."
         )
     if np.ptp(log_delta) <= tolerance:
-        # e^Δ = δ/(δ + κ) with δ = 1/L
-        equal = -np.log1p(kappa * len(delta)) / margin.scale
+        # Not from κ, which rounds to −δ where the margins are large.
+        dense = margin.dense
+        equal = margin.positive[0] + margin.negative[1] if dense is None else dense[0, 1]
         return (
             f"α_yπ_y is the same for every class and Δ_yy' = {equal:.6g} for every pair, so that "
             f"exchanging two classes exchanges their scores and the larger η/π has the larger "

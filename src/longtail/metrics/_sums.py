@@ -157,7 +157,8 @@ def evaluate_in_chunks(
     _checks.same_length(scores, target, caller=caller, name=inputs)
     weight = optional_weights(sample_weight, target, caller)
     if prior is not None:
-        _checks.prior(prior, caller, num_classes=width, shape=scores.shape)
+        of = None if inputs == "logits" else inputs
+        _checks.prior(prior, caller, num_classes=width, shape=scores.shape, of=of)
         prior.groups(many=many, few=few)  # refuses a prior without counts before the work
     _complete(_errors(target, target, width, weight).counts, missing, caller)
 

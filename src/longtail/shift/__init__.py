@@ -129,10 +129,11 @@ def estimate_prior(
 
     **Leaving things alone.** "No shift" is tested: for EM by the likelihood ratio against q = π,
     scaled by N / (N + n) if `prior` counts N examples, since it and the calibration are then a
-    sample too; for BBSE by a χ² test of the predicted labels against A π. Unless that rejects at
-    `significance`, `.prior` is the training prior itself. Otherwise, as the estimate of many
-    rare classes is mostly noise, only the share 1 − df / statistic of the change is kept
-    (positive-part James-Stein); `.probs` is the estimate without that.
+    sample too; for BBSE by a χ² test of m against A π, with the noise of both, in which classes
+    that rest on too few examples are taken together. Unless that rejects at `significance`,
+    `.prior` is the training prior itself. Otherwise, as the estimate of many rare classes is
+    mostly noise, only the share 1 − df / statistic of the change is kept (positive-part
+    James-Stein); `.probs` is the estimate without that.
 
     Args:
         probs: predicted probabilities on the target, shape (examples, num_classes); may be a
@@ -143,7 +144,9 @@ def estimate_prior(
         source_probs: for "bbse": predictions on held-out examples of every class, in any mix,
             shape (held-out examples, num_classes).
         source_target: for "bbse": their labels.
-        soft: for "bbse": True (default) uses the probabilities, False the predicted labels.
+        soft: for "bbse": True (default) uses the probabilities, False the predicted labels, in
+            the estimate and in the test; the labels of a rare class that is hardly ever
+            predicted say nothing about it, while its probabilities do.
         significance: level of the test, in (0, 1]; None uses the estimate without a test.
         shrink: whether to keep only the part of the change that is beyond noise.
         tolerance: for "em", default 1e-6: stops when the mean log-likelihood is provably
@@ -169,7 +172,7 @@ def estimate_prior(
     caller = "estimate_prior"
     _checks.choice(method, METHODS, caller, name="method")
     given = score_columns(probs, caller, "probs")
-    _checks.prior(prior, caller, num_classes=given.shape[1], shape=given.shape)
+    _checks.prior(prior, caller, num_classes=given.shape[1], shape=given.shape, of="probs")
     if significance is not None:
         significance = _checks.fraction(significance, caller, name="significance")
     if method == "em":
@@ -230,7 +233,7 @@ def _conclude(
 ) -> ShiftEstimate:
     from scipy.stats import chi2
 
-    # With no degree of freedom there is nothing to test (one cell after pooling).
+    # With no degree of freedom there is nothing to test: no prediction varies.
     p_value = float(chi2.sf(found.statistic, found.df)) if found.df else 1.0
     shifted = significance is None or p_value < significance
     strength = float(shifted)

@@ -18,6 +18,7 @@ from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics._sums import confusion_counts, decide_in_chunks, row_slices, score_columns
 from longtail.priors import ClassPrior
+from longtail.shift._no_shift import no_shift_statistic
 
 _logger = logging.getLogger("longtail")
 
@@ -157,7 +158,7 @@ def _climb(
 def by_bbse(
     probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any, soft: bool
 ) -> Found:
-    """Solve A q = m, and compare the predicted labels of source and target."""
+    """Solve A q = m, and compare m with A π."""
     caller = "estimate_prior"
     if source_probs is None or source_target is None:
         raise InputError(
@@ -184,15 +185,23 @@ def by_bbse(
         )
     mean = mean_prediction(probs, caller, "probs")
     labels = decide_in_chunks(probs, caller, "probs")
-    confusion = confusion_counts(target, source_labels, width, None).astype(np.float64)
-    totals = _class_totals(source, target) if soft else confusion
-    if not soft:
+    if soft:
+        totals = _class_totals(source, target)
+    else:
         mean = np.bincount(labels, minlength=width) / len(labels)
+        totals = confusion_counts(target, source_labels, width, None).astype(np.float64)
     matrix = np.asarray((totals / counts[:, None]).T)
     condition = float(np.linalg.cond(matrix))
     if not condition < _SINGULAR:
         raise InputError(_singular(source_labels, width, soft, condition))
-    statistic, df = _no_shift_statistic(confusion, labels, prior)
+    statistic, df = no_shift_statistic(
+        matrix,
+        mean,
+        source=source if soft else source_labels,
+        source_target=target,
+        given=probs if soft else labels,
+        prior=prior,
+    )
     return Found(_simplex_solve(matrix, mean), statistic, df, condition=condition)
 
 
@@ -235,33 +244,3 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     rows = np.vstack([matrix - mean[:, None], np.ones(len(mean))])
     x, _ = nnls(rows, np.append(np.zeros(len(mean)), 1.0))
     return np.asarray(x / x.sum())
-
-
-def _no_shift_statistic(
-    confusion: FloatArray, labels: IntArray, prior: ClassPrior
-) -> tuple[float, int]:
-    """Wald statistic and degrees of freedom of "the labels predicted on the target follow A π".
-
-    Here A comes from predicted labels, whatever the estimate uses, since their noise is known:
-    multinomial, on the target, within each held-out class, and in the prior's own counts.
-    """
-    size, pi = len(labels), prior.probs
-    counts = confusion.sum(axis=1)
-    expected = (pi / counts) @ confusion
-    # One more example per class, spread like all predictions: a class with few examples must
-    # not look free of noise.
-    rates = ((confusion + expected) / (counts + 1.0)[:, None]).T
-    within = pi**2 / counts
-    noise = (np.diag(expected) - np.outer(expected, expected)) / size
-    noise += np.diag(rates @ within) - (rates * within) @ rates.T
-    if prior.counts is not None and prior.counts.dtype.kind == "i":
-        spread = (rates * pi) @ rates.T - np.outer(rates @ pi, rates @ pi)
-        noise += spread / float(prior.counts.sum())
-    # The χ² approximation needs cells that rest on the equivalent of some twenty examples, so
-    # rarer labels share one; the last cell follows from the others and is left out.
-    rare = expected**2 < 20.0 * np.diag(noise)
-    cells = np.vstack([np.eye(len(pi))[~rare], rare.astype(np.float64)])
-    cells = cells[np.any(cells > 0, axis=1)][:-1]
-    gap = cells @ (np.bincount(labels, minlength=len(pi)) / size - expected)
-    solved = np.linalg.lstsq(cells @ noise @ cells.T, gap, rcond=None)[0]
-    return float(gap @ solved), len(cells)
