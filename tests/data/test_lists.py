@@ -181,7 +181,7 @@ def test_a_file_in_two_splits_is_refused(tmp_path, spelt, pair):
         "val": ["a/3.jpg", "a/4.jpg"],
         "test": ["a/5.jpg", "a/6.jpg"],
     }
-    touched(tmp_path, sum(lists.values(), []))
+    touched(tmp_path, [path for paths in lists.values() for path in paths])
     for split, paths in lists.items():
         write_list(tmp_path / f"{split}.txt", zip(paths, (0, 1), strict=True))
     assert len(load_listed(tmp_path).test) == 2
