@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_factory import cifar_files, write_archive, write_folder
+from data_factory import cifar_files, write_archive, write_folder, write_large
 from longtail.data import load, official
 from longtail.data.digits import load_digits_lt
 
@@ -136,7 +136,10 @@ def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar):
         r"images, [\d.]+ kB\n",
         result.out,
     )
-    original = cli("data", "describe", "cifar10-lt", *options).out
+    described = cli("data", "describe", "cifar10-lt", *options).out
+    lines = described.splitlines(keepends=True)
+    original = "".join(line for line in lines if "development" not in line)  # not asked for
+    assert len(original.splitlines()) == len(lines) - 2
     assert cli("data", "describe", "travel/a.frozen").out == original
     by_name = cli("data", "describe", "cifar10-lt", "--data-dir", "travel", "--ratio", 4)
     assert by_name.out == original
@@ -166,6 +169,96 @@ def test_freeze_with_a_development_set(cli):
     again = cli("data", "freeze", "digits-lt", "-o", "e.frozen", "--dev", "4", "--json")
     entry = json.loads(again.out)["dev"]
     assert entry == {"examples": len(dev), "fingerprint": dev.fingerprint}
+
+
+def test_describe_shows_the_development_set(cli):
+    dev = load("digits-lt").dev
+    result = cli("data", "describe", "digits-lt")
+    text = words_of(result.out)
+    each = f"{dev.counts.min()} to {dev.counts.max()} a class"
+    assert f"development {len(dev)} images, {each}, left out of training\n" in text
+    assert f" {dev.fingerprint[:16]} (development)\n" in text
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert cli("data", "freeze", "digits-lt", "-o", "d.frozen", "--dev", "4").code == 0
+    frozen = load("d.frozen").dev
+    text = words_of(cli("data", "describe", "d.frozen").out)
+    assert "development 40 images, 4 a class, left out of training\n" in text
+    document = json.loads(cli("data", "describe", "d.frozen", "--json").out)
+    assert document["dev"] == {
+        "examples": len(frozen),
+        "counts": frozen.counts.tolist(),
+        "fingerprint": frozen.fingerprint,
+    }
+    assert cli("data", "freeze", "digits-lt", "-o", "e.frozen").code == 0
+    assert "development" not in cli("data", "describe", "e.frozen").out
+    assert json.loads(cli("data", "describe", "e.frozen", "--json").out)["dev"] is None
+
+
+def test_a_file_frozen_again_keeps_its_development_set(cli):
+    assert cli("data", "freeze", "digits-lt", "-o", "a.frozen", "--dev", "4").code == 0
+    again = cli("data", "freeze", "a.frozen", "-o", "b.frozen")
+    assert "development images" in again.out
+    assert Path("b.frozen").read_bytes() == Path("a.frozen").read_bytes()
+    assert cli("data", "freeze", "a.frozen", "-o", "c.frozen", "--dev", "4").code == 0
+    assert Path("c.frozen").read_bytes() == Path("a.frozen").read_bytes()
+    document = json.loads(cli("data", "freeze", "a.frozen", "-o", "d.frozen", "--json").out)
+    assert document["dev"]["examples"] == len(load("a.frozen").dev)
+    without = cli("data", "freeze", "a.frozen", "-o", "e.frozen", "--dev", "0")
+    assert without.code == 0
+    assert "development" not in without.out
+    assert load("e.frozen").dev is None
+    assert cli("data", "freeze", "e.frozen", "-o", "f.frozen").code == 0
+    assert load("f.frozen").dev is None
+    refused = cli("data", "freeze", "a.frozen", "-o", "g.frozen", "--dev", "2")
+    assert refused.code == 1
+    assert "a development set of 4 images a class, not 2" in refused.err
+    assert cli("data", "freeze", "digits-lt", "-o", "h.frozen", "--dev", "0").code == 0
+    assert load("h.frozen").dev is None
+
+
+def test_describe_reads_the_lists_of_what_stays_on_disk(cli, monkeypatch):
+    from dataclasses import replace
+
+    from longtail.data import large
+
+    write_large(Path("places-lt"), "places-lt", counts=(9, 4, 2))
+    for image in Path("places-lt").rglob("*.jpg"):
+        image.unlink()  # class sizes need none
+    result = cli("data", "describe", "places-lt/../places-lt")
+    assert result.code == 0, result.err
+    data = large.load_listed("./places-lt", check_files=False)
+    for line in (
+        "places-lt (lists of images on disk)",
+        "training 15 images of 3 classes",
+        " 9 to 2 a class, imbalance ratio 4.5",
+        "test 3 images, 1 a class",
+        "validation 3 images, 1 a class",
+        f"fingerprint {data.train.fingerprint[:16]} (training)",
+        f" {data.val.fingerprint[:16]} (validation)",
+        " 1 1 4 26.67% 1",
+    ):
+        assert line in words_of(result.out).splitlines()
+    assert max(map(len, result.out.splitlines())) <= 80
+    small = {"train": 15, "val": 3, "test": 3}
+    known = replace(large.LARGE["places-lt"], num_classes=3, sizes=small)
+    monkeypatch.setitem(large.LARGE, "places-lt", known)
+    by_name = cli("data", "describe", "places-lt", "--data-dir", ".")
+    assert by_name.out == result.out
+    document = json.loads(cli("data", "describe", "./places-lt", "--json").out)
+    assert document["train"]["counts"] == [9, 4, 2]
+    assert (document["val"]["examples"], document["image_shape"]) == (3, None)
+    for option in (("--ratio", 10), ("--subset-seed", 1), ("--figure", "a")):
+        refused = cli("data", "describe", "./places-lt", *option)
+        assert refused.code == 2
+        assert f"{option[0]} does nothing here: the images of this data set stay" in refused.err
+
+
+def test_describe_says_what_a_list_lacks(cli):
+    write_large(Path("set"))
+    Path("set/ImageNet_LT_test.txt").unlink()
+    result = cli("data", "describe", "set")
+    assert (result.code, result.out) == (1, "")
+    assert "set needs a test set" in result.err
 
 
 def test_freeze_replaces_nothing_unasked(cli):

@@ -44,7 +44,24 @@ def test_problems_are_listed_and_the_exit_code_is_one(cli):
     assert lines[3] == f"  {files[0]}: is not there"
     assert lines[6:9] == ["  and 2 more", "", "1 x format: files that are no images"]
     assert lines[9] == f"  {files[5]}: is no image"
-    assert lines[-2:] == ["6 problems (every image decoded).", "All of them: --out FILE or --json"]
+    assert lines[-2:] == [
+        "6 problems (11 of 16 files there, every one decoded).",
+        "All of them: --out FILE or --json",
+    ]
+    quick = cli("data", "check", "set", "--workers", 1, "--quick").out
+    assert "6 problems (11 of 16 files there, headers only)." in quick
+
+
+def test_nothing_was_decoded_where_nothing_is(cli):
+    for file in write_large(Path("set")).rglob("*.JPEG"):
+        file.unlink()
+    for quick in ((), ("--quick",)):
+        result = cli("data", "check", "set", *quick)
+        assert result.code == 1
+        assert "\n16 problems (none of the 16 files is there).\n" in result.out
+    Path("empty.txt").write_text("")
+    result = cli("data", "check", "empty.txt")
+    assert result.out.splitlines()[-1] == "1 problem (no files listed)."
 
 
 def test_all_problems_go_to_a_file(cli):
@@ -136,6 +153,30 @@ def test_bad_input(cli, arguments, code, message):
     assert (result.code, result.out) == (code, "")
     assert message in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_leak_and_a_missing_test_set(cli):
+    write_photos(Path("set"), ["a/1.jpg", "a/2.jpg", "a/3.jpg"])
+    Path("set/train.txt").write_text("a/1.jpg 0\na/2.jpg 1\n")
+    result = cli("data", "check", "set")
+    assert result.code == 1
+    assert "1 x split: no training set, or no test set, which training needs too" in result.out
+    assert "  set: has no test set (test.txt), which training needs\n" in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert cli("data", "check", "set/train.txt").code == 0
+    Path("set/test.txt").write_text("./a/1.jpg 0\na/3.jpg 1\n")
+    result = cli("data", "check", "set")
+    assert result.code == 1
+    assert "set/test.txt: 'a/1.jpg' is in the train set as well" in result.out
+
+
+def test_options_that_a_folder_of_images_does_not_take(cli):
+    write_photos(Path("set"), ["train/a/1.jpg", "test/a/2.jpg"])
+    for option in ("--root", "--data-dir"):
+        result = cli("data", "check", "set", option, ".")
+        assert (result.code, result.out) == (1, "")
+        assert option in result.err
+        assert len(result.err.splitlines()) == 1
 
 
 def test_a_folder_that_load_takes_is_checked_file_by_file(cli):

@@ -1,6 +1,9 @@
 """`longtail demo`, as a newcomer meets it."""
 
+import html
 import json
+import re
+import shlex
 
 import pytest
 
@@ -40,6 +43,31 @@ def test_it_writes_a_page_and_runs_that_can_be_reported_on_again(demo, tmp_path,
     assert main(["runs", "list", str(folder / "runs"), "--json"]) == 0
 
 
+def commands(file):
+    """What a page says to type, and the sentence before it."""
+    section = re.search(r'<section id="again".*?</section>', file.read_text(), re.S)[0]
+    said = [html.unescape(line) for line in re.findall(r"longtail [^<\n]+", section)]
+    return said, section
+
+
+def test_the_page_says_one_command_that_makes_it_again(tmp_path, capsys):
+    from longtail.cli import main
+
+    folder = tmp_path / "my demo"
+    assert main(["demo", "--seeds", "1", "--out", str(folder), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"][0]["seeds"] == [0]
+    (command,), section = commands(folder / "report.html")
+    assert command == f"longtail demo --seeds 1 --out '{folder}' --force"
+    assert "This trains the runs and makes this page from them:" in section
+    assert main([*shlex.split(command)[1:], "--json"]) == 0
+    assert main(["report", str(folder / "runs"), "--out", str(tmp_path / "b.html")]) == 0
+    (first, last), section = commands(tmp_path / "b.html")
+    assert first == f"longtail demo --seeds 1 --out '{folder}'"
+    assert "The first command trains the runs; the last makes this page" in section
+    assert main([*shlex.split(last)[1:], "--json"]) == 0
+
+
 @pytest.mark.slow
 def test_a_second_call_asks_for_force_and_then_prints_the_table(demo, capsys, monkeypatch):
     from longtail.cli import main
@@ -52,6 +80,8 @@ def test_a_second_call_asks_for_force_and_then_prints_the_table(demo, capsys, mo
     assert main(["demo", "--out", str(folder)]) == 0  # the finished runs are used as they are
     out = capsys.readouterr().out
     assert "post-hoc logit adj." in out
+    note = "Weight norm. divides the whole logit, bias included (bias mode: scale)."
+    assert " ".join(out.split()).count(note) == 2  # below either table
     *lines, page, where, command = out.splitlines()
     assert max(map(len, lines)) <= 80
     assert page.strip() == str(folder / "report.html")
@@ -83,11 +113,3 @@ def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys)
     assert main(["demo", "--out", str(tmp_path / "x")]) == 1
     assert "pip install 'longtail[report]'" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
-
-
-def test_json_is_json(tmp_path, capsys):
-    from longtail.cli import main
-
-    assert main(["demo", "--seeds", "1", "--out", str(tmp_path / "one"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["rows"][0]["seeds"] == [0]

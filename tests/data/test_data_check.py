@@ -126,13 +126,52 @@ def test_a_split_that_lacks_a_class_is_told_of_it(tmp_path):
     assert "no image has label 2" in problem.detail
 
 
+def test_one_file_is_found_however_it_is_spelt(tmp_path):
+    write_photos(tmp_path, ["a/1.jpg", "a/2.jpg", "a/3.jpg", "a/4.jpg"])
+    write_list(tmp_path / "train.txt", [("a/1.jpg", 0), ("a/2.jpg", 1), ("a/./2.jpg", 1)])
+    write_list(tmp_path / "test.txt", [("./a/1.jpg", 0), ("a//2.jpg", 1), ("a/3.jpg", 0)])
+    result = check_data(tmp_path, workers=1)
+    assert result.counts == {"duplicate": 1, "overlap": 2}
+    assert result.files == 3
+    assert [problem.detail for problem in result.problems] == [
+        "'a/./2.jpg' is on line 2 already (label 1)",
+        "'a/1.jpg' is in the train set as well",
+        "'a/2.jpg' is in the train set as well",
+    ]
+
+
+def test_a_data_set_without_a_test_set_is_told_of_it(tmp_path):
+    """Training refuses it, so it isn't sound; one list by itself has no other split."""
+    write_photos(tmp_path, ["tree/train/a/1.jpg", "tree/train/b/1.jpg", "set/a.jpg", "set/b.jpg"])
+    write_list(tmp_path / "set/train.txt", [("a.jpg", 0), ("b.jpg", 1)])
+    for folder, wanted in (("tree", "test/<class>/<image>"), ("set", "test.txt")):
+        (problem,) = check_data(tmp_path / folder, workers=1).problems
+        assert (problem.kind, problem.where) == ("split", str(tmp_path / folder))
+        assert problem.detail == f"has no test set ({wanted}), which training needs"
+    assert check_data(tmp_path / "set/train.txt", workers=1).ok
+    root = write_large(tmp_path / "inaturalist", "inaturalist")
+    (root / "iNaturalist18_train.txt").unlink()
+    found = check_data("inaturalist", data_dir=tmp_path, workers=1).problems[0]
+    assert found.kind == "split"
+    assert "has no train set (iNaturalist18_train.txt or train2018.json)" in found.detail
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path):
+    write_photos(tmp_path, ["train/a/1.jpg", "test/a/1.jpg"])
+    with pytest.raises(InputError, match=r"a folder of images; root \(--root\) is what the paths"):
+        check_data(tmp_path, root=tmp_path)
+    with pytest.raises(InputError, match=r"is a path; data_dir \(--data-dir\) is where data sets"):
+        check_data(tmp_path, data_dir=tmp_path)
+
+
 def test_an_empty_list_and_a_mistyped_label(tmp_path):
-    (tmp_path / "train.txt").write_text("")
-    (problem,) = check_data(tmp_path, workers=1).problems
+    path = tmp_path / "train.txt"
+    path.write_text("")
+    (problem,) = check_data(path, workers=1).problems
     assert (problem.kind, problem.detail[:17]) == ("line", "the list is empty")
     write_photos(tmp_path, ["a.jpg", "b.jpg"])
-    write_list(tmp_path / "train.txt", [("a.jpg", 0), ("b.jpg", 999_999_999)])
-    (problem,) = check_data(tmp_path, workers=1).problems
+    write_list(path, [("a.jpg", 0), ("b.jpg", 999_999_999)])
+    (problem,) = check_data(path, workers=1).problems
     assert "but no image has label 1, 2, 3 and 999,999,995 more" in problem.detail
 
 
@@ -191,7 +230,7 @@ def test_damage_that_the_decoder_stumbles_over_is_found(tmp_path):
     middle = len(content) // 2
     content[middle : middle + 40] = bytes(byte ^ 255 for byte in content[middle : middle + 40])
     (tmp_path / "a.png").write_bytes(content)
-    write_list(tmp_path / "train.txt", [("a.png", 0)])
-    (problem,) = check_data(tmp_path, workers=1).problems
+    path = write_list(tmp_path / "train.txt", [("a.png", 0)])
+    (problem,) = check_data(path, workers=1).problems
     assert problem.kind in ("unreadable", "truncated")
-    assert check_data(tmp_path, workers=1, quick=True).ok
+    assert check_data(path, workers=1, quick=True).ok

@@ -142,6 +142,11 @@ BAD = {
     ),
     "drive": ("C:\\a\\1.jpg 0\n", r"relative to the image root; 'C:.* is absolute"),
     "escape": ("a/../../x.jpg 0\n", r"must stay below the image root; .* has '\.\.' in it"),
+    "respelt": (
+        "a/1.jpg 0\na/2.jpg 1\n./a//1.jpg 0\n",
+        r"list\.txt:3: '\./a//1\.jpg' is on line 1 already \(label 0\)",
+    ),
+    "respelt escape": ("./../x.jpg 0\n", r"must stay below the image root; .* has '\.\.' in it"),
     "bytes": (b"a/1.jpg 0\na/\xff.jpg 1\n", r"is not a text in UTF-8 \(line 2\)"),
 }
 
@@ -156,6 +161,36 @@ def test_bad_lists_are_refused(tmp_path, case):
 def test_dots_in_names_are_no_way_out(tmp_path):
     data = read_list(toy_list(tmp_path, "a..b/..x.jpg 0\n", files=["a..b/..x.jpg"]))
     assert len(data) == 1
+
+
+@pytest.mark.parametrize("spelt", ["./a/1.jpg", "a//1.jpg", "a/./1.jpg", ".//a/1.jpg"])
+def test_a_path_is_one_however_it_is_spelt(tmp_path, spelt):
+    plain = read_list(toy_list(tmp_path, "a/1.jpg 0\na/2.jpg 1\n"))
+    other = read_list(toy_list(tmp_path, f"{spelt} 0\na/2.jpg 1\n"))
+    assert list(other.paths) == ["a/1.jpg", "a/2.jpg"]
+    assert other.fingerprint == plain.fingerprint
+    as_before = ListedImages(tmp_path, ["a/1.jpg", "a/2.jpg"], np.array([0, 1]), ("0", "1"))
+    assert plain.fingerprint == as_before.fingerprint
+
+
+@pytest.mark.parametrize("spelt", ["a/1.jpg", "./a/1.jpg", "a//1.jpg"])
+@pytest.mark.parametrize("pair", [("train", "test"), ("train", "val"), ("val", "test")])
+def test_a_file_in_two_splits_is_refused(tmp_path, spelt, pair):
+    lists = {
+        "train": ["a/1.jpg", "a/2.jpg"],
+        "val": ["a/3.jpg", "a/4.jpg"],
+        "test": ["a/5.jpg", "a/6.jpg"],
+    }
+    touched(tmp_path, [path for paths in lists.values() for path in paths])
+    for split, paths in lists.items():
+        write_list(tmp_path / f"{split}.txt", zip(paths, (0, 1), strict=True))
+    assert len(load_listed(tmp_path).test) == 2
+    one, other = pair
+    lists[one][0], lists[other][0] = "a/1.jpg", spelt
+    for split, paths in lists.items():
+        write_list(tmp_path / f"{split}.txt", zip(paths, (0, 1), strict=True))
+    with pytest.raises(InputError, match=r"\.txt: 'a/1\.jpg' is in the (train|test) set as well"):
+        load_listed(tmp_path)
 
 
 def test_missing_files_are_counted_and_the_first_is_named(tmp_path):
@@ -242,7 +277,9 @@ def test_the_competition_file_is_joined_by_ids(tmp_path):
     assert data.class_names == ("species 0", "species 1", "species 2")
     listing = read_list(write_list(tmp_path / "train.txt", entries))
     assert listing.fingerprint == data.fingerprint
-    (tmp_path / "val2018.json").write_text(json.dumps(competition(entries[2:], num_classes=3)))
+    judged = listed_entries([1, 1, 1], form="inaturalist", split="test")
+    touched(tmp_path, [path for path, _ in judged])
+    (tmp_path / "val2018.json").write_text(json.dumps(competition(judged, num_classes=3)))
     both = load_listed("inaturalist", data_dir=tmp_path, verify=False)
     assert both.test.class_names == data.class_names
 
@@ -304,6 +341,10 @@ def test_a_file_named_twice_in_the_competition_file(tmp_path):
     document = competition([entries[0], entries[0]], num_classes=1)
     (tmp_path / "a.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="is in `images` twice"):
+        read_inaturalist(tmp_path / "a.json")
+    respelt = competition([entries[0], (f"./{entries[0][0]}", 0)], num_classes=1)
+    (tmp_path / "a.json").write_text(json.dumps(respelt))
+    with pytest.raises(InputError, match=r"'\./train_val2018/.*' is in `images` twice"):
         read_inaturalist(tmp_path / "a.json")
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(InputError, match="is not valid JSON"):

@@ -24,6 +24,57 @@ def test_the_literatures_cifar_profiles():
     assert step_counts(500, num_classes=100, imbalance_ratio=100).sum() == 25_250
 
 
+# Examples of the published subsets in all, by ratio.
+PUBLISHED = {
+    (5000, 10): {10: 20_431, 20: 17_023, 50: 13_996, 100: 12_406, 200: 11_203},
+    (500, 100): {10: 19_573, 20: 15_907, 50: 12_608, 100: 10_847, 200: 9_502},
+}
+
+
+def exact_counts(largest, num_classes, ratio):
+    """Without floating point: the largest n with n^(L−1) · ρ^i ≤ n_max^(L−1)."""
+    steps, counts, n = max(num_classes - 1, 1), [], largest
+    for i in range(num_classes):
+        while n**steps * ratio**i > largest**steps:
+            n -= 1
+        counts.append(n)
+    return counts
+
+
+@pytest.mark.parametrize("ratio", [10, 20, 50, 100, 200])
+@pytest.mark.parametrize(("largest", "num_classes"), PUBLISHED)
+def test_the_standard_profiles_have_exactly_the_published_counts(largest, num_classes, ratio):
+    counts = exponential_counts(largest, num_classes=num_classes, imbalance_ratio=ratio).tolist()
+    published = [
+        int(largest * (1 / ratio) ** (i / (num_classes - 1.0))) for i in range(num_classes)
+    ]
+    assert counts == published == exact_counts(largest, num_classes, ratio)
+    assert sum(counts) == PUBLISHED[largest, num_classes][ratio]
+
+
+@pytest.mark.parametrize(
+    ("largest", "num_classes", "ratio", "last"), [(49, 3, 49, 1), (196, 10, 98, 2)]
+)
+def test_a_size_that_is_whole_is_not_truncated_below_itself(largest, num_classes, ratio, last):
+    counts = exponential_counts(largest, num_classes=num_classes, imbalance_ratio=ratio)
+    assert counts[-1] == last
+    assert counts.tolist() == exact_counts(largest, num_classes, ratio)
+
+
+@settings(max_examples=200, deadline=None)
+@given(largest=st.integers(1, 400), num_classes=st.integers(1, 12), ratio=st.integers(1, 400))
+def test_the_profile_is_the_formula_in_whole_numbers(largest, num_classes, ratio):
+    expected = exact_counts(largest, num_classes, ratio)
+    if min(expected) < 1:
+        return
+    found = exponential_counts(largest, num_classes=num_classes, imbalance_ratio=ratio)
+    assert found.tolist() == expected
+
+
+def test_a_step_of_a_ratio_that_is_no_whole_number():
+    assert step_counts(33, num_classes=2, imbalance_ratio=1.1).tolist() == [33, 30]
+
+
 def test_no_imbalance_keeps_every_class_whole():
     for profile in ("exp", "step"):
         counts = profile_counts(profile, 7, num_classes=3, imbalance_ratio=1)

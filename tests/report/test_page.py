@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -235,6 +236,29 @@ def test_it_says_what_happened_on_what_and_how_to_repeat_it(compared, document):
         *(run.name for run in compared.runs),
     ):
         assert fact in said, fact
+
+
+def test_the_tables_say_the_bias_mode(document):
+    said = " ".join(" ".join(document.text).split())
+    note = "Weight norm. divides the whole logit, bias included (bias mode: scale)."
+    assert said.count(note) == 2  # the results, and the errors of each class
+
+
+def test_commands_are_counted_and_one_that_trains_stands_alone(compared):
+    def again(**options):
+        text = page.build(compared, **options)
+        return text[text.index('id="again"') :]
+
+    two = again(command="longtail report runs --force")
+    assert "The first command trains the runs; the last makes this page" in two
+    assert two.count("longtail train digits") == 1
+    one = again(command="longtail demo --force", trains=True)
+    assert "This trains the runs and makes this page from them:" in one
+    assert "longtail train digits" not in one
+    run = replace(compared.runs[0], record={**compared.runs[0].record, "command": "longtail x"})
+    several = replace(compared, runs=(run, *compared.runs[1:]))
+    text = page.build(several)
+    assert "The first 2 commands train the runs; the last makes this page" in text
 
 
 def test_oracle_rows_stand_apart(text):

@@ -140,6 +140,29 @@ def test_names_of_rows(method, source, detail, expected):
     assert texts.name(row(method, [[0.0] * 3], source=source, detail=detail)) == expected
 
 
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("scale", "divides the whole logit, bias included"),
+        ("keep", "divides the weights and keeps the bias"),
+        ("drop", "drops the bias and divides the weights"),
+    ],
+)
+def test_every_table_says_which_bias_mode_weight_normalization_used(mode, words):
+    rows = [
+        row("posthoc-weight-normalized", [[0.0, 0.1, 0.2]] * 3, source=source,
+            detail=f"bias {mode}", taus=[1.0] * 3)
+        for source in ("fixed", "oracle")
+    ]  # fmt: skip
+    compared = comparison(SOFTMAX, *rows)
+    sentence = f"Weight norm. {words} (bias mode: {mode})."
+    for table in (*texts.tables(compared), texts.headline(compared, compared.rows)):
+        assert table.note.count(sentence) == 1
+    plain = comparison(SOFTMAX, BETTER)
+    for table in (*texts.tables(plain), texts.headline(plain, plain.rows)):
+        assert "bias" not in table.note
+
+
 def test_a_change_has_a_true_minus_and_no_signed_zero():
     assert texts.percent(-0.0001) == "0.0"
     assert texts.percent(-0.05) == "−5.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,11 @@ import typer
 from longtail.cli import _console, _data
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._groups import CommandGroup
+from longtail.cli._training import is_on_disk
 
 if TYPE_CHECKING:
     from longtail.data.check import CheckResult
+    from longtail.data.large import ListedData
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -26,6 +29,8 @@ app = typer.Typer(
 _FEW_CLASSES = 20
 _WIDTH = 80
 _CHART_HEIGHT = 6
+# What judges, as it is called; a data set has one of the latter two at most.
+_JUDGING = {"test": "test", "val": "validation", "dev": "development"}
 # Problems of one kind that are shown; --out has them all.
 _SHOWN = 3
 
@@ -54,7 +59,8 @@ def describe(
 ) -> None:
     """Show class sizes, groups, profile and images of a data set.
 
-    NAME may also be a text file of class sizes, one a line.
+    NAME may also be imagenet-lt, places-lt, inaturalist or a folder of lists, of which only the
+    lists are read; or a text file of class sizes, one a line.
 
     \b
     Examples:
@@ -63,6 +69,7 @@ def describe(
       longtail data describe cifar10-lt --profile step --ratio 50 --json
       longtail data describe cifar100-lt --counts imagenet_lt.txt --fit
       longtail data describe imagenet_lt.txt
+      longtail data describe imagenet-lt --data-dir lists
     """
     stem = _figure_stem(figure, force)
     if Path(name).suffix == ".txt" and Path(name).is_file():
@@ -70,31 +77,43 @@ def describe(
         return
     from longtail.report.describe import summarize, write
 
-    data = _data.load(
-        name,
-        data_dir=data_dir,
-        profile=profile,
-        ratio=ratio,
-        counts=counts,
-        fit=fit,
-        subset_seed=subset_seed,
-    )
-    summary = summarize(data)
-    written = write(data, stem) if stem is not None else ()
+    subset: dict[str, Any] = {
+        "profile": profile,
+        "ratio": ratio,
+        "counts": counts,
+        "fit": fit,
+        "subset_seed": subset_seed,
+    }
+    written: Sequence[Path] = ()
+    if is_on_disk(name):
+        listed = _listed(
+            name, data_dir, [key for key, value in {**subset, "figure": figure}.items() if value]
+        )
+        summary, words = summarize(listed), "lists of images on disk"
+    else:
+        data = _data.load(name, data_dir=data_dir, **subset)
+        summary, words = summarize(data), _data.subset_words(data.spec)
+        written = write(data, stem) if stem is not None else ()
     if json:
         _console.print_json({**summary, "figures": list(written)})
         return
-    _console.line(f"{data.spec.name} ({_data.subset_words(data.spec)})")
-    _show_sizes(summary["train"], summary["image_shape"])
-    _row("test", _test_words(summary["test"]))
-    _row("fingerprint", f"{summary['train']['fingerprint'][:16]} (training)")
-    _row("", f"{summary['test']['fingerprint'][:16]} (test)")
-    _show_chart(summary["train"])
-    if classes or len(summary["class_names"]) <= _FEW_CLASSES:
-        _show_classes(summary)
+    _console.line(f"{summary['name']} ({words})")
+    _show_summary(summary, classes)
     if written:
         _console.line()
         _console.line(f"Written: {', '.join(map(str, written))}")
+
+
+def _listed(name: str, data_dir: Path | None, given: list[str]) -> ListedData:
+    """The lists of a data set on disk; whether the images are there, check says."""
+    from longtail.data.large import load_listed
+
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise typer.BadParameter(
+            f"{option} does nothing here: the images of this data set stay on disk"
+        )
+    return load_listed(name, data_dir=data_dir, check_files=False)
 
 
 def _figure_stem(figure: Path | None, force: bool) -> Path | None:
@@ -126,6 +145,20 @@ def _describe_counts(path: Path, figure: bool, json: bool) -> None:
     _show_chart(summary)
 
 
+def _show_summary(summary: dict[str, Any], classes: bool) -> None:
+    _show_sizes(summary["train"], summary["image_shape"])
+    parts = {split: summary[split] for split in _JUDGING if summary.get(split) is not None}
+    for split, part in parts.items():
+        left_out = ", left out of training" if split == "dev" else ""
+        _row(_JUDGING[split], f"{_part_words(part)}{left_out}")
+    _row("fingerprint", f"{summary['train']['fingerprint'][:16]} (training)")
+    for split, part in parts.items():
+        _row("", f"{part['fingerprint'][:16]} ({_JUDGING[split]})")
+    _show_chart(summary["train"])
+    if classes or len(summary["class_names"]) <= _FEW_CLASSES:
+        _show_classes(summary)
+
+
 def _row(label: str, text: str) -> None:
     _console.line(f"{label:<13}{text}".rstrip())
 
@@ -147,10 +180,10 @@ def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
         _row("groups" if name == "many" else "", words)
 
 
-def _test_words(test: dict[str, Any]) -> str:
-    low, high = min(test["counts"]), max(test["counts"])
+def _part_words(part: dict[str, Any]) -> str:
+    low, high = min(part["counts"]), max(part["counts"])
     each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    return f"{test['examples']:,} images, {each} a class"
+    return f"{part['examples']:,} images, {each} a class"
 
 
 def _show_chart(train: dict[str, Any]) -> None:
@@ -188,9 +221,10 @@ def freeze(
         int | None,
         typer.Option(
             "--dev",
-            min=1,
+            min=0,
             metavar="N",
-            help="Also a development set: up to N images a class that training leaves out.",
+            help="Also a development set: up to N images a class that training leaves out; "
+            "that of a frozen file goes along unless N is 0.",
             show_default=False,
         ),
     ] = None,
@@ -215,8 +249,10 @@ def freeze(
       longtail data freeze cifar10-lt --profile step --out step.frozen
       longtail data freeze cifar100-lt --dev 50 --out both.frozen
     """
-    from longtail.data import frozen
+    from longtail.data import DATASETS, frozen
 
+    # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
+    again = name not in DATASETS and Path(name).is_file()
     frozen.check_destination(out, force=force)
     data = _data.load(
         name,
@@ -226,10 +262,11 @@ def freeze(
         counts=counts,
         fit=fit,
         subset_seed=subset_seed,
-        development=dev,
+        development=None if again and dev == 0 else dev,
     )
+    kept = data.dev is not None if again and dev is None else bool(dev)
     with _console.progress("freezing") as progress:
-        path = frozen.freeze(data, out, dev=dev is not None, force=force, progress=progress)
+        path = frozen.freeze(data, out, dev=kept, force=force, progress=progress)
     size = path.stat().st_size
     if json:
         document = {
@@ -239,12 +276,12 @@ def freeze(
             "train": {"examples": len(data.train), "fingerprint": data.train.fingerprint},
             "test": {"examples": len(data.test), "fingerprint": data.test.fingerprint},
         }
-        if dev is not None and data.dev is not None:
+        if kept and data.dev is not None:
             document["dev"] = {"examples": len(data.dev), "fingerprint": data.dev.fingerprint}
         _console.print_json(document)
         return
     words = [f"{len(data.train):,} training", f"{len(data.test):,} test"]
-    if dev is not None and data.dev is not None:
+    if kept and data.dev is not None:
         words.append(f"{len(data.dev):,} development")
     _console.line(
         f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), "
@@ -383,11 +420,23 @@ def _split_words(images: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {words[split]}" for split, count in images.items()) + " images"
 
 
+def _depth(result: CheckResult) -> str:
+    """How far the check went."""
+    there = result.files - result.counts.get("missing", 0)
+    if not there:
+        return f"none of the {result.files:,} files is there" if result.files else "no files listed"
+    if there == result.files:
+        return "headers only" if result.quick else "every image decoded"
+    how = "headers only" if result.quick else "every one decoded"
+    return f"{there:,} of {result.files:,} files there, {how}"
+
+
 def _show_check(result: CheckResult, out: Path | None) -> None:
     from longtail.data.check import KINDS
+    from longtail.report.tables import plural
 
     _console.line(f"{result.name}: {_split_words(result.images)}, {result.classes:,} classes")
-    depth = "headers only" if result.quick else "every image decoded"
+    depth = _depth(result)
     if result.ok:
         _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
         return
@@ -402,7 +451,8 @@ def _show_check(result: CheckResult, out: Path | None) -> None:
             hidden = True
             _console.line(f"  and {count - len(shown):,} more")
     _console.line()
-    _console.line(f"{sum(result.counts.values()):,} problems ({depth}).")
+    found = plural(sum(result.counts.values()), "problem", "problems")
+    _console.line(f"{found} ({depth}).")
     if out is not None:
         _console.line(f"Written: {out}")
     elif hidden:

@@ -47,13 +47,15 @@ def demo(
 
     file = out / "report.html"
     _console.refuse_overwrite(file, force)
-    again = f"longtail demo --seeds {seeds} --out {out}"
+    # What is half done is finished by the same words; what is done, done again only by force.
+    words = ["longtail", "demo", "--seeds", str(seeds), "--out", str(out)]
+    resume, again = shlex.join(words), shlex.join([*words, "--force"])
     with _console.progress("training") as progress:
         compared, runs = study.run(
-            out / "runs", seeds=seeds, force=force, command=again, progress=progress
+            out / "runs", seeds=seeds, force=force, command=resume, progress=progress
         )
     with _console.working("writing the page"):
-        page.write(runs, file, command=again, force=True)
+        page.write(runs, file, command=again, trains=True, force=True)
     if json:
         _console.print_json({**compared.to_dict(), "page": file})
         return

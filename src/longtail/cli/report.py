@@ -61,8 +61,8 @@ def report(
     _refuse_early(out, figures, force)
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
-        typed = _command(runs, out, figures, split, title)
-        page.write(compared, out, title=title, command=typed, force=True)
+        again = _command(runs, out, figures, split, title)
+        page.write(compared, out, title=title, command=again, force=True)
         drawn = [] if figures is None else run_figures.write(compared, figures)
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})
@@ -98,9 +98,9 @@ def _refuse_early(out: Path, figures: Path | None, force: bool) -> None:
 def _command(
     runs: list[Path], out: Path, figures: Path | None, split: str, title: str | None
 ) -> str:
-    """What was typed, in one line."""
+    """What makes the page again, in one line; by then it is there to be replaced."""
     words = ["longtail", "report", *map(str, runs), "--out", str(out)]
     words += [] if figures is None else ["--figures", str(figures)]
     words += [] if split == "test" else ["--split", split]
     words += [] if title is None else ["--title", title]
-    return shlex.join(words)
+    return shlex.join([*words, "--force"])

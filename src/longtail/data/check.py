@@ -20,13 +20,21 @@ from pathlib import Path
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.decoding import Progress, _cores
-from longtail.data.large import SPLITS, Sources, find_sources, scan
-from longtail.data.lists import Listing, Paths, Problem, label_problems, list_folder
+from longtail.data.large import LARGE, SPLITS, Sources, find_sources, scan
+from longtail.data.lists import (
+    Listing,
+    Paths,
+    Problem,
+    label_problems,
+    list_folder,
+    overlap_problems,
+)
 from longtail.data.photos import check_photo
 from longtail.data.registry import DATASETS
 
 # Every kind of problem, in the order of a report.
 KINDS = {
+    "split": "no training set, or no test set, which training needs too",
     "size": "not the published number of images",
     "line": "lines that are not `path label`, or none at all",
     "path": "paths that leave the image root",
@@ -50,6 +58,7 @@ class CheckResult:
         images: by split, how many entries its list has that can be used as such.
         classes: how many different labels the training set has.
         problems: in the order of `KINDS`, then as they were met.
+        files: how many different files the lists name, there or not.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -58,6 +67,7 @@ class CheckResult:
     images: dict[str, int]
     classes: int
     problems: list[Problem] = field(default_factory=list)
+    files: int = 0
     quick: bool = False
     seconds: float = 0.0
 
@@ -100,8 +110,10 @@ def check_data(
     _checks.require("PIL", extra="torch", caller=caller)
     workers = _cores() if workers is None else _checks.whole(workers, caller, name="workers")
     sources = find_sources(name, data_dir=data_dir, root=root)
+    _refuse_idle(name, sources, data_dir=data_dir, root=root)
     listings = {split: _listing(sources.files[split]) for split in SPLITS if split in sources.files}
-    problems = _list_problems(sources, listings)
+    problems = [] if _is_file(name) else _split_problems(sources)
+    problems += _list_problems(sources, listings)
     files = _all_files(sources, listings)
     problems += _file_problems(files, workers=workers, quick=quick, progress=progress)
     order = list(KINDS)
@@ -112,9 +124,37 @@ def check_data(
         {split: len(listing.paths) for split, listing in listings.items()},
         len(set(main.labels.tolist())),
         problems,
+        len(files),
         quick,
         time.monotonic() - started,
     )
+
+
+def _is_file(name: str | Path) -> bool:
+    """Whether one list was named, which has a single split by its nature."""
+    return name not in LARGE and Path(name).is_file()
+
+
+def _refuse_idle(
+    name: str | Path, sources: Sources, *, data_dir: Path | str | None, root: Path | str | None
+) -> None:
+    if data_dir is not None and name not in LARGE:
+        raise InputError(
+            f"check_data: {name} is a path; data_dir (--data-dir) is where data sets by name are."
+        )
+    if root is not None and sources.are_trees:
+        raise InputError(
+            f"check_data: {name} is a folder of images; root (--root) is what the paths of lists "
+            f"start from."
+        )
+
+
+def _split_problems(sources: Sources) -> list[Problem]:
+    place = next(iter(sources.files.values())).parent
+    return [
+        Problem("split", str(place), f"has no {split} set ({wanted}), which training needs")
+        for split, wanted in sources.lacking().items()
+    ]
 
 
 def _listing(path: Path) -> Listing:
@@ -149,7 +189,10 @@ def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Probl
             odd = sorted(set(names) ^ set(own or ()))
             detail = f"has other class folders than the training set: {_checks.listing(odd)}"
             problems.append(Problem("label", str(listing.source), detail))
-    return problems + _overlaps(listings)
+    if not sources.are_trees:  # which have a folder for each split
+        packed = {split: (part.source, part.paths) for split, part in listings.items()}
+        problems += overlap_problems(packed)
+    return problems
 
 
 def _classes(sources: Sources, listings: dict[str, Listing]) -> Sequence[str] | None:
@@ -164,19 +207,6 @@ def _classes(sources: Sources, listings: dict[str, Listing]) -> Sequence[str] | 
     if not sizes or max(sizes) > 10 * sum(len(part.labels) for part in listings.values()):
         return None
     return [str(label) for label in range(max(sizes))]
-
-
-def _overlaps(listings: dict[str, Listing]) -> list[Problem]:
-    problems, first_in = [], dict[bytes, str]()
-    for split, listing in listings.items():
-        if listing.source.is_dir():
-            continue  # trees have a folder for each split
-        for path in listing.paths.all_raw():
-            other = first_in.setdefault(path, split)
-            if other != split:
-                detail = f"{path.decode()!r} is in the {other} set as well"
-                problems.append(Problem("overlap", str(listing.source), detail))
-    return problems
 
 
 def _all_files(sources: Sources, listings: dict[str, Listing]) -> list[str]:

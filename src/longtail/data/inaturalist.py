@@ -5,6 +5,7 @@ A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,10 @@ def scan_inaturalist(path: Path | str) -> Listing:
             problem("label", f"image {image['id']}, {image['file_name']!r}, has no annotation")
         elif fault is not None:
             problem(*fault)
-        elif name in found:
+        elif (plain := posixpath.normpath(name)) in found:
             problem("duplicate", f"{image['file_name']!r} is in `images` twice")
         else:
-            found[name] = label
+            found[plain] = label
     if label_of:
         lost = next(iter(label_of))
         problem("label", f"{len(label_of):,} annotations are of no image; the first, of {lost}")

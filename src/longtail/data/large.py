@@ -20,6 +20,7 @@ from longtail.data.lists import (
     label_problems,
     list_folder,
     listed,
+    overlap_problems,
     record_name,
     refuse,
     scan_list,
@@ -73,6 +74,7 @@ LARGE: dict[str, Known] = {
 }
 # What a folder's own lists may be called.
 _PLAIN: dict[str, tuple[str, ...]] = {split: (f"{split}.txt",) for split in SPLITS}
+_NAMES = (_PLAIN, *(known.files for known in LARGE.values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,21 @@ class Sources:
     files: dict[str, Path]
     root: Path
     known: Known | None = None
+
+    @property
+    def are_trees(self) -> bool:
+        """Whether each split is a folder of its own, so that none needs a list."""
+        return all(path.is_dir() for path in self.files.values())
+
+    def lacking(self) -> dict[str, str]:
+        """The splits that training needs and are not there, each with where it would be."""
+        there, path = next(iter(self.files.items()))
+        names = next((files for files in _NAMES if path.name in files.get(there, ())), None)
+        return {
+            split: f"{split}/<class>/<image>" if names is None else " or ".join(names[split])
+            for split in ("train", "test")
+            if split not in self.files
+        }
 
 
 def find_sources(
@@ -179,7 +196,7 @@ def _present(folder: Path, files: dict[str, tuple[str, ...]]) -> dict[str, Path]
 
 
 def _in_folder(folder: Path, root: Path) -> Sources | None:
-    for files in (_PLAIN, *(known.files for known in LARGE.values())):
+    for files in _NAMES:
         found = _present(folder, files)
         if "train" in found:
             return Sources(record_name(folder.resolve().name), found, root)
@@ -231,6 +248,9 @@ def load_listed(
                 f"of {known.title} has {expected:,}; get the list anew, or pass verify=False."
             )
     train = parts["train"]
+    if not sources.are_trees:
+        packed = {split: (sources.files[split], part._packed) for split, part in parts.items()}
+        refuse(overlap_problems(packed), caller=caller)
     return ListedData(train, parts["test"], parts.get("val"), train.spec)
 
 

@@ -7,8 +7,9 @@ for `photos` and `check`; which lists a named data set has, for `large`.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -47,11 +48,11 @@ class Paths(Sequence[str]):
         self._text = b"\n".join([*kept, b""])
 
     def raw(self, index: int) -> bytes:
-        """One path as the file has it."""
+        """One path, undecoded."""
         return self._text[self._bounds[index] : self._bounds[index + 1] - 1]
 
     def all_raw(self) -> list[bytes]:
-        """Every path as the file has it."""
+        """Every path, undecoded."""
         return self._text.split(b"\n")[:-1]
 
     @property
@@ -211,7 +212,8 @@ class Listing:
 def scan_list(path: Path | str) -> Listing:
     """Every line ``path label`` of a list, with the faulty ones named instead of refused.
 
-    The label is what follows the last blank, so a path may have blanks in it.
+    The label is what follows the last blank, so a path may have blanks in it. Paths are spelt
+    plainly: ``./a//1.jpg`` is the file ``a/1.jpg``, wherever it is listed.
 
     Args:
         path: a text file.
@@ -229,7 +231,7 @@ def scan_list(path: Path | str) -> Listing:
         fault = _line_fault(fields)
         if fault is None:
             name, label = fields[0].lstrip(), int(fields[1])
-            earlier = names.setdefault(name, (label, number))
+            earlier = names.setdefault(posixpath.normpath(name), (label, number))
             if earlier[1] != number:
                 fault = "duplicate", _repeated(name, label, earlier)
         if fault is not None:
@@ -374,6 +376,22 @@ def label_problems(
         f"{', '.join(map(str, first))}{more}"
     )
     return [Problem("label", source, detail)]
+
+
+def overlap_problems(listings: Mapping[str, tuple[Path, Paths]]) -> list[Problem]:
+    """Every file that two splits list: what is trained on can't judge.
+
+    Args:
+        listings: by split, its list and the paths there, spelt plainly.
+    """
+    problems, first_in = [], dict[bytes, str]()
+    for split, (source, paths) in listings.items():
+        for path in paths.all_raw():
+            other = first_in.setdefault(path, split)
+            if other != split:
+                detail = f"{path.decode()!r} is in the {other} set as well"
+                problems.append(Problem("overlap", str(source), detail))
+    return problems
 
 
 def refuse(problems: Sequence[Problem], *, caller: str) -> None:

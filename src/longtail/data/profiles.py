@@ -35,7 +35,7 @@ def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float
     _check(largest, num_classes, imbalance_ratio, "exponential_counts")
     # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
     steps = max(num_classes - 1, 1)
-    counts = [int(largest * imbalance_ratio ** (-i / steps)) for i in range(num_classes)]
+    counts = [_truncated(largest * imbalance_ratio ** (-i / steps)) for i in range(num_classes)]
     return _none_empty(counts, "exponential_counts")
 
 
@@ -56,7 +56,7 @@ def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> In
     """
     _check(largest, num_classes, imbalance_ratio, "step_counts")
     whole = num_classes // 2
-    counts = [largest] * whole + [int(largest / imbalance_ratio)] * (num_classes - whole)
+    counts = [largest] * whole + [_truncated(largest / imbalance_ratio)] * (num_classes - whole)
     return _none_empty(counts, "step_counts")
 
 
@@ -176,6 +176,14 @@ def _check(largest: int, num_classes: int, imbalance_ratio: float, caller: str) 
             f"{caller}: `largest` and `num_classes` must be at least 1; "
             f"got {largest} and {num_classes}."
         )
+
+
+def _truncated(size: float) -> int:
+    """The whole part, where 49 · 49^−1, which comes out as 0.999…, is a whole 1.
+
+    The guard is far above the rounding of a power and far below what tells real sizes apart.
+    """
+    return int(size * (1 + 1e-12))
 
 
 def _none_empty(counts: list[int], caller: str) -> IntArray:

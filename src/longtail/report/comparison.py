@@ -19,13 +19,19 @@ GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
 # Settings whose key in a run's record does not say enough, or too much.
 _SETTINGS = {"drw_start=": "DRW start=", "drw_beta=": "DRW beta="}
+# By a row's detail; the plain way has no words in its name, which the table's note makes up for.
+_BIAS_MODES = {
+    "bias scale": "divides the whole logit, bias included (bias mode: scale)",
+    "bias keep": "divides the weights and keeps the bias (bias mode: keep)",
+    "bias drop": "drops the bias and divides the weights (bias mode: drop)",
+}
 _SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ"}
 
 
 def name(row: Row) -> str:
     """A row as people read it, such as ``post-hoc logit adj. (τ held-out)``."""
     parts = []
-    if row.detail and row.detail != "bias scale":  # the paper's way goes without saying
+    if row.detail and row.detail != "bias scale":  # `bias_note` says it, where a row has no room
         parts.append(_detail(row))
     if row.tau_source is not None:
         parts.append(_SOURCES[row.tau_source])
@@ -107,7 +113,7 @@ def tables(comparison: Comparison) -> list[Table]:
             "Error in percent of classes by their training examples",
             (full.header[0], *GROUP_BOUNDS),
             groups,
-            note=f"Training examples of a class: {bounds}.",
+            note=_joined(f"Training examples of a class: {bounds}.", bias_note(comparison)),
         ),
     ]
 
@@ -154,7 +160,19 @@ def _note(comparison: Comparison) -> str:
         parts.append(
             f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
         )
-    return " ".join(parts)
+    return _joined(*parts, bias_note(comparison))
+
+
+def bias_note(comparison: Comparison) -> str:
+    """What weight normalization did to the bias, on which its errors depend by many points."""
+    found = dict.fromkeys(
+        row.detail for row in comparison.rows if row.method == "posthoc-weight-normalized"
+    )
+    return _joined(*(f"Weight norm. {_BIAS_MODES[detail]}." for detail in found))
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
 
 
 def summary(comparison: Comparison) -> list[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from longtail._checks import IntArray
 from longtail.data.images import ImageSet, LongTailedData
+from longtail.data.large import ListedData
 from longtail.priors import GROUPS, ClassPrior
 from longtail.report import figures
 from longtail.report.tables import plural
@@ -45,26 +46,36 @@ def summarize_counts(counts: IntArray) -> dict[str, Any]:
     }
 
 
-def summarize(data: LongTailedData) -> dict[str, Any]:
+def summarize(data: LongTailedData | ListedData) -> dict[str, Any]:
     """A data set's numbers, as plain values for JSON.
+
+    `dev` is the development set of images in memory, `val` the validation set of lists, or None;
+    images that stay on disk have no one shape.
 
     Examples:
         >>> from longtail.data.digits import load_digits_lt
         >>> summarize(load_digits_lt())["train"]["examples"]
         314
     """
-    train, test = data.train, data.test
+    train = data.train
+    third = ("val", data.val) if isinstance(data, ListedData) else ("dev", data.dev)
+    others = {
+        split: None
+        if part is None
+        else {
+            "examples": len(part),
+            "counts": part.counts.tolist(),
+            "fingerprint": part.fingerprint,
+        }
+        for split, part in (("test", data.test), third)
+    }
     return {
         "name": data.spec.name,
         "spec": data.spec.to_json(),
-        "image_shape": list(train.image_shape),
+        "image_shape": list(train.image_shape) if isinstance(train, ImageSet) else None,
         "class_names": list(train.class_names),
         "train": {**summarize_counts(train.counts), "fingerprint": train.fingerprint},
-        "test": {
-            "examples": len(test),
-            "counts": test.counts.tolist(),
-            "fingerprint": test.fingerprint,
-        },
+        **others,
     }
 
 

@@ -52,6 +52,7 @@ def build(
     split: str = "test",
     title: str | None = None,
     command: str | None = None,
+    trains: bool = False,
 ) -> str:
     """One page about runs of one data set, from what their folders hold.
 
@@ -60,13 +61,14 @@ def build(
             held-out part serve to choose tau; the others are compared.
         split: which split judges; a Comparison has its own.
         title: of the page; made from the data's name if absent.
-        command: what was typed to make this page, for the part on how to do it again.
+        command: what to type to make this page again.
+        trains: whether that trains the runs as well.
 
     Returns:
         The whole HTML document.
     """
     compared = runs if isinstance(runs, Comparison) else compare(runs, split=split)
-    return render(page_of(compared, title=title, command=command))
+    return render(page_of(compared, title=title, command=command, trains=trains))
 
 
 def write(
@@ -76,6 +78,7 @@ def write(
     split: str = "test",
     title: str | None = None,
     command: str | None = None,
+    trains: bool = False,
     force: bool = False,
 ) -> Path:
     """Write the page that `build` makes.
@@ -86,6 +89,7 @@ def write(
         split: as in `build`.
         title: as in `build`.
         command: as in `build`.
+        trains: as in `build`.
         force: replace a file that is there.
 
     Returns:
@@ -94,21 +98,26 @@ def write(
     path = Path(path)
     if path.exists() and not force:
         raise InputError(f"{path} exists; pass --force (force=True) to replace it.")
-    text = build(runs, split=split, title=title, command=command)
+    text = build(runs, split=split, title=title, command=command, trains=trains)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, text.encode())
     return path
 
 
 def page_of(
-    comparison: Comparison, *, title: str | None = None, command: str | None = None
+    comparison: Comparison,
+    *,
+    title: str | None = None,
+    command: str | None = None,
+    trains: bool = False,
 ) -> Page:
     """The page about a comparison of runs.
 
     Args:
         comparison: what to show.
         title: of the page; made from the data's name if absent.
-        command: what was typed to make it.
+        command: what to type to make it again.
+        trains: whether that trains the runs as well.
     """
     data = comparison.runs[0].spec.dataset.name
     sections = [
@@ -119,7 +128,7 @@ def page_of(
         _groups(comparison),
         _calibration(comparison),
         _norms(comparison),
-        _again(comparison, command),
+        _again(comparison, command, trains),
     ]
     return Page(
         title=title or f"Long-tailed classification on {data}",
@@ -340,12 +349,12 @@ def _classes(comparison: Comparison) -> Section:
         ),
         [
             Plot(charts.class_errors(section), "Mean over seeds."),
-            _class_table(section),
+            _class_table(section, texts.bias_note(comparison)),
         ],
     )
 
 
-def _class_table(section: ClassErrors) -> Grid:
+def _class_table(section: ClassErrors, note: str) -> Grid:
     axis = section.axis
     rows = [
         (axis.names[i], axis.counts[i], *(f"{value:.1f}" for value in section.values[:, i]))
@@ -360,6 +369,7 @@ def _class_table(section: ClassErrors) -> Grid:
             *(s.label for s in section.series),
         ),
         [Body("", rows)],
+        note,
         folded=True,
     )
 
@@ -413,11 +423,14 @@ def _norms(comparison: Comparison) -> Section | None:
     )
 
 
-def _again(comparison: Comparison, command: str | None) -> Section:
+def _again(comparison: Comparison, command: str | None, trains: bool) -> Section:
     runs = [*comparison.runs, *comparison.held_out.values()]
     typed = list(dict.fromkeys(c for run in runs if (c := run.record.get("command"))))
-    text = "The first command trains the runs; the last makes this page from their folders."
-    if not typed:
+    first = "command trains" if len(typed) == 1 else f"{len(typed)} commands train"
+    text = f"The first {first} the runs; the last makes this page from their folders."
+    if trains:
+        typed, text = [], "This trains the runs and makes this page from them:"
+    elif not typed:
         text = (
             "The runs do not record how they were started; run.json in each folder holds every "
             "setting. This makes the page from their folders again:"
