@@ -250,3 +250,10 @@ def test_a_frozen_estimator_takes_a_column_of_frequencies():
     model.fit(X[some], y[some])
     whole = LogitAdjustedClassifier(LogisticRegression()).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), whole.predict_proba(X))
+
+
+def test_arrays_that_have_a_method_called_index_are_taken_by_position():
+    import pyarrow as pa
+
+    for given in (pa.array([3, 1]), pa.chunked_array([[3], [1]]), [3, 1]):
+        assert ClassPrior.from_counts(given).counts.tolist() == [3, 1]

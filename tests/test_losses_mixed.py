@@ -73,7 +73,9 @@ def test_one_share_for_all_is_a_number(contract, share):
     loss, logits = contract.module(weight=WEIGHT), logits_for(contract)
     each = torch.full((6,), float(share), dtype=torch.float64)
     expected = loss.mixed(logits, FIRST, SECOND, each)
-    torch.testing.assert_close(loss.mixed(logits, FIRST, SECOND, share), expected, rtol=0, atol=0)
+    for given in (share, torch.tensor(float(share), dtype=torch.float64)):  # also of Beta.sample()
+        found = loss.mixed(logits, FIRST, SECOND, given)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_one_share_for_all_of_a_picture_and_compiled():

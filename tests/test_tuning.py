@@ -520,8 +520,8 @@ def test_a_best_tau_of_zero_names_the_likely_causes():
         assert result.at_zero
         text = str(result)
         assert (
-            "the best tau touches the lower bound 0: most likely the counts are in another order "
-            "than the score columns, or the logits were adjusted already"
+            "any adjustment makes it worse: are the counts in the order of the score columns, and "
+            "were the logits not adjusted already?"
         ) in " ".join(text.split())
         assert "consider wider" not in text
         assert max(map(len, text.splitlines())) <= 80
@@ -531,6 +531,20 @@ def test_a_best_tau_of_zero_names_the_likely_causes():
     assert by_norms.interval[0] == 0.0
     assert not by_norms.at_zero
     assert not tune_tau(logits, target, prior, bounds=(0.0, 0.5)).at_zero
+
+
+def test_a_good_classifier_that_needs_no_tau_is_not_suspected():
+    """Its best taus reach from 0 to beyond 1, so that neither end says anything."""
+    prior = ClassPrior.from_counts([900, 90, 10])
+    target = np.repeat([0, 1, 2], 50)
+    logits = 30.0 * np.eye(3)[target] + prior.log_probs
+    logits[0] = [0.0, 30.0, 0.0]  # wrong at any tau
+    result = tune_tau(logits, target, prior, n_bootstrap=0)
+    assert result.interval[0] == 0.0
+    assert result.interval[1] > 3
+    assert not result.at_zero
+    suspicious = tune_tau(logits + np.array([0, 0, 4.0]) * (target == 2)[:, None], target, prior)
+    assert not suspicious.at_zero
 
 
 # Bad input

@@ -313,7 +313,7 @@ def test_counts_in_another_order_are_suspected(cli, files):
     result = cli("adjust", "p.npz", "--counts", "10,90,900")
     assert result.code == 0
     text = " ".join(result.out.split())
-    assert "touches the lower bound 0: most likely the counts are in another order than the" in text
+    assert "ny adjustment makes it worse: are the counts in the order of the score columns" in text
     assert "consider wider" not in text
 
 

@@ -268,7 +268,7 @@ def test_counts_in_another_order_are_suspected(cli, problem):
     result = cli("tune", "held-out.npz", "--counts", "10,90,900")
     assert result.code == 0
     text = " ".join(result.out.split())
-    assert "most likely the counts are in another order than the score columns" in text
+    assert "ny adjustment makes it worse: are the counts in the order of the score columns" in text
     assert "consider wider" not in text
     assert max(map(len, result.out.splitlines())) <= 80
     for command in ("tune", "adjust", "bake"):
@@ -368,5 +368,7 @@ def test_adjust_warns_of_a_tau_from_the_test_set(cli, problem):
     spec = make_spec(method="softmax")
     run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior)
     result = cli("adjust", run.folder, "--split", "test")
-    assert "tau was chosen on the test set, by cross-fitting" in result.err
+    assert "tau was chosen on the test set, by cross-fitting, which" in result.err
+    part = cli("adjust", run.folder, "--split", "test", "--tune-on", 0.5)
+    assert "tau was chosen on a part of the test set, which" in part.err
     assert cli("adjust", run.folder, "--split", "test", "--tau", 1).err == ""

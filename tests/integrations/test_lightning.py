@@ -214,6 +214,11 @@ def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
         trainer(callbacks=[callback]).fit(mine, example.Data(64))
 
 
+def test_a_base_class_of_that_name_may_be_anybodys():
+    own = type("LightningModule", (LongTailMixin, lightning.LightningModule), {})
+    assert issubclass(type("Net", (own,), {}), LongTailMixin)
+
+
 def test_the_mixin_behind_the_lightning_module_is_refused():
     message = r"Late: LongTailMixin must stand before LightningModule .* Late\(LongTailMixin, Light"
     with pytest.raises(TypeError, match=message):

@@ -173,9 +173,10 @@ def adjust(
             progress=progress,
         )
     if file.is_dir() and split == "test" and tau is None:
+        how = "on a part of the test set" if tune_on else "on the test set, by cross-fitting"
         _console.warning_line(
-            "tau was chosen on the test set, by cross-fitting, which leaves no test set to judge "
-            "by; choose it on another split and give it here with --tau."
+            f"tau was chosen {how}, which is then no test set for what follows; choose it on "
+            f"another split and give it here with --tau."
         )
     _finish(result, out, report, force=force, json=json)
 

@@ -113,8 +113,8 @@ class LongTailMixin:
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse an order of bases in which LightningModule's empty hooks come first."""
         super().__init_subclass__(**options)
-        order = [base.__name__ for base in cls.__mro__[: cls.__mro__.index(LongTailMixin)]]
-        if "LightningModule" in order:  # by name: pytorch_lightning has one of its own
+        before = cls.__mro__[1 : cls.__mro__.index(LongTailMixin)]
+        if any(map(_is_lightning_module, before)):
             raise TypeError(
                 f"{cls.__name__}: LongTailMixin must stand before LightningModule among the bases, "
                 f"whose empty hooks would hide its own and log no balanced error; write: "
@@ -436,6 +436,12 @@ class LongTailMixin:
         for failure in _of_all_processes(failed):
             if failure is not None:
                 raise failure
+
+
+def _is_lightning_module(base: type) -> bool:
+    """Lightning's own class; by name, since pytorch_lightning has one of its own."""
+    package = base.__module__.partition(".")[0]
+    return base.__name__ == "LightningModule" and package in ("lightning", "pytorch_lightning")
 
 
 def _together(mine: _Examples | None) -> _Examples:

@@ -98,13 +98,14 @@ def _shares(share: Any, first: Tensor, second: Tensor, *, caller: str) -> Tensor
         raise InputError(
             f"{caller}: `share` must be a number in [0, 1] or a floating-point tensor; got {came}."
         )
-    if share.shape != first.shape or second.shape != first.shape:
+    shares: Tensor = share.expand(first.shape) if share.ndim == 0 else share
+    if shares.shape != first.shape or second.shape != first.shape:
         raise InputError(
             f"{caller}: the two labels and `share` must have one shape; they have "
-            f"{tuple(first.shape)}, {tuple(second.shape)} and {tuple(share.shape)}."
+            f"{tuple(first.shape)}, {tuple(second.shape)} and {tuple(shares.shape)}."
         )
-    seen = seen_range(share)
+    seen = seen_range(shares)
     if seen is not None and not (seen[0] >= 0 and seen[1] <= 1):
         low, high = seen
         raise InputError(f"{caller}: `share` must lie in [0, 1]; it goes from {low:g} to {high:g}.")
-    return share
+    return shares

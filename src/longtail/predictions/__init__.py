@@ -159,9 +159,9 @@ def _no_split(run: Run, split: str) -> str:
         text = f"{run.folder} has no held-out part: it was trained without --held-out 0.2"
     else:
         text = f"{run.folder} has no logits of the split {split!r}"
-    ways = (
-        [f"choose one that is there with --split ({', '.join(run.splits)})"] if run.splits else []
-    )
+    # The test set last: what is chosen on it has none left.
+    there = sorted(run.splits, key=lambda name: name == "test")
+    ways = [f"choose one that is there with --split ({', '.join(there)})"] if there else []
     wanted = split
     if split == "held-out" and not (run.members and held_out):
         # Training alone writes these. A subset of a larger set leaves images out: those are dev.

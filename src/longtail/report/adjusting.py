@@ -47,9 +47,8 @@ def summary(result: AdjustResult) -> list[str]:
         )
     if result.tuning is not None and result.tuning.at_zero:
         found.append(
-            f"The best tau touches the lower bound {result.tuning.bounds[0]:g}: most likely the "
-            f"counts are in another order than the score columns, or the logits were adjusted "
-            f"already."
+            "Any adjustment makes it worse: are the counts in the order of the score columns, and "
+            "were the logits not adjusted already?"
         )
     elif result.tuning is not None and result.tuning.at_bound:
         low, high = result.tuning.bounds

@@ -42,6 +42,9 @@ CRITERIA = ("balanced_error", *CALIBRATION_CRITERIA)
 _FEW = 5
 
 
+_SOME = 0.5  # a tau that is worth its name
+
+
 @dataclass(frozen=True, eq=False)
 class TauResult:
     """A tau, and how it was chosen.
@@ -82,20 +85,26 @@ class TauResult:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the best tau touches an end of the bounds: a better one may lie outside."""
-        low, high = self.interval
-        return low <= self.curve.bounds[0] or high >= self.curve.bounds[1]
+        """Whether the best tau touches an end of the bounds: a better one may lie outside.
+
+        A lower end of 0 is none: below it the adjustment would favour the frequent classes.
+        """
+        (low, high), (least, most) = self.interval, self.curve.bounds
+        return (low <= least and self.bounds[0] != 0) or high >= most
 
     @property
     def at_zero(self) -> bool:
-        """Whether logits are best not adjusted at all: the best tau touches a lower bound of 0.
+        """Whether logits are best not adjusted at all: the best tau is 0, and 0.5 clearly worse.
 
-        That is seldom so. Counts in another order than the logits' columns look like it, and
+        That is seldom so. Counts in another order than the logits' columns may look like it, and
         logits that were adjusted already.
         """
         if self.criterion != "balanced_error" or self.method != "logit_adjustment":
             return False
-        return self.interval[0] <= self.bounds[0] <= 0 and self.interval != self.curve.bounds
+        if not (self.interval[0] <= self.bounds[0] == 0 and self.bounds[1] > _SOME):
+            return False
+        # Two standard errors of one error: of the difference of two it is rather more.
+        return self.error_at(_SOME) - self.error_at(0.0) > 2.0 * self.standard_error
 
     def to_dict(self, *, curve_points: int = 0) -> dict[str, Any]:
         """Plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
@@ -161,10 +170,9 @@ class TauResult:
             lines.append(f"  every tau within the bounds {self.bounds} is equally good")
         elif self.at_zero:
             lines.append(
-                f"  the best tau touches the lower bound {self.bounds[0]:g}: most likely the"
+                "  any adjustment makes it worse: are the counts in the order of the score"
             )
-            lines.append("  counts are in another order than the score columns, or the logits were")
-            lines.append("  adjusted already")
+            lines.append("  columns, and were the logits not adjusted already?")
         elif self.at_bound:
             lines.append(f"  the best tau touches the bounds {self.bounds}: consider wider ones")
         return "\n".join(lines)
