@@ -91,14 +91,50 @@ def test_the_weights_are_those_of_slow_loops(classes, counted):
         assert found.sum() == pytest.approx(1.0)
 
 
-def test_few_examples_are_taken_as_they_come():
-    np.testing.assert_allclose(in_training_mix(np.array([0, 1, 2, 2]), PRIOR, None)[0], 0.25)
+def test_few_examples_of_classes_alike_are_taken_as_they_come():
+    prior, target = ClassPrior.from_counts([100, 90, 80]), np.array([0, 1, 2, 2])
+    np.testing.assert_allclose(in_training_mix(target, prior, None)[0], 0.25)
     weight = np.array([1.0, 2.0, 0.0, 1.0])
-    found, _ = in_training_mix(np.array([0, 1, 2, 2]), PRIOR, weight)
-    np.testing.assert_allclose(found, weight / 4)
+    np.testing.assert_allclose(in_training_mix(target, prior, weight)[0], weight / 4)
 
 
-def test_a_whole_weight_is_repetition_and_its_scale_says_nothing():
+@pytest.mark.parametrize("held", [(100, 9), (9, 9), (9, 100), (40, 1)])
+def test_few_examples_of_classes_far_apart_are_weighed(held):
+    prior, target = ClassPrior.from_probs([0.99, 0.01]), np.repeat([0, 1], held)
+    found, _ = in_training_mix(target, prior, None)
+    np.testing.assert_allclose(np.bincount(target, weights=found), prior.probs)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_the_scale_of_class_weights_says_nothing(scale):
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(0.01, 1.0, 20)
+    target = rng.integers(0, 20, 500)
+    found, _ = in_training_mix(target, ClassPrior.from_weights(scale * weights), None)
+    wanted, _ = in_training_mix(target, ClassPrior.from_probs(weights / weights.sum()), None)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_what_hardly_varies_is_no_error(criterion):
+    for logits, target in (
+        (np.array([[0.0, 2.0, 0.0]]), [1]),
+        (np.zeros((30, 3)), np.arange(30) % 3),
+        (300.0 * np.eye(3)[np.arange(30) % 3], np.arange(30) % 3),
+    ):
+        result = tune_tau(logits, target, PRIOR, criterion=criterion)
+        assert np.isfinite(result.standard_error)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_temperature_at_its_least_is_at_the_bound(criterion):
+    target = np.repeat([0, 1, 2], 50)
+    result = tune_tau(0.005 * exact_model(target, PRIOR), target, PRIOR, criterion=criterion)
+    assert result.tau == pytest.approx(0.04)
+    assert result.at_bound
+
+
+def test_a_whole_weight_is_repetition_where_groups_are_whole_and_its_scale_says_nothing():
     target = drawn([0.5, 0.3, 0.2], 400)
     logits = exact_model(target, PRIOR)
     times = np.random.default_rng(1).integers(1, 4, 400)

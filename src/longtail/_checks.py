@@ -100,12 +100,11 @@ def by_label(values: Any, *, caller: str, name: str) -> dict[Any, Any] | None:
     """
     if isinstance(values, Mapping):
         return dict(values)
-    index = getattr(values, "index", None)
-    if index is None or callable(index) or not hasattr(values, "to_numpy"):
-        return None  # lists and arrow's arrays have a method of that name
-    if getattr(values, "ndim", 1) != 1:
+    if not (hasattr(values, "to_numpy") and hasattr(values, "index")) or callable(values.index):
+        return None  # arrow's arrays have a method of that name
+    if values.ndim != 1:
         return None
-    labels = each_once(index, "index", caller=caller, name=name)
+    labels = each_once(values.index, "index", caller=caller, name=name)
     return dict(zip(labels, values.to_numpy().tolist(), strict=True))
 
 

@@ -146,6 +146,8 @@ BAD = {
         "a/1.jpg 0\na/2.jpg 1\n./a//1.jpg 0\n",
         r"list\.txt:3: '\./a//1\.jpg' is on line 1 already \(label 0\)",
     ),
+    "folder": ("a/ 0\n", r"a path must name a file; 'a/' is a folder"),
+    "here": (". 0\n", r"a path must name a file; '\.' is a folder"),
     "respelt escape": ("./../x.jpg 0\n", r"must stay below the image root; .* has '\.\.' in it"),
     "bytes": (b"a/1.jpg 0\na/\xff.jpg 1\n", r"is not a text in UTF-8 \(line 2\)"),
 }
@@ -174,8 +176,8 @@ def test_a_path_is_one_however_it_is_spelt(tmp_path, spelt):
 
 
 @pytest.mark.parametrize("spelt", ["a/1.jpg", "./a/1.jpg", "a//1.jpg"])
-@pytest.mark.parametrize("pair", [("train", "test"), ("train", "val"), ("val", "test")])
-def test_a_file_in_two_splits_is_refused(tmp_path, spelt, pair):
+@pytest.mark.parametrize("pair", [("train", "test"), ("train", "val")])
+def test_a_training_file_in_another_split_is_refused(tmp_path, spelt, pair):
     lists = {
         "train": ["a/1.jpg", "a/2.jpg"],
         "val": ["a/3.jpg", "a/4.jpg"],
@@ -189,8 +191,17 @@ def test_a_file_in_two_splits_is_refused(tmp_path, spelt, pair):
     lists[one][0], lists[other][0] = "a/1.jpg", spelt
     for split, paths in lists.items():
         write_list(tmp_path / f"{split}.txt", zip(paths, (0, 1), strict=True))
-    with pytest.raises(InputError, match=r"\.txt: 'a/1\.jpg' is in the (train|test) set as well"):
+    with pytest.raises(InputError, match=r"\.txt: 'a/1\.jpg' is in the train set as well"):
         load_listed(tmp_path)
+
+
+def test_the_validation_and_the_test_set_may_be_one(tmp_path):
+    lists = {"train": ["a/1.jpg", "a/2.jpg"], "val": ["a/3.jpg", "a/4.jpg"]}
+    lists["test"] = lists["val"]
+    touched(tmp_path, [*lists["train"], *lists["val"]])
+    for split, paths in lists.items():
+        write_list(tmp_path / f"{split}.txt", zip(paths, (0, 1), strict=True))
+    assert len(load_listed(tmp_path).val) == len(load_listed(tmp_path).test) == 2
 
 
 def test_missing_files_are_counted_and_the_first_is_named(tmp_path):

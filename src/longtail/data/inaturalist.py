@@ -5,7 +5,6 @@ A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import InputError
-from longtail.data.lists import ListedImages, Listing, Paths, Problem, listed, path_fault
+from longtail.data.lists import (
+    ListedImages,
+    Listing,
+    Paths,
+    Problem,
+    listed,
+    path_fault,
+    plain_path,
+)
 from longtail.runs.files import read_json
 
 _FIELDS = {
@@ -86,7 +93,7 @@ def scan_inaturalist(path: Path | str) -> Listing:
             problem("label", f"image {image['id']}, {image['file_name']!r}, has no annotation")
         elif fault is not None:
             problem(*fault)
-        elif (plain := posixpath.normpath(name)) in found:
+        elif (plain := plain_path(name)) in found:
             problem("duplicate", f"{image['file_name']!r} is in `images` twice")
         else:
             found[plain] = label

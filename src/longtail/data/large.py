@@ -250,7 +250,10 @@ def load_listed(
     train = parts["train"]
     if not sources.are_trees:
         packed = {split: (sources.files[split], part._packed) for split, part in parts.items()}
-        refuse(overlap_problems(packed), caller=caller)
+        # What judges may be one set by two names; what is trained on judges nothing.
+        for split in packed.keys() - {"train"}:
+            pair = {name: packed[name] for name in ("train", split)}
+            refuse(overlap_problems(pair), caller=caller)
     return ListedData(train, parts["test"], parts.get("val"), train.spec)
 
 

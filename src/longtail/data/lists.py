@@ -231,7 +231,7 @@ def scan_list(path: Path | str) -> Listing:
         fault = _line_fault(fields)
         if fault is None:
             name, label = fields[0].lstrip(), int(fields[1])
-            earlier = names.setdefault(posixpath.normpath(name), (label, number))
+            earlier = names.setdefault(plain_path(name), (label, number))
             if earlier[1] != number:
                 fault = "duplicate", _repeated(name, label, earlier)
         if fault is not None:
@@ -272,7 +272,22 @@ def path_fault(name: bytes) -> tuple[str, str] | None:
         return "path", f"a path must be relative to the image root; {text!r} is absolute"
     if b".." in name and b".." in name.split(b"/"):
         return "path", f"a path must stay below the image root; {text!r} has '..' in it"
+    if name.endswith((b"/", b"/.")) or name == b".":
+        return "path", f"a path must name a file; {text!r} is a folder"
     return None
+
+
+def plain_path(name: bytes) -> bytes:
+    """A sound path as it is spelt plainly, so that one file has one name.
+
+    Examples:
+        >>> plain_path(b"./a//1.jpg"), plain_path(b"a/1.jpg")
+        (b'a/1.jpg', b'a/1.jpg')
+    """
+    # Most are plain, of which there may be a million.
+    if b"//" in name or b"/." in name or name.startswith(b"./"):
+        return posixpath.normpath(name)
+    return name
 
 
 def _repeated(name: bytes, label: int, earlier: tuple[int, int]) -> str:

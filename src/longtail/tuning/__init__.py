@@ -87,10 +87,12 @@ class TauResult:
     def at_bound(self) -> bool:
         """Whether the best tau touches an end of the bounds: a better one may lie outside.
 
-        A lower end of 0 is none: below it the adjustment would favour the frequent classes.
+        For the balanced error a lower end of 0 is none: below it the adjustment would favour the
+        frequent classes. A temperature is positive, and searched for from a little above 0 on.
         """
         (low, high), (least, most) = self.interval, self.curve.bounds
-        return (low <= least and self.bounds[0] != 0) or high >= most
+        below = self.criterion != "balanced_error" or self.bounds[0] != 0
+        return (low <= least and below) or high >= most
 
     @property
     def at_zero(self) -> bool:
@@ -228,7 +230,8 @@ def tune_tau(
         target_prior: q, if the model will meet other class frequencies than uniform ones: the
             adjustment is then f − τ (log π − log q − log c), the error weighted by q · c.
         costs: c, shape (num_classes,), positive: what an error on each class costs.
-        sample_weight: shape (examples,); an integer weight gives the curve of repetition.
+        sample_weight: shape (examples,); for the balanced error an integer weight gives the curve
+            of repetition.
         missing: what to do for the balanced error about classes without held-out examples:
             "error", or let the "nearest" class in size count for them too, as suits data that
             lack the largest classes; left out, those would have no say against a large tau.

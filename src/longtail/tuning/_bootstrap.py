@@ -91,9 +91,13 @@ def normal_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> F
 def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:
     """Normal noise of this covariance, shape (draws, numbers)."""
     size = len(covariance)
-    # Rounding may leave a singular matrix just short of positive definite.
+    # Rounding may leave a singular matrix just short of positive definite,
     ridge = np.diag(np.full(size, 1e-9 * covariance.max() + np.finfo(np.float64).tiny))
-    root = np.linalg.cholesky(covariance + ridge)
+    try:
+        root = np.linalg.cholesky(covariance + ridge)
+    except np.linalg.LinAlgError:  # or, of numbers that hardly vary, be all that is there
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(values.clip(min=0.0))
     return np.asarray(rng.standard_normal((draws, size)) @ root.T)
 
 

@@ -16,6 +16,9 @@ from longtail.priors import ClassPrior
 # Examples whose share of the held-out data is worth a correction. Of fewer it is mostly chance,
 # and among many small classes those that happen to occur would have to stand for themselves alone.
 _LEAST = 10
+# But classes that differ so much in frequency are told apart by any examples at all: what their
+# mix is then wrong by matters more than chance.
+_TIMES = 3.0
 # How far apart the square roots of training counts are in different groups. By chance alone, one
 # has a standard deviation of a half: classes told apart by less are not known to differ in size.
 _APART = 1.5
@@ -28,8 +31,9 @@ def in_training_mix(
 
         w_i = u_i · π(g) / Σ_{j in g} u_j,   i in g
 
-    Classes are grouped with their neighbours in frequency until each group has some examples. A
-    class without any is thereby represented by those nearest to it in size.
+    Classes are grouped with their neighbours in frequency until each group has enough examples, or
+    any where the next class is several times as frequent. A class without examples is thereby
+    represented by those nearest to it in size.
 
     Args:
         target: labels, shape (examples,).
@@ -47,7 +51,10 @@ def in_training_mix(
     """
     u = np.ones(len(target)) if weight is None else weight
     held = np.bincount(target[u > 0], minlength=prior.num_classes)
-    group = _groups(prior.probs, held, prior.counts)
+    counts = prior.counts
+    if counts is not None and counts.dtype.kind != "i":
+        counts = None  # sums of weights, whose scale says nothing about chance
+    group = _groups(prior.probs, held, counts)
     wanted = np.bincount(group, weights=prior.probs)
     found = np.bincount(group[target], weights=u, minlength=len(wanted))
     return np.asarray(u * (wanted / found)[group[target]]), group
@@ -63,16 +70,25 @@ def _groups(probs: FloatArray, held: IntArray, counts: FloatArray | IntArray | N
         array([0, 0, 0])
     """
     order = np.argsort(probs, kind="stable")
-    roots = np.full(len(probs), np.inf) if counts is None else np.sqrt(counts)[order]
-    starts, examples = [0], 0
-    for place, count in enumerate(held[order].tolist()):
-        apart = counts is None or roots[place] - roots[starts[-1]] >= _APART
-        if apart and examples >= _LEAST:
+    sizes, until = probs[order], np.append(0, np.cumsum(held[order]))
+    roots = None if counts is None else np.sqrt(counts)[order]
+
+    def is_whole(start: int, stop: int) -> bool:
+        """Whether classes from `stop` on need not join those from `start`."""
+        there = until[stop] - until[start]
+        if roots is not None and roots[stop] - roots[start] < _APART:
+            return False
+        return bool(there >= _LEAST or (there and sizes[stop] >= _TIMES * sizes[start]))
+
+    starts = [0]
+    for place in range(1, len(probs)):
+        if is_whole(starts[-1], place):
             starts.append(place)
-            examples = 0
-        examples += count
-    if examples < _LEAST:  # what is left over at the end joins the last whole group
-        starts = starts[:-1] or starts
+    # What is left over at the end joins the last whole group, unless it is much more frequent.
+    if len(starts) > 1:
+        left = until[-1] - until[starts[-1]]
+        if not left or (left < _LEAST and sizes[starts[-1]] < _TIMES * sizes[starts[-2]]):
+            starts.pop()
     group: IntArray = np.empty(len(probs), dtype=np.int64)
     group[order] = np.searchsorted(starts, np.arange(len(probs)), side="right") - 1
     return group
