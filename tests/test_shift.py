@@ -297,6 +297,7 @@ def test_bbse_sees_a_shift_of_classes_that_are_hardly_ever_predicted():
         (10, 200, 3.0, 1500, 300),
         (100, 20, 1.3, 50, 200),
         (100, 20, 1.3, 1500, 500),
+        (100, 100, 2.5, 3000, 500),
         (100, 200, 3.0, 500, 1500),
     ],
 )
@@ -342,6 +343,42 @@ def test_bbse_finds_a_shift_towards_rare_classes(classes, imbalance, least):
         return p_value_of_bbse(source, y, weak(500, q, prior, 1.3, rng)[1], prior) < 0.05
 
     assert np.mean([seen(np.random.default_rng(seed)) for seed in range(30)]) > least
+
+
+def balanced(classes, each, target, strength, moved):
+    """p-values of soft and of hard predictions, with `each` held-out examples per class."""
+    prior, y = profile(classes, 100), np.repeat(np.arange(classes), each)
+    q = (1 - moved) * prior.probs + moved / classes
+    found = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        evidence = strength * one_hot(y, classes) + rng.normal(size=(len(y), classes))
+        source = softmax(prior.log_probs + strength * evidence)
+        given = weak(target, q, prior, strength, rng)[1]
+        hard = source.argmax(axis=1), y, given.argmax(axis=1)
+        found.append([p_value_of_bbse(*p, prior) for p in ((source, y, given), hard)])
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "target", "strength"),
+    [(3, 5, 3000, 3.0), (10, 10, 1000, 3.0), (50, 5, 2000, 3.0), (100, 20, 1000, 4.0)],
+)
+def test_bbse_sees_a_shift_with_few_held_out_examples_of_each_class(
+    classes, each, target, strength
+):
+    assert np.mean(balanced(classes, each, target, strength, 1.0) < 0.05, axis=0).min() > 0.8
+    assert np.mean(balanced(classes, each, target, strength, 0.0) < 0.05, axis=0).max() <= 0.15
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "target", "strength"),
+    [(2, 20, 500, 1.5), (10, 1, 500, 1.5), (10, 50, 3000, 1.5), (50, 10, 500, 1.5)],
+)
+def test_false_alarms_of_bbse_with_few_held_out_examples_of_each_class(
+    classes, each, target, strength
+):
+    assert np.mean(balanced(classes, each, target, strength, 0.0) < 0.05, axis=0).max() <= 0.15
 
 
 def test_bbse_sees_a_shift_that_the_held_out_examples_share():
@@ -557,8 +594,8 @@ def slow_statistic(source, y, given, prior):
     for k, group in enumerate(groups):
         within = sum(np.outer(row - rates[k], row - rates[k]) for row in group)
         apart, n = np.outer(rates[k] - expected, rates[k] - expected), len(group)
-        # n examples and 10 others that are spread like all, about their common mean
-        within = (within + 10 * overall + 10 * n / (10 + n) * apart) / (n + 9)
+        # n examples and 4 others that are spread like all, about their common mean
+        within = (within + 4 * overall + 4 * n / (n + 4) * apart) / (n + 3)
         noise += pi[k] ** 2 / n * within
         noise += pi[k] * apart / prior.counts.sum()
     gap = (mean - expected)[1:]

@@ -19,8 +19,9 @@ from longtail.priors import ClassPrior
 # covariance that rests on several times as many as there are cells.
 _EXAMPLES_PER_CELL = 20.0
 _FREEDOM_PER_CELL = 10.0
-# Examples that a held-out class borrows from all the others for its covariance.
-_STAND_INS = 10.0
+# Examples that a held-out class borrows from all for its covariance, as one with few must not look
+# free of noise. Their spread is mostly between classes: more would drown that within a class.
+_STAND_INS = 4.0
 
 
 def no_shift_statistic(
@@ -55,9 +56,7 @@ def no_shift_statistic(
     total = held * _scatter(source, expected, (pi / counts)[source_target])
     total += _scatter(given, expected) - size * np.outer(gap, gap)
     overall = total / max(held + size - 2.0, 1.0)
-    # Each held-out class's covariance, with some examples more that are spread like all: a class
-    # with few examples must not look free of noise.
-    each = share / (counts + _STAND_INS - 1.0)
+    each = share / (counts + _STAND_INS - 1.0)  # of a class's scatter, its stand-ins included
     noise = _scatter(source, expected, each[source_target])
     noise -= (apart * (each * counts**2 / (counts + _STAND_INS))) @ apart.T
     noise += _STAND_INS * each.sum() * overall + overall / size
@@ -66,10 +65,11 @@ def no_shift_statistic(
 
     freedom = _freedom(np.trace(overall) / size, np.trace(noise), held + size, share, counts)
     level = (held * expected + size * mean) / (held + size)
-    return _compare(gap, level, noise, overall, 1.0 / size + 1.0 / held, freedom)
+    return _compare(pi, gap, level, noise, overall, 1.0 / size + 1.0 / held, freedom)
 
 
 def _compare(
+    pi: FloatArray,
     gap: FloatArray,
     level: FloatArray,
     noise: FloatArray,
@@ -78,7 +78,7 @@ def _compare(
     freedom: float,
 ) -> tuple[float, int]:
     """The statistic over cells; `example` is what one example counts in the gap."""
-    cells, rare = _cells(level, noise, freedom)
+    cells, rare = _cells(pi, level, noise, freedom)
     gap, noise, level = cells @ gap, cells @ noise @ cells.T, cells @ level
     # Below this it is rounding: a class whose probability never varies.
     varies = np.diag(noise) > (1e-12 * level) ** 2
@@ -111,32 +111,60 @@ def _freedom(
 ) -> float:
     """Degrees of freedom of the estimated covariance (Satterthwaite's formula).
 
-    The target's part of it rests on all examples, the rest on each held-out class's own.
+    The target's part of it rests on all examples, the rest on each held-out class's own. These
+    count by half: predictions are skewed, so that few tell less of their spread than normal ones.
     """
     if noise <= 0.0:
         return pooled
-    own = float(share.sum()) ** 2 / float((share**2 / counts).sum())
+    own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
     part = target / noise
     return 1.0 / (part**2 / pooled + (1.0 - part) ** 2 / own)
 
 
-def _cells(level: FloatArray, noise: FloatArray, freedom: float) -> tuple[FloatArray, bool]:
-    """Rows that add up classes to be compared, and whether the last one holds the rare ones.
+def _cells(
+    pi: FloatArray, level: FloatArray, noise: FloatArray, freedom: float
+) -> tuple[FloatArray, bool]:
+    """Rows that add up classes to be compared, and whether the last one rests on too little.
 
-    Classes that rest on too few examples share a cell, and so do the least certain ones where
-    the covariance can't carry a cell for each. The most certain class follows from the others,
-    as the mean predictions sum to 1, and is left out.
+    Cells are runs of classes in the order of π, for a shift between common and rare classes to
+    stay visible, and no more than the covariance can carry. The first one follows from the
+    others, as the mean predictions sum to 1, and is left out.
     """
-    certain = np.where(level > 0, np.inf, 0.0)
-    worth = np.divide(level**2, np.diag(noise), out=certain, where=np.diag(noise) > 0)
-    order = np.argsort(worth, kind="stable")
+    order = np.argsort(-pi, kind="stable")
+    level, noise = level[order], noise[np.ix_(order, order)]
+    starts, rare = _runs(level, noise)
     most = max(2, int(freedom / _FREEDOM_PER_CELL))
-    rare = max(int(np.sum(worth <= _EXAMPLES_PER_CELL)), len(level) - most + 1)
-    rare = min(rare, len(level) - 1) if rare > 0 else 0
-    cells = np.eye(len(level))[order[rare:-1]]
-    if rare:
-        cells = np.vstack([cells, np.eye(len(level))[order[:rare]].sum(axis=0)])
-    return cells, rare > 0
+    if len(starts) > most:
+        starts = [starts[i * len(starts) // most] for i in range(most)]
+    if len(starts) - rare < 2:
+        starts, rare = [0, _split(level, noise)], True
+    return np.add.reduceat(np.eye(len(pi))[order], starts, axis=0)[1:], rare
+
+
+def _runs(level: FloatArray, noise: FloatArray) -> tuple[list[int], bool]:
+    """First classes of the cells, and whether the last cell is a rest.
+
+    A cell C is complete once (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests
+    on if predictions are labels, is large enough.
+    """
+    starts, height, variance = [0], 0.0, 0.0
+    for k in range(len(level)):
+        height += level[k]
+        variance += noise[k, k] + 2.0 * noise[k, starts[-1] : k].sum()
+        if height > 0.0 and height**2 > _EXAMPLES_PER_CELL * variance:
+            starts.append(k + 1)
+            height, variance = 0.0, 0.0
+    rare = starts[-1] < len(level)
+    return (starts if rare else starts[:-1]), rare
+
+
+def _split(level: FloatArray, noise: FloatArray) -> int:
+    """Where to cut the classes in two so that the less certain part is as certain as can be."""
+    height = np.cumsum(level)[:-1]
+    variance = np.diag(noise.cumsum(axis=0).cumsum(axis=1))[:-1]
+    # The parts sum to 1, so their noise is the same; less than the bound is rounding.
+    worth = np.minimum(height, 1.0 - height) ** 2 / np.maximum(variance, 1e-24)
+    return int(np.argmax(worth)) + 1
 
 
 def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, int]:
