@@ -543,8 +543,8 @@ def test_a_good_classifier_that_needs_no_tau_is_not_suspected():
     assert result.interval[0] == 0.0
     assert result.interval[1] > 3
     assert not result.at_zero
-    suspicious = tune_tau(logits + np.array([0, 0, 4.0]) * (target == 2)[:, None], target, prior)
-    assert not suspicious.at_zero
+    better = tune_tau(logits + np.array([0, 0, 4.0]) * (target == 2)[:, None], target, prior)
+    assert not better.at_zero
 
 
 # Bad input

@@ -177,6 +177,22 @@ class ClassPrior:
         return len(self.probs)
 
     @property
+    def sample(self) -> IntArray | None:
+        """The counts where they are numbers of examples, so that chance has made them.
+
+        None for a prior without counts, and for sums of weights, whose scale says nothing.
+
+        Examples:
+            >>> ClassPrior.from_counts([9, 1]).sample
+            array([9, 1])
+            >>> ClassPrior.from_weights([9.0, 1.0]).sample is None
+            True
+        """
+        if self.counts is None or self.counts.dtype.kind != "i":
+            return None
+        return np.asarray(self.counts, dtype=np.int64)
+
+    @property
     def imbalance_ratio(self) -> float:
         """Most frequent over least frequent class, at least 1."""
         return float(self.probs.max() / self.probs.min())

@@ -74,11 +74,11 @@ def by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter:
             tolerance,
         )
     statistic = max(0.0, 2.0 * (best.height - start.height))
-    if prior.counts is not None and prior.counts.dtype.kind == "i":
+    if prior.sample is not None:
         # The biases that the probabilities carry were fitted on as many examples as the prior
         # counts. Their noise moves the estimate just as a sample of that size would, so the
-        # variance is 1/n + 1/size and not 1/n. (Weighted totals have no such size.)
-        size = float(prior.counts.sum())
+        # variance is 1/n + 1/size and not 1/n.
+        size = float(prior.sample.sum())
         statistic *= size / (size + len(probs))
     return Found(
         probs=best.q,

@@ -60,8 +60,8 @@ def no_shift_statistic(
     noise = _scatter(source, expected, each[source_target])
     noise -= (apart * (each * counts**2 / (counts + _STAND_INS))) @ apart.T
     noise += _STAND_INS * each.sum() * overall + overall / size
-    if prior.counts is not None and prior.counts.dtype.kind == "i":
-        noise += (apart * pi) @ apart.T / float(prior.counts.sum())
+    if prior.sample is not None:
+        noise += (apart * pi) @ apart.T / float(prior.sample.sum())
 
     freedom = _freedom(np.trace(overall) / size, np.trace(noise), held + size, share, counts)
     level = (held * expected + size * mean) / (held + size)

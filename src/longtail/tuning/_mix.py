@@ -51,16 +51,13 @@ def in_training_mix(
     """
     u = np.ones(len(target)) if weight is None else weight
     held = np.bincount(target[u > 0], minlength=prior.num_classes)
-    counts = prior.counts
-    if counts is not None and counts.dtype.kind != "i":
-        counts = None  # sums of weights, whose scale says nothing about chance
-    group = _groups(prior.probs, held, counts)
+    group = _groups(prior.probs, held, prior.sample)
     wanted = np.bincount(group, weights=prior.probs)
     found = np.bincount(group[target], weights=u, minlength=len(wanted))
     return np.asarray(u * (wanted / found)[group[target]]), group
 
 
-def _groups(probs: FloatArray, held: IntArray, counts: FloatArray | IntArray | None) -> IntArray:
+def _groups(probs: FloatArray, held: IntArray, counts: IntArray | None) -> IntArray:
     """The group of each class: neighbours in frequency that have enough examples together.
 
     Examples:
