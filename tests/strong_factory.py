@@ -100,6 +100,10 @@ def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False,
             error = level if base else level + 0.06 * (number % 3 - 1)
             for spec in setting.ablation.specs([kind]):
                 found.append(made_up(precise(spec), level=error, **more))
+        for number, kind in enumerate(setting.removed()):
+            for spec in setting.ablation.specs([kind]):
+                error = level + 0.03 * number + 0.001 * spec.seed
+                found.append(made_up(precise(spec), level=error, **more))
     return list({one.name: one for one in found}.values())
 
 

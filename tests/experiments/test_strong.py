@@ -12,7 +12,7 @@ from longtail.data.images import LongTailedData
 from longtail.experiments import records, strong
 from longtail.experiments.exp_runs import Shelf
 from longtail.experiments.records import DEV, TEST
-from longtail.experiments.strong import DISTILLED, PUBLISHED, Study
+from longtail.experiments.strong import DISTILLED, Study
 from longtail.experiments.strong_kinds import (
     ABLATION_EPOCHS,
     INGREDIENTS,
@@ -22,8 +22,10 @@ from longtail.experiments.strong_kinds import (
     STUDENT,
     TEACHERS,
     ablation,
+    removal,
     student_ablation,
 )
+from longtail.experiments.strong_published import PUBLISHED
 from longtail.experiments.strong_runs import Setting, StrongTrainer
 from longtail.runs import Run, find_runs, pack, unpack
 from longtail.train import engine
@@ -92,6 +94,35 @@ def test_the_ablation_has_its_own_epochs():
     assert {"strong", "student", "plain"} <= {kind.name for kind in kinds}
     small = Setting("cifar100-lt", overrides={"epochs": 2})
     assert {kind.overrides["epochs"] for kind in small.ablated()} == {2}
+
+
+@pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
+def test_each_part_of_strong_is_taken_away_in_its_own_epochs(dataset):
+    """Nothing else differs from `strong`, not even the epochs; a part is what is on in it."""
+    setting = Setting(dataset)
+    base = setting.strong.spec(STRONG, 1)
+    values, on = Recipe.of(base), set()
+    for kind in setting.removed():
+        mine = setting.ablation.spec(kind, 1)
+        theirs = Recipe.of(mine)
+        changed = {key for key, value in vars(values).items() if getattr(theirs, key) != value}
+        if kind.name.endswith("logit adjustment"):
+            assert (mine.method.name, changed) == ("softmax", set())
+            continue
+        assert mine.method == base.method
+        assert all(getattr(theirs, key) == OFF[key] for key in changed)
+        on |= changed
+    assert on == {key for key in OFF if getattr(values, key) != OFF[key]}
+    assert len(removal(dataset)) == 1 + len(on)
+
+
+def test_the_parts_are_taken_away_without_any_teacher(tmp_path):
+    part = small_run(tmp_path, stages=["strong", "removal"]).part("cifar10-lt")
+    assert [line.name for line in part.removal] == [kind.name for kind in removal("cifar10-lt")]
+    assert all(line.is_whole for line in part.removal)
+    named = {one.name for line in [part.strong, *part.removal] for one in line.records}
+    assert {run.name for run in find_runs(tmp_path / "runs")} == named
+    assert named == {one.name for one in part.records}
 
 
 @pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])

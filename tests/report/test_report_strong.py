@@ -10,7 +10,7 @@ from longtail.experiments import selection
 from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import DISTILLED, Study
 from longtail.experiments.strong_runs import Setting
-from longtail.report import strong
+from longtail.report import strong, strong_ablation, strong_cells
 from strong_factory import made_up, made_up_setting, precise
 
 ROOT = Path(__file__).parents[2]
@@ -93,10 +93,10 @@ def test_goals_are_judged_with_and_without_the_development_set():
 
 def test_the_ablation_is_paired_by_seed(study):
     part = study.part("cifar10-lt")
-    table = strong.ablation_table(part)
+    table = strong_ablation.ablation_table(part)
     found = rows(table)
     lines = {line.name: line for line in part.ablation}
-    name = "strong − SAM"
+    name = "strong − Cutout"
     pairs = lines[name].errors - lines["strong"].errors
     assert len(pairs) == 3
     assert "Each for 100 epochs." in table.note
@@ -108,6 +108,64 @@ def test_the_ablation_is_paired_by_seed(study):
     assert found["student, with SAM"][2] != ""
     dev = 100 * float(lines[name].dev_errors.mean())
     assert found[name][0] == f"{dev:.2f}"
+
+
+def test_what_strong_owes_to_its_parts_is_paired_by_seed(study):
+    """Against the seeds of `strong` that both have: three of its five."""
+    part = study.part("cifar10-lt")
+    table = strong_ablation.removal_table(part)
+    found, lines = rows(table), {line.name: line for line in part.removal}
+    assert list(found) == ["strong", *lines]
+    assert "Each for 300 epochs, the recipe's." in table.note
+    assert "so far" not in table.note
+    name = "strong − Cutout"
+    pairs = lines[name].errors - part.strong.errors[:3]
+    interval = mean_interval(pairs)
+    half = 100 * (interval.high - interval.mean)
+    assert found[name][2] == f"{100 * interval.mean:+.2f} ± {half:.2f}".replace("-", "−")
+    assert found["strong"][:3] == (
+        f"{100 * part.strong.dev_errors.mean():.2f}",
+        f"{100 * part.strong.errors.mean():.2f}",
+        "",
+    )
+
+
+def test_one_run_that_is_a_teacher_makes_no_table_of_parts():
+    found = made_up_setting(Setting("cifar10-lt"), with_ablation=False)
+    part = Study.of(found).part("cifar10-lt")
+    assert [line.name for line in part.removal] == ["strong − SAM"]
+    assert strong_ablation.removal_table(part) is None
+
+
+def test_parts_that_are_half_trained_say_so():
+    setting = Setting("cifar10-lt")
+    whole = Study.of(made_up_setting(setting)).part("cifar10-lt")
+    gone = {line.records[0].name for line in whole.removal if "Cutout" in line.name}
+    kept = [one for one in whole.records if one.name not in gone]
+    table = strong_ablation.removal_table(Study.of(kept).part("cifar10-lt"))
+    assert " 4 of 5 rows are trained with all their seeds so far" in table.note
+    assert setting.command("removal") in table.note
+    assert "strong − Cutout (2 of 3)" in rows(table)
+
+
+def test_that_strong_needs_long_training_is_said_from_the_records():
+    """The short runs of `strong` made five points worse; and no better than the whole ones."""
+    found = made_up_setting(Setting("cifar10-lt"))
+    part = Study.of(found).part("cifar10-lt")
+    short = {one.name for line in part.ablation if line.name == "strong" for one in line.records}
+    for level, said in ((0.25, True), (0.15, False)):
+        others = [one for one in found if one.name not in short]
+        mine = [made_up(o.spec, level=level, data=o.data) for o in found if o.name in short]
+        changed = Study.of([*others, *mine]).part("cifar10-lt")
+        text = strong_ablation.short_strong(changed)
+        assert (text is not None) == said
+        if text is not None:
+            lines = {line.name: line for line in changed.ablation}
+            least = min(lines.values(), key=lambda line: line.errors.mean())
+            full, few = (100 * line.errors.mean() for line in (changed.strong, lines["strong"]))
+            assert f"{few:.2f}% after these 100 epochs, {full:.2f}% after its own 300" in text
+            assert f"*{least.name}*, {100 * least.errors.mean():.2f}%" in text
+    assert strong_ablation.short_strong(Study.of(others).part("cifar10-lt")) is None
 
 
 def test_other_ratios_have_their_columns(study):
@@ -152,12 +210,12 @@ def test_a_few_ratios_are_the_only_columns():
 def test_an_ablation_that_is_half_trained_says_so():
     setting = Setting("cifar10-lt")
     whole = Study.of(made_up_setting(setting)).part("cifar10-lt")
-    assert "so far" not in strong.ablation_table(whole).note
+    assert "so far" not in strong_ablation.ablation_table(whole).note
     names = {line.name: {one.name for one in line.records} for line in whole.ablation}
     gone = names["strong"] | names["student, with SAM"]
     gone |= {line.records[-1].name for line in whole.ablation if line.name == "plain + SAM"}
     kept = [one for one in whole.records if one.name not in gone]
-    table = strong.ablation_table(Study.of(kept).part("cifar10-lt"))
+    table = strong_ablation.ablation_table(Study.of(kept).part("cifar10-lt"))
     wanted = len(names)
     assert f" {wanted - 3} of {wanted} rows are trained with all their seeds so far" in table.note
     assert setting.command("ablation") in table.note
@@ -174,7 +232,7 @@ def test_what_is_missing_is_said():
     note = "Not trained yet: strong, seed 2; strong, seed 3; strong, seed 4; "
     assert note in table.note
     assert "longtail reproduce strong --dataset cifar10-lt" in table.note
-    assert strong.ablation_table(part) is None
+    assert strong_ablation.ablation_table(part) is None
 
 
 def test_files_are_written_and_stay_the_same(study, tmp_path):
@@ -198,8 +256,8 @@ def test_the_legend_names_what_any_panel_shows():
 
 
 def test_one_run_has_no_deviation():
-    assert strong.spread(np.array([0.5])) == "50.00"
-    assert strong.spread(np.array([])) == "–"
+    assert strong_cells.spread(np.array([0.5])) == "50.00"
+    assert strong_cells.spread(np.array([])) == "–"
 
 
 def test_the_published_table_says_what_is_known():
@@ -212,4 +270,4 @@ def test_the_published_table_says_what_is_known():
 
 def test_one_seed_is_no_plural():
     part = Study.of(made_up_setting(Setting("cifar10-lt", seeds=1)), seeds=1).part("cifar10-lt")
-    assert "in percent over 1 seed, on" in strong.ablation_table(part).note
+    assert "in percent over 1 seed, on" in strong_ablation.ablation_table(part).note

@@ -132,9 +132,10 @@ def reproduce(
             "strong: strong, teachers, selection (ways to train students, compared on the "
             "development set; ratio 100 only), students (with their teachers), earlier (the "
             "students tried before them), more-teachers (students of more networks, some "
-            "wider), second-generation (students of students, too) or ablation; may be "
-            "repeated. strong and students if absent; of strong-distilled, "
-            "teachers and students.",
+            "wider), second-generation (students of students, too), ablation (ingredients "
+            "added and taken away, in a few epochs) or removal (strong in its own epochs "
+            "without each of its parts); may be repeated. strong and students if absent; of "
+            "strong-distilled, teachers and students.",
             metavar="NAME",
         ),
     ] = None,

@@ -34,40 +34,6 @@ DISTILLED = "strong-distilled"
 DEFAULT_STAGES = ("strong", "students")
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published result of one narrow ResNet-32 at imbalance ratio 100.
-
-    Attributes:
-        name: of the method.
-        dataset: which.
-        error: in percent.
-        epochs: of its training, where known.
-        network: what was trained, where it is more than one ResNet-32.
-        selection: what its epoch was chosen on, where its public code shows that.
-    """
-
-    name: str
-    dataset: str
-    error: float
-    epochs: int | None = None
-    network: str = "ResNet-32"
-    selection: str | None = None
-
-
-_BEST = "the test set: its code keeps the best epoch"
-_REPORTED = "the test set: its code reports the best epoch"
-_THREE = "ResNet-32, one of three trained together"
-PUBLISHED = (
-    Published("ProCo", "cifar100-lt", 45.8, 400, selection=_BEST),
-    Published("NCL", "cifar100-lt", 46.7, 400, network=_THREE, selection=_BEST),
-    Published("PaCo", "cifar100-lt", 48.0, 400, selection=_REPORTED),
-    Published("BCL", "cifar100-lt", 48.1, 200),
-    Published("DDC", "cifar10-lt", 13.6),
-    Published("ProCo", "cifar10-lt", 14.1, 200, selection=_BEST),
-    Published("NCL", "cifar10-lt", 15.3, 400, network=_THREE, selection=_BEST),
-)
-
 # Mean errors in percent at ratio 100, set after a first trial of one seed and before these runs.
 GOALS = {
     "strong": {"cifar10-lt": 13.6, "cifar100-lt": 47.5},
@@ -144,6 +110,11 @@ class Line:
         """What one such network costs: its own training and all that it needed first."""
         own = float(np.mean([one.seconds for one in self.records]))
         return (own + self.shared_seconds) / 60.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its runs are there."""
+        return len(self.records) == self.wanted
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; errors in percent."""
@@ -272,7 +243,7 @@ class Part:
     def further(self) -> list[Line]:
         """Students of more teachers, and with the first ones for teachers too."""
         first = self.distilled
-        second = first.records if first and len(first.records) == first.wanted else None
+        second = first.records if first and first.is_whole else None
         wanted = [
             ("more teachers", self._more),
             ("second generation", second),
@@ -302,6 +273,13 @@ class Part:
         lines += [self._students(kind.name, kind) for kind in students]
         return [line for line in lines if line is not None]
 
+    @cached_property
+    def removal(self) -> list[Line]:
+        """`strong` in its own epochs without one of its parts, where that was trained."""
+        wanted = self.setting.ablation.seeds
+        lines = [self._line(kind.name, kind, wanted) for kind in self.setting.removed()]
+        return [line for line in lines if line is not None]
+
     @property
     def lines(self) -> list[Line]:
         """The table's own rows, as far as they are there."""
@@ -311,7 +289,8 @@ class Part:
     @cached_property
     def records(self) -> list[Record]:
         """Every record that a table uses, each once."""
-        lines = [*self.lines, *self.teachers, *self.further_teachers, *self.ablation]
+        lines = [*self.lines, *self.teachers, *self.further_teachers]
+        lines += [*self.ablation, *self.removal]
         found = [one for line in lines for one in line.records]
         return list({one.name: one for one in found}.values())
 
@@ -416,6 +395,7 @@ class Study:
                     "teachers": [line.to_dict() for line in part.teachers],
                     "further_teachers": [line.to_dict() for line in part.further_teachers],
                     "ablation": [line.to_dict() for line in part.ablation],
+                    "removal": [line.to_dict() for line in part.removal],
                 }
                 for part in self.parts
             ],

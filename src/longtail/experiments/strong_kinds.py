@@ -43,6 +43,7 @@ STRONG = Kind("strong", METHOD)
 # uniform, and the logit-adjusted loss of that is the softmax's. One stream of images for all.
 STUDENT = Kind("student", "softmax+over-sampling", {"image_seed": 0})
 PLAIN = Kind("plain", METHOD, OFF)
+_WITHOUT = "strong − "
 
 
 def _teacher(name: str, **changes: Any) -> Kind:
@@ -97,7 +98,7 @@ MORE_TEACHERS: dict[str, tuple[Kind, ...]] = {
 
 @cache
 def ablation(dataset: str) -> tuple[Kind, ...]:
-    """Every ingredient added to the plain recipe, and taken from `strong` or added to it.
+    """Plain and `strong`, each with every ingredient added, or taken away where it has it.
 
     Args:
         dataset: recipes may differ by it.
@@ -109,15 +110,28 @@ def ablation(dataset: str) -> tuple[Kind, ...]:
     kinds = [PLAIN]
     kinds += [Kind(f"plain + {name}", METHOD, OFF | on) for name, on in INGREDIENTS.items()]
     values = OFF | recipe_values("strong", dataset=dataset)
-    kinds.append(Kind("strong − logit adjustment", "softmax"))
+    kinds += [STRONG, Kind(f"{_WITHOUT}logit adjustment", "softmax")]
     for name, on in INGREDIENTS.items():
         key = next(iter(on))
         if values[key] == OFF[key]:
             mixed = {k: v for k, v in on.items() if k != "mix_partner" or not _mixes(values)}
             kinds.append(Kind(f"strong + {name}", METHOD, mixed))
         elif not (_mixes(values) and on.get("mix_partner", "") not in ("", values["mix_partner"])):
-            kinds.append(Kind(f"strong − {name}", METHOD, {k: OFF[k] for k in on}))
+            kinds.append(Kind(f"{_WITHOUT}{name}", METHOD, {k: OFF[k] for k in on}))
     return tuple(kinds)
+
+
+def removal(dataset: str) -> list[Kind]:
+    """`strong` without each of its parts.
+
+    Args:
+        dataset: recipes may differ by it.
+
+    Examples:
+        >>> [kind.name for kind in removal("cifar10-lt")][2:]
+        ['strong − Cutout', 'strong − SAM']
+    """
+    return [kind for kind in ablation(dataset) if kind.name.startswith(_WITHOUT)]
 
 
 def _mixes(values: Mapping[str, Any]) -> bool:

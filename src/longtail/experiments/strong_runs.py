@@ -3,8 +3,9 @@
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
 trained in another way; students of all of them together, as they are trained now and as they were
 before; students of more teachers, some of them wider networks, and those of a second generation,
-which have the first students for teachers too; and the ablation, which adds every ingredient to a
-plain recipe and to `strong`, or takes it away. Candidates for how students are trained are not
+which have the first students for teachers too; the ablation, which in a few epochs adds every
+ingredient to a plain recipe and to `strong`, or takes it away; and `strong` in its own epochs
+without each of its parts. Candidates for how students are trained are not
 among them: those never see the test set, see `selection`. `StrongTrainer` does what has no record
 yet, judges each finished run once on the development and the test set, and can be stopped and
 called again. A record is not enough to learn from: where a teacher's weights are missing it is
@@ -33,6 +34,7 @@ from longtail.experiments.strong_kinds import (
     STUDENT,
     TEACHERS,
     ablation,
+    removal,
     student_ablation,
 )
 from longtail.runs import Run, RunSpec, Settings, ensemble
@@ -53,6 +55,7 @@ STAGES = (
     "more-teachers",
     "second-generation",
     "ablation",
+    "removal",
 )
 RATIOS = (100.0, 50.0, 10.0)
 
@@ -100,7 +103,11 @@ class Setting:
 
     def ablated(self) -> list[Kind]:
         """`strong` and every change of it or of the plain recipe, in the ablation's epochs."""
-        return [self._short(kind) for kind in (*ablation(self.dataset), STRONG)]
+        return [self._short(kind) for kind in ablation(self.dataset)]
+
+    def removed(self) -> list[Kind]:
+        """`strong` in its own epochs, without one of its parts."""
+        return removal(self.dataset)
 
     def ablated_students(self) -> list[Kind]:
         """A student and every change of it, in the ablation's epochs."""
@@ -215,7 +222,7 @@ class StrongTrainer(Trainer):
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
                 if "strong" in stages:
                     singles += setting.strong.specs([STRONG])
-                taught = bool(set(stages) - {"strong", "ablation"})
+                taught = bool(set(stages) - {"strong", "ablation", "removal"})
                 if taught:
                     singles += setting.teachers()
                 more: list[RunSpec] = []
@@ -241,6 +248,9 @@ class StrongTrainer(Trainer):
                     plan = setting.ablation
                     self._train(plan, plan.specs(setting.ablated()))
                     self._teach(setting, (setting.ablated_students(), ()))
+                if "removal" in stages:
+                    plan = setting.ablation
+                    self._train(plan, plan.specs(setting.removed()))
         except OutOfTimeError:
             return False
         return True

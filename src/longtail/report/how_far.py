@@ -18,14 +18,14 @@ from typing import Any
 from longtail._checks import FloatArray
 from longtail.data.subsets import DEVELOPMENT_IMAGES
 from longtail.experiments import records, selection
-from longtail.experiments.comparison import mean_interval
 from longtail.experiments.exp_runs import CIFARS
 from longtail.experiments.selection import Selection
-from longtail.experiments.strong import DISTILLED, Line, Part, Study
+from longtail.experiments.strong import DISTILLED, Part, Study
 from longtail.experiments.strong_kinds import TEACHERS
 from longtail.experiments.strong_runs import RATIOS, Setting
-from longtail.report import figures, strong, strong_selection
+from longtail.report import figures, strong, strong_ablation, strong_selection
 from longtail.report.reproduction import with_block
+from longtail.report.strong_cells import spread
 from longtail.report.tables import percent, signed, title_of
 from longtail.runs import files
 from longtail.train.recipe import recipe_values
@@ -35,6 +35,8 @@ PAGE = Path("docs/how-far.md")
 FIGURE = Path("docs/how-far/cost")
 README = Path("README.md")
 BEGIN, END = "<!-- how-far: begin -->", "<!-- how-far: end -->"
+
+_REMOVAL = "What is lost when `strong` in its own epochs goes without one of its parts"
 
 logger = logging.getLogger("longtail")
 
@@ -240,7 +242,7 @@ def _epochs_compared(study: Study) -> str:
         part = study.part(dataset)
         if part is not None and part.shorter is not None and part.distilled is not None:
             errors = [
-                f"{strong.spread(line.dev_errors_again)} after {line.epochs}"
+                f"{spread(line.dev_errors_again)} after {line.epochs}"
                 for line in (part.shorter, part.distilled)
             ]
             words.append(f"{' and '.join(errors)} epochs on {title_of(dataset)}")
@@ -303,8 +305,9 @@ def _results(study: Study) -> list[str]:
     return blocks
 
 
-def _not_trained(setting: Setting, stage: str | None = None) -> str:
-    return f"Not trained yet. To train it:\n\n```sh\n{setting.command(stage)}\n```"
+def _not_trained(setting: Setting, stage: str | None = None, *, what: str = "") -> str:
+    said = f"{what} is not trained yet." if what else "Not trained yet."
+    return f"{said} To train it:\n\n```sh\n{setting.command(stage)}\n```"
 
 
 def _ratios(study: Study) -> list[str]:
@@ -325,15 +328,25 @@ def _ablation(study: Study) -> list[str]:
     changes = strong_selection.changes_table(study.selections)
     blocks += [changes.markdown()] if changes is not None else []
     for dataset in CIFARS:
-        part = study.part(dataset)
-        table = None if part is None else strong.ablation_table(part)
-        if part is None or table is None:
-            blocks += [f"### {title_of(dataset)}, ablation"]
-            blocks.append(_not_trained(Setting(dataset), "ablation"))
-            continue
-        blocks += [f"### {title_of(dataset)}, ablation", table.markdown()]
-        blocks += _verdicts(part)
+        blocks += [f"### {title_of(dataset)}, ablation"]
+        blocks += _ablated(study.part(dataset), Setting(dataset))
     return blocks
+
+
+def _ablated(part: Part | None, setting: Setting) -> list[str]:
+    """Both tables of a data set with what they say, or what to type for one that is missing."""
+    short = None if part is None else strong_ablation.ablation_table(part)
+    full = None if part is None else strong_ablation.removal_table(part)
+    blocks: list[str | None] = [_not_trained(setting, "ablation")] if short is None else []
+    if part is not None and short is not None:
+        blocks += [short.markdown(), strong_ablation.verdicts(part.ablation)]
+        blocks.append(strong_ablation.short_strong(part))
+    if part is None or part.strong is None or full is None:
+        blocks.append(_not_trained(setting, "removal", what=_REMOVAL))
+    else:
+        lines = [part.strong, *part.removal]
+        blocks += [full.markdown(), strong_ablation.verdicts(lines)]
+    return [block for block in blocks if block is not None]
 
 
 def _helped(study: Study) -> list[str]:
@@ -365,39 +378,6 @@ def _helped(study: Study) -> list[str]:
 
 def _gain(after: FloatArray, before: FloatArray) -> str:
     return signed(float(after.mean() - before.mean()), digits=2)
-
-
-def _verdicts(part: Part) -> list[str]:
-    """Which changes are more than chance, sorted by what they do: a sentence each.
-
-    Rows that lack a seed are not judged.
-    """
-    lines = {line.name: line for line in part.ablation if len(line.records) == line.wanted}
-    found: dict[str, list[str]] = {"lower": [], "raise": [], "open": []}
-    for name, line in lines.items():
-        base = lines.get(strong.base_of(name))
-        if base is None or base is line:
-            continue
-        found[_verdict(line, base)].append(name)
-    sentences = {
-        "lower": "lower the test error by more than chance",
-        "raise": "raise it by more than chance",
-        "open": "change it by no more than chance may",
-    }
-    words = [f"{'; '.join(names)}: {sentences[key]}." for key, names in found.items() if names]
-    return (
-        ["Paired by seed, at 95%:\n\n" + "\n".join(f"- {text}" for text in words)] if words else []
-    )
-
-
-def _verdict(line: Line, base: Line) -> str:
-    pairs = strong.paired_changes(line, base)
-    if len(pairs) < 2:
-        return "open"
-    interval = mean_interval(pairs)
-    if not interval.excludes_zero:
-        return "open"
-    return "lower" if interval.mean < 0 else "raise"
 
 
 def _cost(study: Study) -> list[str]:
@@ -452,7 +432,7 @@ def _use() -> list[str]:
         "longtail reproduce strong --stage selection\n"
         "longtail reproduce strong --stage earlier\n"
         "longtail reproduce strong --stage more-teachers --stage second-generation\n"
-        "longtail reproduce strong --stage ablation\n"
+        "longtail reproduce strong --stage ablation --stage removal\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",
     ]

@@ -6,31 +6,28 @@ The numbers come from `longtail.experiments.strong`; nothing is computed here bu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longtail._checks import FloatArray
 from longtail.experiments import selection
-from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import (
     DISTILLED,
     GOALS,
-    PUBLISHED,
     Line,
     Part,
-    Published,
     Study,
 )
 from longtail.experiments.strong_kinds import WIDE
+from longtail.experiments.strong_published import PUBLISHED, Published
 from longtail.experiments.strong_runs import RATIOS
-from longtail.report import figures, strong_selection
+from longtail.report import figures, strong_ablation, strong_selection
+from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, spread
 from longtail.report.tables import (
     TITLES,
     Table,
     percent,
     plural,
-    signed,
     title_of,
     write_numbers,
 )
@@ -38,7 +35,6 @@ from longtail.report.tables import (
 _NAME_HEIGHT, _NAME_WIDTH = 0.055, 0.11  # of a published row's name, as shares of its panel
 FILES = ("strong.json", "strong.md", "strong-cost.svg", "strong-cost.png")
 FIGURE_TITLE = "Balanced test error against the GPU minutes of one network"
-_GROUPS = ("many", "medium", "few")
 
 
 def tables(study: Study) -> list[Table]:
@@ -46,7 +42,7 @@ def tables(study: Study) -> list[Table]:
     found: list[Table | None] = []
     for part in study.parts:
         found += [results_table(part), goals_table(part), teachers_table(part)]
-        found += [ablation_table(part)]
+        found += [strong_ablation.ablation_table(part), strong_ablation.removal_table(part)]
     found.append(ratios_table(study))
     if any(part.setting.ratio == RATIOS[0] for part in study.parts):
         found += [strong_selection.selection_table(one) for one in study.selections]
@@ -56,33 +52,6 @@ def tables(study: Study) -> list[Table]:
 
 def _datasets(study: Study) -> list[str]:
     return list(dict.fromkeys(part.setting.dataset for part in study.parts))
-
-
-def spread(values: FloatArray) -> str:
-    """Mean and standard deviation in percent: ``45.06 ± 0.31``; a dash for none.
-
-    Examples:
-        >>> import numpy as np
-        >>> spread(np.array([0.45, 0.46])), spread(np.array([0.45]))
-        ('45.50 ± 0.71', '45.00')
-    """
-    if not len(values):
-        return "–"
-    text = percent(float(values.mean()), digits=2)
-    return text if len(values) < 2 else f"{text} ± {percent(float(values.std(ddof=1)), digits=2)}"
-
-
-def _minutes(value: float) -> str:
-    return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f}"
-
-
-def _grouped(line: Line) -> list[str]:
-    return [percent(line.groups.get(name, math.nan)) for name in _GROUPS]
-
-
-def _name(line: Line) -> str:
-    few = len(line.records) < line.wanted
-    return f"{line.name} ({len(line.records)} of {line.wanted})" if few else line.name
 
 
 def results_table(part: Part) -> Table | None:
@@ -99,18 +68,18 @@ def results_table(part: Part) -> Table | None:
     ]
     rows += [
         (
-            _name(line),
+            name_of(line),
             "–" if line.epochs is None else str(line.epochs),
             spread(line.errors),
             spread(line.again),
-            *_grouped(line),
-            _minutes(line.minutes),
+            *by_group(line),
+            minutes_text(line.minutes),
         )
         for line in part.lines
     ]
     return Table(
         f"Balanced test error in percent, {_where(part)}",
-        ("method", "epochs", "error", "τ again", *_GROUPS, "min."),
+        ("method", "epochs", "error", "τ again", *GROUPS, "min."),
         rows,
         note=_results_note(part),
     )
@@ -202,7 +171,7 @@ def goals_table(part: Part) -> Table | None:
         if line is not None and goal is not None:
             means = [100 * float(errors.mean()) for errors in (line.errors, line.again)]
             cells = [cell for mean in means for cell in (f"{mean:.2f}", _reached(mean, goal))]
-            rows.append((_name(line), f"{goal:.1f}", *cells))
+            rows.append((name_of(line), f"{goal:.1f}", *cells))
     if not rows:
         return None
     return Table(
@@ -228,11 +197,11 @@ def teachers_table(part: Part) -> Table | None:
         return None
     lines = [*part.teachers, *part.further_teachers, *part.ensembles]
     rows = [
-        (line.name, spread(line.dev_errors), spread(line.errors), *_grouped(line)) for line in lines
+        (line.name, spread(line.dev_errors), spread(line.errors), *by_group(line)) for line in lines
     ]
     return Table(
         f"The teachers, {_where(part)}",
-        ("teacher", "dev", "test", *_GROUPS),
+        ("teacher", "dev", "test", *GROUPS),
         rows,
         note=_teachers_note(part),
     )
@@ -251,83 +220,6 @@ def _teachers_note(part: Part) -> str:
 
 def _is_wide(line: Line) -> bool:
     return bool(line.records[0].spec.model.name == WIDE["model"])
-
-
-def ablation_table(part: Part) -> Table | None:
-    """Every ingredient added or taken away; None where none was trained.
-
-    Args:
-        part: a data set at imbalance ratio 100.
-    """
-    lines = {line.name: line for line in part.ablation}
-    # A teacher may be one run of a row, which alone makes no ablation.
-    whole = {name for name, line in lines.items() if len(line.records) == line.wanted}
-    if not whole - {"strong", "student"}:
-        return None
-    rows = []
-    for name, line in lines.items():
-        base = lines.get(base_of(name))
-        cells = [percent(float(v.mean()), digits=2) for v in (line.dev_errors, line.errors)]
-        change = "" if base is line else change_text(line, base)
-        rows.append((_name(line), *cells, change, *_grouped(line), _minutes(line.minutes)))
-    return Table(
-        f"Ablation, {title_of(part.setting.dataset)}, imbalance ratio 100",
-        ("recipe", "dev", "test", "change", *_GROUPS, "min."),
-        rows,
-        note=(
-            f"Each for {_epochs(lines.values())} epochs. Mean balanced error in percent over "
-            f"{plural(part.setting.ablation.seeds, 'seed', 'seeds')}, on the development (dev) and "
-            "the test set. change: of the test error against plain, strong or student, paired by "
-            "seed, in points, ± half of its 95% interval. plain: crops, flips and the schedule of "
-            "strong. "
-            "min.: GPU minutes of one network." + _rows_missing(part, len(whole))
-        ),
-    )
-
-
-def _rows_missing(part: Part, whole: int) -> str:
-    """How much of the ablation is there, unless it is all."""
-    wanted = len(part.setting.ablated()) + len(part.setting.ablated_students())
-    if whole == wanted:
-        return ""
-    return (
-        f" {whole} of {wanted} rows are trained with all their seeds so far; the others: "
-        f"{part.setting.command('ablation')}"
-    )
-
-
-def _epochs(lines: Iterable[Line]) -> str:
-    return " or ".join(str(epochs) for epochs in sorted({line.epochs or 0 for line in lines}))
-
-
-def base_of(name: str) -> str:
-    """What a row of the ablation is compared to.
-
-    Examples:
-        >>> base_of("plain + SAM"), base_of("strong − Cutout"), base_of("student, with SAM")
-        ('plain', 'strong', 'student')
-    """
-    return name.split(" + ")[0].split(" − ")[0].split(", ")[0]
-
-
-def paired_changes(line: Line, base: Line) -> list[float]:
-    """The difference of the test error for each seed that both have."""
-    theirs = {one.spec.seed: e for one, e in zip(base.records, base.errors, strict=True)}
-    return [
-        float(error - theirs[one.spec.seed])
-        for one, error in zip(line.records, line.errors, strict=True)
-        if one.spec.seed in theirs
-    ]
-
-
-def change_text(line: Line, base: Line | None) -> str:
-    """The paired change of the test error in points: ``−1.20 ± 0.41``."""
-    pairs = [] if base is None else paired_changes(line, base)
-    if not pairs:
-        return "–"
-    found = mean_interval(pairs)
-    text = signed(found.mean, digits=2)
-    return text if found.seeds < 2 else f"{text} ± {percent(found.half_width, digits=2)}"
 
 
 def ratios_table(study: Study) -> Table | None:
@@ -432,7 +324,7 @@ def _draw_part(axes: Any, part: Part) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     groups: list[tuple[str, Sequence[Line], str, str]] = [
-        ("ablation", part.ablation, figures.LIGHT_GRAY, "o"),
+        ("ablation", [*part.ablation, *part.removal], figures.LIGHT_GRAY, "o"),
         ("teachers", [*part.teachers, *part.further_teachers], figures.SKY, "^"),
         ("strong", [part.strong] if part.strong else [], figures.BLUE, "o"),
         ("teachers' mean", part.ensembles, figures.ORANGE, "s"),

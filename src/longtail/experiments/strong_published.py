@@ -1,0 +1,40 @@
+"""The published results that `strong` stands beside, as their papers and their code say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published result of one narrow ResNet-32 at imbalance ratio 100.
+
+    Attributes:
+        name: of the method.
+        dataset: which.
+        error: in percent.
+        epochs: of its training, where known.
+        network: what was trained, where it is more than one ResNet-32.
+        selection: what its epoch was chosen on, where its public code shows that.
+    """
+
+    name: str
+    dataset: str
+    error: float
+    epochs: int | None = None
+    network: str = "ResNet-32"
+    selection: str | None = None
+
+
+_BEST = "the test set: its code keeps the best epoch"
+_REPORTED = "the test set: its code reports the best epoch"
+_THREE = "ResNet-32, one of three trained together"
+PUBLISHED = (
+    Published("ProCo", "cifar100-lt", 45.8, 400, selection=_BEST),
+    Published("NCL", "cifar100-lt", 46.7, 400, network=_THREE, selection=_BEST),
+    Published("PaCo", "cifar100-lt", 48.0, 400, selection=_REPORTED),
+    Published("BCL", "cifar100-lt", 48.1, 200),
+    Published("DDC", "cifar10-lt", 13.6),
+    Published("ProCo", "cifar10-lt", 14.1, 200, selection=_BEST),
+    Published("NCL", "cifar10-lt", 15.3, 400, network=_THREE, selection=_BEST),
+)

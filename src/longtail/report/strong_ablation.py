@@ -1,0 +1,180 @@
+"""What each ingredient of `strong` changes: the tables of it, and what is more than chance.
+
+The runs are those of `longtail.experiments.strong`: its `ablation`, of a few epochs, and its
+`removal`, which takes the same away from `strong` in the epochs of the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from longtail.experiments.comparison import mean_interval
+from longtail.experiments.strong import Line, Part
+from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of
+from longtail.report.tables import Table, percent, plural, signed, title_of
+
+_HEADER = ("recipe", "dev", "test", "change", *GROUPS, "min.")
+_BASES = ("plain", "strong", "student")
+
+
+def ablation_table(part: Part) -> Table | None:
+    """Every ingredient added or taken away, in a few epochs; None where none was trained.
+
+    Args:
+        part: a data set at imbalance ratio 100.
+    """
+    wanted = len(part.setting.ablated()) + len(part.setting.ablated_students())
+    return _table(
+        part,
+        part.ablation,
+        title="Ablation",
+        note=(
+            f"Each for {_epochs(part.ablation)} epochs. {_judged(part)} change: of the test error "
+            "against plain, strong or student, paired by seed, in points, ± half of its 95% "
+            "interval. plain: crops, flips and the schedule of strong. min.: GPU minutes of one "
+            "network." + _rows_missing(part, part.ablation, wanted, stage="ablation")
+        ),
+    )
+
+
+def removal_table(part: Part) -> Table | None:
+    """What `strong` owes to each of its parts, in its own epochs; None where none was trained.
+
+    Args:
+        part: a data set at imbalance ratio 100.
+    """
+    lines = [*([] if part.strong is None else [part.strong]), *part.removal]
+    wanted = 1 + len(part.setting.removed())
+    return _table(
+        part,
+        lines,
+        title="Taken from strong in its own epochs",
+        note=(
+            f"Each for {_epochs(lines)} epochs, the recipe's. {_judged(part)} strong itself: over "
+            "all its runs. change: of the test error against strong, paired by seed, in points, ± "
+            "half of its 95% interval. min.: GPU minutes of one network."
+            + _rows_missing(part, lines, wanted, stage="removal")
+        ),
+    )
+
+
+def _judged(part: Part) -> str:
+    seeds = plural(part.setting.ablation.seeds, "seed", "seeds")
+    return (
+        f"Mean balanced error in percent over {seeds}, on the development (dev) and the test set."
+    )
+
+
+def _table(part: Part, found: Sequence[Line], *, title: str, note: str) -> Table | None:
+    # A teacher may be one run of a row, which alone makes no ablation.
+    if not {line.name for line in found if line.is_whole} - set(_BASES):
+        return None
+    lines = {line.name: line for line in found}
+    rows = []
+    for name, line in lines.items():
+        base = lines.get(base_of(name))
+        cells = [percent(float(v.mean()), digits=2) for v in (line.dev_errors, line.errors)]
+        change = "" if base is line else change_text(line, base)
+        rows.append((name_of(line), *cells, change, *by_group(line), minutes_text(line.minutes)))
+    where = f"{title_of(part.setting.dataset)}, imbalance ratio 100"
+    return Table(f"{title}, {where}", _HEADER, rows, note=note)
+
+
+def _rows_missing(part: Part, lines: Sequence[Line], wanted: int, *, stage: str) -> str:
+    """How many of the rows are there, unless it is all."""
+    whole = sum(line.is_whole for line in lines)
+    if whole == wanted:
+        return ""
+    return (
+        f" {whole} of {wanted} rows are trained with all their seeds so far; the others: "
+        f"{part.setting.command(stage)}"
+    )
+
+
+def _epochs(lines: Iterable[Line]) -> str:
+    return " or ".join(str(epochs) for epochs in sorted({line.epochs or 0 for line in lines}))
+
+
+def short_strong(part: Part) -> str | None:
+    """That a few epochs are too few for `strong`, where the records say so; else None.
+
+    Args:
+        part: a data set at imbalance ratio 100.
+    """
+    lines = {line.name: line for line in part.ablation if line.is_whole}
+    short, full = lines.get("strong"), part.strong
+    if short is None or full is None or short.errors.mean() <= full.errors.mean():
+        return None
+    here, there = (percent(float(line.errors.mean()), digits=2) for line in (short, full))
+    least = min(lines.values(), key=lambda line: float(line.errors.mean()))
+    text = (
+        f"**`strong` is a recipe for long training**: {here}% after these {short.epochs} epochs, "
+        f"{there}% after its own {full.epochs}. What its rows above gain or lose tells of short "
+        "training alone; what the recipe owes to its parts comes next."
+    )
+    if least is not short:
+        error = percent(float(least.errors.mean()), digits=2)
+        text += f" The least error in so few epochs has *{least.name}*, {error}%."
+    return text
+
+
+def base_of(name: str) -> str:
+    """What a row of the ablation is compared to.
+
+    Examples:
+        >>> base_of("plain + SAM"), base_of("strong − Cutout"), base_of("student, with SAM")
+        ('plain', 'strong', 'student')
+    """
+    return name.split(" + ")[0].split(" − ")[0].split(", ")[0]
+
+
+def paired_changes(line: Line, base: Line) -> list[float]:
+    """The difference of the test error for each seed that both have."""
+    theirs = {one.spec.seed: e for one, e in zip(base.records, base.errors, strict=True)}
+    return [
+        float(error - theirs[one.spec.seed])
+        for one, error in zip(line.records, line.errors, strict=True)
+        if one.spec.seed in theirs
+    ]
+
+
+def change_text(line: Line, base: Line | None) -> str:
+    """The paired change of the test error in points: ``−1.20 ± 0.41``."""
+    pairs = [] if base is None else paired_changes(line, base)
+    if not pairs:
+        return "–"
+    found = mean_interval(pairs)
+    text = signed(found.mean, digits=2)
+    return text if found.seeds < 2 else f"{text} ± {percent(found.half_width, digits=2)}"
+
+
+def verdicts(lines: Sequence[Line]) -> str | None:
+    """Which changes are more than chance, sorted by what they do: a point each; None without any.
+
+    Args:
+        lines: of the ablation, with what they are compared to; one that lacks a seed is not
+            judged.
+    """
+    whole = {line.name: line for line in lines if line.is_whole}
+    found: dict[str, list[str]] = {"lower": [], "raise": [], "open": []}
+    for name, line in whole.items():
+        base = whole.get(base_of(name))
+        if base is not None and base is not line:
+            found[_verdict(line, base)].append(name)
+    sentences = {
+        "lower": "lower the test error by more than chance",
+        "raise": "raise it by more than chance",
+        "open": "change it by no more than chance may",
+    }
+    points = [f"- {'; '.join(names)}: {sentences[key]}." for key, names in found.items() if names]
+    return "Paired by seed, at 95%:\n\n" + "\n".join(points) if points else None
+
+
+def _verdict(line: Line, base: Line) -> str:
+    pairs = paired_changes(line, base)
+    if len(pairs) < 2:
+        return "open"
+    interval = mean_interval(pairs)
+    if not interval.excludes_zero:
+        return "open"
+    return "lower" if interval.mean < 0 else "raise"

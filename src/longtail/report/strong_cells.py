@@ -1,0 +1,42 @@
+"""What the cells of the study's tables say of a line."""
+
+from __future__ import annotations
+
+import math
+
+from longtail._checks import FloatArray
+from longtail.experiments.strong import Line
+from longtail.report.tables import percent
+
+GROUPS = ("many", "medium", "few")
+
+
+def spread(values: FloatArray) -> str:
+    """Mean and standard deviation in percent: ``45.06 ± 0.31``; a dash for none.
+
+    Examples:
+        >>> import numpy as np
+        >>> spread(np.array([0.45, 0.46])), spread(np.array([0.45]))
+        ('45.50 ± 0.71', '45.00')
+    """
+    if not len(values):
+        return "–"
+    text = percent(float(values.mean()), digits=2)
+    return text if len(values) < 2 else f"{text} ± {percent(float(values.std(ddof=1)), digits=2)}"
+
+
+def minutes_text(value: float) -> str:
+    """Minutes with three figures or so: ``0.84``, ``4.2``, ``12``."""
+    return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f}"
+
+
+def by_group(line: Line) -> list[str]:
+    """A cell for each of `GROUPS`, the mean error of its classes in percent."""
+    return [percent(line.groups.get(name, math.nan)) for name in GROUPS]
+
+
+def name_of(line: Line) -> str:
+    """Its name, and how many of its runs are there unless it is all."""
+    if line.is_whole:
+        return line.name
+    return f"{line.name} ({len(line.records)} of {line.wanted})"
