@@ -18,7 +18,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from data_factory import photo, write_photos
 from longtail._checks import InputError
-from longtail.data import streaming
+from longtail.data import _requests, streaming
 from longtail.data.lists import ListedImages
 from longtail.data.photos import (
     CenterCrop,
@@ -373,7 +373,7 @@ def test_evaluation_sees_each_example_once_over_all_processes(data):
 
 def test_the_data_set_travels_to_a_fresh_process(data):
     images = streaming.StreamedImages(data, view=SMALL, seed=1)
-    request = streaming._Request(0, np.array([3, 19]), np.array([0, 1]))
+    request = _requests.Request(0, np.array([3, 19]), np.array([0, 1]))
     there = pickle.loads(pickle.dumps(images)).__getitems__(request)
     assert torch.equal(there.images, images.__getitems__(request).images)
 

@@ -16,24 +16,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.decoding import _cores
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, PhotoError, RandomCrop
+from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.samplers import ClassSampler
 
 _checks.require("torch", extra="torch", caller="longtail.data.streaming")
 
 import torch  # noqa: E402
 from torch import distributed  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
-from longtail.data.torch_samplers import DistributedClassSampler, processes  # noqa: E402
-
-View = RandomCrop | CenterCrop
+from longtail.data._requests import (  # noqa: E402
+    Fetched,
+    InOrder,
+    Planned,
+    Request,
+    Requests,
+    Sampled,
+    StreamedImages,
+    View,
+)
+from longtail.data.torch_samplers import DistributedClassSampler  # noqa: E402
 
 _SHARED = "/dev/shm"  # where Linux keeps memory that processes share
 _logger = logging.getLogger("longtail")
@@ -51,135 +57,6 @@ class Batch(NamedTuple):
     images: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
-
-
-class _Request(NamedTuple):
-    """What a worker is asked for; `draws` number an epoch's draws, over all processes."""
-
-    epoch: int
-    indices: IntArray
-    draws: IntArray
-
-
-class _Fetched(NamedTuple):
-    """What it answers: `failures` are (index, what is wrong), and their places are left out."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    failures: list[tuple[int, str]]
-
-
-class StreamedImages(Dataset[Any]):
-    """The data set that torch's workers hold; it answers requests for whole batches."""
-
-    def __init__(self, data: ListedImages, *, view: View, seed: int) -> None:
-        self.data, self.view, self.seed = data, view, seed
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitems__(self, request: _Request) -> _Fetched:
-        """Decode a batch; torch's fetcher calls this with what the batch sampler yields."""
-        size, wanted = self.view.size, len(request.indices)
-        pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)
-        if get_worker_info() is not None:
-            # Too little of it is an error here; in the thread of torch's queue it is a hang.
-            pixels.share_memory_()  # type: ignore[no-untyped-call]
-        out = pixels.numpy()
-        kept: list[int] = []
-        failures: list[tuple[int, str]] = []
-        for index, draw in zip(request.indices.tolist(), request.draws.tolist(), strict=True):
-            random = np.random.default_rng([self.seed, request.epoch, draw])
-            try:
-                out[len(kept)] = self.view(self.data.file(index), random)
-            except PhotoError as error:
-                failures.append((index, error.reason))
-            else:
-                kept.append(index)
-        chosen = np.array(kept, np.int64)
-        return _Fetched(
-            pixels[: len(kept)].permute(0, 3, 1, 2),
-            torch.from_numpy(self.data.labels[chosen]),
-            torch.from_numpy(chosen),
-            failures,
-        )
-
-
-class _Requests:
-    """The batch sampler: an epoch's indices with the numbers of their draws, in batches."""
-
-    def __init__(self, source: Any, batch_size: int, drop_last: bool) -> None:
-        self.source, self.batch_size, self.drop_last = source, batch_size, drop_last
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.source), self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
-
-    def __iter__(self) -> Iterator[_Request]:
-        epoch, some = self.source.epoch, list[tuple[int, int]]()
-        for pair in self.source.draws():
-            some.append(pair)
-            if len(some) == self.batch_size:
-                yield _request(epoch, some)
-                some = []
-        if some and not self.drop_last:
-            yield _request(epoch, some)
-
-
-def _request(epoch: int, pairs: list[tuple[int, int]]) -> _Request:
-    indices, draws = np.array(pairs, np.int64).T
-    return _Request(epoch, indices, draws)
-
-
-class _Sampled:
-    """The draws of a sampler: each index with its place in the epoch of all processes."""
-
-    def __init__(self, sampler: DistributedClassSampler) -> None:
-        self.sampler = sampler
-
-    @property
-    def epoch(self) -> int:
-        return int(self.sampler.epoch)
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def draws(self) -> Iterator[tuple[int, int]]:
-        first = None
-        for number, index in enumerate(self.sampler):
-            if first is None:  # known once the sampler has begun
-                first = self.sampler.state_dict(taken=0)["position"] + self.sampler.rank
-            yield index, first + number * self.sampler.num_replicas
-
-
-class _InOrder:
-    """Every num_replicas-th example from `rank` on: each one once, on one process."""
-
-    epoch = 0
-
-    def __init__(self, examples: int, num_replicas: int | None, rank: int | None) -> None:
-        num_replicas, rank = processes(num_replicas, rank, caller="evaluation_stream")
-        self.mine = range(rank, examples, num_replicas)
-
-    def __len__(self) -> int:
-        return len(self.mine)
-
-    def draws(self) -> Iterator[tuple[int, int]]:
-        return zip(self.mine, self.mine, strict=True)
-
-
-class _Planned:
-    """What the caller lays down for each epoch: its batches, as positions and draws."""
-
-    def __init__(self) -> None:
-        self.requests: list[_Request] = []
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def __iter__(self) -> Iterator[_Request]:
-        return iter(self.requests)
 
 
 def planned_stream(
@@ -212,7 +89,7 @@ def planned_stream(
     """
     return ImageStream(
         data,
-        _Planned(),
+        Planned(),
         batch_size=batch_size,
         view=view,
         seed=_checks.whole(seed, "planned_stream", name="seed", at_least=0),
@@ -275,7 +152,7 @@ def training_stream(
         )
     return ImageStream(
         data,
-        _Sampled(sampler),
+        Sampled(sampler),
         batch_size=batch_size,
         view=view or RandomCrop(),
         seed=seed,
@@ -317,7 +194,7 @@ def evaluation_stream(
     """
     return ImageStream(
         data,
-        _InOrder(len(data), num_replicas, rank),
+        InOrder(len(data), num_replicas, rank),
         batch_size=batch_size,
         view=view or CenterCrop(),
         seed=0,
@@ -365,7 +242,7 @@ class ImageStream:
     def __init__(
         self,
         data: ListedImages,
-        source: _Sampled | _InOrder | _Planned,
+        source: Sampled | InOrder | Planned,
         *,
         batch_size: int,
         view: View,
@@ -388,8 +265,8 @@ class ImageStream:
         self._source = source
         self._batch_bytes = batch_size * 3 * view.size**2
         self._check_shared_memory()
-        planned = isinstance(source, _Planned)
-        requests = source if planned else _Requests(source, batch_size, drop_last)
+        planned = isinstance(source, Planned)
+        requests = source if planned else Requests(source, batch_size, drop_last)
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view=view, seed=seed),
             batch_sampler=requests,  # type: ignore[arg-type]
@@ -408,7 +285,7 @@ class ImageStream:
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, for its order and its crops."""
-        if not isinstance(self._source, _Sampled):
+        if not isinstance(self._source, Sampled):
             raise InputError(
                 "ImageStream.set_epoch: evaluation has no epochs, and a planned stream takes "
                 "`set_plan`."
@@ -423,9 +300,9 @@ class ImageStream:
             batches: for each batch the positions in the data, and the number of each example's
                 draw in the epoch of all processes, on which its crop depends.
         """
-        if not isinstance(self._source, _Planned):
+        if not isinstance(self._source, Planned):
             raise InputError("ImageStream.set_plan: this stream has its own plan.")
-        self._source.requests = [_Request(epoch, rows, draws) for rows, draws in batches]
+        self._source.requests = [Request(epoch, rows, draws) for rows, draws in batches]
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or what the sampler's state has left of it."""
@@ -442,7 +319,7 @@ class ImageStream:
         except (RuntimeError, *_CUT_OFF) as error:
             raise self._explained(error) from error
 
-    def _leave_out(self, fetched: _Fetched) -> None:
+    def _leave_out(self, fetched: Fetched) -> None:
         """Count files that can't be decoded, if that was asked for; else stop at the first."""
         index, reason = fetched.failures[0]
         if self.on_error == "stop":
