@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from longtail import ClassPrior
 from longtail._checks import InputError
+from longtail.experiments import gaussian_classes
 from longtail.experiments import large_simulation as simulation
 from longtail.experiments.large_simulation import LIMIT, POSTHOC, Settings, Study, Trial
 
@@ -36,25 +37,25 @@ def small_study():
 def test_the_bayes_error_of_two_classes_has_a_closed_form(distance):
     centers = np.zeros((2, 5))
     centers[1] = distance / np.sqrt(5)
-    points, answers = simulation.sample(centers, np.full(2, 40_000), np.random.default_rng(0))
-    weights = simulation.true_weights(centers)
+    points, answers = gaussian_classes.sample(centers, np.full(2, 40_000), np.random.default_rng(0))
+    weights = gaussian_classes.true_weights(centers)
     exact = 100 * norm.cdf(-distance / 2)
-    found = simulation.bayes_balanced_error(points, weights, per_class=40_000)
+    found = gaussian_classes.bayes_balanced_error(points, weights, per_class=40_000)
     assert abs(found.mean - exact) < 4 * found.se < 1.0
     # The share of wrong decisions estimates the same, with more noise.
-    wrong = simulation.decide(points, weights) != answers
-    sampled = simulation.estimate(wrong, per_class=40_000)
+    wrong = gaussian_classes.decide(points, weights) != answers
+    sampled = gaussian_classes.estimate(wrong, per_class=40_000)
     assert abs(sampled.mean - exact) < 4 * sampled.se
     assert sampled.se > found.se
 
 
 def test_standard_errors_are_those_of_repeated_sampling():
     centers = 1.2 * np.random.default_rng(3).standard_normal((8, 3))
-    weights = simulation.true_weights(centers)
+    weights = gaussian_classes.true_weights(centers)
     found = []
     for seed in range(200):
-        points, _ = simulation.sample(centers, np.full(8, 25), np.random.default_rng(seed))
-        found.append(simulation.bayes_balanced_error(points, weights, per_class=25))
+        points, _ = gaussian_classes.sample(centers, np.full(8, 25), np.random.default_rng(seed))
+        found.append(gaussian_classes.bayes_balanced_error(points, weights, per_class=25))
     spread = np.std([one.mean for one in found], ddof=1)
     assert spread == pytest.approx(np.mean([one.se for one in found]), rel=0.2)
 
@@ -62,30 +63,32 @@ def test_standard_errors_are_those_of_repeated_sampling():
 def test_decisions_are_those_of_the_densities():
     random = np.random.default_rng(4)
     centers = random.standard_normal((9, 4))
-    points, _ = simulation.sample(centers, np.full(9, 30), random)
+    points, _ = gaussian_classes.sample(centers, np.full(9, 30), random)
     distances = np.linalg.norm(points[:, None] - centers[None], axis=2)
     nearest = distances.argmin(axis=1)
     np.testing.assert_array_equal(
-        simulation.decide(points, simulation.true_weights(centers)), nearest
+        gaussian_classes.decide(points, gaussian_classes.true_weights(centers)), nearest
     )
 
 
 def test_adjusting_the_true_posterior_gives_bayes():
     centers = np.random.default_rng(5).standard_normal((CLASSES, 6))
     log_prior = ClassPrior.from_counts(COUNTS).log_probs
-    exact = simulation.true_weights(centers)
-    posterior = simulation.shifted(exact, log_prior)
-    points, _ = simulation.sample(centers, np.full(CLASSES, 20), np.random.default_rng(6))
-    adjusted = simulation.shifted(posterior, -log_prior)
+    exact = gaussian_classes.true_weights(centers)
+    posterior = gaussian_classes.shifted(exact, log_prior)
+    points, _ = gaussian_classes.sample(centers, np.full(CLASSES, 20), np.random.default_rng(6))
+    adjusted = gaussian_classes.shifted(posterior, -log_prior)
     np.testing.assert_array_equal(
-        simulation.decide(points, adjusted), simulation.decide(points, exact)
+        gaussian_classes.decide(points, adjusted), gaussian_classes.decide(points, exact)
     )
-    assert (simulation.decide(points, posterior) != simulation.decide(points, exact)).any()
+    assert (
+        gaussian_classes.decide(points, posterior) != gaussian_classes.decide(points, exact)
+    ).any()
 
 
 def test_the_plug_in_rule_shrinks_the_means_of_the_classes():
     features = np.array([[2.0], [4.0], [-3.0]], dtype=np.float32)
-    found = simulation.plug_in(features, np.array([0, 0, 1]), scale=2.0, num_classes=2)
+    found = gaussian_classes.plug_in(features, np.array([0, 0, 1]), scale=2.0, num_classes=2)
     centers = np.array([6.0 / 2.25, -3.0 / 1.25])
     np.testing.assert_allclose(found, np.stack([centers, -(centers**2) / 2], axis=1))
 

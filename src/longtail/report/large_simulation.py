@@ -14,7 +14,8 @@ import numpy as np
 
 from longtail.data.large import LARGE
 from longtail.experiments.comparison import mean_interval
-from longtail.experiments.large_simulation import LIMIT, METHODS, POSTHOC, Estimate, Study, Trial
+from longtail.experiments.gaussian_classes import Estimate
+from longtail.experiments.large_simulation import LIMIT, METHODS, POSTHOC, Study, Trial
 from longtail.priors import GROUPS
 from longtail.report import figures
 from longtail.report.tables import Table, write_numbers
