@@ -1,4 +1,4 @@
-"""The Gaussian classes of the simulation at full class count: how they are drawn, the Bayes rule."""
+"""The Gaussian classes of the simulation at full class count: drawing them, the Bayes rule."""
 
 from __future__ import annotations
 
