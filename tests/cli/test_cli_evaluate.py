@@ -53,6 +53,48 @@ def errors_by_hand(run, split="test"):
     return [float(np.mean(values)) if values else float("nan") for values in found.values()]
 
 
+@pytest.fixture
+def swapped(cli):
+    """A run judged on a folder of images whose two test classes have changed places since."""
+    for split in ("train", "test"):
+        write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
+    train = ["train", "--dataset", "birds", "--recipe", "digits", "--method", "softmax"]
+    train += ["--set", "epochs=1", "--device", "cpu"]
+    assert cli(*train).code == 0
+    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+        (Path("birds/test") / old).rename(Path("birds/test") / new)
+    return train
+
+
+def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped, cli):
+    (run,) = find_runs("runs")
+    before = errors_by_hand(run)[0]
+    for words in (["evaluate", "runs", "--dataset", "birds"], swapped):
+        result = cli(*words)
+        assert result.code == 1
+        assert "split 'test' are of other images than the data are now" in result.err
+        assert f"longtail evaluate {run.folder} --split test --force" in result.err
+    assert cli("evaluate", "runs").code == 0  # whose data were not asked about
+    assert cli("evaluate", "runs", "--dataset", "birds", "--force").code == 0
+    after = errors_by_hand(Run.open(run.folder))[0]
+    assert after == pytest.approx(100 - before)
+    assert cli(*swapped).code == cli("evaluate", "runs", "--dataset", "birds").code == 0
+
+
+def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
+    assert cli(*swapped, "--seed", "1").code == 0
+    result = cli("evaluate", "runs")
+    assert result.code == 1
+    assert "have different examples in the split 'test'" in result.err
+
+
+def test_data_that_are_not_there_are_said(runs, cli):
+    assert cli("evaluate", runs).code == 0
+    result = cli("evaluate", runs, "--dataset", "nosuch.frozen")
+    assert result.code == 1
+    assert "'nosuch.frozen'" in result.err
+
+
 def test_logits_are_written_once_and_judged(runs, cli, monkeypatch):
     result = cli("evaluate", runs)
     assert result.code == 0

@@ -18,7 +18,7 @@ from longtail._checks import InputError
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
-from longtail.train import checkpoint, engine
+from longtail.train import checkpoint, engine, failures
 from longtail.train.engine import train, train_cohort
 from longtail.train.recipe import make_spec
 
@@ -305,7 +305,7 @@ def test_too_little_gpu_memory_says_what_to_change(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="does not hold the data and a run; override batch_size"):
         train(spec(), DATA.train, root=tmp_path)
     fewer = r"2 runs at once; train fewer together \(--together N"
-    with pytest.raises(RunError, match=fewer), engine._explained([None, None]):
+    with pytest.raises(RunError, match=fewer), failures.explained(2):
         out_of_memory(None, None)
 
 
@@ -317,6 +317,30 @@ def test_a_diverging_run_does_not_take_the_others_down(tmp_path):
     stuck = Run.open(tmp_path / wild.folder, unfinished=True)
     assert not stuck.finished
     assert "NaN" in json.dumps(stuck.log()) or "Infinity" in json.dumps(stuck.log())
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.2])
+def test_a_last_step_too_far_is_seen_in_the_weights(tmp_path, held_out):
+    """One step in all: its loss is that of the first weights, and finite."""
+    one_step = {"epochs": 1, "warmup_epochs": 0, "batch_size": len(DATA.train)}
+    wild = spec(seed=1, lr=1e38, weight_decay=1e3, held_out=held_out, **one_step)
+    tame = spec(seed=2, held_out=held_out, **one_step)
+    for _ in range(2):  # also when asked again
+        with pytest.raises(RunError, match=r"of 1 run\(s\) became infinite or NaN") as caught:
+            train_cohort([wild, tame], DATA.train, root=tmp_path)
+        assert str(tmp_path / wild.folder) in str(caught.value)
+    assert Run.open(tmp_path / tame.folder).finished
+    stuck = Run.open(tmp_path / wild.folder, unfinished=True)
+    assert not stuck.finished
+    assert np.isfinite([line["loss"] for line in stuck.log()]).all()
+
+
+def test_a_finished_run_of_other_data_is_not_handed_out(tmp_path):
+    train(spec(), DATA.train, root=tmp_path)
+    other = replace(DATA.train, labels=DATA.train.labels[::-1].copy())
+    with pytest.raises(RunError, match=r"was trained on other data .*--force"):
+        train(spec(), other, root=tmp_path)
+    assert train(spec(), other, root=tmp_path, force=True).data == other.fingerprint
 
 
 def _hold(root, begun, end):
@@ -359,7 +383,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_taken_as_it_is(tmp_pat
     finished = train(spec(epochs=1), DATA.train, root=tmp_path)
     before = files_of(finished)
     answers = iter([False, True])  # not finished when asked first, finished once claimed
-    monkeypatch.setattr(engine, "_is_finished", lambda folder: next(answers))
+    monkeypatch.setattr(engine, "_is_finished", lambda *_: next(answers))
     monkeypatch.setattr(engine, "_start", lambda *_, **__: pytest.fail("it was trained again"))
     (run,) = train_cohort([spec(epochs=1)], DATA.train, root=tmp_path)
     assert files_of(run) == before

@@ -8,7 +8,8 @@ import torch
 from longtail import adjust_logits, balanced_error
 from longtail.data.digits import load_digits_lt
 from longtail.experiments.comparison import BASELINE, compare, mean_interval
-from longtail.runs import Run
+from longtail.runs import Run, files
+from longtail.runs.folder import RunError
 from longtail.train.augment import normalize
 from longtail.train.engine import evaluate, train, train_cohort
 from longtail.train.lane import Lane, run_epoch
@@ -128,10 +129,27 @@ def test_evaluation_writes_the_networks_logits_once(cohort):
     np.testing.assert_array_equal(target, DATA.test.labels)
     stamp = (run.folder / "logits-test.safetensors").stat().st_mtime_ns
     evaluate(run, DATA.test)
+    other = replace(DATA.test, labels=DATA.test.labels[::-1].copy())
+    with pytest.raises(RunError, match="are of other images than the data are now"):
+        evaluate(run, other)
     assert (run.folder / "logits-test.safetensors").stat().st_mtime_ns == stamp
     np.testing.assert_allclose(
         run.head.norms, np.linalg.norm(run.model()["fc.weight"], axis=1), rtol=1e-6
     )
+
+
+def test_logits_that_left_the_numbers_are_named(tmp_path):
+    """Weights may be finite where what they answer is not."""
+    changes = {"epochs": 1}
+    spec = make_spec(DATA.spec, method="softmax", recipe="digits", seed=0, overrides=changes)
+    run = train(spec, DATA.train, root=tmp_path)
+    weights = {name: np.array(value) for name, value in run.model().items()}
+    weights["fc.weight"][:] = np.float32(3e38)
+    files.write_tensors(run.folder / "model.safetensors", weights, caller="test")
+    run = Run.open(run.folder, verify=False)
+    with pytest.raises(RunError, match=r"not all finite: its training has diverged") as caught:
+        evaluate(run, DATA.test)
+    assert str(run.folder) in str(caught.value)
 
 
 def test_a_finished_run_is_not_trained_again(cohort):

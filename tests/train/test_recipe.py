@@ -193,6 +193,7 @@ def test_the_padding_after_normalisation():
     assert get_recipe("released", dataset="cifar10-lt").border == (0.0,)
     assert get_recipe("paper", std=[0.5]).border == pytest.approx((-0.9828, -0.9644, -0.893))
     assert get_recipe("paper", mean=[0.5], std=[0.5, 1.0]).border == pytest.approx((-1.0, -0.5))
+    assert get_recipe("paper", mean=0.5, std=1) == get_recipe("paper", mean=[0.5], std=[1.0])
 
 
 def test_hashes_of_earlier_runs_stay():

@@ -102,6 +102,9 @@ def evaluate(
         opened = open_members(runs, split=split.value)
     else:
         opened = open_runs(runs, split=split.value, anew=anew)
+    data = _training.RunData(dataset, data_dir, root)
+    if not anew and split != Split.held_out and (dataset or data_dir or root):
+        _compare([run for run in opened if split in run.splits], split, data)
     judged: dict[Path, Judged] = {}
     with _training.joined(device) if _needed(opened, split, anew) else nullcontext() as world:
         numbers = [n for n, run in enumerate(opened) if anew or split not in run.splits]
@@ -110,7 +113,6 @@ def evaluate(
         missing = [opened[number] for number in numbers]
         _refuse(missing, split, force=force)
         if missing and world is not None:
-            data = _training.RunData(dataset, data_dir, root)
             parts = _parts(missing, split, data, workers)
             if errors_only:
                 judged = _judge(parts, split, world, workers)
@@ -121,7 +123,9 @@ def evaluate(
         return
     together = _averaged(opened, split, replaced=force) if ensemble else None
     shown = [*opened, *([together] if together is not None else [])]
-    judged = judged or {run.folder: Judged.on(run, split) for run in shown}
+    if not judged:
+        _refuse_mixed(shown, split)
+        judged = {run.folder: Judged.on(run, split) for run in shown}
     if json:
         found = _document(judged, split)
         _console.print_json(found | ({"ensemble": together.folder} if together else {}))
@@ -133,6 +137,26 @@ def evaluate(
         )
     if together is not None:
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
+
+
+def _compare(judged: list[Run], split: Split, data: _training.RunData) -> None:
+    """Refuse logits that are of other images than the data that the command names."""
+    from longtail.runs.folder import same_images
+
+    for run in judged:
+        same_images(run, split.value, _part(data.of(run), run, split).fingerprint)
+
+
+def _refuse_mixed(runs: list[Run], split: Split) -> None:
+    """Refuse a mean over runs that were judged on different examples of a split.
+
+    Only what is held out of the training set differs from seed to seed.
+    """
+    from longtail.runs.folder import same_data
+
+    if split != Split.held_out:
+        for together in _by_data(runs).values():
+            same_data(together, split=split.value)
 
 
 def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:

@@ -390,6 +390,27 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
                 raise _different(other, run, f"have different examples in the split {name!r}")
 
 
+def same_images(run: Run, split: str, fingerprint: str) -> None:
+    """Refuse a run whose logits of a split are of other images than these.
+
+    Args:
+        run: with logits of the split.
+        split: which.
+        fingerprint: of the images that the split is now.
+
+    Raises:
+        RunError: says how to write the logits anew.
+    """
+    written = run.record["splits"][split]["data"]
+    if written not in (None, fingerprint):
+        raise RunError(
+            f"{run.folder}: its logits of the split {split!r} are of other images than the data "
+            f"are now (fingerprint {written[:8]}, now {fingerprint[:8]}). To write them anew: "
+            f"{run.evaluation(split)} --force, with --dataset PATH or --data-dir FOLDER where it "
+            f"needs them (in Python, replace=True)."
+        )
+
+
 def _different(one: Run, other: Run, how: str) -> RunError:
     lines = [line for line in one.spec.difference(other.spec) if line.startswith("dataset.")]
     detail = f" ({'; '.join(lines)})" if lines else ""

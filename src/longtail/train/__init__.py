@@ -25,6 +25,7 @@ lane        where a team runs: in line on a CPU, as CUDA graphs on a GPU
 checkpoint  what a killed run goes on from
 evaluation  a finished run's logits on a split
 refusals    what is refused before any training
+failures    what went wrong in it, in words
 progress    what a caller hears after an epoch
 engine      runs into their folders
 tensorboard an epoch's numbers for TensorBoard

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from longtail.train.evaluation import (
     split_logits,
     write_split,
 )
+from longtail.train.failures import all_finite, explained
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -69,7 +70,6 @@ __all__ = [
 logger = logging.getLogger("longtail")
 
 TOGETHER = 16  # runs at once on a GPU; more only wait for each other
-_UNLOST = "Nothing written is lost: the same command goes on from the last checkpoints."
 
 
 class StoppedError(Exception):
@@ -183,7 +183,7 @@ def train_cohort(
     """
     device = torch.device(device)
     folders = [Path(root) / spec.folder for spec in specs]
-    there = _finished_of(folders, world, force=force)
+    there = _finished_of(folders, images, world, force=force)
     waiting = {f: s for f, s in zip(folders, specs, strict=True) if f not in there}
     refuse_early(list(waiting.values()), images, processes=world.count)
     staff = Staff(list(waiting.values()), images, root=root, given=teachers)
@@ -192,7 +192,7 @@ def train_cohort(
     on_disk = isinstance(images, ListedImages)
     width = together if device.type == "cuda" and not on_disk else 1
     pending = list(waiting.items())
-    with _explained(()):
+    with explained():
         data = None
         if pending:
             data = images if isinstance(images, ListedImages) else Resident(images, device)
@@ -204,13 +204,13 @@ def train_cohort(
                 if world.first:
                     claims.enter_context(files.exclusive(folder))
             # Another process may have finished some just before they were claimed.
-            done = _finished_of(wave, world, force=force)
+            done = _finished_of(wave, images, world, force=force)
             jobs = [
                 _start(spec, images, root, device=device, command=command, force=force, world=world)
                 for folder, spec in wave.items()
                 if folder not in done
             ]
-            claims.enter_context(_explained(jobs, on_disk=on_disk))
+            claims.enter_context(explained(len(jobs), on_disk=on_disk))
             for job in jobs:
                 staff.pin(job.writer.folder, job.spec)
             where: dict[str, Any] = {"device": device, "world": world, "streaming": streaming}
@@ -225,9 +225,9 @@ def train_cohort(
         some = len(diverged) < len(set(folders))
         rest = " The others are finished, for `longtail evaluate` to judge." if some else ""
         raise RunError(
-            f"train: the loss of {len(diverged)} run(s) became infinite or NaN, so they stay "
-            f"unfinished: {', '.join(map(str, diverged))}.{rest} A lower lr or a longer warm-up "
-            f"(override lr or warmup_epochs) may help."
+            f"train: the loss or the weights of {len(diverged)} run(s) became infinite or NaN, so "
+            f"they stay unfinished: {', '.join(map(str, diverged))}.{rest} A lower lr or a longer "
+            f"warm-up (override lr or warmup_epochs) may help."
         )
     return [Run.open(folder, verify=False) for folder in folders]
 
@@ -238,17 +238,32 @@ def train(spec: RunSpec, images: Images, *, root: Path | str, **options: object)
     return run
 
 
-def _finished_of(folders: Iterable[Path], world: World, *, force: bool) -> set[Path]:
+def _finished_of(
+    folders: Iterable[Path], images: Images, world: World, *, force: bool
+) -> set[Path]:
     """Which of these runs are finished, as the first process sees it; with `force` none is."""
     if force:
         return set()
-    mine = [_is_finished(folder) for folder in folders] if world.first else None
+    mine = [_is_finished(folder, images) for folder in folders] if world.first else None
     return {folder for folder, done in zip(folders, world.tell(mine), strict=True) if done}
 
 
-def _is_finished(folder: Path) -> bool:
-    there = (folder / "run.json").exists()
-    return there and Run.open(folder, verify=False, unfinished=True).finished
+def _is_finished(folder: Path, images: Images) -> bool:
+    if not (folder / "run.json").exists():
+        return False
+    run = Run.open(folder, verify=False, unfinished=True)
+    if run.finished:
+        _refuse_other_data(run, images)
+    return run.finished
+
+
+def _refuse_other_data(run: Run, images: Images) -> None:
+    if run.data != images.fingerprint:
+        begun = "trained" if run.finished else "begun"
+        raise RunError(
+            f"{run.folder} was {begun} on other data (fingerprint {run.data[:8]}, now "
+            f"{images.fingerprint[:8]}); pass --force (force=True) to begin again."
+        )
 
 
 def _start(
@@ -277,12 +292,7 @@ def _start(
         writer = _Onlooker(folder)
     elif (folder / "run.json").exists() and not force:
         writer = RunWriter.resume(folder, spec, device=where)
-        there = Run.open(folder, verify=False, unfinished=True)
-        if there.data != images.fingerprint:
-            raise RunError(
-                f"{folder} was begun on other data (fingerprint {there.data[:8]}, now "
-                f"{images.fingerprint[:8]}); pass --force (force=True) to begin again."
-            )
+        _refuse_other_data(Run.open(folder, verify=False, unfinished=True), images)
         start = checkpoint.latest(folder)
         done = 0 if start is None else start.epochs
         writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= done)
@@ -392,33 +402,6 @@ def _save(crew: _Crew) -> None:
     crew.saved = time.monotonic()
 
 
-@contextmanager
-def _explained(jobs: Sequence[_Job], *, on_disk: bool = False) -> Iterator[None]:
-    """Turn the failure of a GPU into words on what it cost and what to do."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        what = f"{len(jobs)} runs at once; train fewer together (--together N, together=N)."
-        if len(jobs) < 2:
-            what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
-        if on_disk:
-            what = (
-                "a part of the batch; take it in smaller ones (--micro-batch N, "
-                "Streaming(micro_batch=N))."
-            )
-        raise RunError(f"train: the GPU's memory does not hold {what} {_UNLOST}") from error
-    except RuntimeError as error:
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            said = " ".join(str(error).splitlines()[:2]).rstrip(". ")
-            raise RunError(
-                f"train: torch.compile failed: {said}. Train without it (--no-compile, "
-                f"Streaming(compile=False))."
-            ) from error
-        if "CUDA" not in str(error) and "cuda" not in str(error):
-            raise
-        raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {_UNLOST}") from error
-
-
 def _after_epoch(crew: _Crew, member: int, loss: float, images: Images, report: Report) -> None:
     job, team, error = crew.jobs[member], crew.lane.team, None
     # On a GPU an epoch takes a second for many runs, so looking at each would slow it down.
@@ -427,7 +410,9 @@ def _after_epoch(crew: _Crew, member: int, loss: float, images: Images, report: 
         with crew.lane.active():
             held = images.take(job.held)
             answers = split_answers(team.network(member), held, job.recipe, **_sharing(team))
-        if answers is not None:
+        # The loss is of the weights before the last step, which may be the one too many.
+        job.diverged = _world(team).tell(answers is not None and not np.isfinite(answers).all())
+        if answers is not None and not job.diverged:
             error = metrics.balanced_error(
                 images.labels[job.held], answers, num_classes=images.num_classes
             )
@@ -455,19 +440,16 @@ def _world(team: Team) -> World:
 
 
 def _finish_all(crews: Sequence[_Crew], images: Images) -> list[Path]:
-    """Finish the runs whose loss stayed among the numbers; the folders of the others."""
-    diverged = []
+    """Finish the runs that stayed among the numbers; the folders of the others."""
     for crew in crews:
         for member, job in enumerate(crew.jobs):
-            if job.diverged:
-                diverged.append(job.writer.folder)
-            else:
-                _finish(crew, member, images)
-    return diverged
+            if not job.diverged:
+                _finish(crew, member, images)  # may find that its last step was one too many
+    return [job.writer.folder for crew in crews for job in crew.jobs if job.diverged]
 
 
 def _finish(crew: _Crew, member: int, images: Images) -> None:
-    job, team, held = crew.jobs[member], crew.lane.team, None
+    job, team, held, logits = crew.jobs[member], crew.lane.team, None, None
     with crew.lane.active():
         model = team.network(member)
         if job.held is not None:
@@ -475,7 +457,9 @@ def _finish(crew: _Crew, member: int, images: Images) -> None:
             logits = split_logits(model, held, job.recipe, **_sharing(team))
         # Every process has a part in these.
         head, weights = Head.of(model, job.recipe), team.whole(model.state_dict())
-        if isinstance(job.writer, _Onlooker):
+        lost = logits is not None and not np.isfinite(logits).all()
+        job.diverged = _world(team).tell(lost or not all_finite(weights))
+        if job.diverged or isinstance(job.writer, _Onlooker):
             return
         job.writer.write_model(weights)
         if held is not None:

@@ -18,6 +18,7 @@ from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.runs import Run, RunWriter, files
+from longtail.runs.folder import RunError, same_images
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
@@ -140,8 +141,9 @@ def evaluate(
 ) -> Run:
     """Write a finished run's logits on a split it has not seen, once.
 
-    Tuning, post-hoc methods, metrics and reports read these logits; none of them needs the
-    network again, and nothing flows back into training.
+    Logits that are there are kept if they are of these images, and refused if not. Tuning,
+    post-hoc methods, metrics and reports read them; none of those needs the network again, and
+    nothing flows back into training.
 
     Args:
         run: a finished run, with its weights.
@@ -156,6 +158,8 @@ def evaluate(
         The run, reopened.
     """
     if world.tell(split in run.splits) and not replace:
+        if split in run.splits:  # another process may not see them yet
+            same_images(run, split, images.fingerprint)
         return run
     refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
     with files.exclusive(run.folder) if world.first else nullcontext():
@@ -163,6 +167,11 @@ def evaluate(
         logits = split_logits(model, images, recipe, world=world, streaming=streaming)
         head = Head.of(model, recipe)
         if logits is not None:
+            if not np.isfinite(logits).all():
+                raise RunError(
+                    f"{run.folder}: its logits on the {split} set are not all finite: its training "
+                    f"has diverged. Train it again with a lower lr."
+                )
             write_split(RunWriter.reopen(run.folder), head, images, logits, split=split)
     world.wait()
     return Run.open(run.folder, verify=False)

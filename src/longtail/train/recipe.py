@@ -164,7 +164,9 @@ class Recipe:
         self._check_schedule(caller)
         self._check_ingredients(caller)
         for key in ("mean", "std"):
-            values = _checks.vector(getattr(self, key), caller=caller, name=key)
+            given = getattr(self, key)
+            given = [given] if isinstance(given, int | float) else given  # one for all channels
+            values = _checks.vector(given, caller=caller, name=key)
             _checks.all_finite(values, caller=caller, name=key)
             if key == "std" and values.min() <= 0:
                 raise InputError(f"{caller}: `std` must be above zero; got {values.min():g}.")
