@@ -334,6 +334,44 @@ def test_label_files(folder):
 
 
 @pytest.mark.parametrize(
+    ("content", "names", "expected"),
+    [
+        ("0\n1\n2\n", None, [0, 1, 2]),
+        ("label\n1\n2\n", None, [1, 2]),
+        ("Y_True\n1\n2\n", None, [1, 2]),
+        ("class\n1\n2\n", None, [1, 2]),
+        ("cat\ndog\n", NAMES, [0, 1]),
+        ("animal\ncat\ndog\n", NAMES, [0, 1]),
+        ("label\ncat\ndog\n", NAMES, [0, 1]),
+        ("1\n0\n", NAMES, [1, 0]),
+        ("0\ncat\ndog\n", NAMES, [0, 1]),  # pandas calls a column without a name 0
+        ("7\n9\n", ("7", "8", "9"), [0, 2]),
+    ],
+)
+def test_the_first_line_of_a_label_column_may_be_a_label(folder, content, names, expected):
+    (folder / "y.csv").write_text(content)
+    encode = LabelEncoder(3, names, name="y.csv")
+    assert encode(folder / "y.csv").tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["scores.npy", "unlabelled.npz", "comma.csv", "wide.parquet"])
+def test_labels_from_a_csv_file_without_a_header(folder, scores, name):
+    logits, target = scores
+    write_all(logits, target)
+    np.savez("unlabelled.npz", logits=logits)
+    named = name in ("comma.csv", "wide.parquet")
+    with open("y.csv", "w", newline="") as file:
+        csv.writer(file).writerows([NAMES[k] if named else k] for k in target)
+    found = open_predictions(name, kind="logits", labels="y.csv")
+    np.testing.assert_array_equal(np.concatenate([b.target for b in found.blocks(99)]), target)
+    (folder / "y.csv").write_text("0\n" + "\n".join(map(str, target)))
+    with pytest.raises(
+        InputError, match=r"120 rows but there are 121 labels; if .* call it `label`"
+    ):
+        list(open_predictions(name, kind="logits", labels="y.csv").blocks(99))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
         (None, "900,90, 10", [900, 90, 10]),
@@ -343,6 +381,8 @@ def test_label_files(folder):
         ("c.json", json.dumps({"dog": 90, "cat": 900}), [900, 90, 0]),
         ("c.csv", "class,count\nemu,10\ncat,900\ndog,90\n", [900, 90, 10]),
         ("c.csv", "emu,10\ncat,900\ndog,90\n", [900, 90, 10]),
+        ("c.csv", "cat,0.9\ndog,0.09\nemu,1e-2\n", [0.9, 0.09, 0.01]),
+        ("c.csv", ",0\ncat,900\ndog,90\nemu,10\n", [900, 90, 10]),  # a pandas Series without a name
     ],
 )
 def test_numbers_per_class_by_position_or_name(folder, name, content, expected):

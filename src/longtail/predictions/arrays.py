@@ -26,6 +26,7 @@ from longtail.predictions.labels import (
     LabelEncoder,
     check_class_names,
     load_npy,
+    one_label_each,
     unreadable,
 )
 from longtail.runs.files import atomic_path
@@ -178,7 +179,9 @@ def from_arrays(
     array = _checks.matrix(scores, caller=name, name=kind, finite=False)
     names = check_class_names(class_names, array.shape[1], name=name)
     form = _checks.choice(form, ("npz", "npy"), "from_arrays", name="form")
-    others = {} if target is None else {"target": _checks.as_numpy(target)}
+    others = {}
+    if target is not None and form == "npz":
+        others["target"] = _checks.as_numpy(target)
     return _made(
         array,
         array.shape,
@@ -211,7 +214,7 @@ def _made(
     codes = None
     if target is not None:
         codes = LabelEncoder(shape[1], names, name=name)(target)
-        _checks.same_length(range(shape[0]), codes, caller=name, name=kind)
+        one_label_each(shape[0], codes, name=name, kind=kind)
     return ArrayPredictions(
         name=name,
         kind=kind,

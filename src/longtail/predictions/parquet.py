@@ -18,7 +18,12 @@ from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.predictions.base import KINDS, Block, Kind, Predictions, Writer, declared
 from longtail.predictions.columns import understand
-from longtail.predictions.labels import LABEL_NAMES, LabelEncoder, check_class_names
+from longtail.predictions.labels import (
+    LABEL_NAMES,
+    LabelEncoder,
+    check_class_names,
+    one_label_each,
+)
 from longtail.runs.files import atomic_path
 
 # What an adjusted file says of itself, so that it is not adjusted again.
@@ -215,7 +220,7 @@ def from_parquet(
     codes = None
     if target is not None:
         codes = LabelEncoder(width, names, name=str(path))(target)
-        _checks.same_length(range(_rows(path)), codes, caller=str(path), name=said)
+        one_label_each(_rows(path), codes, name=str(path), kind=said)
     return ParquetPredictions(
         name=str(path),
         kind=said,

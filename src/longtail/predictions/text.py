@@ -18,11 +18,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.base import Block, Kind, Predictions, Writer
 from longtail.predictions.columns import Columns, understand
-from longtail.predictions.labels import LabelEncoder
+from longtail.predictions.labels import LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
 
 _DELIMITERS = ",;\t"
@@ -62,7 +61,7 @@ class TextPredictions(Predictions):
         if row == 0:
             raise InputError(f"{self.name} has a header but no rows.")
         if self.target is not None:
-            _checks.same_length(range(row), self.target, caller=self.name, name=self.kind)
+            one_label_each(row, self.target, name=self.name, kind=self.kind)
 
     def _check_width(self, lines: Sequence[tuple[int, str]]) -> None:
         wanted = len(self.columns.header)
