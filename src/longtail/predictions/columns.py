@@ -70,7 +70,7 @@ def understand(
     twice = [text for k, text in enumerate(header) if text in header[:k]]
     if twice:
         raise InputError(f"{name}: the column {twice[0]!r} occurs twice; rename one of them.")
-    where = _label_column(header, label, name)
+    where = label_column(header, label, name)
     if columns is None:
         chosen = _usual_scores(header, where, kind, name)
     else:
@@ -87,7 +87,8 @@ def understand(
     )
 
 
-def _label_column(header: Sequence[str], label: str | None, name: str) -> int | None:
+def label_column(header: Sequence[str], label: str | None, name: str) -> int | None:
+    """Position of the label column: the one named, or the only one of a usual name."""
     if label is not None:
         if label not in header:
             raise InputError(
