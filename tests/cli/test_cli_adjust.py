@@ -134,9 +134,12 @@ def test_a_table_keeps_its_columns(cli, files):
     document = json.loads(result.out)
     assert document["written"]["paths"] == ["out.csv"]
     lines = Path("out.csv").read_text().splitlines()
-    assert lines[0] == "logit_cat,logit_dog,logit_emu,label,predicted"
+    assert lines[0] == "logit_cat,logit_dog,logit_emu,label,predicted,adjusted_tau"
     assert len(lines) == 181
     assert {line.split(",")[3] for line in lines[1:]} == {"cat", "dog", "emu"}
+    again = cli("adjust", "out.csv", "--counts", "counts.csv")
+    assert again.code == 1
+    assert f"out.csv was adjusted already (tau = {document['tau']:.12g})" in again.err
 
 
 def test_without_labels_tau_is_one_and_that_is_said(cli, files):

@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
-from longtail.predictions.base import KINDS, Block, Kind, Predictions, Writer, declared
+from longtail.predictions.base import (
+    ADJUSTED,
+    KINDS,
+    Block,
+    Kind,
+    Predictions,
+    Writer,
+    adjusted_already,
+    declared,
+)
 from longtail.predictions.columns import label_column, understand
 from longtail.predictions.labels import LabelEncoder, check_class_names, one_label_each
 from longtail.runs.files import atomic_path
 
-# What an adjusted file says of itself, so that it is not adjusted again.
-_ADJUSTED = b"longtail.adjusted_tau"
+_ADJUSTED = f"longtail.{ADJUSTED}".encode()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -207,10 +215,8 @@ def from_parquet(
     """
     schema = _schema(path)
     if schema.metadata and _ADJUSTED in schema.metadata:
-        raise InputError(
-            f"{path} was adjusted already (tau = {schema.metadata[_ADJUSTED].decode()}); "
-            f"adjusting twice favours rare classes beyond reason: give the file it was made from."
-        )
+        tau = schema.metadata[_ADJUSTED].decode()
+        raise adjusted_already(str(path), seen=f" (tau = {tau})")
     lists = _list_column(schema, columns, kind, path)
     names: tuple[str, ...] | None
     if lists is not None:

@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.predictions.base import Block, Kind, Predictions, Writer
+from longtail.predictions.base import (
+    ADJUSTED,
+    Block,
+    Kind,
+    Predictions,
+    Writer,
+    adjusted_already,
+)
 from longtail.predictions.columns import Columns, understand
 from longtail.predictions.labels import LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
@@ -137,19 +144,19 @@ class TextPredictions(Predictions):
 
     @contextmanager
     def writer(self, path: Path, *, tau: float) -> Iterator[Writer]:
-        """Writes the same columns with adjusted scores, and `predicted` behind them."""
+        """Writes the same columns with adjusted scores, then `predicted` and `adjusted_tau`."""
         with (
             atomic_path(path) as temporary,
             open(temporary, "w", encoding="utf-8", newline="") as file,
         ):
-            yield _Lines(self, file)
+            yield _Lines(self, file, tau)
 
 
 class _Lines:
     """Rows on their way to a csv file."""
 
-    def __init__(self, source: TextPredictions, file: IO[str]) -> None:
-        self.file, self.delimiter = file, source.delimiter
+    def __init__(self, source: TextPredictions, file: IO[str], tau: float) -> None:
+        self.file, self.delimiter, self.tau = file, source.delimiter, f"{tau:.12g}"
         scores, header = source.columns.scores, list(source.columns.header)
         self.place = header.index("predicted") if "predicted" in header else len(header)
         header[self.place : self.place + 1] = ["predicted"]
@@ -158,7 +165,7 @@ class _Lines:
         # Scores that stand side by side are written by one format: most files, and much faster.
         self.side_by_side = scores == tuple(range(scores[0], scores[0] + len(scores)))
         self.format = self.delimiter.join(["%.12g"] * len(scores))
-        file.write(self._row(header) + "\n")
+        file.write(self._row([*header, ADJUSTED]) + "\n")
 
     def write(self, block: Block, scores: NDArray[Any], predicted: IntArray) -> None:
         for line, numbers, label in zip(block.rest, scores.tolist(), predicted, strict=True):
@@ -170,7 +177,7 @@ class _Lines:
             else:
                 for column, number in zip(self.scores, numbers, strict=True):
                     cells[column] = f"{number:.12g}"
-            self.file.write(self.delimiter.join(cells) + "\n")
+            self.file.write(self.delimiter.join([*cells, self.tau]) + "\n")
 
     def _quoted_cells(self, line: str) -> list[str]:
         """The cells of a line, each as it must stand in a csv file."""
@@ -212,6 +219,8 @@ def from_csv(
             f"{path}: the first line must name the columns, but it holds numbers only; add a "
             f"line such as logit_cat,logit_dog,label."
         )
+    if ADJUSTED in header:
+        raise adjusted_already(str(path), seen=_seen_tau(path, header, delimiter))
     found = understand(
         header, name=str(path), kind=kind, label=label, columns=columns, class_names=class_names
     )
@@ -239,6 +248,15 @@ def read_header(path: Path) -> tuple[list[str], str]:
         raise InputError(f"{path} is empty; its first line must name the columns.")
     delimiter = max(_DELIMITERS, key=line.count)
     return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
+
+
+def _seen_tau(path: Path, header: Sequence[str], delimiter: str) -> str:
+    """The tau of an adjusted file, from its first row, where it has one."""
+    with _opened(path) as file:
+        next(file)
+        rows = csv.DictReader(file, header, delimiter=delimiter)
+        tau = next(rows, {}).get(ADJUSTED)
+    return f" (tau = {tau})" if tau else ""
 
 
 def _is_number(text: str) -> bool:
