@@ -1,10 +1,14 @@
 """Tables of saved predictions, csv and parquet: which columns are written, and as what."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from longtail import ClassPrior, InputError, adjust_logits
 from longtail.predictions import adjust_predictions, open_predictions
+from longtail.report import adjusting as texts
 
 pq = pytest.importorskip("pyarrow.parquet")
 import pyarrow as pa  # noqa: E402
@@ -91,3 +95,83 @@ def test_several_label_columns_beside_lists_are_refused(scores):
     assert open_predictions("p.parquet", labels="target").label_column == "target"
     np.save("y.npy", target)
     assert open_predictions("p.parquet", labels="y.npy").labelled
+
+
+def softmax(logits):
+    odds = np.exp(logits)
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+def write_both(logits, target, name, *, aside="prob_rain"):
+    """A table with logits and probabilities of each class in turn, and what has no class."""
+    columns = {"photo": [f"{k}.jpg" for k in range(len(target))]}
+    for k, label in enumerate(NAMES):
+        columns |= {f"logit_{label}": logits[:, k], f"prob_{label}": softmax(logits)[:, k]}
+    columns |= {aside: np.full(len(target), 0.25), "label": np.array(NAMES)[target]}
+    if name.endswith("parquet"):
+        pq.write_table(pa.table(columns), name)
+        return
+    rows = zip(*(map(str, column) for column in columns.values()), strict=True)
+    with open(name, "w", encoding="utf-8") as file:
+        file.writelines(",".join(row) + "\n" for row in (columns, *rows))
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_scores_of_the_other_kind_are_left_out(scores, kind, suffix):
+    logits, target = scores
+    other, own = ("prob_", "logit_") if kind == "logits" else ("logit_", "prob_")
+    write_both(logits, target, f"both.{suffix}", aside=f"{other}rain")
+    found = open_predictions(f"both.{suffix}", kind=kind)
+    assert found.left_out == tuple(f"{other}{name}" for name in NAMES)
+    result = adjust_predictions(found, PRIOR, tau=1.0)
+    written = result.write(f"out.{suffix}")
+    assert f"Not copied: {other}cat, {other}dog, {other}emu." in texts.written(result, written)
+    if suffix == "csv":
+        with open("out.csv") as file:
+            lines = list(csv.DictReader(file))
+        table = {name: [line[name] for line in lines] for name in lines[0]}
+        assert table.pop("adjusted_tau") == ["1"] * 120
+    else:
+        table = pq.read_table("out.parquet").to_pydict()
+    between = [f"{own}{name}" for name in NAMES]
+    assert list(table) == ["photo", *between, f"{other}rain", "label", "predicted"]
+    adjusted = adjust_logits(logits, PRIOR)
+    saved = np.array([table[name] for name in between], dtype=float).T
+    expected = adjusted if kind == "logits" else softmax(adjusted)
+    np.testing.assert_allclose(saved, expected, rtol=1e-9)
+    assert table["photo"][7] == "7.jpg"
+    assert set(map(float, table[f"{other}rain"])) == {0.25}
+    assert table["predicted"] == [NAMES[k] for k in adjusted.argmax(axis=1)]
+
+
+def test_an_earlier_answer_is_replaced_where_it_stands(scores):
+    logits, target = scores
+    write_both(logits, target, "both.csv")
+    text = Path("both.csv").read_text().replace("photo", "predicted").replace(".jpg", "")
+    Path("both.csv").write_text(text)
+    found = open_predictions("both.csv", kind="logits")
+    adjust_predictions(found, PRIOR, tau=1.0).write("out.csv")
+    header, *lines = Path("out.csv").read_text().splitlines()
+    assert header == ("predicted,logit_cat,logit_dog,logit_emu,prob_rain,label,adjusted_tau")
+    chosen = adjust_logits(logits, PRIOR).argmax(axis=1)
+    assert [line.split(",")[0] for line in lines] == [NAMES[k] for k in chosen]
+
+
+def test_lists_of_the_other_kind_are_left_out(scores):
+    logits, target = scores
+    columns = {f"prob_{k}": softmax(logits)[:, k] for k in range(3)}
+    both = {"logits": list(logits), "probs": list(softmax(logits)), "embedding": list(logits)}
+    pq.write_table(pa.table({**both, **columns, "label": target}), "p.parquet")
+    found = open_predictions("p.parquet", kind="logits")
+    assert found.left_out == ("probs", "prob_0", "prob_1", "prob_2")
+    adjust_predictions(found, PRIOR, tau=1.0).write("out.parquet")
+    assert pq.read_schema("out.parquet").names == ["logits", "embedding", "label", "predicted"]
+
+
+def test_a_label_column_is_kept_whatever_its_name(scores):
+    logits, target = scores
+    table = wide(logits, target).rename_columns(["logit_0", "logit_1", "logit_2", "score_1"])
+    pq.write_table(table, "p.parquet")
+    found = open_predictions("p.parquet", labels="score_1", classes=NAMES)
+    assert found.left_out == ()

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.predictions.base import DECLARE, Kind, declared
+from longtail.predictions.base import DECLARE, KINDS, Kind, declared
 from longtail.predictions.labels import LABEL_NAMES, check_class_names, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
@@ -85,6 +85,35 @@ def understand(
         kind=declared(kind, found or None, name=name),
         class_names=check_class_names(class_names or names, len(chosen), name=name) or (),
     )
+
+
+def other_scores(
+    header: Sequence[str], *, scores: Sequence[str], label: str | None, classes: Sequence[str]
+) -> tuple[str, ...]:
+    """Columns with other scores of the same classes, which adjusted ones would contradict.
+
+    Args:
+        header: names of all columns.
+        scores: those of the scores that are adjusted.
+        label: that of the labels, if there is one.
+        classes: names of the classes.
+
+    Returns:
+        Their names, in order.
+
+    Examples:
+        >>> other_scores(["logit_a", "logit_b", "prob_a", "prob_b", "prob_rain"],
+        ...              scores=["logit_a", "logit_b"], label=None, classes=["a", "b"])
+        ('prob_a', 'prob_b')
+    """
+    known = {*classes, *(prefixed(name)[1] for name in scores)}
+    used = {*scores, label}
+    found = []
+    for name in header:
+        kind, of_class = prefixed(name)
+        if name not in used and (name in KINDS or (kind is not None and of_class in known)):
+            found.append(name)
+    return tuple(found)
 
 
 def label_column(header: Sequence[str], label: str | None, name: str) -> int | None:

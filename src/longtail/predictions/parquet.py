@@ -26,7 +26,7 @@ from longtail.predictions.base import (
     adjusted_already,
     declared,
 )
-from longtail.predictions.columns import label_column, understand
+from longtail.predictions.columns import label_column, other_scores, understand
 from longtail.predictions.labels import LabelEncoder, check_class_names, one_label_each
 from longtail.runs.files import atomic_path
 
@@ -140,10 +140,11 @@ class _Batches:
         pyarrow = _pyarrow()
         self.source = source
         schema = _schema(source.path)
+        dropped = {"predicted", *source.left_out}
         fields = [
             field.with_type(_as_floats(field.type)) if field.name in source.scores else field
             for field in schema
-            if field.name != "predicted"
+            if field.name not in dropped
         ]
         kind = pyarrow.int64() if source.class_names is None else pyarrow.string()
         self.names = [field.name for field in fields]
@@ -255,6 +256,12 @@ def from_parquet(
         lists=lists is not None,
         label_column=None if codes is not None else where,
         target=codes,
+        left_out=other_scores(
+            schema.names,
+            scores=scores,
+            label=where,
+            classes=names or [str(k) for k in range(width)],
+        ),
     )
 
 

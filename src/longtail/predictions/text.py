@@ -27,7 +27,7 @@ from longtail.predictions.base import (
     Writer,
     adjusted_already,
 )
-from longtail.predictions.columns import Columns, understand
+from longtail.predictions.columns import Columns, other_scores, understand
 from longtail.predictions.labels import LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
 
@@ -163,9 +163,12 @@ class _Lines:
         self.labels = [self._row([source.label(k)]) for k in range(source.num_classes)]
         self.scores = scores
         # Scores that stand side by side are written by one format: most files, and much faster.
-        self.side_by_side = scores == tuple(range(scores[0], scores[0] + len(scores)))
+        together = scores == tuple(range(scores[0], scores[0] + len(scores)))
+        self.side_by_side = together and not source.left_out
         self.format = self.delimiter.join(["%.12g"] * len(scores))
-        file.write(self._row([*header, ADJUSTED]) + "\n")
+        left_out = set(source.left_out)
+        self.kept = [k for k, name in enumerate(header) if name not in left_out]
+        file.write(self._row([*(header[k] for k in self.kept), ADJUSTED]) + "\n")
 
     def write(self, block: Block, scores: NDArray[Any], predicted: IntArray) -> None:
         for line, numbers, label in zip(block.rest, scores.tolist(), predicted, strict=True):
@@ -177,6 +180,7 @@ class _Lines:
             else:
                 for column, number in zip(self.scores, numbers, strict=True):
                     cells[column] = f"{number:.12g}"
+                cells = [cells[k] for k in self.kept]
             self.file.write(self.delimiter.join([*cells, self.tau]) + "\n")
 
     def _quoted_cells(self, line: str) -> list[str]:
@@ -237,6 +241,12 @@ def from_csv(
         columns=found,
         delimiter=delimiter,
         target=codes,
+        left_out=other_scores(
+            header,
+            scores=[header[k] for k in found.scores],
+            label=None if found.label is None else header[found.label],
+            classes=found.class_names,
+        ),
     )
 
 
