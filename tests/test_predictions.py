@@ -150,18 +150,19 @@ def test_written_predictions_come_back_adjusted(folder, scores, name):
             saved = np.stack(table.column("logits").to_numpy())
         np.testing.assert_allclose(saved, expected, rtol=1e-15)
     else:
-        again = open_predictions(written.paths[0], **settings)
-        (block,) = again.blocks(10_000, rest=True)
-        np.testing.assert_allclose(block.scores, expected, rtol=1e-11)
-        np.testing.assert_array_equal(block.target, target)
         delimiter = {"tabs.tsv": "\t", "semicolons.csv": ";"}.get(name, ",")
-        lines = [next(csv.reader([line], delimiter=delimiter)) for line in block.rest]
-        answers = np.array([cells[-1] for cells in lines])
-        given = Path(name).read_text().splitlines()
-        if name == "comma.csv":
-            assert [int(cells[0]) for cells in lines] == list(range(120))
-            assert given[0] == 'id,logit_cat,logit_dog,"logit_emu, blue",label'
-            assert Path("out.csv").read_text().splitlines()[0] == given[0] + ",predicted"
+        given, lines = (
+            list(csv.DictReader(Path(file).read_text().splitlines(), delimiter=delimiter))
+            for file in (name, written.paths[0])
+        )
+        assert list(lines[0]) == [*given[0], "predicted", "adjusted_tau"]
+        columns = [n for n in given[0] if n not in ("id", "label")]
+        saved = np.array([[float(cells[n]) for n in columns] for cells in lines])
+        np.testing.assert_allclose(saved, expected, rtol=1e-11)
+        for kept in {"id", "label"} & set(given[0]):
+            assert [cells[kept] for cells in lines] == [cells[kept] for cells in given]
+        answers = np.array([cells["predicted"] for cells in lines])
+        assert {cells["adjusted_tau"] for cells in lines} == {"1"}
     in_names = found_names = result.predictions.class_names
     chosen = expected.argmax(axis=1)
     if found_names is not None:
@@ -171,9 +172,20 @@ def test_written_predictions_come_back_adjusted(folder, scores, name):
 
 def test_an_adjusted_file_is_not_adjusted_again(folder, scores):
     write_all(*scores)
-    adjust_predictions(open_predictions("stored.npz"), PRIOR, tau=0.5).write("out.npz")
-    with pytest.raises(InputError, match=r"out.npz was adjusted already \(tau = 0.5\); adjusting"):
-        open_predictions("out.npz")
+    for name in ("stored.npz", "comma.csv", "tabs.tsv", "wide.parquet", "lists.parquet"):
+        out = f"out{Path(name).suffix}"
+        result = adjust_predictions(open_predictions(name, kind="logits"), PRIOR, tau=0.5)
+        result.write(out, force=True)
+        with pytest.raises(InputError, match=rf"{out} was adjusted already \(tau = 0.5\); adjust"):
+            open_predictions(out, kind="logits")
+    result = adjust_predictions(open_predictions("scores.npy", kind="logits"), PRIOR, tau=0.5)
+    result.write("out.npy")
+    with pytest.raises(
+        InputError, match=r"out.npy was adjusted already, as out.predicted.npy besi"
+    ):
+        open_predictions("out.npy", kind="logits")
+    (folder / "out.predicted.npy").rename("answers.npy")
+    assert open_predictions("out.npy", kind="logits").num_rows == 120
 
 
 def test_stored_arrays_are_mapped_and_packed_ones_say_so(folder, scores):
@@ -218,8 +230,9 @@ def test_probabilities_stay_probabilities(folder, scores):
         adjust_predictions(found, PRIOR, tau=1.0).write(f"out-{name}")
     expected = softmax(adjust_logits(logits, PRIOR))
     np.testing.assert_allclose(np.load("out-p.npz")["probs"], expected, atol=1e-15)
-    (block,) = open_predictions("out-p.csv").blocks(10_000)
-    np.testing.assert_allclose(block.scores, expected, atol=1e-11)
+    lines = list(csv.DictReader(Path("out-p.csv").read_text().splitlines()))
+    found = np.array([[float(cells[f"prob_{name}"]) for name in NAMES] for cells in lines])
+    np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
 def test_zeros_are_read_as_the_estimators_read_them():
@@ -334,6 +347,44 @@ def test_label_files(folder):
 
 
 @pytest.mark.parametrize(
+    ("content", "names", "expected"),
+    [
+        ("0\n1\n2\n", None, [0, 1, 2]),
+        ("label\n1\n2\n", None, [1, 2]),
+        ("Y_True\n1\n2\n", None, [1, 2]),
+        ("class\n1\n2\n", None, [1, 2]),
+        ("cat\ndog\n", NAMES, [0, 1]),
+        ("animal\ncat\ndog\n", NAMES, [0, 1]),
+        ("label\ncat\ndog\n", NAMES, [0, 1]),
+        ("1\n0\n", NAMES, [1, 0]),
+        ("0\ncat\ndog\n", NAMES, [0, 1]),  # pandas calls a column without a name 0
+        ("7\n9\n", ("7", "8", "9"), [0, 2]),
+    ],
+)
+def test_the_first_line_of_a_label_column_may_be_a_label(folder, content, names, expected):
+    (folder / "y.csv").write_text(content)
+    encode = LabelEncoder(3, names, name="y.csv")
+    assert encode(folder / "y.csv").tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["scores.npy", "unlabelled.npz", "comma.csv", "wide.parquet"])
+def test_labels_from_a_csv_file_without_a_header(folder, scores, name):
+    logits, target = scores
+    write_all(logits, target)
+    np.savez("unlabelled.npz", logits=logits)
+    named = name in ("comma.csv", "wide.parquet")
+    with open("y.csv", "w", newline="") as file:
+        csv.writer(file).writerows([NAMES[k] if named else k] for k in target)
+    found = open_predictions(name, kind="logits", labels="y.csv")
+    np.testing.assert_array_equal(np.concatenate([b.target for b in found.blocks(99)]), target)
+    (folder / "y.csv").write_text("0\n" + "\n".join(map(str, target)))
+    with pytest.raises(
+        InputError, match=r"120 rows but there are 121 labels; if .* call it `label`"
+    ):
+        list(open_predictions(name, kind="logits", labels="y.csv").blocks(99))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
         (None, "900,90, 10", [900, 90, 10]),
@@ -343,6 +394,8 @@ def test_label_files(folder):
         ("c.json", json.dumps({"dog": 90, "cat": 900}), [900, 90, 0]),
         ("c.csv", "class,count\nemu,10\ncat,900\ndog,90\n", [900, 90, 10]),
         ("c.csv", "emu,10\ncat,900\ndog,90\n", [900, 90, 10]),
+        ("c.csv", "cat,0.9\ndog,0.09\nemu,1e-2\n", [0.9, 0.09, 0.01]),
+        ("c.csv", ",0\ncat,900\ndog,90\nemu,10\n", [900, 90, 10]),  # a pandas Series without a name
     ],
 )
 def test_numbers_per_class_by_position_or_name(folder, name, content, expected):
@@ -439,8 +492,8 @@ def test_csv_files_of_other_systems(folder):
     adjust_predictions(open_predictions("p.csv"), ClassPrior.uniform(2), tau=1.0).write("o.csv")
     text = (folder / "o.csv").read_text()
     shift = np.log(2)
-    assert text.splitlines()[0] == "logit_a;logit_b;label;predicted"
-    assert text.splitlines()[1] == f"{1 + shift:.12g};{2 + shift:.12g};b;b"
+    assert text.splitlines()[0] == "logit_a;logit_b;label;predicted;adjusted_tau"
+    assert text.splitlines()[1] == f"{1 + shift:.12g};{2 + shift:.12g};b;b;1"
 
 
 def test_a_csv_that_is_no_text(folder):

@@ -32,6 +32,7 @@ def files(cli):
     Path("p.csv").write_text("\n".join(["logit_cat,logit_dog,logit_emu,label", *rows]) + "\n")
     Path("counts.csv").write_text("class,count\nemu,10\ncat,900\ndog,90\n")
     Path("train.txt").write_text("cat\n" * 900 + "dog\n" * 90 + "emu\n" * 10)
+    Path("train.csv").write_text("emu\n" * 10 + "dog\n" * 90 + "cat\n" * 900)
     return logits, target
 
 
@@ -67,6 +68,7 @@ def test_the_common_case_is_one_short_line(cli, files):
         ["p.csv", "--counts", COUNTS],
         ["p.csv", "--counts", "counts.csv"],
         ["p.csv", "--train-labels", "train.txt"],
+        ["p.csv", "--train-labels", "train.csv"],
         ["logits.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS],
         ["probs.npy", "--probs", "--labels", "y.npy", "--counts", COUNTS],
         ["probs.npz", "--counts", COUNTS],
@@ -96,10 +98,15 @@ def test_every_way_to_say_the_same(cli, files, words):
             ["--target", "aim.txt"],
             {"target_prior": ClassPrior.from_weights([2, 1, 1])},
         ),
+        (
+            ["--target", "aim.csv"],
+            {"target_prior": ClassPrior.from_weights([0.5, 0.3, 0.2])},
+        ),
     ],
 )
 def test_options_reach_the_library(cli, files, words, settings):
     Path("aim.txt").write_text("2 1 1\n")
+    Path("aim.csv").write_text("0,0.5\n1,0.3\n2,0.2\n")
     result = cli("adjust", "p.npz", "--counts", COUNTS, *words, "--json")
     assert result.err == ""
     document = json.loads(result.out)
@@ -127,9 +134,12 @@ def test_a_table_keeps_its_columns(cli, files):
     document = json.loads(result.out)
     assert document["written"]["paths"] == ["out.csv"]
     lines = Path("out.csv").read_text().splitlines()
-    assert lines[0] == "logit_cat,logit_dog,logit_emu,label,predicted"
+    assert lines[0] == "logit_cat,logit_dog,logit_emu,label,predicted,adjusted_tau"
     assert len(lines) == 181
     assert {line.split(",")[3] for line in lines[1:]} == {"cat", "dog", "emu"}
+    again = cli("adjust", "out.csv", "--counts", "counts.csv")
+    assert again.code == 1
+    assert f"out.csv was adjusted already (tau = {document['tau']:.12g})" in again.err
 
 
 def test_without_labels_tau_is_one_and_that_is_said(cli, files):
@@ -227,6 +237,14 @@ BAD = [
     (["p.npz", "--counts", COUNTS, "--target", COUNTS], "--target has the class frequencies of"),
     (["p.npz", "--counts", COUNTS, "--target", "1,-1,1"], "--target must be finite and must not"),
     (["p.npz", "--counts", COUNTS, "--target", "1,0,1"], "--target must be above zero for every"),
+    (
+        ["p.csv", "--counts", COUNTS, "--target", "1,0,1"],
+        "above zero for every class, but class dog",
+    ),
+    (
+        ["p.csv", "--counts", COUNTS, "--target", "1,1,-1"],
+        "must not be negative, but class emu has",
+    ),
     (["p.npz", "--counts", ".9,.09,.01"], "--counts must be whole numbers of training examples"),
     (["p.csv", "--counts", "9,1,-1"], "--counts must be finite and must not be negative, but cl"),
     (["sums.npz", "--counts", COUNTS], "each row of `probs` must sum to 1, but row 0 sums to 1.1"),

@@ -42,6 +42,8 @@ def files(cli):
     save_file({"fc.weight": WEIGHT, "fc.bias": BIAS}, "m.safetensors")
     Path("counts.csv").write_text("class,count\nemu,10\ncat,900\ndog,90\n")
     Path("names.txt").write_text("cat\n" * 900 + "dog\n" * 90 + "emu\n" * 10)
+    Path("names.csv").write_text("emu\n" * 10 + "dog\n" * 90 + "cat\n" * 900)
+    Path("y.csv").write_text("2\n" * 10 + "1\n" * 90 + "0\n" * 900)
     np.save("y.npy", np.repeat([0, 1, 2], [900, 90, 10]))
     np.save("gap.npy", np.repeat([0, 2], [900, 10]))
     np.savez("inputs.npz", x=np.ones((2, 4), np.float32))
@@ -75,6 +77,8 @@ def test_there_and_back(cli, files, model):
         ("--counts", "counts.csv", "--classes", "cat,dog,emu"),
         ("--train-labels", "y.npy"),
         ("--train-labels", "names.txt", "--classes", "cat,dog,emu"),
+        ("--train-labels", "names.csv", "--classes", "cat,dog,emu"),
+        ("--train-labels", "y.csv"),
         ("--prior", "0.9,0.09,0.01"),
         (*COUNTS, "--inputs", "inputs.npz"),
         (*COUNTS, "--output", "y"),
@@ -207,6 +211,10 @@ def test_a_run_without_weights(cli, tmp_path):
         (["m.onnx", "--prior", "1,0,0", "-o", "b"], 1, "--prior must be above zero for every cla"),
         (["m.onnx", "--counts", ".9,.09,.01", "-o", "b"], 1, "give probabilities with --prior"),
         (["m.onnx", *COUNTS, "--costs", "1,-1,1", "-o", "b"], 1, "--costs must be finite and must"),
+        (["m.onnx", *COUNTS, "--classes", "cat,dog,emu", "--costs", "1,1,0", "-o", "b"], 1,
+         "--costs must be above zero for every class, but class emu has 0"),
+        (["m.onnx", "--counts", "9,0,1", "--classes", "cat,dog,emu", "-o", "b"], 1,
+         "class(es) dog have no training"),
         (["m.onnx", *COUNTS, "--target", "1,0,1", "-o", "b"], 1, "--target must be above zero"),
         (["m.onnx", *COUNTS, "--tau", "nan", "-o", "b"], 2, "'--tau': must be a finite number"),
         (["m.onnx", *COUNTS, "-o", "no/b"], 1, "there is no folder no"),

@@ -13,10 +13,12 @@ from longtail.report import adjusting as texts
 PRIOR = ClassPrior.from_counts([900, 90, 10])
 
 
-def result(*, strength=2.0, examples=600, prior=PRIOR, names=("cat", "dog", "emu"), **settings):
+def result(
+    *, strength=2.0, scale=1.0, examples=600, prior=PRIOR, names=("cat", "dog", "emu"), **settings
+):
     target = np.arange(examples) % 3
     noise = np.random.default_rng(0).normal(size=(examples, 3))
-    logits = noise + strength * np.eye(3)[target] + PRIOR.log_probs
+    logits = scale * (noise + PRIOR.log_probs) + abs(scale) * strength * np.eye(3)[target]
     source = from_arrays(logits, target, kind="logits", class_names=names, name="p.npz")
     return adjust_predictions(source, prior, n_bootstrap=50, **settings)
 
@@ -100,6 +102,63 @@ def test_the_page_shows_the_same_numbers(tmp_path, settings):
         adjusting_page.write(found, path)
     again = adjusting_page.write(found, path, command="longtail adjust p.npz", force=True)
     assert again.read_text() == html
+
+
+@pytest.mark.parametrize(
+    ("scale", "settings"),
+    [
+        (1.0, {}),
+        (6.0, {"bounds": (0.0, 10.0)}),
+        (6.0, {"bounds": (0.0, 1000.0)}),
+        (6.0, {"tau": 6.3}),
+        (1.0, {"tau": 300.0}),
+        (1.0, {"tau": -1.2}),
+        (-0.5, {"bounds": (-4.0, 4.0)}),
+    ],
+)
+def test_the_page_reaches_as_far_as_its_tau(tmp_path, scale, settings):
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+
+    found = result(scale=scale, **settings)
+    data = page_data(adjusting_page.write(found, tmp_path / "page.html").read_text())
+    slider, (method,) = data["slider"], data["slider"]["methods"]
+    taus = np.array(slider["taus"])
+    assert np.all(np.diff(taus) > 0)
+    assert len(taus) <= 90
+    assert taus[slider["start"]] == pytest.approx(found.tau, abs=1e-3)
+    zero, theory, chosen = (place for _, place in method["presets"])
+    assert (taus[zero], taus[theory], chosen) == (0.0, 1.0, slider["start"])
+    after = 100 * found.judged_curve(found.tau)
+    assert method["groups"][chosen][0] == pytest.approx(after, abs=0.001)
+    before = 100 * found.balanced.before.value
+    assert method["groups"][zero][0] == pytest.approx(before, abs=0.001)
+    assert slider["unadjusted"] == zero
+    for name in ("chart-slider-groups", "chart-slider-classes"):
+        moving, without = data["charts"][name]["data"]
+        key = name.rpartition("-")[2]
+        assert (moving["y"], without["y"]) == (method[key][chosen], method[key][zero])
+    curve = adjusting_page._curve(found)
+    (line,) = curve.lines
+    assert curve.taus[0] <= min(0.0, found.tau, *found.fold_taus)
+    assert curve.taus[-1] >= max(4.0, found.tau, *found.fold_taus)
+    assert line.oracle.error <= min(after, before) + 1e-9
+    chart = data["charts"]["chart-tau"]
+    assert chart["layout"]["shapes"][0]["x0"] == pytest.approx(found.tau, abs=1e-3)
+    said = adjusting_page.tau_charts.tau_curves(curve, start=found.tau).label
+    assert f"{before:.1f}% at τ = 0" in said
+
+
+def test_a_page_of_an_ordinary_tau_has_the_grid_of_every_page(tmp_path):
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+    from longtail.report.sections import SLIDER_TAUS
+
+    found = result(bounds=(0.5, 3.0))
+    assert 0.5 < found.tau < 3.0
+    slider = adjusting_page._slider(found)
+    np.testing.assert_array_equal(np.setdiff1d(slider.taus, SLIDER_TAUS), [found.tau])
+    np.testing.assert_allclose(SLIDER_TAUS, np.linspace(0.0, 4.0, 81), atol=1e-12)
 
 
 def test_a_page_without_counts_or_with_other_aims(tmp_path):

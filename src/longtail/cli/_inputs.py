@@ -7,7 +7,7 @@ command, the priors that they give, and what is refused or warned of in the opti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -140,7 +140,7 @@ def read_prior(
     import numpy as np
 
     from longtail._checks import InputError
-    from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
+    from longtail.predictions.labels import LabelEncoder, read_numbers
 
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
@@ -149,7 +149,7 @@ def read_prior(
     if train_labels is not None:
         source = "--train-labels"
         encode = LabelEncoder(width, names, name=f"{source} {train_labels}")
-        numbers = np.bincount(encode(read_labels(train_labels)), minlength=width)
+        numbers = np.bincount(encode(train_labels), minlength=width)
     elif counts is not None:
         source = "--counts"
         numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
@@ -211,17 +211,23 @@ def prior_of_counts(
     return ClassPrior.from_counts(counts, smoothing=smoothing)
 
 
-def above_zero(numbers: Any, source: str) -> Any:
-    """One finite number above zero per class, or a complaint that names the option."""
+def label_of(class_names: Sequence[str] | None) -> Callable[[int], str]:
+    """How a class is called in messages: by its name, or without names by its number."""
+    return str if class_names is None else class_names.__getitem__
+
+
+def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> Any:
+    """One finite number above zero per class, or a complaint that names option and class."""
     import numpy as np
 
     from longtail._checks import InputError
 
-    numbers = _no_less_than_zero(numbers, source, str)
+    label = label_of(class_names)
+    numbers = _no_less_than_zero(numbers, source, label)
     if np.any(numbers == 0):
         raise InputError(
             f"{source} must be above zero for every class, but class "
-            f"{int(np.flatnonzero(numbers == 0)[0])} has 0."
+            f"{label(int(np.flatnonzero(numbers == 0)[0]))} has 0."
         )
     return numbers
 
@@ -243,7 +249,7 @@ def _no_less_than_zero(numbers: Any, source: str, label: Callable[[int], str]) -
     return numbers
 
 
-def read_target(text: str, width: int, class_names: Any) -> ClassPrior | None:
+def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior | None:
     """The class frequencies that --target names; None for all alike."""
     if text == "balanced":
         return None
@@ -251,7 +257,7 @@ def read_target(text: str, width: int, class_names: Any) -> ClassPrior | None:
     from longtail.priors import ClassPrior
 
     numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
-    return ClassPrior.from_weights(above_zero(numbers, "--target"))
+    return ClassPrior.from_weights(above_zero(numbers, "--target", class_names))
 
 
 def refuse_nothing_to_tune(prior: ClassPrior, target: ClassPrior | None = None) -> None:

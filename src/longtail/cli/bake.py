@@ -18,6 +18,7 @@ from longtail.cli._inputs import (
     TrainLabelsOption,
     above_zero,
     finite,
+    label_of,
     prior_of_counts,
     read_target,
     warn_if_adjusted,
@@ -234,10 +235,16 @@ def _prior(
     if counts is not None:
         numbers = _numbers(counts, "--counts", None, classes)
         hint = "give probabilities with --prior"
-        return prior_of_counts(numbers, source="--counts", smoothing=smoothing, fractions=hint)
+        return prior_of_counts(
+            numbers,
+            source="--counts",
+            smoothing=smoothing,
+            label=label_of(_names(classes)),
+            fractions=hint,
+        )
     if train_labels is not None:
-        labels = read_labels(train_labels)
         if classes is None:
+            labels = read_labels(train_labels)
             encoded = np.asarray(labels, np.int64) if _whole(labels) else None
             if encoded is None:
                 raise InputError(
@@ -248,9 +255,9 @@ def _prior(
             return prior_of_counts(numbers, source="--train-labels", smoothing=smoothing)
         names = read_class_names(classes)
         encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
-        numbers = np.bincount(encode(labels), minlength=len(names))
+        numbers = np.bincount(encode(train_labels), minlength=len(names))
         return prior_of_counts(
-            numbers, source="--train-labels", smoothing=smoothing, label=lambda k: names[k]
+            numbers, source="--train-labels", smoothing=smoothing, label=label_of(names)
         )
     if run is not None:
         if not smoothing or run.prior.counts is None:
@@ -282,14 +289,14 @@ def _names(classes: str | None) -> list[str] | None:
 
 
 def _costs(text: str, width: int, classes: str | None) -> Any:
-    return above_zero(_numbers(text, "--costs", width, classes), "--costs")
+    return above_zero(_numbers(text, "--costs", width, classes), "--costs", _names(classes))
 
 
 def _probabilities(text: str, classes: str | None) -> ClassPrior:
     from longtail._checks import InputError
     from longtail.priors import ClassPrior
 
-    probs = above_zero(_numbers(text, "--prior", None, classes), "--prior")
+    probs = above_zero(_numbers(text, "--prior", None, classes), "--prior", _names(classes))
     if abs(probs.sum() - 1) > 1e-6:
         raise InputError(
             f"--prior must be probabilities, which sum to 1, but these sum to {probs.sum():g}; "

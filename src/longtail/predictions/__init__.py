@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.predictions import labels as _labels
 from longtail.predictions.adjusting import adjust_predictions as adjust_predictions
 from longtail.predictions.arrays import array_names, from_npy, from_npz
 from longtail.predictions.arrays import from_arrays as from_arrays
@@ -81,7 +80,8 @@ def open_predictions(
         kind: "logits" or "probs", where the names of arrays or columns don't say.
         labels: the name of an array or column in the file, or another file (.npy, text, csv), or
             labels themselves, as numbers or class names. By default an array or column called
-            target, label, labels or y_true, if there is one.
+            target, label, labels or y_true, if there is one. The first line of a csv file of
+            labels may be the name of the column; a number there is a label.
         columns: of csv and parquet: names of the score columns, with wild cards, separated by
             commas; by default those called logit… or prob…, else all but labels and row numbers.
         classes: names of the classes in the order of the scores' columns.
@@ -133,7 +133,7 @@ def _find_labels(path: Path, suffix: str, labels: Any) -> tuple[str | None, Any]
     if str(labels) in inside:
         return str(labels), None
     if Path(labels).is_file():
-        return None, _labels.read_labels(Path(labels))
+        return None, Path(labels)  # read where the classes are known
     there = f"{path} has no array or column of that name (it has {_checks.listing(inside)}), and "
     raise InputError(f"--labels {labels}: {there if inside else ''}there is no file {labels}.")
 

@@ -20,18 +20,26 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
-from longtail.predictions.base import KINDS, Block, Kind, Predictions, Writer, declared
+from longtail.predictions.base import (
+    ADJUSTED,
+    KINDS,
+    Block,
+    Kind,
+    Predictions,
+    Writer,
+    adjusted_already,
+    declared,
+)
 from longtail.predictions.labels import (
     LABEL_NAMES,
     LabelEncoder,
     check_class_names,
     load_npy,
+    one_label_each,
     unreadable,
 )
 from longtail.runs.files import atomic_path
 
-# What an adjusted .npz file says of itself, so that it is not adjusted again.
-ADJUSTED = "adjusted_tau"
 _BROKEN = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
@@ -91,7 +99,7 @@ class ArrayPredictions(Predictions):
         """The file, and for .npy a second one with the predicted labels."""
         if self.form == "npz":
             return (path,)
-        return path, path.with_name(f"{path.stem}.predicted.npy")
+        return path, _answers(path)
 
     @contextmanager
     def writer(self, path: Path, *, tau: float) -> Iterator[Writer]:
@@ -178,7 +186,9 @@ def from_arrays(
     array = _checks.matrix(scores, caller=name, name=kind, finite=False)
     names = check_class_names(class_names, array.shape[1], name=name)
     form = _checks.choice(form, ("npz", "npy"), "from_arrays", name="form")
-    others = {} if target is None else {"target": _checks.as_numpy(target)}
+    others = {}
+    if target is not None and form == "npz":
+        others["target"] = _checks.as_numpy(target)
     return _made(
         array,
         array.shape,
@@ -211,7 +221,7 @@ def _made(
     codes = None
     if target is not None:
         codes = LabelEncoder(shape[1], names, name=name)(target)
-        _checks.same_length(range(shape[0]), codes, caller=name, name=kind)
+        one_label_each(shape[0], codes, name=name, kind=kind)
     return ArrayPredictions(
         name=name,
         kind=kind,
@@ -230,8 +240,18 @@ def _made(
     )
 
 
+def _answers(path: Path) -> Path:
+    """Where the predicted labels of adjusted scores in an .npy file are."""
+    return path.with_name(f"{path.stem}.predicted.npy")
+
+
 def from_npy(path: Path, *, kind: Kind | None, target: Any, class_names: Any) -> ArrayPredictions:
     """The scores of an .npy file, memory-mapped; labels come from elsewhere."""
+    if _answers(path).exists():  # the one mark that an adjusted .npy file can bear
+        beside = _answers(path).name
+        raise adjusted_already(
+            str(path), seen=f", as {beside} beside it says (if not, move or rename {beside})"
+        )
     kind = declared(kind, None, name=str(path))
     return from_arrays(
         load_npy(path), target, kind=kind, class_names=class_names, name=str(path), form="npy"
@@ -269,10 +289,8 @@ def from_npz(
         raise InputError(f"{path} is not an .npz file, or a damaged one; make it with numpy.savez.")
     members = {member.name: member for member in _members(path)}
     if ADJUSTED in members:
-        raise InputError(
-            f"{path} was adjusted already (tau = {float(_load(path, members[ADJUSTED])):g}); "
-            f"adjusting twice favours rare classes beyond reason: give the file it was made from."
-        )
+        tau = float(_load(path, members[ADJUSTED]))
+        raise adjusted_already(str(path), seen=f" (tau = {tau:g})")
     scores, kind = _score_member(members, kind, path)
     others = {m.name: _load(path, m) for m in members.values() if len(m.shape) < 2}
     left_out = [m.name for m in members.values() if len(m.shape) >= 2 and m is not scores]

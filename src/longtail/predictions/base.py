@@ -25,6 +25,9 @@ KINDS = ("logits", "probs")
 # How each kind is declared, in a message: on the command line and in Python.
 DECLARE = {"logits": "--logits (kind='logits')", "probs": "--probs (kind='probs')"}
 
+# What an adjusted file calls the tau that was applied, so that it is not adjusted again.
+ADJUSTED = "adjusted_tau"
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -130,6 +133,14 @@ def at_least_two(num_classes: int, *, name: str) -> None:
             f"{name}: scores of one class leave nothing to decide; there must be one column per "
             f"class, at least two (give both columns of a binary score)."
         )
+
+
+def adjusted_already(name: str, *, seen: str) -> InputError:
+    """What to say of a file that was adjusted, as is `seen` by its tau or otherwise."""
+    return InputError(
+        f"{name} was adjusted already{seen}; adjusting twice favours rare classes beyond reason: "
+        f"give the file it was made from."
+    )
 
 
 def declared(kind: Any, found: Any, *, name: str) -> Kind:

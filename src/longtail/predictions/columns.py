@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.predictions.base import DECLARE, Kind, declared
+from longtail.predictions.base import DECLARE, KINDS, Kind, declared
 from longtail.predictions.labels import LABEL_NAMES, check_class_names, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
@@ -70,7 +70,7 @@ def understand(
     twice = [text for k, text in enumerate(header) if text in header[:k]]
     if twice:
         raise InputError(f"{name}: the column {twice[0]!r} occurs twice; rename one of them.")
-    where = _label_column(header, label, name)
+    where = label_column(header, label, name)
     if columns is None:
         chosen = _usual_scores(header, where, kind, name)
     else:
@@ -87,7 +87,37 @@ def understand(
     )
 
 
-def _label_column(header: Sequence[str], label: str | None, name: str) -> int | None:
+def other_scores(
+    header: Sequence[str], *, scores: Sequence[str], label: str | None, classes: Sequence[str]
+) -> tuple[str, ...]:
+    """Columns with other scores of the same classes, which adjusted ones would contradict.
+
+    Args:
+        header: names of all columns.
+        scores: those of the scores that are adjusted.
+        label: that of the labels, if there is one.
+        classes: names of the classes.
+
+    Returns:
+        Their names, in order.
+
+    Examples:
+        >>> other_scores(["logit_a", "logit_b", "prob_a", "prob_b", "prob_rain"],
+        ...              scores=["logit_a", "logit_b"], label=None, classes=["a", "b"])
+        ('prob_a', 'prob_b')
+    """
+    known = {*classes, *(prefixed(name)[1] for name in scores)}
+    used = {*scores, label}
+    found = []
+    for name in header:
+        kind, of_class = prefixed(name)
+        if name not in used and (name in KINDS or (kind is not None and of_class in known)):
+            found.append(name)
+    return tuple(found)
+
+
+def label_column(header: Sequence[str], label: str | None, name: str) -> int | None:
+    """Position of the label column: the one named, or the only one of a usual name."""
     if label is not None:
         if label not in header:
             raise InputError(

@@ -80,7 +80,9 @@ class LabelEncoder:
     def __call__(
         self, values: Any, *, place: Callable[[int], str] = lambda row: f"row {row}"
     ) -> IntArray:
-        """Class indices of labels; `place` says where the label of a row stands."""
+        """Class indices of labels, or of a file's; `place` says where the label of a row stands."""
+        if isinstance(values, Path):
+            values = read_labels(values, self.class_names)
         array = _checks.as_numpy(values)
         if array.ndim != 1:
             raise InputError(
@@ -142,6 +144,16 @@ class LabelEncoder:
         )
 
 
+def one_label_each(num_rows: int, codes: IntArray, *, name: str, kind: str) -> None:
+    """Refuse another number of labels than of rows."""
+    if len(codes) == num_rows + 1:
+        raise InputError(
+            f"{name}: `{kind}` has {num_rows} rows but there are {len(codes)} labels; if the first "
+            f"line of their file is the name of a column, call it `label`."
+        )
+    _checks.same_length(range(num_rows), codes, caller=name, name=kind)
+
+
 def check_class_names(
     names: Sequence[Any] | NDArray[Any] | None, num_classes: int, *, name: str
 ) -> tuple[str, ...] | None:
@@ -184,8 +196,16 @@ def unreadable(path: Path | str, error: Exception) -> InputError:
     return InputError(f"{path} can't be read as numbers: {reason}.")
 
 
-def read_labels(path: Path) -> NDArray[Any]:
-    """Labels of a file: .npy, text with one per line, or a csv file with a column of them."""
+def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray[Any]:
+    """Labels of a file: .npy, text with one per line, or a csv file with a column of them.
+
+    Args:
+        path: the file. Of a csv file with one column the first line may be a label or a name.
+        class_names: tell them apart, where labels are names.
+
+    Returns:
+        The labels as they are in the file.
+    """
     if path.suffix == ".npy":
         return load_npy(path)
     if path.suffix == ".csv":
@@ -196,6 +216,8 @@ def read_labels(path: Path) -> NDArray[Any]:
                 f"{path}: a csv file of labels must have one column, or one called "
                 f"{' or '.join(LABEL_NAMES[:2])}; its columns are {_checks.listing(header)}."
             )
+        if not known and not _names_a_column(header[0], rows, class_names or ()):
+            rows = [header, *rows]
         column = header.index(known[0]) if known else 0
         return np.array([row[column] for row in rows])
     lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
@@ -204,6 +226,16 @@ def read_labels(path: Path) -> NDArray[Any]:
     if not lines:
         raise InputError(f"{path} is empty; it must hold labels, one per line.")
     return np.array(lines)
+
+
+def _names_a_column(first: str, rows: Sequence[Sequence[str]], class_names: Sequence[str]) -> bool:
+    """Whether the first line of one column is a name: no class, and a word or alone a number.
+
+    pandas calls a column without a name 0, which above numbers can't be told from a label.
+    """
+    if first in class_names:
+        return False
+    return whole(first) is None or all(whole(row[0]) is None for row in rows)
 
 
 def read_class_names(text: str) -> list[str]:
@@ -279,7 +311,7 @@ def _number_file(path: Path) -> Any:
     if path.suffix == ".csv":
         header, rows = _csv_rows(path)
         if len(header) == 2:
-            if whole(header[1]) is not None:  # no header line
+            if header[0] and _is_number(header[1]):  # no header line
                 rows = [header, *rows]
             found = {row[0].strip(): float(row[1]) for row in rows}
             if len(found) < len(rows):
@@ -289,6 +321,14 @@ def _number_file(path: Path) -> Any:
     if not words:
         raise ValueError("it is empty")
     return [float(word) for word in words]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
-from longtail.predictions.base import KINDS, Block, Kind, Predictions, Writer, declared
-from longtail.predictions.columns import understand
-from longtail.predictions.labels import LABEL_NAMES, LabelEncoder, check_class_names
+from longtail.predictions.base import (
+    ADJUSTED,
+    KINDS,
+    Block,
+    Kind,
+    Predictions,
+    Writer,
+    adjusted_already,
+    declared,
+)
+from longtail.predictions.columns import label_column, other_scores, understand
+from longtail.predictions.labels import LabelEncoder, check_class_names, one_label_each
 from longtail.runs.files import atomic_path
 
-# What an adjusted file says of itself, so that it is not adjusted again.
-_ADJUSTED = b"longtail.adjusted_tau"
+_ADJUSTED = f"longtail.{ADJUSTED}".encode()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,12 +140,17 @@ class _Batches:
         pyarrow = _pyarrow()
         self.source = source
         schema = _schema(source.path)
-        where = schema.get_field_index("predicted")
-        kept = schema if where < 0 else schema.remove(where)
+        dropped = {"predicted", *source.left_out}
+        fields = [
+            field.with_type(_as_floats(field.type)) if field.name in source.scores else field
+            for field in schema
+            if field.name not in dropped
+        ]
         kind = pyarrow.int64() if source.class_names is None else pyarrow.string()
-        self.names = kept.names
-        self.schema = kept.append(pyarrow.field("predicted", kind)).with_metadata(
-            {**(schema.metadata or {}), _ADJUSTED: repr(tau).encode()}
+        self.names = [field.name for field in fields]
+        self.schema = pyarrow.schema(
+            [*fields, pyarrow.field("predicted", kind)],
+            {**(schema.metadata or {}), _ADJUSTED: repr(tau).encode()},
         )
 
     def write(self, block: Block, scores: NDArray[Any], predicted: IntArray) -> None:
@@ -155,11 +168,28 @@ class _Batches:
                         column = pyarrow.ListArray.from_arrays(ends, values).cast(kind)
                 else:
                     place = source.scores.index(name)
-                    column = pyarrow.array(scores[:, place], type=kind, safe=False)
+                    column = pyarrow.array(scores[:, place], type=kind)
             columns.append(column)
         labels = source.labels(predicted)
         columns.append(pyarrow.array(labels.tolist(), type=self.schema.field("predicted").type))
         self.file.write_batch(pyarrow.record_batch(columns, schema=self.schema))
+
+
+def _as_floats(kind: Any) -> Any:
+    """The type of adjusted scores: the given one, but float64 for whole numbers."""
+    pyarrow = _pyarrow()
+    types = pyarrow.types
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(_floating_values(kind), kind.list_size)
+    if types.is_list(kind):
+        return pyarrow.list_(_floating_values(kind))
+    if types.is_large_list(kind):
+        return pyarrow.large_list(_floating_values(kind))
+    return pyarrow.float64() if types.is_integer(kind) else kind
+
+
+def _floating_values(kind: Any) -> Any:
+    return kind.value_field.with_type(_as_floats(kind.value_type))
 
 
 def from_parquet(
@@ -186,18 +216,15 @@ def from_parquet(
     """
     schema = _schema(path)
     if schema.metadata and _ADJUSTED in schema.metadata:
-        raise InputError(
-            f"{path} was adjusted already (tau = {schema.metadata[_ADJUSTED].decode()}); "
-            f"adjusting twice favours rare classes beyond reason: give the file it was made from."
-        )
+        tau = schema.metadata[_ADJUSTED].decode()
+        raise adjusted_already(str(path), seen=f" (tau = {tau})")
     lists = _list_column(schema, columns, kind, path)
     names: tuple[str, ...] | None
     if lists is not None:
         width = _list_width(path, lists)
         said = declared(kind, lists if lists in KINDS else None, name=str(path))
         names = check_class_names(class_names, width, name=str(path))
-        known = [text for text in schema.names if text.lower() in LABEL_NAMES]
-        where = label if label is not None else known[0] if len(known) == 1 else None
+        place = None if target is not None else label_column(schema.names, label, str(path))
         scores: tuple[str, ...] = (lists,)
     else:
         found = understand(
@@ -209,13 +236,14 @@ def from_parquet(
             class_names=class_names,
         )
         width, said, names = len(found.scores), found.kind, found.class_names
-        where = None if found.label is None else schema.names[found.label]
+        place = found.label
         scores = tuple(schema.names[k] for k in found.scores)
-        _refuse_text(schema, scores, path)
+    _refuse_text(schema, scores, path)
+    where = None if place is None else schema.names[place]
     codes = None
     if target is not None:
         codes = LabelEncoder(width, names, name=str(path))(target)
-        _checks.same_length(range(_rows(path)), codes, caller=str(path), name=said)
+        one_label_each(_rows(path), codes, name=str(path), kind=said)
     return ParquetPredictions(
         name=str(path),
         kind=said,
@@ -228,6 +256,12 @@ def from_parquet(
         lists=lists is not None,
         label_column=None if codes is not None else where,
         target=codes,
+        left_out=other_scores(
+            schema.names,
+            scores=scores,
+            label=where,
+            classes=names or [str(k) for k in range(width)],
+        ),
     )
 
 
@@ -238,9 +272,7 @@ def column_names(path: Path) -> list[str]:
 
 def _list_column(schema: Any, columns: str | None, kind: Kind | None, path: Path) -> str | None:
     """The column of lists that holds the scores, if there is one."""
-    types = _pyarrow().types
-    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    lists = [field.name for field in schema if any(test(field.type) for test in tests)]
+    lists = [field.name for field in schema if _holds_lists(field.type)]
     if columns is not None:
         return columns if columns in lists else None
     named = [name for name in lists if name in KINDS and kind in (None, name)]
@@ -251,6 +283,13 @@ def _list_column(schema: Any, columns: str | None, kind: Kind | None, path: Path
             f"--columns."
         )
     return candidates[0] if candidates else None
+
+
+def _holds_lists(kind: Any) -> bool:
+    types = _pyarrow().types
+    return any(
+        test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
 
 
 def _list_width(path: Path, column: str) -> int:
@@ -265,10 +304,11 @@ def _list_width(path: Path, column: str) -> int:
 def _refuse_text(schema: Any, scores: Sequence[str], path: Path) -> None:
     types = _pyarrow().types
     for name in scores:
-        kind = schema.field(name).type
+        column = schema.field(name).type
+        kind = column.value_type if _holds_lists(column) else column
         if not (types.is_floating(kind) or types.is_integer(kind)):
             raise InputError(
-                f"{path}: the column {name!r} holds {kind}, not numbers; if it is no score, name "
+                f"{path}: the column {name!r} holds {column}, not numbers; if it is no score, name "
                 f"the columns that are with --columns, as in --columns 'logit_*'."
             )
 

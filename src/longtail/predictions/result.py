@@ -153,8 +153,10 @@ class AdjustResult:
         """Write the adjusted predictions, in the format that they came in.
 
         Args:
-            path: the new file. Beside the scores it has `predicted`; what else the source had is
-                copied. For .npy the predicted labels are a second file, NAME.predicted.npy.
+            path: the new file. Beside the scores it has `predicted` and a mark with tau, by which
+                it is not adjusted again; what else the source had is copied, but for other
+                scores of the same classes (`predictions.left_out`). For .npy the predicted labels
+                are a second file, NAME.predicted.npy, which is the mark as well.
             force: whether to replace a file of that name.
             progress: told (rows done, rows in all or 0, "").
 

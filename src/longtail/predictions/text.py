@@ -18,11 +18,17 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.predictions.base import Block, Kind, Predictions, Writer
-from longtail.predictions.columns import Columns, understand
-from longtail.predictions.labels import LabelEncoder
+from longtail.predictions.base import (
+    ADJUSTED,
+    Block,
+    Kind,
+    Predictions,
+    Writer,
+    adjusted_already,
+)
+from longtail.predictions.columns import Columns, other_scores, understand
+from longtail.predictions.labels import LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
 
 _DELIMITERS = ",;\t"
@@ -62,7 +68,7 @@ class TextPredictions(Predictions):
         if row == 0:
             raise InputError(f"{self.name} has a header but no rows.")
         if self.target is not None:
-            _checks.same_length(range(row), self.target, caller=self.name, name=self.kind)
+            one_label_each(row, self.target, name=self.name, kind=self.kind)
 
     def _check_width(self, lines: Sequence[tuple[int, str]]) -> None:
         wanted = len(self.columns.header)
@@ -138,28 +144,31 @@ class TextPredictions(Predictions):
 
     @contextmanager
     def writer(self, path: Path, *, tau: float) -> Iterator[Writer]:
-        """Writes the same columns with adjusted scores, and `predicted` behind them."""
+        """Writes the same columns with adjusted scores, then `predicted` and `adjusted_tau`."""
         with (
             atomic_path(path) as temporary,
             open(temporary, "w", encoding="utf-8", newline="") as file,
         ):
-            yield _Lines(self, file)
+            yield _Lines(self, file, tau)
 
 
 class _Lines:
     """Rows on their way to a csv file."""
 
-    def __init__(self, source: TextPredictions, file: IO[str]) -> None:
-        self.file, self.delimiter = file, source.delimiter
+    def __init__(self, source: TextPredictions, file: IO[str], tau: float) -> None:
+        self.file, self.delimiter, self.tau = file, source.delimiter, f"{tau:.12g}"
         scores, header = source.columns.scores, list(source.columns.header)
         self.place = header.index("predicted") if "predicted" in header else len(header)
         header[self.place : self.place + 1] = ["predicted"]
         self.labels = [self._row([source.label(k)]) for k in range(source.num_classes)]
         self.scores = scores
         # Scores that stand side by side are written by one format: most files, and much faster.
-        self.side_by_side = scores == tuple(range(scores[0], scores[0] + len(scores)))
+        together = scores == tuple(range(scores[0], scores[0] + len(scores)))
+        self.side_by_side = together and not source.left_out
         self.format = self.delimiter.join(["%.12g"] * len(scores))
-        file.write(self._row(header) + "\n")
+        left_out = set(source.left_out)
+        self.kept = [k for k, name in enumerate(header) if name not in left_out]
+        file.write(self._row([*(header[k] for k in self.kept), ADJUSTED]) + "\n")
 
     def write(self, block: Block, scores: NDArray[Any], predicted: IntArray) -> None:
         for line, numbers, label in zip(block.rest, scores.tolist(), predicted, strict=True):
@@ -171,7 +180,8 @@ class _Lines:
             else:
                 for column, number in zip(self.scores, numbers, strict=True):
                     cells[column] = f"{number:.12g}"
-            self.file.write(self.delimiter.join(cells) + "\n")
+                cells = [cells[k] for k in self.kept]
+            self.file.write(self.delimiter.join([*cells, self.tau]) + "\n")
 
     def _quoted_cells(self, line: str) -> list[str]:
         """The cells of a line, each as it must stand in a csv file."""
@@ -213,6 +223,8 @@ def from_csv(
             f"{path}: the first line must name the columns, but it holds numbers only; add a "
             f"line such as logit_cat,logit_dog,label."
         )
+    if ADJUSTED in header:
+        raise adjusted_already(str(path), seen=_seen_tau(path, header, delimiter))
     found = understand(
         header, name=str(path), kind=kind, label=label, columns=columns, class_names=class_names
     )
@@ -229,6 +241,12 @@ def from_csv(
         columns=found,
         delimiter=delimiter,
         target=codes,
+        left_out=other_scores(
+            header,
+            scores=[header[k] for k in found.scores],
+            label=None if found.label is None else header[found.label],
+            classes=found.class_names,
+        ),
     )
 
 
@@ -240,6 +258,15 @@ def read_header(path: Path) -> tuple[list[str], str]:
         raise InputError(f"{path} is empty; its first line must name the columns.")
     delimiter = max(_DELIMITERS, key=line.count)
     return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
+
+
+def _seen_tau(path: Path, header: Sequence[str], delimiter: str) -> str:
+    """The tau of an adjusted file, from its first row, where it has one."""
+    with _opened(path) as file:
+        next(file)
+        rows = csv.DictReader(file, header, delimiter=delimiter)
+        tau = next(rows, {}).get(ADJUSTED)
+    return f" (tau = {tau})" if tau else ""
 
 
 def _is_number(text: str) -> bool:

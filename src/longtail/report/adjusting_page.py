@@ -6,6 +6,7 @@ tables are those of the terminal (`adjusting`).
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,8 @@ from longtail.report.blocks import (
     render,
 )
 from longtail.report.sections import (
-    CURVE_TAUS,
-    SLIDER_TAUS,
+    CURVE_STEPS,
+    SLIDER_STEPS,
     Choice,
     ClassAxis,
     ClassErrors,
@@ -41,6 +42,7 @@ from longtail.report.sections import (
     TauLine,
     TauSlider,
     mean_per_class,
+    tau_grid,
 )
 from longtail.report.tables import Table, percent, signed
 from longtail.runs import files
@@ -189,20 +191,29 @@ def _tau(result: AdjustResult) -> Section:
     )
 
 
+def _taus(result: AdjustResult, steps: int) -> FloatArray:
+    """Taus that the page shows: those of every page, further where a tau is, and its own one."""
+    marks = [result.tau, *result.fold_taus, result.judged_curve.minimizer()[0]]
+    # A quarter beyond it, so that one sees the error rise again.
+    low = min(0, math.floor(1.25 * min(marks)))
+    high = 4 if max(marks) <= 4 else math.ceil(1.25 * max(marks))
+    return np.union1d(tau_grid(low, high, most=steps), [0.0, 1.0, result.tau])
+
+
 def _curve(result: AdjustResult) -> TauCurves:
-    curve = result.judged_curve
+    curve, taus = result.judged_curve, _taus(result, CURVE_STEPS)
     if result.target_prior is None:
-        values = 100 * curve(CURVE_TAUS)
+        values = 100 * curve(taus)
     else:  # the curve is of the error under the target, the chart of the balanced one
-        values = mean_per_class([curve], CURVE_TAUS).mean(axis=1)
+        values = mean_per_class([curve], taus).mean(axis=1)
     place = int(np.argmin(values))
-    best = float(CURVE_TAUS[place])
+    best = float(taus[place])
     oracle = Choice(best, best, best, float(values[place]))
     chosen = None
     if result.tuning is not None:
-        taus = result.fold_taus if len(result.fold_taus) else np.array([result.tau])
+        used = result.fold_taus if len(result.fold_taus) else np.array([result.tau])
         error = 100 * result.balanced.after.value
-        chosen = Choice(result.tau, float(taus.min()), float(taus.max()), error)
+        chosen = Choice(result.tau, float(used.min()), float(used.max()), error)
     line = TauLine(
         Series(figures.label(_METHOD), figures.color(_METHOD)),
         values,
@@ -211,25 +222,24 @@ def _curve(result: AdjustResult) -> TauCurves:
         chosen,
         oracle,
     )
-    return TauCurves(CURVE_TAUS, (line,), (), "judged")
+    return TauCurves(taus, (line,), (), "judged")
 
 
 def _slider(result: AdjustResult) -> TauSlider:
-    axis = _axis(result)
-    per_class = mean_per_class([result.judged_curve], SLIDER_TAUS)
+    axis, taus = _axis(result), _taus(result, SLIDER_STEPS)
+    per_class = mean_per_class([result.judged_curve], taus)
     groups = _members(result)
-    nearest = float(SLIDER_TAUS[int(np.argmin(np.abs(SLIDER_TAUS - result.tau)))])
     what = "chosen" if result.tuning is not None else "given"
     method = SliderMethod(
         Series(figures.label(_METHOD), figures.color(_METHOD)),
         axis.mean(per_class),
         np.stack([per_class[:, k].mean(axis=1) for k in groups.values()], axis=1)
         if groups
-        else np.empty((len(SLIDER_TAUS), 0)),
+        else np.empty((len(taus), 0)),
         per_class.mean(axis=1),
-        {"no adjustment": 0.0, "theory": 1.0, what: nearest},
+        {"no adjustment": 0.0, "theory": 1.0, what: result.tau},
     )
-    return TauSlider(SLIDER_TAUS, axis, tuple(groups), (method,), start=nearest)
+    return TauSlider(taus, axis, tuple(groups), (method,), start=result.tau)
 
 
 def _members(result: AdjustResult) -> dict[str, IntArray]:

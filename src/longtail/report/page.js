@@ -44,7 +44,7 @@
     });
   }
 
-  const startSlider = ({ taus, methods }) => {
+  const startSlider = ({ taus, unadjusted, methods }) => {
     const knob = document.getElementById("tau-knob");
     const presets = document.getElementById("presets");
     const bars = { "chart-slider-groups": "groups", "chart-slider-classes": "classes" };
@@ -58,7 +58,7 @@
         const { data: [moving, without], layout } = page.charts[id];
         moving.y = method[key][place];
         moving.marker.color = method.color;
-        without.y = method[key][0];
+        without.y = method[key][unadjusted];
         // Steps, so that the axis stands still while the bars move a little.
         const highest = Math.max(...moving.y, ...without.y);
         layout.yaxis.range = [0, STEPS.find((step) => step >= highest) * 1.02];

@@ -23,8 +23,34 @@ from longtail.tuning import TauCurve
 MOST_BARS = 200
 BINS = 20
 # Fine enough that a hand on the slider sees every change, small enough to ship.
-SLIDER_TAUS = np.linspace(0.0, 4.0, 81)
-CURVE_TAUS = np.linspace(0.0, 4.0, 201)
+SLIDER_STEPS = 80
+CURVE_STEPS = 200
+
+
+def tau_grid(low: int, high: int, *, most: int) -> FloatArray:
+    """Taus from `low` to `high` in the smallest round steps of which there are at most `most`.
+
+    Examples:
+        >>> tau_grid(-1, 1, most=10)
+        array([-1.  , -0.75, -0.5 , -0.25,  0.  ,  0.25,  0.5 ,  0.75,  1.  ])
+        >>> tau_grid(0, 70, most=10)
+        array([ 0.,  7., 14., 21., 28., 35., 42., 49., 56., 63., 70.])
+    """
+    span = high - low
+    for per_unit in (50, 20, 10, 4, 2, 1):
+        if span * per_unit <= most:
+            return np.arange(low * per_unit, high * per_unit + 1) / per_unit
+    step = math.ceil(span / most)
+    return np.arange(low // step, -(-high // step) + 1, dtype=np.float64) * step
+
+
+SLIDER_TAUS = tau_grid(0, 4, most=SLIDER_STEPS)
+CURVE_TAUS = tau_grid(0, 4, most=CURVE_STEPS)
+
+
+def unadjusted(taus: FloatArray) -> int:
+    """The place of tau = 0 in a grid, where nothing is adjusted."""
+    return int(np.argmin(np.abs(taus)))
 
 
 @dataclass(frozen=True)

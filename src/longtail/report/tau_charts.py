@@ -27,6 +27,7 @@ from longtail.report.sections import (
     TauLine,
     TauSlider,
     rounded,
+    unadjusted,
 )
 
 _DENSE = 40
@@ -67,7 +68,8 @@ def tau_curves(section: TauCurves, *, start: float) -> Chart:
                 "hovertemplate": f"{series.label}: %{{y:.1f}}%<extra></extra>",
             }
         )
-    said = [_said(line) for line in section.lines]
+    zero = unadjusted(section.taus)
+    said = [_said(line, zero) for line in section.lines]
     return chart(
         "chart-tau",
         traces,
@@ -83,7 +85,8 @@ def tau_curves(section: TauCurves, *, start: float) -> Chart:
 def ceiling(section: TauCurves) -> float:
     """Room for what matters, the valley: far beyond it every curve climbs to useless errors."""
     top = max(float(line.high.max()) for line in section.lines)
-    start = max(float(line.high[0]) for line in section.lines)
+    zero = unadjusted(section.taus)
+    start = max(float(line.high[zero]) for line in section.lines)
     return min(1.05 * top, 2.5 * start, 102.0) if start else 1.05 * top
 
 
@@ -140,8 +143,8 @@ def _marker(line: TauLine, choice: Any, symbol: str, what: str) -> dict[str, Any
     }
 
 
-def _said(line: TauLine) -> str:
-    text = f"{line.series.label}: {line.mean[0]:.1f}% at τ = 0, least {line.mean.min():.1f}%"
+def _said(line: TauLine, zero: int) -> str:
+    text = f"{line.series.label}: {line.mean[zero]:.1f}% at τ = 0, least {line.mean.min():.1f}%"
     for choice, what in ((line.chosen, "held-out"), (line.oracle, "oracle")):
         if choice is not None:
             text += f", {choice.error:.1f}% at the {what} τ (mean {choice.tau:.2f})"
@@ -205,7 +208,7 @@ def _bars(
     without: dict[str, Any] = {
         "type": "bar",
         "x": x,
-        "y": rounded(values[0]),
+        "y": rounded(values[unadjusted(section.taus)]),
         "marker": {"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 1.4}},
         "hovertext": hover,
         "hovertemplate": f"%{{hovertext}}<br>without adjustment {PERCENT}<extra></extra>",
@@ -240,6 +243,7 @@ def slider_values(section: TauSlider) -> dict[str, Any]:
     return {
         "taus": rounded(section.taus),
         "start": int(np.argmin(np.abs(section.taus - section.start))),
+        "unadjusted": unadjusted(section.taus),
         "methods": [
             {
                 "label": method.series.label,

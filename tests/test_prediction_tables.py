@@ -1,0 +1,177 @@
+"""Tables of saved predictions, csv and parquet: which columns are written, and as what."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior, InputError, adjust_logits
+from longtail.predictions import adjust_predictions, open_predictions
+from longtail.report import adjusting as texts
+
+pq = pytest.importorskip("pyarrow.parquet")
+import pyarrow as pa  # noqa: E402
+
+NAMES = ("cat", "dog", "emu")
+PRIOR = ClassPrior.from_counts([900, 90, 10])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def scores():
+    target = np.tile([0, 1, 2], 40)
+    noise = np.random.default_rng(0).normal(size=(120, 3))
+    return noise + 2.0 * np.eye(3)[target] + PRIOR.log_probs, target
+
+
+def wide(values, target):
+    columns = {f"logit_{name}": values[:, k] for k, name in enumerate(NAMES)}
+    return pa.table({**columns, "label": np.array(NAMES)[target]})
+
+
+def listed(values, target, form):
+    """Scores as lists, large lists or lists of a fixed size."""
+    flat = pa.array(values.reshape(-1))
+    ends = np.arange(len(values) + 1) * 3
+    column = {
+        "list": lambda: pa.ListArray.from_arrays(ends.astype(np.int32), flat),
+        "large": lambda: pa.LargeListArray.from_arrays(ends, flat),
+        "fixed": lambda: pa.FixedSizeListArray.from_arrays(flat, 3),
+    }[form]()
+    return pa.table({"logits": column, "label": target})
+
+
+@pytest.mark.parametrize("form", ["wide", "list", "large", "fixed"])
+@pytest.mark.parametrize("dtype", ["i1", "u4", "i8", "f2", "f4", "f8"])
+def test_parquet_keeps_the_precision_and_turns_whole_numbers_into_floats(scores, form, dtype):
+    logits, target = scores
+    given = np.rint(3 * logits + 40).astype(dtype)
+    table = wide(given, target) if form == "wide" else listed(given, target, form)
+    pq.write_table(table, "p.parquet")
+    adjust_predictions(open_predictions("p.parquet"), PRIOR, tau=1.3).write("out.parquet")
+    exact = adjust_logits(given.astype(np.float64), PRIOR, tau=1.3)
+    expected = np.dtype(dtype) if dtype[0] == "f" else np.dtype(np.float64)
+    out = pq.read_table("out.parquet")
+    if form == "wide":
+        found = np.stack([out.column(k).to_numpy() for k in range(3)], axis=1)
+        assert out.column("predicted").to_pylist() == [NAMES[k] for k in exact.argmax(axis=1)]
+    else:
+        column = out.column("logits").combine_chunks()
+        found = column.flatten().to_numpy().reshape(-1, 3)
+        assert type(out.schema.field("logits").type) is type(table.schema.field("logits").type)
+    assert found.dtype == expected
+    np.testing.assert_array_equal(found, exact.astype(expected))
+
+
+def test_pandas_reads_adjusted_whole_numbers(scores):
+    pandas = pytest.importorskip("pandas")
+    logits, target = scores
+    frame = wide(np.rint(logits).astype(int), target).to_pandas()
+    frame.to_parquet("p.parquet")
+    adjust_predictions(open_predictions("p.parquet"), PRIOR, tau=1.0).write("out.parquet")
+    again = pandas.read_parquet("out.parquet")
+    expected = adjust_logits(frame.iloc[:, :3].to_numpy(np.float64), PRIOR)
+    np.testing.assert_array_equal(again.iloc[:, :3].to_numpy(), expected)
+
+
+def test_lists_of_words_are_no_scores():
+    pq.write_table(pa.table({"logits": [["a", "b"], ["c", "d"]], "label": [0, 1]}), "p.parquet")
+    with pytest.raises(InputError, match=r"the column 'logits' holds list<.*string>, not numbers"):
+        open_predictions("p.parquet")
+
+
+def test_several_label_columns_beside_lists_are_refused(scores):
+    logits, target = scores
+    table = listed(logits, target, "list").append_column("target", pa.array(target))
+    pq.write_table(table, "p.parquet")
+    with pytest.raises(InputError, match=r"several columns of labels, label, target; name one wit"):
+        open_predictions("p.parquet")
+    assert open_predictions("p.parquet", labels="target").label_column == "target"
+    np.save("y.npy", target)
+    assert open_predictions("p.parquet", labels="y.npy").labelled
+
+
+def softmax(logits):
+    odds = np.exp(logits)
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+def write_both(logits, target, name, *, aside="prob_rain"):
+    """A table with logits and probabilities of each class in turn, and what has no class."""
+    columns = {"photo": [f"{k}.jpg" for k in range(len(target))]}
+    for k, label in enumerate(NAMES):
+        columns |= {f"logit_{label}": logits[:, k], f"prob_{label}": softmax(logits)[:, k]}
+    columns |= {aside: np.full(len(target), 0.25), "label": np.array(NAMES)[target]}
+    if name.endswith("parquet"):
+        pq.write_table(pa.table(columns), name)
+        return
+    rows = zip(*(map(str, column) for column in columns.values()), strict=True)
+    with open(name, "w", encoding="utf-8") as file:
+        file.writelines(",".join(row) + "\n" for row in (columns, *rows))
+
+
+@pytest.mark.parametrize("kind", ["logits", "probs"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_scores_of_the_other_kind_are_left_out(scores, kind, suffix):
+    logits, target = scores
+    other, own = ("prob_", "logit_") if kind == "logits" else ("logit_", "prob_")
+    write_both(logits, target, f"both.{suffix}", aside=f"{other}rain")
+    found = open_predictions(f"both.{suffix}", kind=kind)
+    assert found.left_out == tuple(f"{other}{name}" for name in NAMES)
+    result = adjust_predictions(found, PRIOR, tau=1.0)
+    written = result.write(f"out.{suffix}")
+    assert f"Not copied: {other}cat, {other}dog, {other}emu." in texts.written(result, written)
+    if suffix == "csv":
+        with open("out.csv") as file:
+            lines = list(csv.DictReader(file))
+        table = {name: [line[name] for line in lines] for name in lines[0]}
+        assert table.pop("adjusted_tau") == ["1"] * 120
+    else:
+        table = pq.read_table("out.parquet").to_pydict()
+    between = [f"{own}{name}" for name in NAMES]
+    assert list(table) == ["photo", *between, f"{other}rain", "label", "predicted"]
+    adjusted = adjust_logits(logits, PRIOR)
+    saved = np.array([table[name] for name in between], dtype=float).T
+    expected = adjusted if kind == "logits" else softmax(adjusted)
+    np.testing.assert_allclose(saved, expected, rtol=1e-9)
+    assert table["photo"][7] == "7.jpg"
+    assert set(map(float, table[f"{other}rain"])) == {0.25}
+    assert table["predicted"] == [NAMES[k] for k in adjusted.argmax(axis=1)]
+
+
+def test_an_earlier_answer_is_replaced_where_it_stands(scores):
+    logits, target = scores
+    write_both(logits, target, "both.csv")
+    text = Path("both.csv").read_text().replace("photo", "predicted").replace(".jpg", "")
+    Path("both.csv").write_text(text)
+    found = open_predictions("both.csv", kind="logits")
+    adjust_predictions(found, PRIOR, tau=1.0).write("out.csv")
+    header, *lines = Path("out.csv").read_text().splitlines()
+    assert header == ("predicted,logit_cat,logit_dog,logit_emu,prob_rain,label,adjusted_tau")
+    chosen = adjust_logits(logits, PRIOR).argmax(axis=1)
+    assert [line.split(",")[0] for line in lines] == [NAMES[k] for k in chosen]
+
+
+def test_lists_of_the_other_kind_are_left_out(scores):
+    logits, target = scores
+    columns = {f"prob_{k}": softmax(logits)[:, k] for k in range(3)}
+    both = {"logits": list(logits), "probs": list(softmax(logits)), "embedding": list(logits)}
+    pq.write_table(pa.table({**both, **columns, "label": target}), "p.parquet")
+    found = open_predictions("p.parquet", kind="logits")
+    assert found.left_out == ("probs", "prob_0", "prob_1", "prob_2")
+    adjust_predictions(found, PRIOR, tau=1.0).write("out.parquet")
+    assert pq.read_schema("out.parquet").names == ["logits", "embedding", "label", "predicted"]
+
+
+def test_a_label_column_is_kept_whatever_its_name(scores):
+    logits, target = scores
+    table = wide(logits, target).rename_columns(["logit_0", "logit_1", "logit_2", "score_1"])
+    pq.write_table(table, "p.parquet")
+    found = open_predictions("p.parquet", labels="score_1", classes=NAMES)
+    assert found.left_out == ()
