@@ -111,8 +111,9 @@ def family_loss(
         losses = (q * class_losses(logits, margin, dim, dropped)).sum(dim)
         count: Tensor | int = losses.numel()
     else:
+        target = target.long()  # in uint8 a comparison with -100 would find 156
         ignored = target == ignore_index
-        index = target.long().masked_fill(ignored, 0).unsqueeze(dim)
+        index = target.masked_fill(ignored, 0).unsqueeze(dim)
         _check_labels(logits, index, dim, ignore_index=ignore_index, caller=caller)
         if epsilon == 0.0:
             losses = example_losses(logits, index, margin, dim, dropped)

@@ -263,8 +263,9 @@ def _loss(
     """The loss from the negatives at hand; inputs are checked but for what is looked at here."""
     _checks.choice(reduction, _family.REDUCTIONS, caller, name="reduction")
     _family.check_weight(class_weight, weight.shape[0], caller=caller)
+    target = target.long()  # in uint8 a comparison with -100 would find 156
     ignored = target == ignore_index
-    index = target.long().masked_fill(ignored, 0)
+    index = target.masked_fill(ignored, 0)
     _check_range(index, weight.shape[0], "target", caller=caller)
     work = torch.promote_types(features.dtype, torch.float32)
     margin, log_q = margin.cast(work), log_q.to(work)
@@ -361,8 +362,9 @@ def _check_sampled(sampled: Any, classes: int, features: Tensor, *, caller: str)
             f"{caller}: `sampled` must be a tensor of at least one class index, shape (m,); "
             f"got {came}."
         )
+    sampled = sampled.long()
     _check_range(sampled, classes, "sampled", caller=caller)
-    return sampled.to(features.device).long()
+    return sampled.to(features.device)
 
 
 def _check_range(index: Tensor, classes: int, name: str, *, caller: str) -> None:

@@ -229,14 +229,15 @@ class ShardedHead(nn.Module):
         self._check_criterion(criterion, features, caller)
         ignored = criterion.ignore_index
         check_labels(target, len(features), of="features", caller=caller)
+        target = target.long()  # in uint8 a comparison with -100 would find 156
         whole, split = self._whole_batch(features, rows)
         if split is not None:
-            target = self.part.gather(split.pad(target.long(), ignored)).flatten()
+            target = self.part.gather(split.pad(target, ignored)).flatten()
             # Padding is told by its place: `ignore_index` may be a class that others count.
             real = torch.zeros_like(target, dtype=torch.bool)
             real[split.places(real.device)] = True
         counted = target != ignored if split is None else (target != ignored) & real
-        target = target.long().masked_fill(~counted, 0)
+        target = target.masked_fill(~counted, 0)
         self._check_labels(target, ignored, caller)
 
         compute, work, out = _types(features)
