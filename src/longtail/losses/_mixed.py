@@ -76,7 +76,7 @@ def mixed_loss(
     if reduction == "sum":
         return both.sum().to(out)
     counts = []
-    for target in (first, second):
+    for target in (first.long(), second.long()):  # uint8 would be a mask, and wrap around
         there = target != ignore_index
         if weight is not None:
             there = weight[target.masked_fill(~there, 0)] * there
