@@ -68,3 +68,34 @@ def test_before_the_first_step_it_is_the_network():
 def test_bad_decays_are_refused(decay):
     with pytest.raises(InputError, match="`decay` must"):
         WeightAverage(nn.Linear(2, 2), decay=decay)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_summed_in_float32(dtype):
+    model = nn.Linear(1, 1, bias=False).to(dtype)
+    model.weight.data.fill_(1.0)
+    average = WeightAverage(model, decay=0.999)
+    for _ in range(3000):
+        average.update()
+    assert average.sums["weight"].dtype == torch.float32
+    found = average.state_dict()["weight"]
+    assert found.dtype == dtype
+    assert found.item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_sums_that_were_saved_in_half_precision_still_load():
+    average = WeightAverage(nn.Linear(1, 1, bias=False).bfloat16(), decay=0.5)
+    average.load({"weight": torch.tensor([[0.5]], dtype=torch.bfloat16)}, 1)
+    assert average.state_dict()["weight"].item() == 1.0
+
+
+def test_sums_stay_where_they_are_and_float32_weights_are_not_copied():
+    """A captured step needs the same tensors each time."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    average = WeightAverage(model, decay=0.9)
+    places = [value.data_ptr() for value in (*average.sums.values(), average.steps)]
+    with torch.profiler.profile(profile_memory=True) as seen:
+        average.update()
+    made = sum(event.self_cpu_memory_usage > 0 for event in seen.key_averages())
+    assert made == 0
+    assert [value.data_ptr() for value in (*average.sums.values(), average.steps)] == places

@@ -4,7 +4,9 @@
 
 kept as a sum that starts at zero and divided by (1 − dᵗ) when it is looked at: so it is a true
 mean from the first step on, and the weights the training began with have no part in it. Batch
-norm's running mean and variance are averaged like weights; a counter keeps its last value.
+norm's running mean and variance are averaged like weights; a counter keeps its last value. The
+sum of half-precision weights is kept in float32: in their own type it would stop to grow as soon
+as (1 − d) of the way is less than a rounding, and be divided as if it were complete.
 Nothing here waits for a device until the average is looked at.
 """
 
@@ -30,7 +32,7 @@ class WeightAverage:
         decay: d in (0, 1): the average is over about the last 1/(1 − d) steps.
 
     Attributes:
-        sums: (1 − d) Σ_i d^{t−i} w_i, by the names of the network's tensors.
+        sums: (1 − d) Σ_i d^{t−i} w_i, by the names of the network's tensors; in float32 at least.
         steps: t, a tensor of one whole number.
 
     Examples:
@@ -52,7 +54,7 @@ class WeightAverage:
         self._tensors = {name: value.detach() for name, value in model.state_dict().items()}
         self._numbers = [v for v in self._tensors.values() if v.is_floating_point()]
         self.sums = {
-            name: torch.zeros_like(value)
+            name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for name, value in self._tensors.items()
             if value.is_floating_point()
         }
@@ -62,7 +64,10 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
-        torch._foreach_lerp_(list(self.sums.values()), self._numbers, 1.0 - self.decay)
+        sums = list(self.sums.values())
+        # (No copy where the types agree.)
+        weights = [w.to(s.dtype) for w, s in zip(self._numbers, sums, strict=True)]
+        torch._foreach_lerp_(sums, weights, 1.0 - self.decay)
         self.steps += 1
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -72,7 +77,7 @@ class WeightAverage:
             return {name: value.clone() for name, value in self._tensors.items()}
         share = 1.0 - self.decay**steps
         return {
-            name: self.sums[name] / share if name in self.sums else value.clone()
+            name: (self.sums[name] / share).to(value.dtype) if name in self.sums else value.clone()
             for name, value in self._tensors.items()
         }
 
