@@ -203,6 +203,16 @@ def test_narrow_labels_never_wrap_around_to_the_ignored_one():
     assert wide.min() > 5
 
 
+@pytest.mark.slow
+def test_compiled_for_batches_of_any_size():
+    loss = SampledSoftmaxLoss(Q, num_sampled=5)
+    fast = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for rows in (5, 3, 4):
+        args = (FEATURES[:rows], WEIGHT, TARGET[:rows])
+        torch.testing.assert_close(fast(*args, sampled=SAMPLED), loss(*args, sampled=SAMPLED))
+        assert fast(*args).isfinite()
+
+
 def test_a_draw_of_nothing_but_the_target_costs_nothing():
     loss = sampled_softmax_loss(
         FEATURES[3:], WEIGHT, TARGET[3:], Q, sampled=torch.tensor([3, 3]), bias=BIAS

@@ -161,6 +161,36 @@ def test_compiled_module_and_function(contract):
     assert_same_loss(compiled(contract.function), contract.function, logits, TARGET)
 
 
+def assert_same_for_all_sizes(loss, *, mixed=False):
+    """Batches of several sizes, of which the second makes the compiler go over to any size."""
+    fast, exact = (compiled(loss.mixed), loss.mixed) if mixed else (compiled(loss), loss)
+    for n in (8, 3, 5):
+        logits, labels = randn(n, NUM_CLASSES, dtype=torch.float32), torch.arange(n) % NUM_CLASSES
+        args = (labels, labels.flip(0), 0.3) if mixed else (labels,)
+        assert_same_loss(fast, exact, logits / loss.scale, *args)
+
+
+@pytest.mark.slow
+@contracts
+def test_compiled_for_batches_of_any_size(contract):
+    assert_same_for_all_sizes(contract.module())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.LogitAdjustedLoss(PRIOR, label_smoothing=0.1, weight=torch.arange(1.0, 5.0)),
+        losses.PairwiseMarginLoss(DENSE),
+        losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0),
+    ],
+    ids=["smoothed", "dense", "threshold"],
+)
+def test_other_forms_compiled_for_batches_of_any_size(loss, mixed):
+    assert_same_for_all_sizes(loss, mixed=mixed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "kind"),

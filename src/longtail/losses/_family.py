@@ -178,7 +178,7 @@ def class_losses(
     """
     if margin.dense is None:
         scores = _scores(logits, margin, dim)
-        own = scores - _along(margin.scale * (margin.positive + margin.negative), logits, dim)
+        own = scores - along(margin.scale * (margin.positive + margin.negative), logits, dim)
         if dropped is not None:
             scores = scores.masked_fill(dropped, _never(scores))
         against = _rest_for_each_class(scores, dim) - own
@@ -190,28 +190,7 @@ def class_losses(
         itself = torch.eye(pairs.shape[-1], dtype=torch.bool, device=pairs.device)
         rest = pairs.masked_fill(itself, _never(pairs)).logsumexp(-1)
         against = (rest - own).movedim(-1, dim)
-    return _along(margin.alpha, logits, dim) * _softplus(against)
-
-
-def draw_dropped(
-    logits: Tensor, rare: Tensor, gamma: float, generator: torch.Generator | None, *, caller: str
-) -> Tensor:
-    """Which classes of which examples drop out: the rare ones, each with probability γ.
-
-    Args:
-        logits: for their shape and device.
-        rare: bool, shape (C,).
-        gamma: γ in [0, 1].
-        generator: on the logits' device, or None.
-        caller: whose name the errors carry.
-
-    Returns:
-        bool, shape of `logits`.
-    """
-    gamma = _checks.fraction(gamma, caller, name="gamma")
-    dim, _ = check_logits(logits, caller=caller)
-    chance = torch.rand(logits.shape, generator=generator, device=logits.device)
-    return _along(rare, logits, dim) & (chance < gamma)
+    return along(margin.alpha, logits, dim) * _softplus(against)
 
 
 def all_but_one(scores: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -324,12 +303,12 @@ def _put(values: Tensor, index: Tensor, new: Tensor | float, dim: int) -> Tensor
 
 
 def _mask(values: Tensor, index: Tensor, dim: int) -> Tensor:
-    return _along(torch.arange(values.shape[dim], device=values.device), values, dim) == index
+    return along(torch.arange(values.shape[dim], device=values.device), values, dim) == index
 
 
 def _scores(logits: Tensor, margin: MarginTensors, dim: int) -> Tensor:
     """z_j = s·(f_j + b_j), in the margin's type."""
-    offset = _along(margin.scale * margin.negative, logits, dim)
+    offset = along(margin.scale * margin.negative, logits, dim)
     return torch.add(offset, logits, alpha=margin.scale)
 
 
@@ -343,7 +322,7 @@ def _softplus(x: Tensor) -> Tensor:
     return F.softplus(x, threshold=40.0)
 
 
-def _along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
+def along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
     """One value per class, shaped to broadcast along the logits' class dimension."""
     return vector.reshape(-1, *([1] * (logits.ndim - dim - 1)))
 

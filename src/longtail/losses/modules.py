@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.losses import _family
-from longtail.losses._family import LossOptions, draw_dropped, family_loss
+from longtail.losses._draws import draw_dropped
+from longtail.losses._family import LossOptions, family_loss
 from longtail.losses._mixed import mixed_loss
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
