@@ -12,13 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.kernels._inputs import check_labels, check_matrix, what_came
 from longtail.losses import _family, _tensors
+from longtail.losses._loading import LoadsMargins
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
@@ -112,7 +113,7 @@ def sampled_softmax_loss(
     )
 
 
-class SampledSoftmaxLoss(nn.Module):
+class SampledSoftmaxLoss(LoadsMargins):
     """`sampled_softmax_loss` with the proposal q and the margin as buffers, for training loops.
 
     It draws in `eval()` mode too. For evaluation take the loss of all logits instead.
@@ -136,7 +137,7 @@ class SampledSoftmaxLoss(nn.Module):
         >>> loss = SampledSoftmaxLoss(prior, num_sampled=64, margin=margins.logit_adjusted(prior))
         >>> loss
         SampledSoftmaxLoss('logit-adjusted', num_classes=1000, num_sampled=64, reduction='mean')
-        >>> head, features = nn.Linear(8, 1000), torch.randn(32, 8)
+        >>> head, features = torch.nn.Linear(8, 1000), torch.randn(32, 8)
         >>> loss(features, head.weight, torch.arange(32), bias=head.bias).backward()
     """
 
@@ -177,6 +178,7 @@ class SampledSoftmaxLoss(nn.Module):
         kept = None if class_weight is None else class_weight.detach().to(dtype, copy=True)
         self.register_buffer("class_weight", kept)
         self.name = chosen.name
+        self.settings = {}  # what made the margin is not known
         self.scale = chosen.scale
         self.num_sampled = _checks.whole(num_sampled, caller, name="num_sampled")
         self.ignore_index = ignore_index
@@ -237,6 +239,7 @@ class SampledSoftmaxLoss(nn.Module):
         shown: dict[str, Any] = {
             "num_classes": len(self.log_q),
             "num_sampled": self.num_sampled,
+            **self.settings,
             "reduction": self.reduction,
         }
         for name, default in (("ignore_index", -100), ("sparse", False)):
@@ -362,9 +365,9 @@ def _check_sampled(sampled: Any, classes: int, features: Tensor, *, caller: str)
             f"{caller}: `sampled` must be a tensor of at least one class index, shape (m,); "
             f"got {came}."
         )
-    sampled = sampled.long()
-    _check_range(sampled, classes, "sampled", caller=caller)
-    return sampled.to(features.device)
+    drawn: Tensor = sampled.long()
+    _check_range(drawn, classes, "sampled", caller=caller)
+    return drawn.to(features.device)
 
 
 def _check_range(index: Tensor, classes: int, name: str, *, caller: str) -> None:
