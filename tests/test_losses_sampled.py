@@ -203,6 +203,13 @@ def test_narrow_labels_never_wrap_around_to_the_ignored_one():
     assert wide.min() > 5
 
 
+def test_shapes_alone():
+    """On the meta device, which has no autocast."""
+    loss = SampledSoftmaxLoss(Q, num_sampled=5, class_weight=torch.ones(4)).to("meta")
+    found = loss(*(part.to("meta") for part in (FEATURES, WEIGHT, TARGET)), bias=BIAS.to("meta"))
+    assert (found.shape, found.dtype, found.is_meta) == ((), FEATURES.dtype, True)
+
+
 @pytest.mark.slow
 def test_compiled_for_batches_of_any_size():
     loss = SampledSoftmaxLoss(Q, num_sampled=5)

@@ -11,6 +11,7 @@ from torch.func import grad, hessian, jacrev, vmap
 from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, Margin, losses, margins
+from longtail.kernels.linear_cross_entropy import linear_cross_entropy
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import DELTA, PRIOR
 
@@ -345,6 +346,37 @@ def test_a_loss_left_on_another_device_says_where_to_move_it():
     loss = losses.LogitAdjustedLoss(PRIOR)
     with pytest.raises(InputError, match=r"buffers are on cpu but the logits are on meta; move"):
         loss(torch.zeros(2, 4, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta"))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@contracts
+def test_shapes_and_types_alone_as_torch_has_them(contract, dtype, reduction):
+    """On the meta device, which has no autocast: as for counting what a step will take."""
+    loss = contract.module(reduction=reduction, weight=torch.ones(NUM_CLASSES)).to("meta")
+    logits = torch.empty(3, NUM_CLASSES, 2, dtype=dtype, device="meta", requires_grad=True)
+    labels = torch.empty(3, 2, dtype=torch.int64, device="meta")
+    wanted = F.cross_entropy(logits, labels, reduction=reduction)
+    for found in (loss(logits, labels), loss.mixed(logits, labels, labels, 0.3)):
+        assert (found.shape, found.dtype, found.device) == (wanted.shape, dtype, wanted.device)
+        found.sum().backward()
+        assert logits.grad.shape == logits.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_under_autocast_a_loss_has_float32_at_least(dtype):
+    logits, wide = randn(3, NUM_CLASSES, dtype=dtype), torch.promote_types(dtype, torch.float32)
+    loss, features = losses.LogitAdjustedLoss(PRIOR), randn(3, 2, dtype=dtype)
+    weight = randn(NUM_CLASSES, 2, dtype=dtype)
+    for enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found = [
+                loss(logits, TARGET),
+                loss.mixed(logits, TARGET, TARGET, 0.3),
+                losses.sampled_softmax_loss(features, weight, TARGET, PRIOR, num_sampled=2),
+                linear_cross_entropy(features, weight, TARGET),
+            ]
+        assert {value.dtype for value in found} == {wide if enabled else dtype}
 
 
 def test_modules_have_no_parameters_and_copy():

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.kernels._inputs import loss_dtype
 from longtail.losses import _kernel
 from longtail.losses._tensors import MarginTensors
 
@@ -127,8 +128,7 @@ def family_loss(
         if weight is not None and epsilon > 0.0:  # torch has NaN here, not infinity
             count = count.masked_fill(count == 0, torch.nan)
 
-    # Autocast keeps losses in float32; elsewhere the result has the type of the logits.
-    out = work if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    out = loss_dtype(logits)
     if reduction == "none":
         return losses.to(out)
     return (losses.sum() / (count if reduction == "mean" else 1)).to(out)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.kernels._inputs import check_labels, check_matrix, what_came
+from longtail.kernels._inputs import check_labels, check_matrix, loss_dtype, what_came
 from longtail.losses import _family, _tensors
 from longtail.losses._loading import LoadsMargins
 from longtail.losses._tensors import MarginTensors
@@ -291,7 +291,7 @@ def _loss(
         counted = counted * class_weight.to(work)[index]
         losses = losses * class_weight.to(work)[index]
     losses = losses.masked_fill(ignored, 0.0)
-    out = work if torch.is_autocast_enabled(features.device.type) else features.dtype
+    out = loss_dtype(features)
     if reduction == "none":
         return losses.to(out)
     return (losses.sum() / (counted.sum() if reduction == "mean" else 1)).to(out)
