@@ -272,6 +272,17 @@ def test_integer_targets_of_any_width_are_class_indices():
         assert losses.logit_adjusted_loss(logits, TARGET.to(dtype), PRIOR) == expected
 
 
+def test_narrow_labels_never_wrap_around_to_the_ignored_one():
+    """-100 in uint8 is 156, and 255 in int8 is -1."""
+    logits, target = torch.zeros(2, 200), torch.tensor([156, 3], dtype=torch.uint8)
+    expected = F.cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(losses.softmax_loss(logits, target, reduction="none"), expected)
+    with pytest.raises(InputError, match="but -1 occurs"):
+        losses.softmax_loss(logits, torch.tensor([-1, 3], dtype=torch.int8), ignore_index=255)
+    ignored = losses.softmax_loss(logits, target, reduction="none", ignore_index=156)
+    assert ignored.tolist() == [0.0, float(expected[1])]
+
+
 def test_classes_ruled_out_by_minus_infinity_do_what_torch_does():
     logits = randn(3, NUM_CLASSES)
     logits[0, 1:] = -torch.inf  # the target is the only class left

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longtail import InputError, losses
+from longtail import ClassPrior, InputError, losses
 from loss_contract import CONTRACTS, NUM_CLASSES
 from oracles import pairwise_loss
 from test_margins import PRIOR
@@ -110,6 +110,27 @@ def test_an_ignored_label_counts_for_nothing():
     two[1] = 0.0
     expected = (0.25 * one + 0.75 * two).sum() / (0.25 * 6 + 0.75 * 5)
     torch.testing.assert_close(loss.mixed(LOGITS, FIRST, gone, share), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("options", [{"weight": WEIGHT}, {"weight": WEIGHT, "ignore_index": 3}])
+def test_labels_of_any_width_are_class_indices(options, dtype):
+    loss = losses.LogitAdjustedLoss(PRIOR, **options).double()
+    expected = loss.mixed(LOGITS, FIRST, SECOND, SHARE)
+    assert loss.mixed(LOGITS, FIRST.to(dtype), SECOND.to(dtype), SHARE) == expected
+
+
+def test_narrow_labels_never_wrap_around_to_the_ignored_one():
+    loss = losses.SoftmaxLoss(ClassPrior.uniform(200))
+    logits, labels = torch.arange(400.0).reshape(2, 200).sin(), torch.tensor([156, 3])
+    expected = loss.mixed(logits, labels, labels, 0.3)
+    assert loss.mixed(logits, labels.to(torch.uint8), labels.to(torch.uint8), 0.3) == expected
+
+
+def test_labels_that_are_no_whole_numbers_are_refused():
+    loss = losses.LogitAdjustedLoss(PRIOR)
+    with pytest.raises(InputError, match="`target` must be integer class labels"):
+        loss.mixed(LOGITS, FIRST + 0.5, SECOND, SHARE)
 
 
 def test_half_precision_rounds_once():

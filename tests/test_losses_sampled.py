@@ -190,6 +190,36 @@ def test_options_mean_what_they_mean_to_torch():
     assert sampled_softmax_loss(FEATURES, WEIGHT, nothing, q, num_sampled=2).isnan()
 
 
+def test_narrow_labels_never_wrap_around_to_the_ignored_one():
+    """-100 in uint8 is 156."""
+    q, target = ClassPrior.uniform(200), torch.tensor([156, 3])
+    args = (torch.ones(2, 1), torch.zeros(200, 1))
+    drawn = torch.tensor([5, 199])
+    wide = sampled_softmax_loss(*args, target, q, sampled=drawn, reduction="none")
+    narrow = sampled_softmax_loss(
+        *args, target.to(torch.uint8), q, sampled=drawn.to(torch.uint8), reduction="none"
+    )
+    assert torch.equal(narrow, wide)
+    assert wide.min() > 5
+
+
+def test_shapes_alone():
+    """On the meta device, which has no autocast."""
+    loss = SampledSoftmaxLoss(Q, num_sampled=5, class_weight=torch.ones(4)).to("meta")
+    found = loss(*(part.to("meta") for part in (FEATURES, WEIGHT, TARGET)), bias=BIAS.to("meta"))
+    assert (found.shape, found.dtype, found.is_meta) == ((), FEATURES.dtype, True)
+
+
+@pytest.mark.slow
+def test_compiled_for_batches_of_any_size():
+    loss = SampledSoftmaxLoss(Q, num_sampled=5)
+    fast = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for rows in (5, 3, 4):
+        args = (FEATURES[:rows], WEIGHT, TARGET[:rows])
+        torch.testing.assert_close(fast(*args, sampled=SAMPLED), loss(*args, sampled=SAMPLED))
+        assert fast(*args).isfinite()
+
+
 def test_a_draw_of_nothing_but_the_target_costs_nothing():
     loss = sampled_softmax_loss(
         FEATURES[3:], WEIGHT, TARGET[3:], Q, sampled=torch.tensor([3, 3]), bias=BIAS

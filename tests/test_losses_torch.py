@@ -2,6 +2,7 @@
 
 import copy
 import io
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.func import grad, hessian, jacrev, vmap
 from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, Margin, losses, margins
+from longtail.kernels.linear_cross_entropy import linear_cross_entropy
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import DELTA, PRIOR
 
@@ -161,6 +163,36 @@ def test_compiled_module_and_function(contract):
     assert_same_loss(compiled(contract.function), contract.function, logits, TARGET)
 
 
+def assert_same_for_all_sizes(loss, *, mixed=False):
+    """Batches of several sizes, of which the second makes the compiler go over to any size."""
+    fast, exact = (compiled(loss.mixed), loss.mixed) if mixed else (compiled(loss), loss)
+    for n in (8, 3, 5):
+        logits, labels = randn(n, NUM_CLASSES, dtype=torch.float32), torch.arange(n) % NUM_CLASSES
+        args = (labels, labels.flip(0), 0.3) if mixed else (labels,)
+        assert_same_loss(fast, exact, logits / loss.scale, *args)
+
+
+@pytest.mark.slow
+@contracts
+def test_compiled_for_batches_of_any_size(contract):
+    assert_same_for_all_sizes(contract.module())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.LogitAdjustedLoss(PRIOR, label_smoothing=0.1, weight=torch.arange(1.0, 5.0)),
+        losses.PairwiseMarginLoss(DENSE),
+        losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0),
+    ],
+    ids=["smoothed", "dense", "threshold"],
+)
+def test_other_forms_compiled_for_batches_of_any_size(loss, mixed):
+    assert_same_for_all_sizes(loss, mixed=mixed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "kind"),
@@ -215,7 +247,8 @@ def test_compiled_module_follows_a_loaded_state():
     loss, other = losses.LogitAdjustedLoss(PRIOR), losses.LogitAdjustedLoss(OTHER_PRIOR)
     fast = compiled(loss)
     fast(logits, TARGET)
-    loss.load_state_dict(other.state_dict())
+    with pytest.warns(losses.LoadedMarginsWarning):
+        loss.load_state_dict(other.state_dict())
     torch.testing.assert_close(fast(logits, TARGET), other(logits, TARGET))
 
 
@@ -264,7 +297,8 @@ def test_a_state_dict_restores_another_priors_margins(contract):
     stream = io.BytesIO()
     torch.save(source.state_dict(), stream)
     stream.seek(0)
-    loaded.load_state_dict(torch.load(stream, weights_only=True))
+    with nullcontext() if contract.name == "softmax" else pytest.warns(losses.LoadedMarginsWarning):
+        loaded.load_state_dict(torch.load(stream, weights_only=True))
     assert loaded(logits, TARGET) == source(logits, TARGET)
     assert set(source.state_dict()) == {"alpha", "positive", "negative", "weight"}
 
@@ -273,12 +307,14 @@ def test_dense_and_threshold_modules_keep_all_they_need_in_their_state():
     logits = randn(3, NUM_CLASSES, dtype=torch.float32)
     dense = losses.PairwiseMarginLoss(DENSE)
     other = losses.PairwiseMarginLoss(Margin.from_matrix(np.zeros((4, 4))))
-    other.load_state_dict(dense.state_dict())
+    with pytest.warns(losses.LoadedMarginsWarning):
+        other.load_state_dict(dense.state_dict())
     assert other(logits, TARGET) == dense(logits, TARGET)
     one = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0)
     two = losses.EqualizedThresholdLoss(OTHER_PRIOR, threshold=0.1, gamma=1.0)
     assert two(logits, TARGET) != one(logits, TARGET)
-    two.load_state_dict(one.state_dict())
+    with pytest.warns(losses.LoadedMarginsWarning):
+        two.load_state_dict(one.state_dict())
     assert two(logits, TARGET) == one(logits, TARGET)
 
 
@@ -310,6 +346,37 @@ def test_a_loss_left_on_another_device_says_where_to_move_it():
     loss = losses.LogitAdjustedLoss(PRIOR)
     with pytest.raises(InputError, match=r"buffers are on cpu but the logits are on meta; move"):
         loss(torch.zeros(2, 4, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta"))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@contracts
+def test_shapes_and_types_alone_as_torch_has_them(contract, dtype, reduction):
+    """On the meta device, which has no autocast: as for counting what a step will take."""
+    loss = contract.module(reduction=reduction, weight=torch.ones(NUM_CLASSES)).to("meta")
+    logits = torch.empty(3, NUM_CLASSES, 2, dtype=dtype, device="meta", requires_grad=True)
+    labels = torch.empty(3, 2, dtype=torch.int64, device="meta")
+    wanted = F.cross_entropy(logits, labels, reduction=reduction)
+    for found in (loss(logits, labels), loss.mixed(logits, labels, labels, 0.3)):
+        assert (found.shape, found.dtype, found.device) == (wanted.shape, dtype, wanted.device)
+        found.sum().backward()
+        assert logits.grad.shape == logits.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_under_autocast_a_loss_has_float32_at_least(dtype):
+    logits, wide = randn(3, NUM_CLASSES, dtype=dtype), torch.promote_types(dtype, torch.float32)
+    loss, features = losses.LogitAdjustedLoss(PRIOR), randn(3, 2, dtype=dtype)
+    weight = randn(NUM_CLASSES, 2, dtype=dtype)
+    for enabled in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found = [
+                loss(logits, TARGET),
+                loss.mixed(logits, TARGET, TARGET, 0.3),
+                losses.sampled_softmax_loss(features, weight, TARGET, PRIOR, num_sampled=2),
+                linear_cross_entropy(features, weight, TARGET),
+            ]
+        assert {value.dtype for value in found} == {wide if enabled else dtype}
 
 
 def test_modules_have_no_parameters_and_copy():

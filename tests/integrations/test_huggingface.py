@@ -75,6 +75,14 @@ def test_without_a_number_of_items_it_is_the_mean_over_what_counts(loss):
     assert loss((logits,), labels).item() == pytest.approx(equation(logits, labels) / 7, rel=1e-6)
 
 
+def test_narrow_labels_never_wrap_around_to_the_ignored_one():
+    """-100 in uint8 is 156."""
+    logits = torch.arange(400.0).reshape(2, 200).sin()
+    labels = torch.tensor([156, 3], dtype=torch.uint8)
+    found = TrainerLoss(SoftmaxLoss(ClassPrior.uniform(200)))((logits,), labels)
+    assert found.item() == pytest.approx(F.cross_entropy(logits, labels).item())
+
+
 @pytest.mark.parametrize("items", [torch.tensor(17), None])
 @pytest.mark.parametrize(
     "bare", [LogitAdjustedLoss(PRIOR), EqualizedThresholdLoss(PRIOR, threshold=0.1)]

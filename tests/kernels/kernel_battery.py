@@ -232,6 +232,29 @@ def test_empty_batch_as_torch_has_it(reduction):
     assert f.grad.shape == (0, 9)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("form", ["mean", "none", "linear"])
+def test_narrow_labels_never_wrap_around_to_the_ignored_one(form, dtype):
+    """-100 in uint8 is 156."""
+    logits, target, tables = make(3, 200, torch.float32, names="bw", ignored=False)
+    target[1] = 156
+    if form == "linear":
+        logits, call = torch.ones(3, 4, device=DEVICE), linear_cross_entropy.linear_cross_entropy
+        weight = torch.zeros(200, 4, device=DEVICE)
+        found, wide = (
+            call(logits, weight, labels, class_weight=tables.weight, impl="triton")
+            for labels in (target.to(dtype), target)
+        )
+    else:
+        given = {**tables._asdict(), "reduction": form}
+        found, wide = (
+            margin_cross_entropy(logits, labels, **given) for labels in (target.to(dtype), target)
+        )
+        oracle_loss = oracle(logits, target, tables, reduction=form)
+        torch.testing.assert_close(wide.double().cpu(), oracle_loss, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found, wide)
+
+
 def test_an_infinite_offset_takes_a_class_out():
     logits, target, tables = make(5, 41, torch.float32, names="b", ignored=False)
     target[:] = 7

@@ -68,3 +68,95 @@ def test_before_the_first_step_it_is_the_network():
 def test_bad_decays_are_refused(decay):
     with pytest.raises(InputError, match="`decay` must"):
         WeightAverage(nn.Linear(2, 2), decay=decay)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_summed_in_float32(dtype):
+    model = nn.Linear(1, 1, bias=False).to(dtype)
+    model.weight.data.fill_(1.0)
+    average = WeightAverage(model, decay=0.999)
+    for _ in range(3000):
+        average.update()
+    assert average.sums["weight"].dtype == torch.float32
+    found = average.state_dict()["weight"]
+    assert found.dtype == dtype
+    assert found.item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_sums_that_were_saved_in_half_precision_still_load():
+    average = WeightAverage(nn.Linear(1, 1, bias=False).bfloat16(), decay=0.5)
+    average.load({"weight": torch.tensor([[0.5]], dtype=torch.bfloat16)}, 1)
+    assert average.state_dict()["weight"].item() == 1.0
+
+
+def filled(model, value):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.bfloat16(),
+        lambda model: setattr(model, "weight", nn.Parameter(torch.zeros(4, 3, 3, 3))),
+        lambda model: model.load_state_dict(nn.Conv2d(3, 4, 3).state_dict(), assign=True),
+    ],
+    ids=["memory format", "cast", "parameter", "assign"],
+)
+def test_it_follows_a_network_whose_tensors_are_replaced(change):
+    model = nn.Conv2d(3, 4, 3)
+    average = WeightAverage(model, decay=0.5)
+    filled(model, 1.0)
+    average.update()
+    change(model)
+    filled(model, 4.0)
+    average.update()
+    for name, value in average.state_dict().items():  # (0.5 · 1 + 1 · 4) / 1.5
+        assert value.dtype == model.state_dict()[name].dtype
+        assert torch.equal(value, torch.full_like(value, 3.0)), name
+
+
+@pytest.mark.parametrize(
+    ("change", "came"),
+    [
+        (lambda model: model.to("meta"), "`weight` is now torch.float32 on meta"),
+        (lambda model: model.double(), "`weight` is now torch.float64"),
+        (
+            lambda model: setattr(model, "weight", nn.Parameter(torch.zeros(3, 2))),
+            r"`weight` is now torch.float32 on cpu, shape \(3, 2\)",
+        ),
+        (
+            lambda model: setattr(model, "extra", nn.Linear(1, 1)),
+            "it has got or lost extra.bias, extra.weight",
+        ),
+    ],
+)
+def test_a_network_that_it_can_not_follow_is_refused(change, came):
+    model = nn.Linear(2, 2)
+    average = WeightAverage(model, decay=0.5)
+    change(model)
+    with pytest.raises(InputError, match=f"has changed.*{came}.*make the WeightAverage after"):
+        average.update()
+
+
+def test_a_network_may_go_elsewhere_when_it_has_trained():
+    model = nn.Linear(2, 2)
+    average = WeightAverage(model, decay=0.5)
+    filled(model, 2.0)
+    average.update()
+    model.to("meta")
+    assert torch.equal(average.state_dict()["weight"], torch.full((2, 2), 2.0))
+
+
+def test_sums_stay_where_they_are_and_float32_weights_are_not_copied():
+    """A captured step needs the same tensors each time."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    average = WeightAverage(model, decay=0.9)
+    places = [value.data_ptr() for value in (*average.sums.values(), average.steps)]
+    with torch.profiler.profile(profile_memory=True) as seen:
+        average.update()
+    made = sum(event.self_cpu_memory_usage > 0 for event in seen.key_averages())
+    assert made == 0
+    assert [value.data_ptr() for value in (*average.sums.values(), average.steps)] == places

@@ -221,6 +221,28 @@ def test_an_optimizer_may_have_a_scheduler_already():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
 
 
+def test_the_distance_can_be_changed_between_steps():
+    model = network(norm=False)
+    sam = sam_of(model)
+    place = sam.perturbation.rho.data_ptr()
+    expected = by_hand(model, rho=0.7, lr=0.1)
+    sam.rho = 0.7
+    sam.step(lambda: backward(model))
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+    assert sam.rho == 0.7
+    assert sam.perturbation.rho.data_ptr() == place  # as a captured step needs it
+    for bad in (0.0, -1.0, float("nan"), "far"):
+        with pytest.raises(InputError, match="SAM: `rho` must be"):
+            sam.rho = bad
+    assert sam.rho == 0.7
+    # Parameters that come later go as far.
+    added = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    sam.optimizer.add_param_group({"params": [added]})
+    sam.step(lambda: backward(model))
+    assert sam.perturbation.rho.item() == pytest.approx(0.7)
+
+
 def test_what_a_step_goes_through_stays_where_it_is():
     """A captured step needs the same tensors each time."""
     model = network(norm=False)

@@ -96,6 +96,24 @@ def test_one_process_needs_no_group(name, batch):
     assert not isinstance(head.weight, DTensor)
 
 
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+def test_narrow_labels_never_wrap_around_to_the_ignored_one(batch):
+    """-100 in uint8 is 156."""
+    target = torch.tensor([156, 3], dtype=torch.uint8)
+    criterion = losses.SoftmaxLoss(ClassPrior.uniform(200), reduction="none")
+    head = ShardedHead(WIDTH, 200, bias=False, batch=batch)
+    wanted = F.cross_entropy(F.linear(FEATURES[:2], head.weight), target, reduction="none")
+    torch.testing.assert_close(head.loss(FEATURES[:2], target, criterion), wanted)
+
+
+def test_shapes_alone():
+    """On the meta device, which has no autocast."""
+    head, criterion = ShardedHead.from_linear(linear()).to("meta"), criterion_of("all").to("meta")
+    loss = head.loss(FEATURES.to("meta"), TARGET.to("meta"), criterion)
+    loss.backward()
+    assert (loss.shape, loss.is_meta, head.weight.grad.shape) == ((), True, head.weight.shape)
+
+
 @pytest.mark.parametrize("classes", [5, 9001])
 def test_it_starts_as_a_linear_layer(classes):
     torch.manual_seed(4)

@@ -116,7 +116,8 @@ class TrainerLoss:
             labels.reshape(-1, num_classes) if soft else _flat_labels(labels, logits),
         )
         if num_items_in_batch is None:
-            num_items_in_batch = (labels != COUNTED_OUT).sum()
+            # In uint8 a comparison with -100 would find 156.
+            num_items_in_batch = ((labels if soft else labels.long()) != COUNTED_OUT).sum()
         # Trainer counts numbers, and a soft label has one for each class.
         return total / (num_items_in_batch / num_classes if soft else num_items_in_batch)
 

@@ -1,4 +1,4 @@
-"""Checks of tensors that several operations on logits and features take, each once."""
+"""What several operations on logits and features ask of their tensors, each once."""
 
 from __future__ import annotations
 
@@ -42,3 +42,16 @@ def check_labels(target: Any, rows: int, *, of: str, caller: str) -> None:
 def what_came(value: Any) -> object:
     """The shape of a tensor, the type of anything else."""
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
+def under_autocast(device: torch.device) -> bool:
+    """Whether autocast is on; never on a device that has none, such as meta."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def loss_dtype(logits: Tensor) -> torch.dtype:
+    """Autocast keeps losses in float32; elsewhere the result has the type of the logits."""
+    if under_autocast(logits.device):
+        return torch.promote_types(logits.dtype, torch.float32)
+    return logits.dtype

@@ -20,7 +20,7 @@ from torch import Tensor
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, _ring, _words, available
-from longtail.kernels._inputs import check_labels, what_came
+from longtail.kernels._inputs import check_labels, loss_dtype, what_came
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -139,11 +139,6 @@ def unavailable(logits: Tensor) -> str | None:
     if logits.shape[-1] == 0:
         return "the logits have no classes;"
     return None
-
-
-def loss_dtype(logits: Tensor) -> torch.dtype:
-    """Autocast keeps losses in float32; elsewhere the result has the type of the logits."""
-    return torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
 
 
 def keeps_graph() -> bool:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, cross_entropy
-from longtail.kernels._inputs import check_labels, check_matrix
+from longtail.kernels._inputs import check_labels, check_matrix, loss_dtype
 from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
@@ -82,7 +82,7 @@ def linear_cross_entropy(
     if chunk_bytes is None:
         chunk_bytes = max(CHUNK_BYTES, weight.numel() * weight.element_size())
     rows = max(1, int(chunk_bytes) // max(weight.shape[0] * features.element_size(), 1))
-    out = cross_entropy.loss_dtype(features)
+    out = loss_dtype(features)
     args = (features, weight, bias, target.contiguous().long(), *tables, *options, rows, kernel)
     if features.dtype == torch.float16 and reduction != "none":
         # The gradient of a float16 mean underflows unless the loss scale is in it from the start.

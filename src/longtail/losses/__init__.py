@@ -18,6 +18,7 @@ from longtail import _checks
 _checks.require("torch", extra="torch", caller="longtail.losses")
 
 from longtail.losses._family import LossOptions  # noqa: E402
+from longtail.losses._loading import LoadedMarginsWarning  # noqa: E402
 from longtail.losses.functional import (  # noqa: E402
     adaptive_loss,
     balanced_loss,
@@ -81,4 +82,5 @@ __all__ = [  # noqa: RUF022
     "WeightedLogitAdjustedLoss",
     "sampled_softmax_loss",
     "SampledSoftmaxLoss",
+    "LoadedMarginsWarning",
 ]

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.kernels._inputs import loss_dtype
 from longtail.losses import _kernel
 from longtail.losses._tensors import MarginTensors
 
@@ -111,8 +112,9 @@ def family_loss(
         losses = (q * class_losses(logits, margin, dim, dropped)).sum(dim)
         count: Tensor | int = losses.numel()
     else:
+        target = target.long()  # in uint8 a comparison with -100 would find 156
         ignored = target == ignore_index
-        index = target.long().masked_fill(ignored, 0).unsqueeze(dim)
+        index = target.masked_fill(ignored, 0).unsqueeze(dim)
         _check_labels(logits, index, dim, ignore_index=ignore_index, caller=caller)
         if epsilon == 0.0:
             losses = example_losses(logits, index, margin, dim, dropped)
@@ -126,8 +128,7 @@ def family_loss(
         if weight is not None and epsilon > 0.0:  # torch has NaN here, not infinity
             count = count.masked_fill(count == 0, torch.nan)
 
-    # Autocast keeps losses in float32; elsewhere the result has the type of the logits.
-    out = work if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    out = loss_dtype(logits)
     if reduction == "none":
         return losses.to(out)
     return (losses.sum() / (count if reduction == "mean" else 1)).to(out)
@@ -177,7 +178,7 @@ def class_losses(
     """
     if margin.dense is None:
         scores = _scores(logits, margin, dim)
-        own = scores - _along(margin.scale * (margin.positive + margin.negative), logits, dim)
+        own = scores - along(margin.scale * (margin.positive + margin.negative), logits, dim)
         if dropped is not None:
             scores = scores.masked_fill(dropped, _never(scores))
         against = _rest_for_each_class(scores, dim) - own
@@ -189,28 +190,7 @@ def class_losses(
         itself = torch.eye(pairs.shape[-1], dtype=torch.bool, device=pairs.device)
         rest = pairs.masked_fill(itself, _never(pairs)).logsumexp(-1)
         against = (rest - own).movedim(-1, dim)
-    return _along(margin.alpha, logits, dim) * _softplus(against)
-
-
-def draw_dropped(
-    logits: Tensor, rare: Tensor, gamma: float, generator: torch.Generator | None, *, caller: str
-) -> Tensor:
-    """Which classes of which examples drop out: the rare ones, each with probability γ.
-
-    Args:
-        logits: for their shape and device.
-        rare: bool, shape (C,).
-        gamma: γ in [0, 1].
-        generator: on the logits' device, or None.
-        caller: whose name the errors carry.
-
-    Returns:
-        bool, shape of `logits`.
-    """
-    gamma = _checks.fraction(gamma, caller, name="gamma")
-    dim, _ = check_logits(logits, caller=caller)
-    chance = torch.rand(logits.shape, generator=generator, device=logits.device)
-    return _along(rare, logits, dim) & (chance < gamma)
+    return along(margin.alpha, logits, dim) * _softplus(against)
 
 
 def all_but_one(scores: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -323,12 +303,12 @@ def _put(values: Tensor, index: Tensor, new: Tensor | float, dim: int) -> Tensor
 
 
 def _mask(values: Tensor, index: Tensor, dim: int) -> Tensor:
-    return _along(torch.arange(values.shape[dim], device=values.device), values, dim) == index
+    return along(torch.arange(values.shape[dim], device=values.device), values, dim) == index
 
 
 def _scores(logits: Tensor, margin: MarginTensors, dim: int) -> Tensor:
     """z_j = s·(f_j + b_j), in the margin's type."""
-    offset = _along(margin.scale * margin.negative, logits, dim)
+    offset = along(margin.scale * margin.negative, logits, dim)
     return torch.add(offset, logits, alpha=margin.scale)
 
 
@@ -342,7 +322,7 @@ def _softplus(x: Tensor) -> Tensor:
     return F.softplus(x, threshold=40.0)
 
 
-def _along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
+def along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
     """One value per class, shaped to broadcast along the logits' class dimension."""
     return vector.reshape(-1, *([1] * (logits.ndim - dim - 1)))
 

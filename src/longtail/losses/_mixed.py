@@ -16,6 +16,7 @@ from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.kernels._inputs import loss_dtype
 from longtail.losses._family import family_loss, seen_range
 from longtail.losses._tensors import MarginTensors
 
@@ -51,11 +52,9 @@ def mixed_loss(
         A scalar, or the shape of `first`.
     """
     share = _shares(share, first, second, caller=caller)
-    out = logits.dtype
+    out = loss_dtype(logits)
     if logits.dtype.itemsize < 4:  # so that the two parts are not rounded before they are added
         logits = logits.float()
-        if torch.is_autocast_enabled(logits.device.type):
-            out = torch.float32
     losses = [
         family_loss(
             logits,
@@ -76,7 +75,7 @@ def mixed_loss(
     if reduction == "sum":
         return both.sum().to(out)
     counts = []
-    for target in (first, second):
+    for target in (first.long(), second.long()):  # uint8 would be a mask, and wrap around
         there = target != ignore_index
         if weight is not None:
             there = weight[target.masked_fill(~there, 0)] * there

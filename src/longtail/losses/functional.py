@@ -16,7 +16,8 @@ from torch import Tensor
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.losses import _tensors
-from longtail.losses._family import LossOptions, check_logits, draw_dropped, family_loss
+from longtail.losses._draws import draw_dropped
+from longtail.losses._family import LossOptions, check_logits, family_loss
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
 from longtail.priors import ClassPrior

@@ -1,8 +1,9 @@
 """The losses as nn.Modules: each only holds its margins as buffers and calls the family.
 
 Buffers move with `.to(device)`, are saved in `state_dict` (loading another run's state restores
-that run's margins) and stay in float32 at least when a model is cast to half precision: a
-rounded log-prior would be a different loss. `scale` and the options are settings, not state.
+that run's margins, with a warning if they are others) and stay in float32 at least when a model
+is cast to half precision: a rounded log-prior would be a different loss. `scale` and the options
+are settings, not state.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections.abc import Callable
 from typing import Any, Self, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.losses import _family
-from longtail.losses._family import LossOptions, draw_dropped, family_loss
+from longtail.losses._draws import draw_dropped
+from longtail.losses._family import LossOptions, family_loss
+from longtail.losses._loading import LoadsMargins
 from longtail.losses._mixed import mixed_loss
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
 
-class PairwiseMarginLoss(nn.Module):
+class PairwiseMarginLoss(LoadsMargins):
     """The whole family: cross-entropy with weights α and margins Δ; see `pairwise_margin_loss`.
 
     Args:
@@ -91,7 +94,7 @@ class PairwiseMarginLoss(nn.Module):
         self.label_smoothing = _checks.fraction(label_smoothing, caller, name="label_smoothing")
         self.reduction = _checks.choice(reduction, _family.REDUCTIONS, caller, name="reduction")
         self.impl = _checks.choice(impl, _family.IMPLS, caller, name="impl")
-        self.settings: dict[str, Any] = {}
+        self.settings = {}
 
     def forward(self, logits: Tensor, target: Tensor, *, num_items_in_batch: Any = None) -> Tensor:
         """The loss of `logits` for `target`; shapes as in `pairwise_margin_loss`.

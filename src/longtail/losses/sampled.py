@@ -12,13 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.kernels._inputs import check_labels, check_matrix, what_came
+from longtail.kernels._inputs import check_labels, check_matrix, loss_dtype, what_came
 from longtail.losses import _family, _tensors
+from longtail.losses._loading import LoadsMargins
 from longtail.losses._tensors import MarginTensors
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
@@ -112,7 +113,7 @@ def sampled_softmax_loss(
     )
 
 
-class SampledSoftmaxLoss(nn.Module):
+class SampledSoftmaxLoss(LoadsMargins):
     """`sampled_softmax_loss` with the proposal q and the margin as buffers, for training loops.
 
     It draws in `eval()` mode too. For evaluation take the loss of all logits instead.
@@ -136,7 +137,7 @@ class SampledSoftmaxLoss(nn.Module):
         >>> loss = SampledSoftmaxLoss(prior, num_sampled=64, margin=margins.logit_adjusted(prior))
         >>> loss
         SampledSoftmaxLoss('logit-adjusted', num_classes=1000, num_sampled=64, reduction='mean')
-        >>> head, features = nn.Linear(8, 1000), torch.randn(32, 8)
+        >>> head, features = torch.nn.Linear(8, 1000), torch.randn(32, 8)
         >>> loss(features, head.weight, torch.arange(32), bias=head.bias).backward()
     """
 
@@ -177,6 +178,7 @@ class SampledSoftmaxLoss(nn.Module):
         kept = None if class_weight is None else class_weight.detach().to(dtype, copy=True)
         self.register_buffer("class_weight", kept)
         self.name = chosen.name
+        self.settings = {}  # what made the margin is not known
         self.scale = chosen.scale
         self.num_sampled = _checks.whole(num_sampled, caller, name="num_sampled")
         self.ignore_index = ignore_index
@@ -237,6 +239,7 @@ class SampledSoftmaxLoss(nn.Module):
         shown: dict[str, Any] = {
             "num_classes": len(self.log_q),
             "num_sampled": self.num_sampled,
+            **self.settings,
             "reduction": self.reduction,
         }
         for name, default in (("ignore_index", -100), ("sparse", False)):
@@ -263,8 +266,9 @@ def _loss(
     """The loss from the negatives at hand; inputs are checked but for what is looked at here."""
     _checks.choice(reduction, _family.REDUCTIONS, caller, name="reduction")
     _family.check_weight(class_weight, weight.shape[0], caller=caller)
+    target = target.long()  # in uint8 a comparison with -100 would find 156
     ignored = target == ignore_index
-    index = target.long().masked_fill(ignored, 0)
+    index = target.masked_fill(ignored, 0)
     _check_range(index, weight.shape[0], "target", caller=caller)
     work = torch.promote_types(features.dtype, torch.float32)
     margin, log_q = margin.cast(work), log_q.to(work)
@@ -287,7 +291,7 @@ def _loss(
         counted = counted * class_weight.to(work)[index]
         losses = losses * class_weight.to(work)[index]
     losses = losses.masked_fill(ignored, 0.0)
-    out = work if torch.is_autocast_enabled(features.device.type) else features.dtype
+    out = loss_dtype(features)
     if reduction == "none":
         return losses.to(out)
     return (losses.sum() / (counted.sum() if reduction == "mean" else 1)).to(out)
@@ -361,8 +365,9 @@ def _check_sampled(sampled: Any, classes: int, features: Tensor, *, caller: str)
             f"{caller}: `sampled` must be a tensor of at least one class index, shape (m,); "
             f"got {came}."
         )
-    _check_range(sampled, classes, "sampled", caller=caller)
-    return sampled.to(features.device).long()
+    drawn: Tensor = sampled.long()
+    _check_range(drawn, classes, "sampled", caller=caller)
+    return drawn.to(features.device)
 
 
 def _check_range(index: Tensor, classes: int, name: str, *, caller: str) -> None:

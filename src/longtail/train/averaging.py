@@ -4,7 +4,9 @@
 
 kept as a sum that starts at zero and divided by (1 − dᵗ) when it is looked at: so it is a true
 mean from the first step on, and the weights the training began with have no part in it. Batch
-norm's running mean and variance are averaged like weights; a counter keeps its last value.
+norm's running mean and variance are averaged like weights; a counter keeps its last value. The
+sum of half-precision weights is kept in float32: in their own type it would stop to grow as soon
+as (1 − d) of the way is less than a rounding, and be divided as if it were complete.
 Nothing here waits for a device until the average is looked at.
 """
 
@@ -26,11 +28,11 @@ class WeightAverage:
     same kind to judge or save it.
 
     Args:
-        model: the network that trains; its tensors must stay where they are.
+        model: the network that trains, on the device and in the shapes that it will have.
         decay: d in (0, 1): the average is over about the last 1/(1 − d) steps.
 
     Attributes:
-        sums: (1 − d) Σ_i d^{t−i} w_i, by the names of the network's tensors.
+        sums: (1 − d) Σ_i d^{t−i} w_i, by the names of the network's tensors; in float32 at least.
         steps: t, a tensor of one whole number.
 
     Examples:
@@ -48,32 +50,36 @@ class WeightAverage:
         self.decay = _checks.fraction(decay, caller, name="decay", below_one=True)
         if self.decay == 0:
             raise InputError(f"{caller}: `decay` must be above 0; without one, use the model.")
-        # Detached, and sharing memory with the network.
-        self._tensors = {name: value.detach() for name, value in model.state_dict().items()}
-        self._numbers = [v for v in self._tensors.values() if v.is_floating_point()]
+        self.model, state = model, model.state_dict()
+        self._names = set(state)
         self.sums = {
-            name: torch.zeros_like(value)
-            for name, value in self._tensors.items()
+            name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
+            for name, value in state.items()
             if value.is_floating_point()
         }
-        device = self._numbers[0].device
+        device = next(iter(self.sums.values())).device
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
-        torch._foreach_lerp_(list(self.sums.values()), self._numbers, 1.0 - self.decay)
+        # Looked up each time: .to() and the like put other tensors in the network.
+        state = self._state()
+        weights = [_as_summed(state[name], total, name=name) for name, total in self.sums.items()]
+        torch._foreach_lerp_(list(self.sums.values()), weights, 1.0 - self.decay)
         self.steps += 1
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average, by the names of the network's own state; its weights before any step."""
-        steps = int(self.steps)
+        steps, state = int(self.steps), self._state()
         if steps == 0:
-            return {name: value.clone() for name, value in self._tensors.items()}
+            return {name: value.detach().clone() for name, value in state.items()}
         share = 1.0 - self.decay**steps
         return {
-            name: self.sums[name] / share if name in self.sums else value.clone()
-            for name, value in self._tensors.items()
+            name: (self.sums[name] / share).to(value.dtype)
+            if name in self.sums
+            else value.detach().clone()
+            for name, value in state.items()
         }
 
     def load(self, sums: Mapping[str, Tensor], steps: int) -> None:
@@ -81,3 +87,31 @@ class WeightAverage:
         for name, value in self.sums.items():
             value.copy_(sums[name])
         self.steps.fill_(steps)
+
+    def _state(self) -> dict[str, Tensor]:
+        """The network's tensors as they are now, by name."""
+        state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
+        if state.keys() != self._names:
+            raise InputError(
+                f"WeightAverage: the network has changed, it has got or lost "
+                f"{_checks.listing(sorted(state.keys() ^ self._names))}; make the WeightAverage "
+                f"after such changes."
+            )
+        return state
+
+
+def _as_summed(weight: Tensor, total: Tensor, *, name: str) -> Tensor:
+    """A weight in the type of its sum: itself, unless it is in half precision."""
+    if weight.device == total.device and weight.shape == total.shape:
+        if weight.dtype == total.dtype:
+            return weight
+        if torch.promote_types(weight.dtype, torch.float32) == total.dtype:
+            return weight.to(total.dtype)
+    raise InputError(
+        f"WeightAverage: the network has changed, its `{name}` is now {_described(weight)}, but "
+        f"the average is {_described(total)}; make the WeightAverage after .to() and the like."
+    )
+
+
+def _described(value: Tensor) -> str:
+    return f"{value.dtype} on {value.device}, shape {tuple(value.shape)}"

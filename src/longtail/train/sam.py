@@ -40,7 +40,7 @@ class SAM:
     Args:
         optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS. Parameters that
             it is given later are moved too.
-        rho: ρ, above 0; 0.05 to 0.2 are usual.
+        rho: ρ, above 0; 0.05 to 0.2 are usual. Set ``sam.rho`` to change it between steps.
         model: the network, if it has batch norm: its running statistics are then left alone in
             the second pass of `step`. By hand, use `frozen_statistics`.
 
@@ -61,9 +61,20 @@ class SAM:
         self, optimizer: torch.optim.Optimizer, *, rho: float = 0.05, model: nn.Module | None = None
     ) -> None:
         _refuse_closures(optimizer)
-        self.optimizer, self.model, self.rho = optimizer, model, rho
-        self.perturbation = Perturbation(self._parameters(), rho=rho)
+        self.optimizer, self.model = optimizer, model
+        self._rho = _checks.positive(rho, "SAM", name="rho")
+        self.perturbation = Perturbation(self._parameters(), rho=self._rho)
         self._away = False
+
+    @property
+    def rho(self) -> float:
+        """ρ, how far a step looks."""
+        return self._rho
+
+    @rho.setter
+    def rho(self, value: float) -> None:
+        self._rho = _checks.positive(value, "SAM", name="rho")
+        self.perturbation.rho.fill_(self._rho)
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
         """Both passes and the step.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.kernels._inputs import check_labels
+from longtail.kernels._inputs import check_labels, under_autocast
 from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
 from longtail.priors import ClassPrior
 from longtail.train.class_slices import (
@@ -229,14 +230,15 @@ class ShardedHead(nn.Module):
         self._check_criterion(criterion, features, caller)
         ignored = criterion.ignore_index
         check_labels(target, len(features), of="features", caller=caller)
+        target = target.long()  # in uint8 a comparison with -100 would find 156
         whole, split = self._whole_batch(features, rows)
         if split is not None:
-            target = self.part.gather(split.pad(target.long(), ignored)).flatten()
+            target = self.part.gather(split.pad(target, ignored)).flatten()
             # Padding is told by its place: `ignore_index` may be a class that others count.
             real = torch.zeros_like(target, dtype=torch.bool)
             real[split.places(real.device)] = True
         counted = target != ignored if split is None else (target != ignored) & real
-        target = target.long().masked_fill(~counted, 0)
+        target = target.masked_fill(~counted, 0)
         self._check_labels(target, ignored, caller)
 
         compute, work, out = _types(features)
@@ -252,7 +254,7 @@ class ShardedHead(nn.Module):
             criterion.label_smoothing,
         )
         bias = None if self.bias is None else local(self.bias)
-        with torch.autocast(features.device.type, enabled=False):
+        with _without_autocast(features.device):
             losses = slice_losses(
                 whole.to(compute), local(self.weight).to(compute), bias, margins, self.part
             )
@@ -470,8 +472,10 @@ class ShardedHead(nn.Module):
 
 def _types(features: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     """The types of the logits, of the arithmetic on them, and of the loss."""
-    device = features.device.type
-    if torch.is_autocast_enabled(device):
-        compute = torch.get_autocast_dtype(device)
-        return compute, torch.float32, torch.float32
+    if under_autocast(features.device):
+        return torch.get_autocast_dtype(features.device.type), torch.float32, torch.float32
     return features.dtype, torch.promote_types(features.dtype, torch.float32), features.dtype
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, enabled=False) if under_autocast(device) else nullcontext()
