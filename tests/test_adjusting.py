@@ -383,6 +383,35 @@ def test_intervals_cover_as_often_as_they_say(classes, most):
     assert 0.86 <= hits / 600 <= 0.96
 
 
+@pytest.mark.parametrize(
+    ("counts", "plus", "minus"),
+    [
+        ([5000, 4], [0.03, 0.3], None),
+        ([5000, 2], [0.01, 0.5], None),
+        ([5000, 500, 5], [0.03, 0.1, 0.3], None),
+        ([2000, 400, 80, 16, 3], [0.02, 0.1, 0.2, 0.35, 0.5], None),
+        ([5000] * 8 + [2], [0.1] * 8 + [0.4], None),
+        ([5000, 5], [0.03, 0.0], [0.0, 0.3]),
+        ([1000, 30, 3], [0.1, 0.05, 0.01], [0.01, 0.2, 0.5]),
+    ],
+    ids=str,
+)
+def test_intervals_cover_where_a_few_examples_of_a_rare_class_decide(counts, plus, minus):
+    # The frequent classes have nearly all examples, and their rates say little of the rare one's.
+    rng = np.random.default_rng(0)
+    counts, plus = np.array(counts), np.array(plus)
+    down = np.zeros(len(counts)) if minus is None else np.array(minus)
+    share = np.full(len(counts), 1 / len(counts))
+    outcomes = np.stack([plus, down, 1 - plus - down], axis=1)
+    hits = 0
+    for _ in range(1000):
+        drawn = rng.multinomial(counts, outcomes)
+        lowered = None if minus is None else drawn[:, 1]
+        found = estimate(drawn[:, 0], lowered, counts, share, level=0.95)
+        hits += found.low <= np.sum(share * (plus - down)) <= found.high
+    assert hits / 1000 >= 0.91
+
+
 def test_a_uniform_prior_leaves_nothing_to_choose():
     logits, target = problem()
     saved = from_arrays(logits, target, kind="logits")

@@ -256,6 +256,74 @@ def test_input_is_left_alone():
     np.testing.assert_array_equal(logits, before)
 
 
+# Probabilities in place of logits
+
+PROBS = np.random.default_rng(3).dirichlet(np.ones(3), size=40)
+TAKE_LOGITS = {
+    "adjust_logits": lambda f: adjust_logits(f, PRIOR),
+    "scale_temperature": lambda f: scale_temperature(f, temperature=2.0),
+}
+
+
+@pytest.mark.parametrize("caller", TAKE_LOGITS)
+@pytest.mark.parametrize(
+    "probs",
+    [
+        PROBS,
+        PROBS.astype(np.float32),
+        PROBS.astype(np.float16),
+        PROBS.reshape(4, 10, 3),
+        PROBS[:2].tolist(),
+        torch.tensor(PROBS),
+        torch.tensor(PROBS, requires_grad=True),
+        torch.nn.Parameter(torch.tensor(PROBS)),
+        jnp.asarray(PROBS),
+    ],
+    ids=lambda p: f"{type(p).__module__.split('.')[0]}-{getattr(p, 'dtype', '')}-{np.ndim(p)}d",
+)
+def test_probabilities_are_refused(caller, probs):
+    message = f"{caller}: every row of `logits` lies in .0, 1.* pass their logarithm, log.probs.*"
+    with pytest.raises(InputError, match=message):
+        TAKE_LOGITS[caller](probs)
+
+
+@pytest.mark.parametrize("caller", TAKE_LOGITS)
+@pytest.mark.parametrize("row", [PROBS[:1], PROBS[0], torch.tensor(PROBS[:1])], ids=str)
+def test_one_row_like_probabilities_may_be_chance(caller, row):
+    with pytest.warns(UserWarning, match=f"{caller}: the row of `logits`.*logarithm") as caught:
+        result = TAKE_LOGITS[caller](row)
+    assert caught[0].filename == __file__
+    row = np.asarray(row)
+    wanted = row - PRIOR.log_probs if caller == "adjust_logits" else row / 2
+    np.testing.assert_allclose(result, wanted)
+
+
+@pytest.mark.parametrize("caller", TAKE_LOGITS)
+def test_logits_near_probabilities_pass_without_a_word(caller):
+    one_off = PROBS.copy()
+    one_off[1, 0] += 0.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for logits in (PROBS - 1, np.log(PROBS), one_off, torch.tensor(one_off), np.ones((0, 3))):
+            TAKE_LOGITS[caller](logits)
+
+
+def test_values_that_are_not_at_hand_are_not_looked_at():
+    probs, call = torch.tensor(PROBS), TAKE_LOGITS["adjust_logits"]
+    wanted = probs - torch.tensor(PRIOR.log_probs)
+    torch.testing.assert_close(torch.vmap(call)(probs), wanted)
+    torch.testing.assert_close(
+        torch.func.grad(lambda f: call(f).sum())(probs), torch.ones_like(probs)
+    )
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(probs), wanted)
+    assert call(probs.to("meta")).shape == wanted.shape
+    traced = jnp.asarray(PROBS)
+    for transformed in (jax.jit(call), jax.vmap(call)):
+        np.testing.assert_allclose(transformed(traced), wanted, rtol=1e-5)
+    assert jax.grad(lambda f: call(f).sum())(traced).shape == wanted.shape
+
+
 # A model trained with a consistent loss
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.datasets import load_digits
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
@@ -13,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from longtail import ClassPrior
+from longtail import ClassPrior, InputError
 from longtail.sklearn import LogitAdjustedClassifier, LogitAdjustedClassifierCV
 from longtail.sklearn._scores import ScoreReader, probe_rows
 
@@ -131,3 +133,28 @@ def test_rows_are_probed_by_weight(total):
     by_repetition = np.unique(again[probe_rows(len(again), None)])
     np.testing.assert_array_equal(by_weight, by_repetition)
     assert len(by_weight) <= 1000
+
+
+class InItsOwnOrder(ClassifierMixin, BaseEstimator):
+    """A classifier whose columns are in another order than the sorted one, as it says itself."""
+
+    def fit(self, X, y):
+        self.model_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.model_.classes_[::-1]
+        return self
+
+    def predict_proba(self, X):
+        return self.model_.predict_proba(X)[:, ::-1]
+
+
+@pytest.mark.parametrize("prior", ["train", "effective", {"a": 0.6, "b": 0.3, "c": 0.1}], ids=str)
+@pytest.mark.parametrize("wrapper", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_classes_in_another_order_are_refused(wrapper, prior, frozen):
+    rng = np.random.default_rng(0)
+    y = np.repeat(list("abc"), [60, 30, 10])
+    X = rng.normal(size=(100, 2)) + np.repeat([0, 1, 2], [60, 30, 10])[:, None]
+    estimator = FrozenEstimator(InItsOwnOrder().fit(X, y)) if frozen else InItsOwnOrder()
+    message = f"{wrapper.__name__}: `estimator`.classes_ must be sorted.*InItsOwnOrder has 'c', 'b'"
+    with pytest.raises(InputError, match=message):
+        wrapper(estimator, prior=prior).fit(X, y)

@@ -473,6 +473,41 @@ def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
     assert tune_tau(logits, target, prior, random_state=rng).confidence == result.confidence
 
 
+@pytest.mark.parametrize(
+    ("held_out", "decided_by"),
+    [
+        ([900, 90, 10], 2),
+        ([450, 45, 5], 2),
+        ([50, 4950, 4950], 0),
+        ([200, 200, 200], None),
+        ([20, 20, 20], None),
+        ([5000, 500, 100], None),  # enough to decide
+    ],
+    ids=str,
+)
+def test_few_examples_of_one_class_are_told_to_narrow_the_interval(held_out, decided_by):
+    prior = ClassPrior.from_counts([900, 90, 10])
+    target = np.repeat([0, 1, 2], held_out)
+    noise = np.random.default_rng(0).normal(size=(len(target), 3))
+    logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
+    result = tune_tau(logits, target, prior, n_bootstrap=20)
+    assert result.decided_by == decided_by
+    assert result.to_dict()["decided_by"] == decided_by
+    said = f"the {min(held_out)} of class {decided_by} decide, so the interval is too narrow"
+    assert (said in str(result)) == (decided_by is not None)
+    assert "narrow" not in str(tune_tau(logits, target, prior, n_bootstrap=0))
+
+
+def test_few_examples_of_a_class_that_hardly_counts_decide_nothing():
+    prior = ClassPrior.from_counts([900, 90, 10])
+    target = np.repeat([0, 1, 2], [200, 200, 10])
+    logits = np.random.default_rng(0).normal(size=(410, 3)) + np.eye(3)[target]
+    aim = ClassPrior.from_probs([0.5, 0.49, 0.01])
+    assert tune_tau(logits, target, prior).decided_by == 2
+    assert tune_tau(logits, target, prior, target_prior=aim).decided_by is None
+    assert tune_tau(logits, target, prior, criterion="log_loss").decided_by is None
+
+
 def test_without_replicates_there_is_no_interval():
     prior, logits, target = long_tailed(50)
     assert tune_tau(logits, target, prior, n_bootstrap=0).confidence is None

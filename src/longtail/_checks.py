@@ -311,9 +311,7 @@ def probability_rows(
             f"these look like logits: {hint}."
         )
     sums = array.sum(axis=1, dtype=np.float64)
-    # Half-precision rows of many classes add up to their own rounding.
-    slack = max(1e-4, 4 * float(np.finfo(array.dtype).eps)) if array.dtype.kind == "f" else 1e-4
-    off = np.flatnonzero(np.abs(sums - 1) > slack)
+    off = np.flatnonzero(np.abs(sums - 1) > _slack_of_sums(array))
     if len(off):
         raise InputError(
             f"{caller}: each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} "
@@ -321,11 +319,22 @@ def probability_rows(
         )
 
 
+def _slack_of_sums(array: NDArray[Any]) -> float:
+    """How far rows of probabilities may be from 1: half-precision ones add up their rounding."""
+    return max(1e-4, 4 * float(np.finfo(array.dtype).eps)) if array.dtype.kind == "f" else 1e-4
+
+
+def like_probabilities(array: NDArray[Any]) -> bool:
+    """Whether every row lies in [0, 1] and sums to 1."""
+    if array.min() < 0 or array.max() > 1:
+        return False
+    sums = array.sum(axis=1, dtype=np.float64)
+    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array)))
+
+
 def not_probabilities(array: NDArray[Any], *, caller: str, hint: str) -> None:
     """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
-    if array.min() < 0 or array.max() > 1:
-        return
-    if np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 1) <= 1e-4):
+    if like_probabilities(array):
         raise InputError(
             f"{caller}: every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "

@@ -7,12 +7,14 @@ arrays (the array API standard); dtype and device stay, gradients flow. Choosing
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import array_api_compat
 import numpy as np
+from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 BiasMode = Literal["scale", "keep", "drop"]
 BIAS_MODES = ("scale", "keep", "drop")
+
+# Rows along each leading axis that are looked at to tell logits from probabilities.
+_FIRST = 16
 
 
 def _traced_as_constant(function: _F) -> _F:
@@ -52,7 +57,8 @@ def adjust_logits(
     """Post-hoc logit adjustment (equation 9): f_y − τ (log π_y − log q_y − log c_y).
 
     Args:
-        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX. Of probabilities
+            pass the logarithm; where they are seen for what they are, they are refused.
         prior: π, of the data that the model was trained on.
         tau: τ; 1 is right for calibrated logits, `tune_tau` chooses it on held-out data.
         target_prior: q, of the data that the model will meet; None means all classes alike,
@@ -76,6 +82,7 @@ def adjust_logits(
     """
     caller = "adjust_logits"
     logits = _logits(logits, caller)
+    _refuse_probabilities(logits, caller)
     _checks.prior(prior, caller, num_classes=logits.shape[-1], shape=logits.shape)
     shift = -_checks.tau(tau, caller) * log_ratio(prior, target_prior, costs, caller=caller)
     if trained_with is not None:
@@ -173,6 +180,7 @@ def scale_temperature(logits: Any, *, temperature: float) -> Any:
     """
     caller = "scale_temperature"
     logits = _logits(logits, caller)
+    _refuse_probabilities(logits, caller)
     temperature = _checks.positive(temperature, caller, name="temperature")
     return _apply(logits, lambda f: f / temperature)
 
@@ -282,6 +290,64 @@ def _logits(logits: Any, caller: str) -> Any:
             f"it is {logits.dtype}; convert them first, to float32 for example."
         )
     return logits
+
+
+def _refuse_probabilities(logits: Any, caller: str) -> None:
+    """Refuse rows that are probabilities, where looking at them costs next to nothing.
+
+    One row of honest logits may add up to 1 by chance, about once in a million, and a service that
+    asks row by row must not stop for that: it is told, and goes on.
+    """
+    rows = _rows_at_hand(logits)
+    if rows is None or rows.size == 0:
+        return
+    hint = "pass their logarithm, log(probs)"
+    if len(rows) > 1:
+        _checks.not_probabilities(rows, caller=caller, hint=hint)
+    elif _checks.like_probabilities(rows):
+        warnings.warn(
+            f"{caller}: the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if "
+            f"that is what they are, {hint}.",
+            stacklevel=3,
+        )
+
+
+def _rows_at_hand(logits: Any) -> NDArray[Any] | None:
+    """A few rows, shape (rows, classes), or None where their values are elsewhere.
+
+    That is on a GPU, which would have to be waited for, and wherever a computation is only being
+    recorded: torch.compile, vmap and the like, JAX's transformations.
+    """
+    first = (slice(_FIRST),) * (logits.ndim - 1)
+    if hasattr(logits, "new_tensor"):
+        import torch
+
+        if torch.compiler.is_compiling():
+            return None
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            return None
+        # Subclasses such as DTensor may have to ask other processes.
+        if type(logits) not in (torch.Tensor, torch.nn.Parameter) or logits.device.type != "cpu":
+            return None
+        try:
+            found = _checks.as_numpy(logits[first])
+        except RuntimeError:  # what a tensor inside vmap or torch.func.grad says of its values
+            return None
+    elif isinstance(logits, np.ndarray):
+        found = logits[first]
+    elif _is_jax_on_cpu(logits):
+        found = _checks.as_numpy(logits)[first]
+    else:
+        return None
+    return found.reshape(-1, logits.shape[-1])
+
+
+def _is_jax_on_cpu(array: Any) -> bool:
+    """Whether it is a JAX array with values, in the memory of this process."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return False
+    return [device.platform for device in array.devices()] == ["cpu"]
 
 
 def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> Any:

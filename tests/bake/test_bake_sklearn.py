@@ -7,7 +7,13 @@ import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.linear_model import (
+    LogisticRegression,
+    Perceptron,
+    RidgeClassifier,
+    RidgeClassifierCV,
+    SGDClassifier,
+)
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -80,6 +86,31 @@ def test_two_classes_have_one_margin():
     wanted = odds / odds.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(baked.predict_proba(NEW), wanted, atol=1e-10)
     np.testing.assert_array_equal(baked.predict(NEW), wanted[:, 1] > 0.5)
+    with pytest.raises(InputError, match="one weight vector for both classes"):
+        bake_weight_normalization(model)
+
+
+@pytest.mark.parametrize("features", [1, 2, 6])  # a bare vector of two has no class for each
+@pytest.mark.parametrize(
+    "model",
+    [
+        RidgeClassifier(),
+        RidgeClassifier(fit_intercept=False),
+        RidgeClassifierCV(),
+        LinearSVC(),
+        Perceptron(),
+        LinearDiscriminantAnalysis(),
+    ],
+    ids=repr,
+)
+def test_every_binary_classifier_has_one_margin(model, features):
+    model.fit(X[:, :features], Y > 0)
+    before, rows = state(model), NEW[:, :features]
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts([900, 100]), tau=0.5)
+    wanted = model.decision_function(rows) + 0.5 * np.log(900 / 100)
+    np.testing.assert_allclose(baked.decision_function(rows), wanted, atol=1e-10)
+    np.testing.assert_array_equal(baked.predict(rows), wanted > 0)
+    assert state(unbake(baked)) == before
     with pytest.raises(InputError, match="one weight vector for both classes"):
         bake_weight_normalization(model)
 

@@ -48,7 +48,7 @@ def test_the_common_case_is_one_short_line(cli, files):
     assert lines[0] == "p.npz: logits of 180 labelled examples, 3 classes."
     change = expected().balanced
     text = " ".join(lines)
-    assert f"tau = {expected().tau:.4g} (95% interval" in text
+    assert f"tau = {expected().tau:.4g} (95% bootstrap interval" in text
     assert "judged by cross-fitting, each of 5 folds with the tau of the others" in text
     assert (
         f"The balanced error falls from {100 * change.before.value:.1f}% to "

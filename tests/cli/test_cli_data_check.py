@@ -184,3 +184,21 @@ def test_a_folder_that_load_takes_is_checked_file_by_file(cli):
                  size=(8, 8))  # fmt: skip
     assert cli("data", "check", "set").code == 0
     assert len(load("set").train) == 2
+
+
+@pytest.mark.parametrize("options", [(), ("--quick",), ("--workers", "2")])
+def test_images_of_several_sizes_are_told_of(cli, options):
+    names = [f"{split}/{k}/{i}.png" for split in ("train", "test") for k in "ab" for i in range(20)]
+    write_photos(Path("set"), names, size=(8, 8))
+    one = cli("data", "check", "set", *options)
+    assert one.code == 0
+    assert "sizes" not in one.out
+    write_photos(Path("set"), ["test/b/7.png"], size=(9, 9))
+    several = cli("data", "check", "set", *options)
+    text = " ".join(several.out.split())
+    # Photographs have sizes of their own, and a recipe that crops trains on them.
+    assert several.code == 0
+    assert "The images have 2 sizes, 8 x 8 to 9 x 9 pixels (height x width): " in text
+    assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
+    assert json.loads(cli("data", "check", "set", "--json").out)["num_sizes"] == 2
+    assert "must be 8 x 8" in cli("data", "describe", "set").err

@@ -63,6 +63,20 @@ def test_weak_evidence_is_said():
     assert any("touches the bounds 0 and 0.3: consider wider ones" in text for text in bound)
 
 
+def test_a_rare_class_that_decides_about_tau_is_named():
+    target = np.repeat([0, 1, 2], [900, 90, 10])
+    logits = np.random.default_rng(0).normal(size=(1000, 3)) + 2.0 * np.eye(3)[target]
+    source = from_arrays(logits + PRIOR.log_probs, target, kind="logits", class_names=list("abc"))
+    said = "The 10 examples of class c decide about tau, so its interval is too narrow"
+    told = texts.summary(adjust_predictions(source, PRIOR, n_bootstrap=50))
+    assert any(text.startswith(said) for text in told)
+    for silent in ({"n_bootstrap": 0}, {"tau": 1.0}):
+        assert not any(
+            "narrow" in t for t in texts.summary(adjust_predictions(source, PRIOR, **silent))
+        )
+    assert not any("narrow" in text for text in texts.summary(result()))
+
+
 def test_tables_hold_the_numbers_of_the_result():
     found = result()
     errors, changed = texts.tables(found)

@@ -8,6 +8,7 @@ from scipy import stats
 
 from longtail import ClassPrior
 from longtail.experiments.comparison import Comparison, Row, Scored
+from longtail.margins import MARGINS
 from longtail.report import comparison as texts
 
 PRIOR = ClassPrior.from_counts([200, 50, 5])
@@ -59,6 +60,39 @@ def test_an_interval_with_zero_in_it_is_no_difference():
     )
     assert second.endswith("as the interval includes zero, these seeds show no difference.")
     assert "−" in second  # the interval's lower end
+
+
+def test_the_best_of_several_was_picked_and_has_a_wider_interval():
+    worse = [row(name, np.full((3, 3), 0.9)) for name in ("adaptive", "balanced", "equalized")]
+    _, second = texts.summary(comparison(SOFTMAX, BETTER, *worse, ORACLE))
+    differences = BETTER.errors - SOFTMAX.errors
+    half = stats.t.ppf(1 - 0.025 / 4, 2) * differences.std(ddof=1) / np.sqrt(3)
+    low, high = (100 * (-differences.mean() + sign * half) for sign in (-1, 1))
+    assert (
+        "(95% interval over 3 paired seeds, wider since it was picked among 4 by these errors: "
+        f"{low:.1f} to {high:.1f})"
+    ) in second
+
+
+@pytest.mark.parametrize("others", [1, 4, 8])
+def test_where_no_method_differs_the_best_is_seldom_called_better(others):
+    rng = np.random.default_rng(others)
+    names = [name for name in MARGINS if name != "softmax"][:others]
+    claims = 0
+    for _ in range(1000):
+        rows = [row(name, 0.15 + 0.01 * rng.normal(size=(5, 1))) for name in ("softmax", *names)]
+        sentence = texts._winner_sentence(comparison(*rows), rows[0], texts.best(comparison(*rows)))
+        claims += "more than the seeds' noise" in sentence
+    assert claims / 1000 <= 0.04
+
+
+def test_the_note_counts_the_seeds_of_each_row():
+    one, two = row("adaptive", [[0.1] * 3]), row("balanced", [[0.1] * 3] * 2)
+    assert texts.tables(comparison(SOFTMAX, one, two))[0].note.startswith(
+        "Mean over 1 to 3 seeds ±"
+    )
+    assert texts.tables(comparison(SOFTMAX, BETTER))[0].note.startswith("Mean over 3 seeds ±")
+    assert texts.tables(comparison(one))[0].note.startswith("One seed: ")
 
 
 def test_one_seed_gives_no_interval():

@@ -115,7 +115,9 @@ def _refuse_others(model: Any, classifier: Any, caller: str) -> None:
 
 
 def _layer_of(classifier: Any, change: Change) -> Layer:
-    coefficients, width = classifier.coef_, classifier.coef_.shape[0]
+    coefficients = classifier.coef_
+    # Of two classes RidgeClassifier keeps a bare vector, others a matrix of one row.
+    width = 1 if coefficients.ndim == 1 else coefficients.shape[0]
     if change.needs_weight and hasattr(coefficients, "toarray"):
         raise InputError(
             f"{change.caller}: the coefficients are sparse; call densify() on the classifier first."

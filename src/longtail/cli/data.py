@@ -336,7 +336,8 @@ def check(
     """Go through a whole data set: lists, labels, every image.
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
-    splits are found before training stops at them. Exit code 1 if there is any.
+    splits are found before training stops at them. Exit code 1 if there is any. Images of several
+    sizes in class folders are no problem, but told of: only recipes that crop can train on them.
 
     \b
     Examples:
@@ -404,6 +405,7 @@ def _check_document(result: CheckResult) -> dict[str, Any]:
         "ok": result.ok,
         "images": result.images,
         "classes": result.classes,
+        "num_sizes": len(result.sizes) if result.sizes else None,
         "counts": result.counts,
         "problems": [
             {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
@@ -431,6 +433,16 @@ def _depth(result: CheckResult) -> str:
     return f"{there:,} of {result.files:,} files there, {how}"
 
 
+def _several_sizes(result: CheckResult) -> str:
+    """Who can use images of several sizes; it is no problem of photographs."""
+    small, large = (f"{height} x {width}" for height, width in (result.sizes[0], result.sizes[-1]))
+    return (
+        f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels (height x width): "
+        f"training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze "
+        f"take images of one size only."
+    )
+
+
 def _show_check(result: CheckResult, out: Path | None) -> None:
     from longtail.data.check import KINDS
     from longtail.report.tables import plural
@@ -439,6 +451,8 @@ def _show_check(result: CheckResult, out: Path | None) -> None:
     depth = _depth(result)
     if result.ok:
         _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
+        if len(result.sizes) > 1:
+            _console.line(_console.wrapped(_several_sizes(result)))
         return
     hidden = False
     for kind, count in result.counts.items():

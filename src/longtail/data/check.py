@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from longtail.data.lists import (
     list_folder,
     overlap_problems,
 )
-from longtail.data.photos import check_photo
+from longtail.data.photos import PhotoError, check_photo
 from longtail.data.registry import DATASETS
 
 # Every kind of problem, in the order of a report.
@@ -48,6 +48,9 @@ KINDS = {
 }
 _CHUNK = 32
 
+# Problems of some files, and the sizes of the images without any.
+_Found = tuple[list[Problem], set[tuple[int, int]]]
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -59,6 +62,8 @@ class CheckResult:
         classes: how many different labels the training set has.
         problems: in the order of `KINDS`, then as they were met.
         files: how many different files the lists name, there or not.
+        sizes: the (height, width) that occur, rising, in class folders without lists: where there
+            are several, only training that crops can take them. Empty for lists.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -68,6 +73,7 @@ class CheckResult:
     classes: int
     problems: list[Problem] = field(default_factory=list)
     files: int = 0
+    sizes: list[tuple[int, int]] = field(default_factory=list)
     quick: bool = False
     seconds: float = 0.0
 
@@ -115,7 +121,10 @@ def check_data(
     problems = [] if _is_file(name) else _split_problems(sources)
     problems += _list_problems(sources, listings)
     files = _all_files(sources, listings)
-    problems += _file_problems(files, workers=workers, quick=quick, progress=progress)
+    sizes: set[tuple[int, int]] = set()
+    for found, of_chunk in _results(files, workers=workers, quick=quick, progress=progress):
+        problems += found
+        sizes |= of_chunk
     order = list(KINDS)
     problems.sort(key=lambda problem: order.index(problem.kind))  # stable
     main = listings.get("train") or next(iter(listings.values()))
@@ -125,6 +134,7 @@ def check_data(
         len(set(main.labels.tolist())),
         problems,
         len(files),
+        sorted(sizes) if sources.are_trees else [],
         quick,
         time.monotonic() - started,
     )
@@ -219,21 +229,22 @@ def _all_files(sources: Sources, listings: dict[str, Listing]) -> list[str]:
     return sorted(files)
 
 
-def _file_problems(
+def _results(
     files: list[str], *, workers: int, quick: bool, progress: Progress | None
-) -> Iterator[Problem]:
-    """What is wrong with the files, in their order."""
+) -> Iterator[_Found]:
+    """What is found in the files, chunk by chunk in their order."""
+    chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
     done = 0
-    for found in _results(files, workers, quick):
+    for found in _in_processes(chunks, workers, partial(_check_files, quick=quick)):
         done = min(done + _CHUNK, len(files))
         if progress is not None:
             progress(done, len(files), "headers" if quick else "images")
-        yield from found
+        yield found
 
 
-def _results(files: list[str], workers: int, quick: bool) -> Iterator[list[Problem]]:
-    chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
-    work = partial(_check_files, quick=quick)
+def _in_processes(
+    chunks: list[list[str]], workers: int, work: Callable[[list[str]], _Found]
+) -> Iterator[_Found]:
     if workers == 1 or len(chunks) < 2:
         yield from map(work, chunks)
         return
@@ -256,9 +267,15 @@ def _results(files: list[str], workers: int, quick: bool) -> Iterator[list[Probl
         pool.shutdown(cancel_futures=True)
 
 
-def _check_files(files: list[str], *, quick: bool) -> list[Problem]:
-    found = ((file, check_photo(file, quick=quick)) for file in files)
-    return [Problem(fault.kind, file, fault.reason) for file, fault in found if fault is not None]
+def _check_files(files: list[str], *, quick: bool) -> _Found:
+    problems, sizes = [], set()
+    for file in files:
+        found = check_photo(file, quick=quick)
+        if isinstance(found, PhotoError):
+            problems.append(Problem(found.kind, file, found.reason))
+        else:
+            sizes.add(found)
+    return problems, sizes
 
 
 def is_read_whole(name: str | Path) -> bool:

@@ -230,8 +230,8 @@ def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
     return np.asarray(scaled)
 
 
-def check_photo(file: str, *, quick: bool = False) -> PhotoError | None:
-    """What is wrong with a file, or None.
+def check_photo(file: str, *, quick: bool = False) -> PhotoError | tuple[int, int]:
+    """What is wrong with a file, or else its height and width.
 
     Args:
         file: of an image.
@@ -241,6 +241,6 @@ def check_photo(file: str, *, quick: bool = False) -> PhotoError | None:
         with _opened(file) as image:
             if not quick:
                 image.load()
+            return image.height, image.width
     except PhotoError as error:
         return error
-    return None

@@ -100,7 +100,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds with its 95% t-interval; the ends are NaN for a single seed.
+    """A mean over seeds with its t-interval (of 95% unless said); NaN ends for a single seed.
 
     Examples:
         >>> mean_interval([1.0, 2.0, 3.0])
@@ -169,7 +169,7 @@ class Comparison:
         there = ", ".join(sorted({row.method for row in self.rows}))
         raise InputError(f"Comparison.row: there is no {method!r} ({tau_source}); rows: {there}.")
 
-    def difference(self, row: Row, *, baseline: Row | None = None) -> Interval:
+    def difference(self, row: Row, *, baseline: Row | None = None, level: float = 0.95) -> Interval:
         """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds."""
         base = self.row(BASELINE) if baseline is None else baseline
         theirs = dict(zip(base.seeds, base.errors, strict=True))
@@ -182,7 +182,7 @@ class Comparison:
             raise InputError(
                 f"Comparison.difference: {row.method!r} and {base.method!r} share no seed."
             )
-        return mean_interval(pairs)
+        return mean_interval(pairs, level=level)
 
     def group_errors(self, row: Row, *, many: float = 100, few: float = 20) -> dict[str, float]:
         """Mean error of many-, medium- and few-shot classes; NaN for a group without classes."""

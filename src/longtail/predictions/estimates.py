@@ -143,8 +143,10 @@ def estimate(
     little towards the common ones, since a class of one or two examples shows no spread of its
     own: one example's worth of the pooled rates is added to each class, and two examples, spread
     evenly over the possible outcomes, to all classes together (Agresti and Min 2005 do that for
-    one class). So few examples widen the interval instead of closing it. The value itself is as
-    counted.
+    one class). So few examples widen the interval instead of closing it. The class that may vary
+    most is an exception: it counts at least as it would alone, with both of these examples to
+    itself. For where a few examples of one class decide, the pooled rates are those of others.
+    The value itself is as counted.
 
     Args:
         plus: events that add, per class, shape (classes,).
@@ -163,20 +165,39 @@ def estimate(
         (0.2, 0.12, 0.28)
     """
     classes = len(counts)
-    pooled = float(classes > 1)
-    padded = counts + pooled + 2.0 / classes
-
-    def rate(events: IntArray, extra: float) -> FloatArray:
-        common = pooled * events.sum() / counts.sum()
-        return np.asarray((events + common + extra / classes) / padded)
-
-    up = rate(plus, 1.0 if minus is None else 0.5)
-    down = np.zeros(classes) if minus is None else rate(minus, 0.5)
-    # The estimated rates vary themselves, which takes n / padded² of the variance away.
-    variance = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
+    together = share**2 * _variance(
+        plus, minus, counts, pooled=float(classes > 1), spread=2.0 / classes
+    )
+    alone = share**2 * _variance(plus, minus, counts, pooled=0.0, spread=2.0)
+    # Simulated: 2 to 100 classes of 1 to 5,000 examples, alike or long-tailed, rates 0 to 1, plain
+    # and paired. The 95% intervals hold the truth in 95% to 98% of the samples on average, and in
+    # fewer than 90% for one setting in a hundred. Without this step two classes of 5,000 and 4
+    # examples had 77%; with every class alone, a hundred classes of two examples have 100%.
+    most = int(np.argmax(alone))
+    variance = together.sum() + max(0.0, alone[most] - together[most])
     net = plus if minus is None else plus - minus
     value = float(np.sum(share * net / counts))
-    error = float(np.sqrt(np.sum(share**2 * variance)))
+    error = float(np.sqrt(variance))
     reach = NormalDist().inv_cdf(0.5 + level / 2) * error
     least = 0.0 if minus is None else -1.0
     return Estimate(value, error, max(least, value - reach), min(1.0, value + reach))
+
+
+def _variance(
+    plus: IntArray, minus: IntArray | None, counts: IntArray, *, pooled: float, spread: float
+) -> FloatArray:
+    """Of each class's (plus − minus) / n, from padded rates.
+
+    `pooled` examples with the rates of all classes together and `spread` examples, as many of
+    every possible outcome, are added to each class.
+    """
+    padded = counts + pooled + spread
+
+    def rate(events: IntArray, share_of_spread: float) -> FloatArray:
+        common = events.sum() / counts.sum()
+        return np.asarray((events + pooled * common + spread * share_of_spread) / padded)
+
+    up = rate(plus, 0.5 if minus is None else 0.25)
+    down = np.zeros(len(counts)) if minus is None else rate(minus, 0.25)
+    # The estimated rates vary themselves, which takes n / padded² of the variance away.
+    return np.asarray((up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2))

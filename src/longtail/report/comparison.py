@@ -91,12 +91,22 @@ def tau(row: Row) -> str:
     return f"{row.taus.mean():.2f} ({low:.2f}–{high:.2f})"
 
 
-def against_softmax(comparison: Comparison, row: Row) -> Interval | None:
-    """The paired difference to softmax; None for softmax itself, or without a common seed."""
+def against_softmax(comparison: Comparison, row: Row, *, picked: bool = False) -> Interval | None:
+    """The paired difference to softmax; None for softmax itself, or without a common seed.
+
+    A row that was picked for its low error has a lucky one: with every rival there is one chance
+    more. `picked` widens its interval accordingly (Bonferroni), so that where no method differs
+    from softmax, no more than one report in forty finds the best one better.
+    """
     base = comparison.baseline
     if base is None or row is base or not set(row.seeds) & set(base.seeds):
         return None
-    return comparison.difference(row)
+    return comparison.difference(row, level=1 - 0.05 / (rivals(comparison) if picked else 1))
+
+
+def rivals(comparison: Comparison) -> int:
+    """How many honest rows there are besides softmax."""
+    return len([row for row in comparison.rows if honest(row) and row is not comparison.baseline])
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -143,11 +153,12 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> Table:
 
 
 def _note(comparison: Comparison) -> str:
-    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
+    counts = sorted({len(row.seeds) for row in comparison.rows})
     parts = []
-    if len(seeds) > 1:
+    if counts[-1] > 1:
+        number = f"{counts[-1]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         parts.append(
-            f"Mean over {len(seeds)} seeds ± half the width of its 95% interval (Student's t); "
+            f"Mean over {number} seeds ± half the width of its 95% interval (Student's t); "
             f"differences are paired by seed, with their 95% interval in brackets."
         )
     else:
@@ -206,17 +217,17 @@ def _softmax_sentence(comparison: Comparison, base: Row) -> str:
 
 
 def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
-    rivals = len([row for row in comparison.rows if honest(row)]) - 1
+    others = rivals(comparison)
     if winner is base:
-        others = f"None of the {rivals} other methods has" if rivals > 1 else "No other method has"
-        return f"{others} a lower balanced error here."
-    found = against_softmax(comparison, winner)
+        who = f"None of the {others} other methods has" if others > 1 else "No other method has"
+        return f"{who} a lower balanced error here."
+    found = against_softmax(comparison, winner, picked=True)
     label, error = name(winner), percent(float(winner.errors.mean()))
     text = (
-        f"Of the {rivals} other methods that never saw the {comparison.split} set, "
+        f"Of the {others} other methods that never saw the {comparison.split} set, "
         f"{label} does best, with {error}%"
     )
-    if rivals == 1:
+    if others == 1:
         first = f"{label[0].upper()}{label[1:]}"
         text = f"{first}, which never saw the {comparison.split} set, gets {error}% wrong"
     if found is None:
@@ -225,7 +236,11 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
     if math.isnan(found.half_width):
         return f"{text}, but one seed gives no interval, so this may be noise."
     low, high = sorted((-found.low, -found.high))
-    text += f" (95% interval over {found.seeds} paired seeds: {percent(low)} to {percent(high)})"
+    picked = f", wider since it was picked among {others} by these errors" if others > 1 else ""
+    text += (
+        f" (95% interval over {found.seeds} paired seeds{picked}: "
+        f"{percent(low)} to {percent(high)})"
+    )
     if found.excludes_zero:
         return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
     return f"{text}, but as the interval includes zero, these seeds show no difference."

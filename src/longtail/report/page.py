@@ -146,7 +146,7 @@ def _tiles(comparison: Comparison) -> list[Tile]:
         for row in dict.fromkeys((base, winner))
         if row is not None
     ]
-    found = texts.against_softmax(comparison, winner)
+    found = texts.against_softmax(comparison, winner, picked=True)
     if found is not None:
         mean, _, ends = texts.change(found).partition(" ")
         interval = f", 95% interval {ends.strip('[]').replace(', ', ' to ')}" if ends else ""

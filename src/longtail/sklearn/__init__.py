@@ -37,7 +37,7 @@ from longtail.sklearn._base import (
 )
 from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
 from longtail.sklearn._leakage import evidence
-from longtail.sklearn._scores import ScoreReader, choose_method, probe_rows
+from longtail.sklearn._scores import ScoreReader, choose_method, classes_of, probe_rows
 from longtail.sklearn._tuning import TauScores as TauScores
 from longtail.sklearn._warnings import FixedTauOnMarginsWarning as FixedTauOnMarginsWarning
 from longtail.sklearn._warnings import TunedOnTrainingDataWarning as TunedOnTrainingDataWarning
@@ -154,7 +154,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         tau = _checks.tau(self.tau, caller)
         rows = self._rows(X, y, sample_weight, params)
         estimator, rows = _fit_on(clone(self.estimator), rows)
-        classes = np.asarray(estimator.classes_)
+        classes = classes_of(estimator, caller=caller)
         method = choose_method(estimator, self.response_method, caller=caller)
         weight = rows.weight if self._is_prefit() else rows.fit_weight
         if isinstance(self.prior, str) and self.prior == "effective":
@@ -423,7 +423,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             raise NotFittedError(
                 f"{caller}: cv='prefit' needs a fitted estimator; fit it first, on other rows."
             ) from error
-        classes = np.asarray(self.estimator.classes_)
+        classes = classes_of(self.estimator, caller=caller)
         tuned_on = rows.take(every)
         codes = targets.encode(tuned_on.y, classes, caller=caller)
         found = evidence(self.estimator, tuned_on.X, codes)

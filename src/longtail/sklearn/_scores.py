@@ -60,6 +60,23 @@ def choose_method(estimator: Any, response_method: str, *, caller: str) -> str:
     )
 
 
+def classes_of(estimator: Any, *, caller: str) -> NDArray[Any]:
+    """The labels behind the columns of a fitted classifier's answers, which must be sorted.
+
+    All of scikit-learn has them so. A prior, a target or costs in the order of the classes would
+    otherwise have two meanings.
+    """
+    classes = np.asarray(estimator.classes_)
+    if not np.all(classes[:-1] < classes[1:]):
+        raise InputError(
+            f"{caller}: `estimator`.classes_ must be sorted, each label once, as scikit-learn's "
+            f"own are; {type(final_estimator(estimator)).__name__} has "
+            f"{_checks.listing(map(repr, classes.tolist()))}; set classes_ = numpy.unique(y) in "
+            f"its `fit`, and give its scores a column for each class in that order."
+        )
+    return classes
+
+
 @dataclass(frozen=True)
 class ScoreReader:
     """How one fitted classifier's answers become logits, shape (examples, num_classes).

@@ -28,7 +28,7 @@ from longtail.sklearn._base import (
     mean_ready,
     prior_of_predictions,
 )
-from longtail.sklearn._scores import ScoreReader
+from longtail.sklearn._scores import ScoreReader, classes_of
 from longtail.tuning import TauCurve, TauIntervals
 
 BOUNDS = (0.0, 4.0)
@@ -210,7 +210,7 @@ def _answer(
                 f"{seen.y.tolist()[0]!r}; use fewer splits, or stratified ones."
             )
         estimator.fit(seen.X, seen.y, **seen.fit_params)
-    own = np.asarray(estimator.classes_)
+    own = classes_of(estimator, caller=task.caller)
     known = np.searchsorted(task.classes, own)
     reader, answer = ScoreReader.learn(
         estimator, held_out.X, task.method, num_classes=len(own), caller=task.caller

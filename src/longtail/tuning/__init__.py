@@ -40,6 +40,10 @@ CRITERIA = ("balanced_error", *CALIBRATION_CRITERIA)
 
 # Below this many held-out examples a class's own error is hardly known.
 _FEW = 5
+# From this many on one class may decide alone. Simulated with calibrated logits: where a class of
+# fewer has most of the error's variance, 95% intervals held the best tau in 71% (held-out 450, 45
+# and 5) to 93% (90 and 30) of samples; with 1000 and 100 in 95%, with three times 20 in 96%.
+_ENOUGH_TO_DECIDE = 100
 
 
 _SOME = 0.5  # a tau that is worth its name
@@ -57,7 +61,7 @@ class TauResult:
         standard_error: of `error`, by resampling examples at this tau.
         confidence: ends of the bootstrap interval of tau, or None without replicates: quantiles
             of the resampled taus, and `tau` itself where those would leave it out.
-        confidence_level: its level.
+        confidence_level: its nominal level; see `decided_by`.
         curve: the criterion as a function of tau; call it.
         counts: held-out examples of each class, shape (num_classes,).
         criterion: what was minimised.
@@ -108,6 +112,23 @@ class TauResult:
         # Two standard errors of one error: of the difference of two it is rather more.
         return self.error_at(_SOME) - self.error_at(0.0) > 2.0 * self.standard_error
 
+    @property
+    def decided_by(self) -> int | None:
+        """The class whose few examples decide, so that `confidence` is too narrow, or None.
+
+        That is a class with more than half of the balanced error's variance, as far as the sizes
+        tell, and fewer than 100 held-out examples: each of them moves the error by a large step,
+        and drawing the same few again shows too little of what others would do.
+        """
+        if not isinstance(self.curve, TauCurve):
+            return None
+        some = self.counts > 0
+        variance = np.zeros(len(self.counts))
+        variance[some] = self.curve.intervals.importance[some] ** 2 / self.counts[some]
+        most = int(np.argmax(variance))
+        alone = variance[most] > 0.5 * variance.sum()
+        return most if alone and self.counts[most] < _ENOUGH_TO_DECIDE else None
+
     def to_dict(self, *, curve_points: int = 0) -> dict[str, Any]:
         """Plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
         out: dict[str, Any] = {
@@ -115,6 +136,7 @@ class TauResult:
             "interval": list(self.interval),
             "confidence": None if self.confidence is None else list(self.confidence),
             "confidence_level": self.confidence_level,
+            "decided_by": self.decided_by,
             "error": self.error,
             "standard_error": self.standard_error,
             "error_at": {f"{tau:g}": self.error_at(tau) for tau in self._landmarks()},
@@ -144,6 +166,20 @@ class TauResult:
         who = "it" if one else "each of them"
         return [f"  {which} none: the nearest class in size counts for {who} too"]
 
+    def _too_few(self) -> list[str]:
+        """What few examples of a class make of the interval."""
+        few = int(np.sum((self.counts > 0) & (self.counts < _FEW)))
+        if self.confidence is not None and (one := self.decided_by) is not None:
+            return [
+                f"  the {self.counts[one]} of class {one} decide, so the interval is too narrow: "
+                f"95% was 71% to 93% in simulations"
+            ]
+        if few and self.criterion == "balanced_error":
+            return [
+                f"  {few} classes have fewer than {_FEW}: the interval understates what they hide"
+            ]
+        return []
+
     def __str__(self) -> str:
         name = self.criterion.replace("_", " ")
         method = self.method.replace("_", " ")
@@ -163,11 +199,7 @@ class TauResult:
             f"fewest {int(self.counts[fewest])} (class {fewest})"
         )
         lines += self._stand_ins()
-        few = int(np.sum((self.counts > 0) & (self.counts < _FEW)))
-        if few and self.criterion == "balanced_error":
-            lines.append(
-                f"  {few} classes have fewer than {_FEW}: the interval understates what they hide"
-            )
+        lines += self._too_few()
         if self.interval == self.curve.bounds:
             lines.append(f"  every tau within the bounds {self.bounds} is equally good")
         elif self.at_zero:
@@ -240,7 +272,8 @@ def tune_tau(
             (or, for calibration, each group of classes alike in size); 0 for no interval. Beyond
             3 million draws in all the normal approximation of the same resampling is used. The
             interval shows how far the minimiser moves; since errors are counted, not smooth, it
-            moves more slowly than 1/√n.
+            moves more slowly than 1/√n. Where few examples of one class decide, it is too narrow,
+            and the result says so.
         random_state: seed, or a NumPy Generator.
         chunk_rows: rows that are looked at together; the default suits all sizes.
 
