@@ -67,7 +67,8 @@ def _too_narrow(result: AdjustResult) -> list[str]:
     one = tuning.decided_by
     return [
         f"The {int(tuning.counts[one])} examples of class {result.predictions.label(one)} decide "
-        f"about tau, so its interval is too narrow: in simulations, 95% was 71% to 93%."
+        f"about tau, so its interval is too narrow: such ones of 95% held the best tau in 71% to "
+        f"93% of simulations."
     ]
 
 

@@ -171,8 +171,8 @@ class TauResult:
         few = int(np.sum((self.counts > 0) & (self.counts < _FEW)))
         if self.confidence is not None and (one := self.decided_by) is not None:
             return [
-                f"  the {self.counts[one]} of class {one} decide, so the interval is too narrow: "
-                f"95% was 71% to 93% in simulations"
+                f"  the {self.counts[one]} of class {one} decide, so the interval is too narrow:",
+                "  such ones of 95% held the best tau in 71% to 93% of simulations",
             ]
         if few and self.criterion == "balanced_error":
             return [
