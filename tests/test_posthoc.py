@@ -278,6 +278,7 @@ TAKE_LOGITS = {
         torch.tensor(PROBS, requires_grad=True),
         torch.nn.Parameter(torch.tensor(PROBS)),
         jnp.asarray(PROBS),
+        torch.tensor(PROBS).bfloat16(),
     ],
     ids=lambda p: f"{type(p).__module__.split('.')[0]}-{getattr(p, 'dtype', '')}-{np.ndim(p)}d",
 )

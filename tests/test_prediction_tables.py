@@ -69,10 +69,12 @@ def test_parquet_keeps_the_precision_and_turns_whole_numbers_into_floats(scores,
     np.testing.assert_array_equal(found, exact.astype(expected))
 
 
-def test_pandas_reads_adjusted_whole_numbers(scores):
+@pytest.mark.parametrize("dtype", ["int64", "Int64", "int64[pyarrow]"])
+def test_pandas_reads_adjusted_whole_numbers(scores, dtype):
     pandas = pytest.importorskip("pandas")
     logits, target = scores
     frame = wide(np.rint(logits).astype(int), target).to_pandas()
+    frame = frame.astype(dict.fromkeys(frame.columns[:3], dtype))
     frame.to_parquet("p.parquet")
     adjust_predictions(open_predictions("p.parquet"), PRIOR, tau=1.0).write("out.parquet")
     again = pandas.read_parquet("out.parquet")
@@ -143,6 +145,16 @@ def test_scores_of_the_other_kind_are_left_out(scores, kind, suffix):
     assert table["photo"][7] == "7.jpg"
     assert set(map(float, table[f"{other}rain"])) == {0.25}
     assert table["predicted"] == [NAMES[k] for k in adjusted.argmax(axis=1)]
+
+
+def test_a_score_of_something_else_is_kept():
+    """It may be of anything, unless there is one for every class."""
+    whole = ("score_0", "score_1", "score_2")
+    for others, left_out in ((("score_1", "score_test"), ()), (whole, whole)):
+        header = ["logit_0", "logit_1", "logit_2", *others]
+        row = ",".join("123456"[: len(header)])
+        Path("s.csv").write_text(f"{','.join(header)}\n{row}\n")
+        assert open_predictions("s.csv", kind="logits").left_out == left_out
 
 
 def test_an_earlier_answer_is_replaced_where_it_stands(scores):

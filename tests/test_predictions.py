@@ -359,12 +359,23 @@ def test_label_files(folder):
         ("1\n0\n", NAMES, [1, 0]),
         ("0\ncat\ndog\n", NAMES, [0, 1]),  # pandas calls a column without a name 0
         ("7\n9\n", ("7", "8", "9"), [0, 2]),
+        ("1.000e+00\n2.000e+00\n", None, [1, 2]),  # as numpy.savetxt writes them
+        ("0\n", None, [0]),
     ],
 )
 def test_the_first_line_of_a_label_column_may_be_a_label(folder, content, names, expected):
     (folder / "y.csv").write_text(content)
     encode = LabelEncoder(3, names, name="y.csv")
     assert encode(folder / "y.csv").tolist() == expected
+
+
+def test_a_first_line_that_may_be_a_class_or_a_column_is_refused(folder):
+    (folder / "y.csv").write_text("target\nlabel\n")
+    encode = LabelEncoder(3, ("label", "target", "x"), name="y.csv")
+    with pytest.raises(InputError, match="'target', may be a label or the name of the column"):
+        encode(folder / "y.csv")
+    np.savetxt(folder / "y.txt", [2.0, 0.0])
+    assert LabelEncoder(3, None, name="y")(folder / "y.txt").tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("name", ["scores.npy", "unlabelled.npz", "comma.csv", "wide.parquet"])
@@ -379,7 +390,7 @@ def test_labels_from_a_csv_file_without_a_header(folder, scores, name):
     np.testing.assert_array_equal(np.concatenate([b.target for b in found.blocks(99)]), target)
     (folder / "y.csv").write_text("0\n" + "\n".join(map(str, target)))
     with pytest.raises(
-        InputError, match=r"120 rows but there are 121 labels; if .* call it `label`"
+        InputError, match=r"120 rows but there are 121 labels .*name the column `label`"
     ):
         list(open_predictions(name, kind="logits", labels="y.csv").blocks(99))
 

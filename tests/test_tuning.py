@@ -474,38 +474,49 @@ def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
 
 
 @pytest.mark.parametrize(
-    ("held_out", "decided_by"),
+    ("held_out", "few"),
     [
-        ([900, 90, 10], 2),
-        ([450, 45, 5], 2),
-        ([50, 4950, 4950], 0),
-        ([200, 200, 200], None),
-        ([20, 20, 20], None),
-        ([5000, 500, 100], None),  # enough to decide
+        ([900, 90, 10], True),
+        ([50, 4950, 4950], True),
+        ([900, 5, 5], True),  # neither of the two decides alone
+        ([20, 20, 20], True),
+        ([200, 200, 200], False),
+        ([5000, 500, 150], False),
     ],
     ids=str,
 )
-def test_few_examples_of_one_class_are_told_to_narrow_the_interval(held_out, decided_by):
+def test_few_examples_that_decide_are_told_to_narrow_the_interval(held_out, few):
     prior = ClassPrior.from_counts([900, 90, 10])
     target = np.repeat([0, 1, 2], held_out)
     noise = np.random.default_rng(0).normal(size=(len(target), 3))
     logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
     result = tune_tau(logits, target, prior, n_bootstrap=20)
-    assert result.decided_by == decided_by
-    assert result.to_dict()["decided_by"] == decided_by
-    said = f"the {min(held_out)} of class {decided_by} decide, so the interval is too narrow"
-    assert (said in str(result)) == (decided_by is not None)
+    # By hand: a class's part of the error's variance, and what the sum of such parts is known from.
+    parts = [1 / n for n in held_out]
+    number = sum(parts) ** 2 / sum(v**2 / n for v, n in zip(parts, held_out, strict=True))
+    assert result.deciding_examples == pytest.approx(number)
+    assert result.to_dict()["deciding_examples"] == result.deciding_examples
+    assert result.few_decide == few
+    said = f"in effect {number:.0f} of them decide: the interval is likely too narrow"
+    assert (said in str(result)) == few
     assert "narrow" not in str(tune_tau(logits, target, prior, n_bootstrap=0))
 
 
-def test_few_examples_of_a_class_that_hardly_counts_decide_nothing():
+def test_what_decides_depends_on_weights_and_on_what_is_asked():
     prior = ClassPrior.from_counts([900, 90, 10])
     target = np.repeat([0, 1, 2], [200, 200, 10])
     logits = np.random.default_rng(0).normal(size=(410, 3)) + np.eye(3)[target]
     aim = ClassPrior.from_probs([0.5, 0.49, 0.01])
-    assert tune_tau(logits, target, prior).decided_by == 2
-    assert tune_tau(logits, target, prior, target_prior=aim).decided_by is None
-    assert tune_tau(logits, target, prior, criterion="log_loss").decided_by is None
+    plain = tune_tau(logits, target, prior)
+    assert plain.few_decide
+    assert not tune_tau(logits, target, prior, target_prior=aim).few_decide
+    assert tune_tau(logits, target, prior, criterion="log_loss").deciding_examples is None
+    # A hundred copies of no weight to speak of tell no more than those that have one.
+    extra = np.repeat(np.flatnonzero(target == 2), 100)
+    rows = np.concatenate([np.arange(410), extra])
+    weight = np.repeat([1.0, 1e-9], [410, len(extra)])
+    weighted = tune_tau(logits[rows], target[rows], prior, sample_weight=weight)
+    assert weighted.deciding_examples == pytest.approx(plain.deciding_examples)
 
 
 def test_without_replicates_there_is_no_interval():
@@ -521,9 +532,13 @@ def test_printing_and_json():
     result = tune_tau(logits, target, prior)
     text = str(result)
     assert text.startswith(f"tau = {result.tau:.4g} (logit adjustment)\n  95% bootstrap interval")
-    few = int(np.sum(result.counts < 5))
+    assert int(np.sum(result.counts < 5)) > 0
+    assert "of them decide: the interval is likely too narrow" in text
+    wide, scores, labels = long_tailed(2000, classes=400)
+    many = tune_tau(scores, labels, wide, n_bootstrap=20)
+    few = int(np.sum(many.counts < 5))
     assert few > 0
-    assert f"{few} classes have fewer than 5" in text
+    assert f"{few} classes have fewer than 5" in str(many)
     assert "touches the bounds" not in text
     plain = json.loads(json.dumps(result.to_dict(curve_points=5)))
     assert plain["tau"] == result.tau

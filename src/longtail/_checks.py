@@ -319,22 +319,26 @@ def probability_rows(
         )
 
 
-def _slack_of_sums(array: NDArray[Any]) -> float:
-    """How far rows of probabilities may be from 1: half-precision ones add up their rounding."""
-    return max(1e-4, 4 * float(np.finfo(array.dtype).eps)) if array.dtype.kind == "f" else 1e-4
+def _slack_of_sums(array: NDArray[Any], eps: float = 0.0) -> float:
+    """How far rows of probabilities may be from 1: half-precision ones add up their rounding.
+
+    `eps` is that of the type they came in, where it was another.
+    """
+    own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
+    return max(1e-4, 4 * own, 4 * eps)
 
 
-def like_probabilities(array: NDArray[Any]) -> bool:
-    """Whether every row lies in [0, 1] and sums to 1."""
+def like_probabilities(array: NDArray[Any], *, eps: float = 0.0) -> bool:
+    """Whether every row lies in [0, 1] and sums to 1; `eps` as in `_slack_of_sums`."""
     if array.min() < 0 or array.max() > 1:
         return False
     sums = array.sum(axis=1, dtype=np.float64)
-    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array)))
+    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array, eps)))
 
 
-def not_probabilities(array: NDArray[Any], *, caller: str, hint: str) -> None:
+def not_probabilities(array: NDArray[Any], *, caller: str, hint: str, eps: float = 0.0) -> None:
     """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
-    if like_probabilities(array):
+    if like_probabilities(array, eps=eps):
         raise InputError(
             f"{caller}: every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "

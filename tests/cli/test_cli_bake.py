@@ -149,6 +149,11 @@ def test_a_run_folder(cli, tmp_path):
     assert cli("bake", run.folder, "--smoothing", 1, "-o", "s.safetensors").code == 0
     smoothed = ClassPrior.from_counts([91, 10, 2]).log_probs
     np.testing.assert_allclose(bias_of("s.safetensors"), BIAS - smoothed, atol=1e-6)
+    two = cli(
+        "bake", run.folder, "--classes", "cat,dog", "--target", "1,1,0", "-o", "t.safetensors"
+    )
+    assert two.code == 1
+    assert "--classes has 2 names, but there are 3 classes" in two.err
     inside = cli("bake", run.folder, "-o", run.folder / "b.safetensors")
     assert inside.code == 1
     assert "is a run's record and stays as it is; write elsewhere" in inside.err

@@ -16,7 +16,7 @@ from longtail.cli import _cohort, main
 from longtail.data import freeze, load
 from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec, Run, find_runs
-from run_factory import make_run, make_spec
+from run_factory import make_run, make_spec, make_writer
 
 DIGITS = ("train", "--dataset", "digits-lt", "--device", "cpu", "--set", "epochs=2")
 
@@ -81,11 +81,45 @@ def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped
     assert cli(*swapped).code == cli("evaluate", "runs", "--dataset", "birds").code == 0
 
 
+def test_a_stale_judgement_is_refused_before_anything_is_trained(swapped, cli):
+    result = cli(*swapped, "--seeds", "2")
+    assert result.code == 1
+    assert "are of other images than the data are now" in result.err
+    assert len(find_runs("runs")) == 1
+
+
 def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
     assert cli(*swapped, "--seed", "1").code == 0
     result = cli("evaluate", "runs")
     assert result.code == 1
-    assert "have different examples in the split 'test'" in result.err
+    assert "were judged on different images of the test set" in result.err
+    one, other = find_runs("runs")
+    for run in (one, other):
+        assert f"longtail evaluate {run.folder} --split test --force" in result.err
+
+
+def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):
+    """They have no fingerprint: a random validation part for each seed is honest."""
+    for seed in range(2):
+        writer = make_writer(Path("own"), make_spec(seed=seed))
+        labels = np.random.default_rng(seed).permutation([0, 0, 0, 1, 1, 2])
+        writer.write_logits("val", np.eye(3)[labels], labels)
+        writer.finish()
+    labels = [run.logits("val").target.tolist() for run in find_runs("own")]
+    assert labels[0] != labels[1]
+    assert cli("evaluate", "own", "--split", "val").code == 0
+
+
+def test_the_data_named_may_be_those_of_some_runs_only(runs, cli):
+    assert cli("evaluate", runs).code == 0
+    assert cli("data", "freeze", "digits-lt", "--ratio", "20", "--out", "small.frozen").code == 0
+    train = ["train", "--dataset", "small.frozen", "--recipe", "digits", "--method", "softmax"]
+    assert cli(*train, "--set", "epochs=1", "--device", "cpu", "--no-evaluate").code == 0
+    for _ in range(2):  # the second time all are judged
+        assert cli("evaluate", runs, "--dataset", "small.frozen").code == 0
+    result = cli("evaluate", runs / "digits-lt", "--root", "images")
+    assert result.code == 1
+    assert "--root is for images on disk" in result.err
 
 
 def test_data_that_are_not_there_are_said(runs, cli):

@@ -130,6 +130,12 @@ def test_what_strong_owes_to_its_parts_is_paired_by_seed(study):
     )
 
 
+def test_tables_of_parts_name_their_ratio():
+    part = Study.of(made_up_setting(Setting("cifar10-lt", 50.0)), ratios=[50.0]).parts[0]
+    for table in (strong_ablation.ablation_table(part), strong_ablation.removal_table(part)):
+        assert table.title.endswith("CIFAR-10-LT, imbalance ratio 50")
+
+
 def test_one_run_that_is_a_teacher_makes_no_table_of_parts():
     found = made_up_setting(Setting("cifar10-lt"), with_ablation=False)
     part = Study.of(found).part("cifar10-lt")

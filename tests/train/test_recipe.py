@@ -314,6 +314,7 @@ def test_overrides_as_typed():
         ({"crop_fill": "white"}, "`crop_fill` must be one of 'black', 'mean'"),
         ({"flip": 1}, "`flip` must be true or false; got 1"),
         ({"std": [0.1, 0.0, 0.1]}, "`std` must be above zero; got 0"),
+        ({"std": True}, "`std` must be"),
         ({"mean": [0.1, 0.2]}, "one value per channel, or one for all; they have 2 and 3"),
         ({"head": "cosin"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'"),
         ({"head_scale": 0}, "`head_scale` must be above zero"),

@@ -229,16 +229,13 @@ def _beside(spec: RunSpec, asked: Asked, subset: dict[str, Any]) -> RunSpec:
 
 def _state(folder: Path, data: str) -> str:
     """How far a run is; one that was trained on other data is refused."""
-    from longtail.runs import Run, RunError
+    from longtail.runs import Run
+    from longtail.runs.folder import same_training
 
     if not (folder / "run.json").exists():
         return "new"
     run = Run.open(folder, verify=False, unfinished=True)
-    if run.data != data:
-        raise RunError(
-            f"{folder} was trained on other data of the same name (fingerprint {run.data[:16]}, "
-            f"now {data[:16]}); give another --out, or pass --force to train it again."
-        )
+    same_training(run, data)
     return "finished" if run.finished else "begun"
 
 

@@ -151,6 +151,7 @@ def bake(
         else:
             found = _prior(run, counts, train_labels, prior, classes, smoothing)
             width = found.num_classes
+            _refuse_other_width(classes, width)
             if common["tau"] != 0:
                 warn_if_adjusted(run)
             bake_logit_adjustment(
@@ -286,6 +287,14 @@ def _names(classes: str | None) -> list[str] | None:
     from longtail.predictions.labels import read_class_names
 
     return None if classes is None else read_class_names(classes)
+
+
+def _refuse_other_width(classes: str | None, width: int) -> None:
+    from longtail._checks import InputError
+
+    names = _names(classes)
+    if names is not None and len(names) != width:
+        raise InputError(f"--classes has {len(names)} names, but there are {width} classes.")
 
 
 def _costs(text: str, width: int, classes: str | None) -> Any:

@@ -103,8 +103,6 @@ def evaluate(
     else:
         opened = open_runs(runs, split=split.value, anew=anew)
     data = _training.RunData(dataset, data_dir, root)
-    if not anew and split != Split.held_out and (dataset or data_dir or root):
-        _compare([run for run in opened if split in run.splits], split, data)
     judged: dict[Path, Judged] = {}
     with _training.joined(device) if _needed(opened, split, anew) else nullcontext() as world:
         numbers = [n for n, run in enumerate(opened) if anew or split not in run.splits]
@@ -112,6 +110,8 @@ def evaluate(
             numbers = world.tell(numbers)  # another process may have written some by now
         missing = [opened[number] for number in numbers]
         _refuse(missing, split, force=force)
+        if not anew and split != Split.held_out and (dataset or data_dir or root):
+            _compare([run for run in opened if run not in missing], split, data, bool(missing))
         if missing and world is not None:
             parts = _parts(missing, split, data, workers)
             if errors_only:
@@ -139,24 +139,49 @@ def evaluate(
         _console.note(f"The mean logits of {len(opened)} runs are in {together.folder}")
 
 
-def _compare(judged: list[Run], split: Split, data: _training.RunData) -> None:
-    """Refuse logits that are of other images than the data that the command names."""
+def _compare(judged: list[Run], split: Split, data: _training.RunData, others: bool) -> None:
+    """Refuse logits that are of other images than the data that the command names.
+
+    Of runs of several data sets it names one, or the place of one; that it names that of none is
+    refused, too, unless there are `others`, which are not judged yet.
+    """
+    from longtail._checks import InputError
     from longtail.runs.folder import same_images
 
+    named, refused = others, None
     for run in judged:
-        same_images(run, split.value, _part(data.of(run), run, split).fingerprint)
+        try:
+            images = _part(data.of(run), run, split)
+        except InputError as error:
+            refused = refused or error
+            continue
+        same_images(run, split.value, images.fingerprint)
+        named = True
+    if refused is not None and not named:
+        raise refused
 
 
 def _refuse_mixed(runs: list[Run], split: Split) -> None:
-    """Refuse a mean over runs that were judged on different examples of a split.
+    """Refuse a mean over runs that were judged on different images of a split.
 
-    Only what is held out of the training set differs from seed to seed.
+    What is held out of the training set differs from seed to seed, and so may what a training
+    loop of one's own wrote, which tells no fingerprint.
     """
-    from longtail.runs.folder import same_data
+    from longtail.runs import RunError
 
-    if split != Split.held_out:
-        for together in _by_data(runs).values():
-            same_data(together, split=split.value)
+    if split == Split.held_out:
+        return
+    for together in _by_data(runs).values():
+        images = [(run.record["splits"][split.value]["data"], run) for run in together]
+        differing = list({data: run for data, run in images if data is not None}.values())
+        if len(differing) > 1:
+            one, other = differing[:2]
+            anew = [f"{run.evaluation(split.value)} --force" for run in (one, other)]
+            raise RunError(
+                f"{one.folder} and {other.folder} were judged on different images of the "
+                f"{split} set, so they can't stand in one table. To judge them anew (with "
+                f"--dataset or --data-dir where they need it): {' ; '.join(anew)}"
+            )
 
 
 def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:

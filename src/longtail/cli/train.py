@@ -290,6 +290,8 @@ def train(
         _refuse_idle(given, context, on_disk=job.on_disk)
         if evaluate:
             _training.refuse_huge(job.data)
+            if not force:
+                _refuse_judged_otherwise(job)
         streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
         runs = _train(
             job,
@@ -426,6 +428,17 @@ def _train(
             "within_epoch": news.within,
         }
         return engine.train_cohort(job.specs, job.data.train, **options)
+
+
+def _refuse_judged_otherwise(job: _cohort.Job) -> None:
+    """Refuse finished runs that were judged on another test set, before any is trained."""
+    from longtail.runs import Run
+    from longtail.runs.folder import same_images
+
+    for folder, state in zip(job.folders, job.states(), strict=True):
+        run = Run.open(folder, verify=False) if state == "finished" else None
+        if run is not None and "test" in run.splits:
+            same_images(run, "test", job.data.test.fingerprint)
 
 
 def _evaluate(runs: list[Run], data: AnyData, world: World, streaming: Streaming) -> list[Run]:

@@ -220,7 +220,7 @@ class StrongTrainer(Trainer):
         try:
             for setting in settings:
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
-                if "strong" in stages:
+                if {"strong", "removal"} & set(stages):
                     singles += setting.strong.specs([STRONG])
                 taught = bool(set(stages) - {"strong", "ablation", "removal"})
                 if taught:

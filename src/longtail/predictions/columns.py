@@ -107,13 +107,15 @@ def other_scores(
         ('prob_a', 'prob_b')
     """
     known = {*classes, *(prefixed(name)[1] for name in scores)}
-    used = {*scores, label}
-    found = []
-    for name in header:
-        kind, of_class = prefixed(name)
-        if name not in used and (name in KINDS or (kind is not None and of_class in known)):
-            found.append(name)
-    return tuple(found)
+    others = [(name, *prefixed(name)) for name in header if name not in {*scores, label}]
+    # A score may be of anything, unless there is one for every class.
+    unsure = {of_class for _, kind, of_class in others if kind == ""}
+    kinds = {*KINDS, ""} if unsure >= set(classes) else set(KINDS)
+    return tuple(
+        name
+        for name, kind, of_class in others
+        if name in KINDS or (kind in kinds and of_class in known)
+    )
 
 
 def label_column(header: Sequence[str], label: str | None, name: str) -> int | None:

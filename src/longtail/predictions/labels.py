@@ -43,14 +43,19 @@ def prefixed(column: str) -> tuple[str | None, str]:
 
 
 def whole(text: str) -> int | None:
-    """The whole number that a text is, also as ``3.0``, or None.
+    """The whole number that a text is, also as ``3.0`` or ``3.0e+00``, or None.
 
     Examples:
-        >>> whole("3"), whole("3.0"), whole("-1"), whole("three"), whole("2.5")
-        (3, 3, -1, None, None)
+        >>> whole("3"), whole("3.0"), whole("-1"), whole("three"), whole("2.5"), whole("1.2e+01")
+        (3, 3, -1, None, None, 12)
     """
     match = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text)
-    return None if match is None else int(match[1])
+    if match is not None:
+        return int(match[1])
+    if not re.fullmatch(r"\s*[+-]?\d+(?:\.\d*)?[eE][+-]?\d+\s*", text):
+        return None
+    number = float(text)
+    return int(number) if number.is_integer() else None
 
 
 class LabelEncoder:
@@ -148,8 +153,8 @@ def one_label_each(num_rows: int, codes: IntArray, *, name: str, kind: str) -> N
     """Refuse another number of labels than of rows."""
     if len(codes) == num_rows + 1:
         raise InputError(
-            f"{name}: `{kind}` has {num_rows} rows but there are {len(codes)} labels; if the first "
-            f"line of their file is the name of a column, call it `label`."
+            f"{name}: `{kind}` has {num_rows} rows but there are {len(codes)} labels (in a csv "
+            f"file, a number in the first line is a label: name the column `label`)."
         )
     _checks.same_length(range(num_rows), codes, caller=name, name=kind)
 
@@ -216,13 +221,19 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
                 f"{path}: a csv file of labels must have one column, or one called "
                 f"{' or '.join(LABEL_NAMES[:2])}; its columns are {_checks.listing(header)}."
             )
+        if len(header) == 1 and known and header[0] in (class_names or ()):
+            raise InputError(
+                f"{path}: its first line, {header[0]!r}, may be a label or the name of the column; "
+                f"write the labels to a text file instead, one per line."
+            )
         if not known and not _names_a_column(header[0], rows, class_names or ()):
             rows = [header, *rows]
         column = header.index(known[0]) if known else 0
         return np.array([row[column] for row in rows])
     lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
-    if all(re.fullmatch(r"[\d\s.,+-]+", line) for line in lines):
-        lines = " ".join(lines).replace(",", " ").split()
+    parts = " ".join(lines).replace(",", " ").split()
+    if all(map(_is_number, parts)):
+        lines = parts
     if not lines:
         raise InputError(f"{path} is empty; it must hold labels, one per line.")
     return np.array(lines)
@@ -235,7 +246,7 @@ def _names_a_column(first: str, rows: Sequence[Sequence[str]], class_names: Sequ
     """
     if first in class_names:
         return False
-    return whole(first) is None or all(whole(row[0]) is None for row in rows)
+    return whole(first) is None or (len(rows) > 0 and all(whole(row[0]) is None for row in rows))
 
 
 def read_class_names(text: str) -> list[str]:

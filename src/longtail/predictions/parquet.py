@@ -5,6 +5,7 @@ Read row group by row group through pyarrow, which comes with the extra `torch`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ class _Batches:
         self.names = [field.name for field in fields]
         self.schema = pyarrow.schema(
             [*fields, pyarrow.field("predicted", kind)],
-            {**(schema.metadata or {}), _ADJUSTED: repr(tau).encode()},
+            {**_metadata(schema, fields), _ADJUSTED: repr(tau).encode()},
         )
 
     def write(self, block: Block, scores: NDArray[Any], predicted: IntArray) -> None:
@@ -173,6 +174,21 @@ class _Batches:
         labels = source.labels(predicted)
         columns.append(pyarrow.array(labels.tolist(), type=self.schema.field("predicted").type))
         self.file.write_batch(pyarrow.record_batch(columns, schema=self.schema))
+
+
+def _metadata(schema: Any, fields: Sequence[Any]) -> dict[bytes, bytes]:
+    """The file's own, but for what pandas noted of columns that are floats now."""
+    found = dict(schema.metadata or {})
+    if b"pandas" in found:
+        notes = json.loads(found[b"pandas"])
+        kept = {field.name: field.type for field in fields}
+        for note in notes.get("columns", ()):
+            name = note.get("field_name")
+            now = kept.get(name)
+            if _pyarrow().types.is_floating(now) and now != schema.field(name).type:
+                note["pandas_type"] = note["numpy_type"] = "float64"
+        found[b"pandas"] = json.dumps(notes).encode()
+    return found
 
 
 def _as_floats(kind: Any) -> Any:

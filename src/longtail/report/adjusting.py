@@ -60,15 +60,13 @@ def summary(result: AdjustResult) -> list[str]:
 
 
 def _too_narrow(result: AdjustResult) -> list[str]:
-    """That few examples of one class decide, where tau's interval says nothing of it."""
+    """That few examples decide, where tau's interval says nothing of it."""
     tuning = result.tuning
-    if tuning is None or tuning.confidence is None or tuning.decided_by is None:
+    if tuning is None or tuning.confidence is None or not tuning.few_decide:
         return []
-    one = tuning.decided_by
     return [
-        f"The {int(tuning.counts[one])} examples of class {result.predictions.label(one)} decide "
-        f"about tau, so its interval is too narrow: such ones of 95% held the best tau in 71% to "
-        f"93% of simulations."
+        f"In effect {tuning.deciding_examples:.0f} of the examples decide about tau, those of rare "
+        f"classes, so its interval is likely too narrow."
     ]
 
 

@@ -30,6 +30,7 @@ from longtail.report.blocks import (
 )
 from longtail.report.sections import (
     CURVE_STEPS,
+    CURVE_TAUS,
     SLIDER_STEPS,
     Choice,
     ClassAxis,
@@ -192,16 +193,17 @@ def _tau(result: AdjustResult) -> Section:
 
 
 def _taus(result: AdjustResult, steps: int) -> FloatArray:
-    """Taus that the page shows: those of every page, further where a tau is, and its own one."""
-    marks = [result.tau, *result.fold_taus, result.judged_curve.minimizer()[0]]
+    """Taus that the page shows: those of every page, further where a tau is, and the very best."""
+    best = result.judged_curve.minimizer()[0]
+    marks = [result.tau, *result.fold_taus, best]
     # A quarter beyond it, so that one sees the error rise again.
     low = min(0, math.floor(1.25 * min(marks)))
     high = 4 if max(marks) <= 4 else math.ceil(1.25 * max(marks))
-    return np.union1d(tau_grid(low, high, most=steps), [0.0, 1.0, result.tau])
+    return np.union1d(tau_grid(low, high, most=steps), [0.0, 1.0, result.tau, best])
 
 
 def _curve(result: AdjustResult) -> TauCurves:
-    curve, taus = result.judged_curve, _taus(result, CURVE_STEPS)
+    curve, taus = result.judged_curve, np.union1d(CURVE_TAUS, _taus(result, CURVE_STEPS))
     if result.target_prior is None:
         values = 100 * curve(taus)
     else:  # the curve is of the error under the target, the chart of the balanced one

@@ -150,7 +150,9 @@ def _tiles(comparison: Comparison) -> list[Tile]:
     if found is not None:
         mean, _, ends = texts.change(found).partition(" ")
         interval = f", 95% interval {ends.strip('[]').replace(', ', ' to ')}" if ends else ""
-        tiles.append(Tile("difference", mean, f"percentage points{interval}"))
+        rivals = texts.rivals(comparison)
+        picked = f" as the best of {rivals}" if interval and rivals > 1 else ""
+        tiles.append(Tile("difference", mean, f"percentage points{interval}{picked}"))
     return tiles
 
 

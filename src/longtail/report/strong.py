@@ -22,7 +22,7 @@ from longtail.experiments.strong_kinds import WIDE
 from longtail.experiments.strong_published import PUBLISHED, Published
 from longtail.experiments.strong_runs import RATIOS
 from longtail.report import figures, strong_ablation, strong_selection
-from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, spread
+from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, spread, where
 from longtail.report.tables import (
     TITLES,
     Table,
@@ -78,7 +78,7 @@ def results_table(part: Part) -> Table | None:
         for line in part.lines
     ]
     return Table(
-        f"Balanced test error in percent, {_where(part)}",
+        f"Balanced test error in percent, {where(part)}",
         ("method", "epochs", "error", "τ again", *GROUPS, "min."),
         rows,
         note=_results_note(part),
@@ -91,10 +91,6 @@ def _published(part: Part) -> list[Published]:
         return []
     found = [one for one in PUBLISHED if one.dataset == part.setting.dataset]
     return sorted(found, key=lambda one: one.error)
-
-
-def _where(part: Part) -> str:
-    return f"{title_of(part.setting.dataset)}, imbalance ratio {part.setting.ratio:g}"
 
 
 def summary_table(study: Study) -> Table:
@@ -200,7 +196,7 @@ def teachers_table(part: Part) -> Table | None:
         (line.name, spread(line.dev_errors), spread(line.errors), *by_group(line)) for line in lines
     ]
     return Table(
-        f"The teachers, {_where(part)}",
+        f"The teachers, {where(part)}",
         ("teacher", "dev", "test", *GROUPS),
         rows,
         note=_teachers_note(part),
@@ -348,7 +344,7 @@ def _draw_part(axes: Any, part: Part) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("minutes of a full GPU, teachers included")
-    axes.set_title(_where(part))
+    axes.set_title(where(part))
 
 
 def _draw_published(axes: Any, published: Sequence[Published]) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import Line, Part
-from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of
-from longtail.report.tables import Table, percent, plural, signed, title_of
+from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, where
+from longtail.report.tables import Table, percent, plural, signed
 
 _HEADER = ("recipe", "dev", "test", "change", *GROUPS, "min.")
 _BASES = ("plain", "strong", "student")
@@ -21,7 +21,7 @@ def ablation_table(part: Part) -> Table | None:
     """Every ingredient added or taken away, in a few epochs; None where none was trained.
 
     Args:
-        part: a data set at imbalance ratio 100.
+        part: a data set at some ratio.
     """
     wanted = len(part.setting.ablated()) + len(part.setting.ablated_students())
     return _table(
@@ -41,7 +41,7 @@ def removal_table(part: Part) -> Table | None:
     """What `strong` owes to each of its parts, in its own epochs; None where none was trained.
 
     Args:
-        part: a data set at imbalance ratio 100.
+        part: a data set at some ratio.
     """
     lines = [*([] if part.strong is None else [part.strong]), *part.removal]
     wanted = 1 + len(part.setting.removed())
@@ -76,8 +76,7 @@ def _table(part: Part, found: Sequence[Line], *, title: str, note: str) -> Table
         cells = [percent(float(v.mean()), digits=2) for v in (line.dev_errors, line.errors)]
         change = "" if base is line else change_text(line, base)
         rows.append((name_of(line), *cells, change, *by_group(line), minutes_text(line.minutes)))
-    where = f"{title_of(part.setting.dataset)}, imbalance ratio 100"
-    return Table(f"{title}, {where}", _HEADER, rows, note=note)
+    return Table(f"{title}, {where(part)}", _HEADER, rows, note=note)
 
 
 def _rows_missing(part: Part, lines: Sequence[Line], wanted: int, *, stage: str) -> str:
@@ -99,7 +98,7 @@ def short_strong(part: Part) -> str | None:
     """That a few epochs are too few for `strong`, where the records say so; else None.
 
     Args:
-        part: a data set at imbalance ratio 100.
+        part: a data set at some ratio.
     """
     lines = {line.name: line for line in part.ablation if line.is_whole}
     short, full = lines.get("strong"), part.strong

@@ -1,12 +1,12 @@
-"""What the cells of the study's tables say of a line."""
+"""What the study's tables say of a line in their cells, and of a part in their titles."""
 
 from __future__ import annotations
 
 import math
 
 from longtail._checks import FloatArray
-from longtail.experiments.strong import Line
-from longtail.report.tables import percent
+from longtail.experiments.strong import Line, Part
+from longtail.report.tables import percent, title_of
 
 GROUPS = ("many", "medium", "few")
 
@@ -40,3 +40,8 @@ def name_of(line: Line) -> str:
     if line.is_whole:
         return line.name
     return f"{line.name} ({len(line.records)} of {line.wanted})"
+
+
+def where(part: Part) -> str:
+    """Its data set and ratio in words."""
+    return f"{title_of(part.setting.dataset)}, imbalance ratio {part.setting.ratio:g}"

@@ -390,6 +390,25 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
                 raise _different(other, run, f"have different examples in the split {name!r}")
 
 
+def same_training(run: Run, fingerprint: str) -> None:
+    """Refuse a run that was trained on other data than these.
+
+    Args:
+        run: finished or not.
+        fingerprint: of the training data as they are now.
+
+    Raises:
+        RunError: says what to do.
+    """
+    if run.data != fingerprint:
+        what = "trained" if run.finished else "begun"
+        raise RunError(
+            f"{run.folder} was {what} on other data of the same name (fingerprint {run.data[:8]}, "
+            f"now {fingerprint[:8]}); give another --out (root), or pass --force (force=True) to "
+            f"train it again."
+        )
+
+
 def same_images(run: Run, split: str, fingerprint: str) -> None:
     """Refuse a run whose logits of a split are of other images than these.
 

@@ -31,7 +31,7 @@ from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter, files
-from longtail.runs.folder import RunError
+from longtail.runs.folder import RunError, same_training
 from longtail.train import checkpoint
 from longtail.train.distributed import ALONE, World
 from longtail.train.evaluation import (
@@ -253,17 +253,8 @@ def _is_finished(folder: Path, images: Images) -> bool:
         return False
     run = Run.open(folder, verify=False, unfinished=True)
     if run.finished:
-        _refuse_other_data(run, images)
+        same_training(run, images.fingerprint)
     return run.finished
-
-
-def _refuse_other_data(run: Run, images: Images) -> None:
-    if run.data != images.fingerprint:
-        begun = "trained" if run.finished else "begun"
-        raise RunError(
-            f"{run.folder} was {begun} on other data (fingerprint {run.data[:8]}, now "
-            f"{images.fingerprint[:8]}); pass --force (force=True) to begin again."
-        )
 
 
 def _start(
@@ -292,7 +283,7 @@ def _start(
         writer = _Onlooker(folder)
     elif (folder / "run.json").exists() and not force:
         writer = RunWriter.resume(folder, spec, device=where)
-        _refuse_other_data(Run.open(folder, verify=False, unfinished=True), images)
+        same_training(Run.open(folder, verify=False, unfinished=True), images.fingerprint)
         start = checkpoint.latest(folder)
         done = 0 if start is None else start.epochs
         writer.rewind_log(lambda line: int(line.get("epoch", 0)) <= done)

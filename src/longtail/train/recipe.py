@@ -165,7 +165,8 @@ class Recipe:
         self._check_ingredients(caller)
         for key in ("mean", "std"):
             given = getattr(self, key)
-            given = [given] if isinstance(given, int | float) else given  # one for all channels
+            if isinstance(given, int | float) and not isinstance(given, bool):
+                given = [given]  # one for all channels
             values = _checks.vector(given, caller=caller, name=key)
             _checks.all_finite(values, caller=caller, name=key)
             if key == "std" and values.min() <= 0:
