@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_factory import write_folder
+from data_factory import write_folder, write_list, write_photos
 from longtail.cli import _cohort, main
 from longtail.data import freeze, load
 from longtail.data.digits import load_digits_lt
@@ -120,6 +120,31 @@ def test_the_data_named_may_be_those_of_some_runs_only(runs, cli):
     result = cli("evaluate", runs / "digits-lt", "--root", "images")
     assert result.code == 1
     assert "--root is for images on disk" in result.err
+
+
+def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli):
+    """Beforehand, too: with many classes that is common, and training is long."""
+    for split, counts in {"train": (4, 3, 2), "test": (2, 2, 0)}.items():
+        entries = [(f"{split}/{k}-{i}.jpg", k) for k, n in enumerate(counts) for i in range(n)]
+        write_photos(Path("birds"), [path for path, _ in entries])
+        write_list(Path("birds") / f"{split}.txt", entries)
+    train = ["train", "--dataset", "birds", "--recipe", "imagenet-lt", "--method", "softmax"]
+    train += ["--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "batch_size=4"]
+    small = ["--set", "model=small-conv", "--set", "image_size=16", "--workers", "0"]
+    result = cli(*train, *small, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "warning: the test set has no examples of class(es) 2: its mean error" in result.err
+    assert "Without examples in the test set: class(es) 2, left" in result.out
+    assert "longtail report" not in result.out  # which compares over all classes
+    (run,) = find_runs("runs")
+    logits, target, _ = run.logits("test")
+    wanted = np.mean([np.mean(logits[target == k].argmax(1) != k) for k in range(2)])
+    judged = json.loads(cli("evaluate", "runs", "--json").out)
+    assert judged["runs"][0]["balanced_error"] == pytest.approx(wanted)
+    assert judged["runs"][0]["missing_classes"] == [2]
+    shown = cli("report", "runs")
+    assert shown.code == 1
+    assert "the test set has no examples of class(es) 2, and a comparison is over" in shown.err
 
 
 def test_data_that_are_not_there_are_said(runs, cli):

@@ -122,6 +122,9 @@ def show(runs: list[Run], job: _cohort.Job) -> None:
     header = ("method", "seeds", *(SPLITS[split] for split in errors), "time a run")
     spread = ", mean over the seeds ± standard deviation" if several else ""
     note = f"Balanced error in percent{spread}." if errors else ""
+    absent = _training.Judged.on(runs[0], "test").absent if "test" in errors else ""
+    if absent:
+        note += f" Without examples in the test set: {absent}, left out of the means."
     _console.show_table(Table(title, header, rows, note=note))
     folder = job.root / spec.dataset.name
     if "test" not in errors:
@@ -130,5 +133,7 @@ def show(runs: list[Run], job: _cohort.Job) -> None:
         # Only plain runs: the other losses have their adjustment in them already.
         for run in [run for run in runs if run.spec.method.name == "softmax"][:1]:
             _console.line(f"To choose tau on the held-out part: longtail tune {run.folder}")
+    elif absent:
+        _console.line(f"For classes with many, medium and few examples: longtail evaluate {folder}")
     else:
         _console.line(f"For intervals, post-hoc methods and a page: longtail report {folder}")

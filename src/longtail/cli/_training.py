@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from longtail.data import LongTailedData
     from longtail.data.large import ListedData
-    from longtail.metrics import Missing, PerClassError
+    from longtail.metrics import PerClassError
     from longtail.runs import DataSpec, Run
     from longtail.train.distributed import World
     from longtail.train.streamed import Streaming
@@ -211,6 +211,14 @@ class RunData:
             return load(name, data_dir=self.data_dir, progress=progress, **subset)
 
 
+def absent_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
+    """Classes that a split has no examples of, in words; nothing if there are none."""
+    from longtail import _checks
+
+    lacking = [str(k) if names is None else names[k] for k in classes]
+    return f"class(es) {_checks.listing(lacking)}" if lacking else ""
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A run and its errors on a split.
@@ -225,7 +233,7 @@ class Judged:
 
     @classmethod
     def on(cls, run: Run, split: str) -> Judged:
-        """Judge a run by its logits on a split; a development set may lack the largest classes."""
+        """Judge a run by its logits on a split, and by the classes that it has examples of."""
         logits, target, _ = run.logits(split)
         return cls.by(run, split, target, logits)
 
@@ -234,9 +242,13 @@ class Judged:
         """Judge a run by its predictions or logits."""
         from longtail.metrics import per_class_error
 
-        missing: Missing = "skip" if split == "dev" else "error"
         classes = run.prior.num_classes
-        return cls(run, per_class_error(target, answers, num_classes=classes, missing=missing))
+        return cls(run, per_class_error(target, answers, num_classes=classes, missing="skip"))
+
+    @property
+    def absent(self) -> str:
+        """The classes without examples in words, or nothing: a dev set may lack the largest."""
+        return absent_words(self.error.missing_classes, self.run.class_names)
 
     def values(self) -> dict[str, float]:
         """Balanced error, and that of the classes with many, medium and few examples."""

@@ -331,15 +331,6 @@ def _document(errors_of: dict[Path, Judged], split: Split) -> dict[str, Any]:
     return {"split": str(split), "runs": listed, "methods": methods}
 
 
-def _absent(judged: Judged) -> str:
-    """The classes that a split has no examples of, in words; a dev set may lack the largest."""
-    from longtail import _checks
-
-    names = judged.run.class_names or [str(k) for k in range(judged.run.prior.num_classes)]
-    lacking = [names[k] for k in judged.error.missing_classes]
-    return f"class(es) {_checks.listing(lacking)}" if lacking else ""
-
-
 def _by_data(runs: list[Run]) -> dict[Any, list[Run]]:
     """Runs of one training set, whatever was held out of it."""
     groups: dict[Any, list[Run]] = {}
@@ -373,7 +364,7 @@ def _show(errors_of: dict[Path, Judged], split: Split) -> None:
         header = ("balanced", *GROUP_BOUNDS)
         _console.show_table(Table(title, ("run", *header), rows))
         note = f"Classes by training examples: {bounds}."
-        absent = _absent(errors_of[together[0].folder])
+        absent = errors_of[together[0].folder].absent
         if absent:
             note += f" Without examples there: {absent}, left out of the means."
         if any(len(group) > 1 for group in methods.values()):

@@ -292,6 +292,8 @@ def train(
             _training.refuse_huge(job.data)
             if not force:
                 _refuse_judged_otherwise(job)
+            if world.first:
+                _warn_of_absent(job.data.test)
         streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
         runs = _train(
             job,
@@ -428,6 +430,17 @@ def _train(
             "within_epoch": news.within,
         }
         return engine.train_cohort(job.specs, job.data.train, **options)
+
+
+def _warn_of_absent(test: Any) -> None:
+    """Say, before any work, which classes the test set can't judge."""
+    import numpy as np
+
+    lacking = np.setdiff1d(np.arange(test.num_classes), test.labels)
+    if absent := _training.absent_words(lacking, test.class_names):
+        _console.warning_line(
+            f"the test set has no examples of {absent}: its mean error will be that of the others"
+        )
 
 
 def _refuse_judged_otherwise(job: _cohort.Job) -> None:

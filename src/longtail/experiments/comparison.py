@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from longtail import metrics, posthoc, tuning
+from longtail import _checks, metrics, posthoc, tuning
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.posthoc import BiasMode
 from longtail.runs import Run, same_data
@@ -247,6 +247,7 @@ def compare(
         if run.spec.dataset.held_out and run.spec.method.name == BASELINE
     }
     target = np.asarray(full[0].logits(split).target)
+    _refuse_absent(full[0], target, split)
     rows = [
         Row(name, None, detail, tuple(_scored(run, target, split) for run in group), tuple(group))
         for (name, detail), group in _grouped(full).items()
@@ -324,6 +325,17 @@ def _repeats(runs: Sequence[Run]) -> tuple[Run, Run] | None:
             return seen[run.spec.seed], run
         seen[run.spec.seed] = run
     return None
+
+
+def _refuse_absent(run: Run, target: IntArray, split: str) -> None:
+    lacking = np.setdiff1d(np.arange(run.prior.num_classes), target)
+    if len(lacking):
+        names = run.class_names or list(map(str, range(run.prior.num_classes)))
+        raise InputError(
+            f"compare: the {split} set has no examples of class(es) "
+            f"{_checks.listing(names[k] for k in lacking)}, and a comparison is over all classes; "
+            f"`longtail evaluate` shows the errors of the others."
+        )
 
 
 def _scored(run: Run, target: IntArray, split: str) -> Scored:
