@@ -7,7 +7,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -460,6 +462,44 @@ def test_a_worker_that_dies_is_reported_with_what_to_do(data):
     assert result.returncode == 0, result.stderr
     assert "a worker process that decodes images died (DataLoader worker " in result.stdout
     assert "use fewer workers or a smaller prefetch" in result.stdout
+
+
+# One of several processes, if only of one: its workers are forked by a server.
+KILLED = """
+import os, signal, sys
+import numpy as np
+from torch import distributed
+from longtail.data.lists import ListedImages
+from longtail.data.photos import CenterCrop
+from longtail.data.streaming import evaluation_stream
+
+if __name__ == "__main__":
+    where = f"file://{sys.argv[2]}"
+    distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    labels = np.repeat([0, 1, 2], [12, 6, 2])
+    paths = [f"c{label}/{i}.jpg" for i, label in enumerate(labels)]
+    data = ListedImages(sys.argv[1], paths, labels, ("a", "b", "c"))
+    batches = iter(evaluation_stream(data, batch_size=4, view=CenterCrop(16, 20), workers=2))
+    next(batches)
+    workers = batches.gi_frame.f_locals["self"]._loader._iterator._workers
+    print(*(worker.pid for worker in workers), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_the_process_they_work_for(data, tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    words = [sys.executable, str(script), str(data.root), str(tmp_path / "meet")]
+    # Not through a pipe: workers that stay would keep it open.
+    with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+        subprocess.run(words, stdout=out, stderr=err, timeout=120, check=False)
+    workers = [int(word) for word in (tmp_path / "out").read_text().split()]
+    assert len(workers) == 2, (tmp_path / "err").read_text()
+    until = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < until, "they live on"
+        time.sleep(0.1)
 
 
 def test_the_signal_of_a_lost_worker_may_come_after_its_connection_is_lost(data, monkeypatch):

@@ -10,10 +10,13 @@ import errno
 import logging
 import multiprocessing
 import os
+import select
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from longtail import _checks
@@ -218,6 +221,36 @@ def _context() -> Any | None:
     return context
 
 
+def _end_with(trainer: int, _: int) -> None:
+    """In a worker that a server forked: end when the training process is gone.
+
+    Its own parent is the server, which lives as long as its workers do; so both would stay, with
+    all their memory, after the process that they work for was killed.
+    """
+
+    def wait() -> None:
+        try:
+            select.select([os.pidfd_open(trainer)], [], [])  # readable once it has ended
+        except ProcessLookupError:
+            pass  # it ended before
+        except (AttributeError, OSError):  # not Linux, or an old one
+            while _is_there(trainer):
+                time.sleep(5.0)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 class ImageStream:
     """An iterable of `Batch`es; made by the functions above.
 
@@ -267,6 +300,7 @@ class ImageStream:
         self._check_shared_memory()
         planned = isinstance(source, Planned)
         requests = source if planned else Requests(source, batch_size, drop_last)
+        context = _context() if self.workers else None
         self._loader: DataLoader[Any] = DataLoader(
             StreamedImages(data, view=view, seed=seed),
             batch_sampler=requests,  # type: ignore[arg-type]
@@ -276,7 +310,9 @@ class ImageStream:
             prefetch_factor=self.prefetch if self.workers else None,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
             persistent_workers=self.workers > 0,
-            multiprocessing_context=_context() if self.workers else None,
+            multiprocessing_context=context,
+            # Workers that were forked here look at their parent themselves.
+            worker_init_fn=None if context is None else partial(_end_with, os.getpid()),
         )
 
     def __len__(self) -> int:
