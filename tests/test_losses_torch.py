@@ -379,6 +379,15 @@ def test_under_autocast_a_loss_has_float32_at_least(dtype):
         assert {value.dtype for value in found} == {wide if enabled else dtype}
 
 
+def test_a_margin_in_numpy_is_not_called_one_on_another_device():
+    features, weight = randn(3, 2), randn(NUM_CLASSES, 2)
+    negative = margins.logit_adjusted(PRIOR).negative
+    with pytest.raises(
+        InputError, match=r"`offset` must be a tensor.*got ndarray.*torch\.tensor\("
+    ):
+        linear_cross_entropy(features, weight, TARGET, offset=negative)
+
+
 def test_modules_have_no_parameters_and_copy():
     loss = losses.ConsistentLoss(PRIOR, delta=DELTA, reduction="sum")
     assert list(loss.parameters()) == []

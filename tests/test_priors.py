@@ -148,3 +148,22 @@ def test_long_priors_are_shown_short():
 def test_bad_input_gets_one_clear_error(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "counts", [np.array([2**63, 5], np.uint64), np.array([1e19, 5.0]), {0: 2.0**63, 1: 5.0}]
+)
+def test_counts_too_large_for_a_whole_number_are_refused(counts):
+    with pytest.raises(InputError, match=r"below 2\*\*63.*class 0 has .*from_weights"):
+        ClassPrior.from_counts(counts)
+    assert ClassPrior.from_counts([2**63 - 1, 2**63 - 1]).probs.tolist() == [0.5, 0.5]
+    assert np.all(ClassPrior.from_weights(counts).probs > 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "lost"), [([1e300, 1e-300], r"class\(es\) 1 are"), ([1e308, 1e308], "0, 1 are")]
+)
+def test_weights_whose_share_is_zero_in_float64_are_refused(weights, lost):
+    with pytest.raises(InputError, match=f"{lost} so small a part of the total"):
+        ClassPrior.from_weights(weights)
+    assert np.all(np.isfinite(ClassPrior.from_weights([1e150, 1e-150]).log_probs))

@@ -170,6 +170,12 @@ def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
             f"{array[where]:g}; use ClassPrior.from_weights for fractional totals, "
             f"or ClassPrior.from_probs for probabilities."
         )
+    if np.any(array >= 2**63):
+        where = int(np.flatnonzero(array >= 2**63)[0])
+        raise InputError(
+            f"{caller}: `{name}` must be below 2**63, about 9.2e18, but class {where} has "
+            f"{array[where]:g}; use ClassPrior.from_weights for totals that large."
+        )
     return array.astype(np.int64)
 
 

@@ -162,7 +162,17 @@ class ClassPrior:
                 f"{caller}: class(es) {_checks.listing(empty)} have no examples, so log π is "
                 f"infinite; pass smoothing=1.0 to count one more example of every class."
             )
-        return cls(probs=smoothed / smoothed.sum(), counts=totals)
+        with np.errstate(over="ignore"):
+            total = smoothed.sum()
+        probs = smoothed / total
+        lost = np.flatnonzero(probs == 0)
+        if len(lost):
+            raise InputError(
+                f"{caller}: class(es) {_checks.listing(lost)} are so small a part of the total, "
+                f"{total:g}, that π is 0 in float64 and log π infinite; bring the totals to one "
+                f"unit, no larger than 1e300, or leave such classes out of the problem."
+            )
+        return cls(probs=probs, counts=totals)
 
     @cached_property
     def log_probs(self) -> FloatArray:

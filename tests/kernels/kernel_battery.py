@@ -473,6 +473,32 @@ def test_linear_equals_float64(dtype, reduction, epsilon, classes, rows, impl):
         assert error < tolerance
 
 
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [None, torch.float32])
+def test_linear_under_autocast(given, half, reduction, impl):
+    # Features of a layer under autocast are in half precision, its parameters in float32.
+    _, target, tables = make(11, 37, torch.float32, names="ba")
+    features = torch.randn(11, 8).to(DEVICE, given or half).requires_grad_()
+    weight, bias = (torch.randn(n).to(DEVICE).requires_grad_() for n in ((37, 8), (37,)))
+    with torch.autocast(DEVICE, dtype=half):
+        loss = linear_cross_entropy.linear_cross_entropy(
+            features, weight, target, bias=bias, offset=tables.offset, positive=tables.positive,
+            reduction=reduction, impl=impl, chunk_bytes=4 * 37 * 2,
+        )  # fmt: skip
+        assert loss.dtype == torch.float32
+    loss.sum().backward()
+    exact = [t.detach().double().cpu().requires_grad_() for t in (features, weight, bias)]
+    expected = oracle(exact[0] @ exact[1].t() + exact[2], target, tables, reduction=reduction)
+    expected.sum().backward()
+    torch.testing.assert_close(loss.double().cpu(), expected.detach(), rtol=2e-2, atol=5e-2)
+    for found, wanted in zip((features, weight, bias), exact, strict=True):
+        assert found.grad.dtype == found.dtype
+        error = (found.grad.double().cpu() - wanted.grad).norm() / wanted.grad.norm()
+        assert error < 2e-2
+
+
 def test_linear_sums_chunks_in_float32():
     # 32 chunks of one row each: bfloat16 sums of these would be off by several percent.
     features = torch.ones(32, 8, device=DEVICE, dtype=torch.bfloat16)

@@ -1,5 +1,6 @@
 """The head in slices: one process, two real ones (gloo), its memory, bad input."""
 
+import copy
 import gc
 import itertools
 import os
@@ -158,6 +159,19 @@ def test_a_head_in_half_precision():
     )
 
 
+@pytest.mark.parametrize(("head", "given"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_it_answers_in_the_type_of_the_features_it_trains_with(head, given):
+    layer, features = linear().to(getattr(torch, head)), FEATURES.to(getattr(torch, given))
+    head = ShardedHead.from_linear(layer)
+    assert head.loss(features, TARGET, criterion_of("logit-adjusted")).dtype == features.dtype
+    logits = copy.deepcopy(layer).to(features.dtype)(features)
+    assert torch.equal(head(features), logits)
+    assert torch.equal(head.predict(features), logits.argmax(1))
+    assert torch.equal(head.topk(features, 3)[0], logits.topk(3).values)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert head(features).dtype == torch.bfloat16
+
+
 def test_the_compiler_leaves_it_alone():
     head, criterion = ShardedHead.from_linear(linear()), criterion_of("logit-adjusted")
 
@@ -299,6 +313,20 @@ def _predictions(mesh, rank, found):
     found["norms"] = np.stack([t.numpy() for t in head.norms_and_bias()])
 
 
+def _averaged(mesh, found):
+    """An average of weights at two points, and what it predicts from half-precision features."""
+    head = ShardedHead.from_linear(linear(), mesh=mesh)
+    twin = copy.deepcopy(head)
+    nn.init.zeros_(twin.weight.to_local())
+    assert head.weight.to_local().any()  # their weights are apart, their process group is not
+    assert twin.part.group is head.part.group
+    average = torch.optim.swa_utils.AveragedModel(head)
+    average.update_parameters(head)
+    average.update_parameters(twin)
+    found["averaged weight"] = average.module.weight.full_tensor().detach().numpy()
+    found["averaged prediction"] = average.module.predict(FEATURES.bfloat16()).numpy()
+
+
 def _in_a_process(rank, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
@@ -307,6 +335,7 @@ def _in_a_process(rank, folder):
     found = {}
     _gradients_of_cases(mesh, rank, found)
     _predictions(mesh, rank, found)
+    _averaged(mesh, found)
 
     torch.manual_seed(5)
     model = nn.Module()
@@ -421,6 +450,15 @@ def test_two_processes_predict_as_one(processes, batch):
 
 def test_equal_logits_go_to_the_first_class(processes):
     assert not np.concatenate([p["ties"] for p in processes]).any()
+
+
+def test_weights_in_slices_can_be_averaged(processes):
+    layer = linear()
+    layer.weight.data /= 2
+    wanted = layer.bfloat16()(FEATURES.bfloat16()).argmax(1)
+    for process in processes:
+        np.testing.assert_allclose(process["averaged weight"], linear().weight.detach() / 2)
+        np.testing.assert_array_equal(process["averaged prediction"], wanted)
 
 
 def test_norms_and_bias_of_all_classes(processes):

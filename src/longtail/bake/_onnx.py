@@ -102,7 +102,7 @@ def bake(
         )
     refuse_twice(record_of(model, caller=caller), name=name, caller=caller)
     graph = Graph(model, folder)
-    runner = Runner(model, folder, inputs, caller=caller)
+    runner = Runner(model, folder, inputs, num_classes=change.num_classes, caller=caller)
     outputs = runner.run(model, graph.outputs)
     target = find_target(graph, outputs, runner, change, output)
     for candidate in alternatives(graph, target, outputs):

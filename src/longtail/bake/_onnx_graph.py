@@ -31,6 +31,13 @@ FLOAT_TYPES = {
 }
 _CLASSIFIERS = {"LinearClassifier", "TreeEnsembleClassifier", "SVMClassifier"}
 _SAME = {"Identity", "Dropout"}
+# What leaves every axis in its place.
+_KEEPS_AXES = {
+    *_SAME, "Cast", "Resize", "Upsample", "Pad", "Slice", "Clip", "Relu", "LeakyRelu", "Neg",
+    "Tanh", "BatchNormalization", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool",
+    "QuantizeLinear", "DequantizeLinear",
+}  # fmt: skip
+_ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
 
 
 class Producer(NamedTuple):
@@ -162,6 +169,44 @@ class Graph:
             source = self.producers[node.input[0]].node
             return bool(attribute(source, "post_transform", b"NONE") == b"SOFTMAX")
         return node.op_type in _SAME
+
+    def class_axis(self, tensor: str, rank: int) -> int | None:
+        """The axis along which the layer that makes a tensor has its outputs; None if unknown.
+
+        Args:
+            tensor: its name; what stands between it and the layer may move axes, not mix them.
+            rank: its number of axes.
+        """
+        order = list(range(rank))  # for each axis of the tensor, where it was before
+        while tensor in self.producers:
+            node = self.producers[tensor].node
+            if node.op_type in ("Conv", "ConvTranspose"):
+                return order.index(1)
+            if node.op_type == "MatMul" and node.input[1] not in self._varying:
+                return order.index(rank - 1)
+            if node.op_type in ("Softmax", "LogSoftmax"):
+                return order.index(attribute(node, "axis", -1 if self.opset >= 13 else 1) % rank)
+            if node.op_type == "Transpose":
+                came_from = attribute(node, "perm", list(reversed(range(rank))))
+                if len(came_from) != rank:  # a constant of more axes was added since
+                    return None
+                order = [came_from[axis] for axis in order]
+            elif node.op_type not in _KEEPS_AXES | _ELEMENTWISE:
+                return None
+            data = [name for name in node.input if name in self._varying]
+            if not data or (node.op_type in _ELEMENTWISE and len(data) > 1):
+                return None
+            tensor = data[0]
+        return None
+
+    @cached_property
+    def _varying(self) -> set[str]:
+        """The tensors that depend on the model's inputs."""
+        found = {info.name for info in self.model.graph.input} - set(self.constants)
+        for node in self.model.graph.node:  # in topological order, as the format demands
+            if any(name in found for name in _all_inputs(node)):
+                found.update(node.output)
+        return found
 
     def element_type(self, tensor: str) -> int:
         """Type of a tensor's elements by shape inference; 0 if it can't be told."""

@@ -111,6 +111,7 @@ def find_target(
     value = scores(found)
     if value is None:
         raise InputError(f"{change.caller}: {trace.tensor!r} holds no floating point numbers.")
+    _refuse_two_axes(value, trace, graph, change)
     axis, width = _class_axis(value, trace, graph, change)
     if not change.fits(width):
         change.affine(width, lambda: None, None)  # says which widths disagree
@@ -140,7 +141,13 @@ def _way(
         usable, margin = _usable(mine, width)
         if usable:
             return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
-    if trace.kind == "logits" and last and width > 1 and _are_probabilities(value):
+    if trace.kind == "logits" and width > 1 and _are_probabilities(value, shape["axis"]):
+        if not last:
+            raise InputError(
+                f"{change.caller}: {trace.tensor!r} holds probabilities along its axis "
+                f"{shape['axis']}, made by the {maker.node.op_type} behind a softmax; name the "
+                f"softmax's output or the logits with output=... (on the command line: --output)."
+            )
         if change.needs_weight:
             raise InputError(
                 f"{change.caller}: {trace.tensor!r} holds probabilities that come from no "
@@ -267,21 +274,42 @@ def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change)
     """The axis of the classes, and its size; a single number per example counts as size 1."""
     if array.ndim == 1:
         return 0, 1
-    last = array.ndim - 1
     if array.ndim == 2:
         return 1, array.shape[1]
-    if trace.axis is not None and trace.kind in ("probs", "log_probs"):
-        axis = trace.axis % array.ndim
-    else:
-        maker = graph.producers.get(trace.tensor)
-        first = maker is not None and maker.node.op_type == "Conv"
-        axis = 1 if first or not change.fits(array.shape[last]) else last
+    axis = _told_axis(array, trace, graph)
+    if axis is None:
+        last = array.ndim - 1
+        # One score for two classes has an axis of one; as the last one it may be of anything.
+        second = array.shape[1] == change.num_classes != array.shape[last]
+        axis = 1 if second or not change.fits(array.shape[last]) else last
     return axis, array.shape[axis]
 
 
-def _are_probabilities(array: NDArray[Any]) -> bool:
+def _told_axis(array: NDArray[Any], trace: Trace, graph: Graph) -> int | None:
+    """The axis of the classes by a softmax over it or by the layer, if these are to be seen."""
+    if trace.axis is not None and trace.kind in ("probs", "log_probs"):
+        return trace.axis % array.ndim
+    return graph.class_axis(trace.tensor, array.ndim)
+
+
+def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> None:
+    """Refuse to guess where the second axis and the last are both as wide as the classes."""
+    classes = change.num_classes
+    if array.ndim < 3 or not array.shape[1] == array.shape[-1] == classes:
+        return
+    if _told_axis(array, trace, graph) is None:
+        raise InputError(
+            f"{change.caller}: {trace.tensor!r} is {' x '.join(map(str, array.shape))}, so the "
+            f"{classes} classes may be on its second axis or on its last one, and no layer tells; "
+            f"pass inputs of another size with inputs=... (on the command line: --inputs "
+            f"FILE.npz), name the output of the layer itself with output=... (--output), or "
+            f"export the model with a softmax over the classes at its end."
+        )
+
+
+def _are_probabilities(array: NDArray[Any], axis: int) -> bool:
     values = array.astype(np.float64)
-    sums = values.sum(axis=-1)
+    sums = values.sum(axis=axis)
     # One minus a forest's rounded sum of votes may lie below 0 by a rounding error.
     slack = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
     inside = bool(np.all(values >= -slack) and np.all(values <= 1 + slack))

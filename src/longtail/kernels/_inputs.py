@@ -19,6 +19,16 @@ def check_matrix(tensor: Any, *, name: str, caller: str) -> None:
         )
 
 
+def check_table(table: Any, *, name: str, caller: str) -> None:
+    """Refuse values per class that are not in a tensor, as a Margin's own are not."""
+    if not isinstance(table, Tensor):
+        raise InputError(
+            f"{caller}: `{name}` must be a tensor, one value per class; got "
+            f"{type(table).__name__}; pass torch.tensor(values, device=...) of it, as in "
+            f"torch.tensor(margin.negative)."
+        )
+
+
 def check_labels(target: Any, rows: int, *, of: str, caller: str) -> None:
     """Refuse a target that is not one integer label for each row of something.
 
@@ -48,6 +58,13 @@ def under_autocast(device: torch.device) -> bool:
     """Whether autocast is on; never on a device that has none, such as meta."""
     kind = device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def in_autocast_type(tensor: Tensor) -> Tensor:
+    """As autocast hands a factor of a matrix product on: in its type, but float64 as it is."""
+    if not under_autocast(tensor.device) or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def loss_dtype(logits: Tensor) -> torch.dtype:

@@ -20,7 +20,7 @@ from torch import Tensor
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, _ring, _words, available
-from longtail.kernels._inputs import check_labels, loss_dtype, what_came
+from longtail.kernels._inputs import check_labels, check_table, loss_dtype, what_came
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -114,7 +114,10 @@ def check(logits: Any, target: Any, tables: Tables, *, caller: str, reduction: s
     check_labels(target, len(logits), of="logits", caller=caller)
     named = {"target": target, **tables._asdict()}
     for name, tensor in named.items():
-        if tensor is not None and tensor.device != logits.device:
+        if tensor is None:
+            continue
+        check_table(tensor, name=name, caller=caller)
+        if tensor.device != logits.device:
             raise InputError(
                 f"{caller}: `{name}` is on {tensor.device} but the logits are on {logits.device}; "
                 f"move it there once, outside the training loop."

@@ -18,7 +18,13 @@ from torch.nn import functional as F
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, cross_entropy
-from longtail.kernels._inputs import check_labels, check_matrix, loss_dtype
+from longtail.kernels._inputs import (
+    check_labels,
+    check_matrix,
+    check_table,
+    in_autocast_type,
+    loss_dtype,
+)
 from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
@@ -49,7 +55,8 @@ def linear_cross_entropy(
 
     Args:
         features: shape (N, D).
-        weight: shape (C, D), in the type of the features.
+        weight: shape (C, D), in the type of the features. Under autocast both are brought into
+            autocast's type first, as for `nn.Linear`; gradients have the types that came.
         target: shape (N,), integers.
         bias: shape (C,).
         offset, positive, alpha, scale, ignore_index, label_smoothing, reduction: as in
@@ -69,6 +76,9 @@ def linear_cross_entropy(
     """
     caller = "linear_cross_entropy"
     _checks.choice(reduction, cross_entropy.REDUCTIONS, caller, name="reduction")
+    for name, matrix in (("features", features), ("weight", weight)):
+        check_matrix(matrix, name=name, caller=caller)
+    features, weight = in_autocast_type(features), in_autocast_type(weight)
     tables = _check(
         features, weight, target, bias, Tables(offset, positive, alpha, class_weight), caller=caller
     )
@@ -98,10 +108,8 @@ def linear_cross_entropy(
 
 
 def _check(
-    features: Any, weight: Any, target: Any, bias: Any, tables: Tables, *, caller: str
+    features: Tensor, weight: Tensor, target: Any, bias: Any, tables: Tables, *, caller: str
 ) -> Tables:
-    for name, tensor in (("features", features), ("weight", weight)):
-        check_matrix(tensor, name=name, caller=caller)
     if features.shape[1] != weight.shape[1] or features.dtype != weight.dtype:
         raise InputError(
             f"{caller}: `features` and `weight` must agree in their last dimension and type; "
@@ -119,6 +127,8 @@ def _check(
     for name, tensor in {"weight": weight, "target": target, **per_class}.items():
         if tensor is None:
             continue
+        if name in per_class:
+            check_table(tensor, name=name, caller=caller)
         if tensor.device != features.device:
             raise InputError(
                 f"{caller}: `{name}` is on {tensor.device} but the features are on "

@@ -84,6 +84,10 @@ class Slice(NamedTuple):
             num_classes, rank=mesh.get_local_rank(), size=mesh.size(), group=mesh.get_group()
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slice:
+        """Itself: a copy of a head talks to the same processes, whose group can't be copied."""
+        return self
+
     @property
     def width(self) -> int:
         """How many classes it holds."""

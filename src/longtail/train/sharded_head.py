@@ -187,9 +187,7 @@ class ShardedHead(nn.Module):
         whole, rows = self._whole_batch(features)
         if rows is not None:
             whole = whole[rows.places(whole.device)]
-        bias = None if self.bias is None else local(self.bias)
-        logits = nn.functional.linear(whole, local(self.weight), bias)
-        return as_slice(logits, self.part, self.mesh, dim=1)
+        return as_slice(self._own_logits(whole), self.part, self.mesh, dim=1)
 
     def sliced(self, values: Tensor) -> Tensor:
         """This process's classes' values, shape (width, ...), as the DTensor they are a part of."""
@@ -313,8 +311,7 @@ class ShardedHead(nn.Module):
         if prior is not None:
             _checks.prior(prior, caller, num_classes=self.num_classes)
         whole, rows = self._whole_batch(features)
-        bias = None if self.bias is None else local(self.bias)
-        logits = nn.functional.linear(whole, local(self.weight), bias)
+        logits = self._own_logits(whole)
         if prior is not None:
             log_probs = torch.tensor(prior.log_probs[self.part.start : self.part.stop])
             adjustment = _checks.tau(tau, caller) * log_probs
@@ -335,6 +332,12 @@ class ShardedHead(nn.Module):
         if rows is None:
             return best, chosen
         return own_rows(best, rows, self.part), own_rows(chosen, rows, self.part)
+
+    def _own_logits(self, features: Tensor) -> Tensor:
+        """Logits of this process's classes, in the features' type or autocast's, as in `loss`."""
+        weight, bias = local(self.weight).to(features.dtype), self.bias
+        own = None if bias is None else local(bias).to(features.dtype)
+        return nn.functional.linear(features, weight, own)
 
     @torch.no_grad()
     def norms_and_bias(self) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,101 @@
+"""Along which axis an ONNX model is adjusted, where an image may be as wide as the classes."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from longtail import ClassPrior, InputError, bake_logit_adjustment, bake_record
+
+CLASSES = 32  # as CamVid has them; also what an open width is tried with
+PRIOR = ClassPrior.from_counts(range(CLASSES, 0, -1))
+RANDOM = np.random.default_rng(0)
+KERNEL = RANDOM.normal(size=(CLASSES, 3, 1, 1)).astype(np.float32)
+CONV = "z = Conv(x, k)"
+WIDER = "s = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}>() y = Resize(z, , s)"
+SWAP = "Transpose<perm = [0, 2, 3, 1]>"
+
+
+def network(nodes, *, size="h, w", kernel=KERNEL):
+    """From images x of three channels to y, with a constant k."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> '
+        f"net (float[n, 3, {size}] x) => (float[n, a, b, c] y) {{ {nodes} }}"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "k"))
+    return model
+
+
+def run(model, height, width):
+    x = np.random.default_rng(1).normal(size=(2, 3, height, width)).astype(np.float32)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {"x": x})[0]
+
+
+def check(nodes, *, axis, sides=((32, 32), (5, 7)), **settings):
+    model = network(nodes, **settings)
+    baked = bake_logit_adjustment(model, PRIOR)
+    shift = PRIOR.log_probs.reshape((-1, *[1] * (3 - axis)))
+    for side in sides:
+        np.testing.assert_allclose(run(baked, *side), run(model, *side) - shift, atol=1e-5)
+
+
+MADE = {
+    "resized": (f"{CONV} {WIDER}", 1),
+    "scaled": (
+        f"{CONV} c = Constant<value = float {{0.5}}>() m = Mul(c, z) y = Relu(m)",
+        1,
+    ),
+    "transposed": (f"{CONV} y = {SWAP}(z)", 3),
+    "transposed, then resized": (
+        f"{CONV} t = {SWAP}(z) s = Constant<value = float[4] {{1.0, 2.0, 2.0, 1.0}}>() "
+        f"y = Resize(t, , s)",
+        3,
+    ),
+    "there and back": (f"{CONV} t = {SWAP}(z) y = Transpose<perm = [0, 3, 1, 2]>(t)", 1),
+    "of two convolutions": ("a = Conv(x, k) n = Neg(x) b = Conv(n, k) m = Abs(b) y = Add(a, m)", 1),
+}
+
+
+@pytest.mark.parametrize(("nodes", "axis"), MADE.values(), ids=MADE)
+def test_an_open_width_is_not_taken_for_the_classes(nodes, axis):
+    check(nodes, axis=axis)
+
+
+@pytest.mark.parametrize("size", ["32, 32", "16, 16"])
+def test_a_width_that_equals_the_classes(size):
+    side = int(size[:2])
+    check(f"{CONV} {WIDER}", axis=1, size=size, sides=[(side, side)])
+
+
+def test_a_linear_layer_on_pixels_has_its_classes_last():
+    weight = np.ascontiguousarray(KERNEL[:, :, 0, 0])  # transposed inside the graph
+    nodes = f"t = {SWAP}(x) w = Transpose(k) z = MatMul(t, w) y = Neg(z)"
+    check(nodes, axis=3, kernel=weight, size="32, 32", sides=[(32, 32)])
+
+
+def test_two_axes_that_fit_are_not_guessed_between():
+    nodes = f"{CONV} y = Softplus(z)"
+    model = network(nodes, size="32, 32")
+    with pytest.raises(InputError, match="x 32 x 32 x 32, so the 32 classes may be") as error:
+        bake_logit_adjustment(model, PRIOR)
+    for way_out in ("inputs=...", "--inputs", "output=...", "--output", "softmax"):
+        assert way_out in str(error.value)
+    baked = bake_logit_adjustment(model, PRIOR, output="z")  # a way out that it names
+    assert "Conv" in bake_record(baked).how
+    check(nodes, axis=1)  # open sizes are chosen so that one axis alone fits
+    x = np.zeros((1, 3, 32, 32), np.float32)
+    with pytest.raises(InputError, match="second axis or on its last"):
+        bake_logit_adjustment(network(nodes), PRIOR, inputs={"x": x})
+
+
+def test_probabilities_made_larger_are_not_taken_for_logits():
+    model = network(f"{CONV} p = Softmax<axis = 1>(z) {WIDER.replace('(z', '(p')}")
+    with pytest.raises(InputError, match=r"holds probabilities along its axis 1.*output=\.\.\."):
+        bake_logit_adjustment(model, PRIOR)
+    before, after = run(model, 4, 4), run(bake_logit_adjustment(model, PRIOR, output="p"), 4, 4)
+    odds = before[:, :, ::2, ::2] / PRIOR.probs[:, None, None]
+    wanted = odds / odds.sum(1, keepdims=True)
+    np.testing.assert_allclose(after[:, :, ::2, ::2], wanted, atol=1e-5)
