@@ -171,6 +171,30 @@ def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
     assert cli("bake", folder, "--tau", 0, "-o", "zero.safetensors").err == ""
 
 
+@pytest.mark.filterwarnings("default::longtail.AdjustedTwiceWarning")
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("mine", "/model.safetensors holds a loss (criterion) that already aims at the balanced"),
+        ("logit-adjusted", " was trained with logit-adjusted, which already aims at the balanced"),
+    ],
+)
+def test_a_run_whose_weights_hold_such_a_loss_warns_once(cli, tmp_path, method, said):
+    log_pi = ClassPrior.from_counts([90, 9, 1]).log_probs.astype(np.float32)
+    loss = {"alpha": np.ones(3, np.float32), "positive": -log_pi, "negative": log_pi}
+    writer = make_writer(tmp_path / "runs", make_spec(method=method))
+    writer.write_model(
+        {"fc.weight": WEIGHT, "fc.bias": BIAS}
+        | {f"criterion.{part}": values for part, values in loss.items()}
+    )
+    folder = writer.finish().folder
+    result = cli("bake", folder, "-o", "b.safetensors")
+    assert result.code == 0
+    assert result.err.count("longtail: warning:") == 1
+    assert f"{folder}{said}" in result.err
+    assert cli("bake", folder, "--tau", 0, "-o", "zero.safetensors").err == ""
+
+
 def test_a_run_with_another_head_is_refused(cli, tmp_path):
     writer = make_writer(tmp_path / "runs", make_spec(method="ldam"))
     writer.write_model({"fc.weight": WEIGHT})

@@ -207,6 +207,62 @@ def test_deferred_reweighting_begins_at_its_epoch():
     np.testing.assert_allclose(seen[2:], np.tile(weights, (4, 1)), rtol=1e-6)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Examples one after the other, nobody knows how many."""
+
+    def __iter__(self):
+        return iter(trainer_example.sequences())
+
+
+class Weighed(trainer_example.TrainerCallback):
+    """Whether the classes were weighed, step by step."""
+
+    def __init__(self, loss):
+        self.loss, self.steps = loss, []
+
+    def on_step_end(self, *_, **__):
+        self.steps.append(bool((self.loss.loss.alpha != 1).any()))
+
+
+def reweighted(data, **settings):
+    """A trainer of 104 examples a step, two steps an epoch, with weights from epoch 2 on."""
+    loss = TrainerLoss(SoftmaxLoss(PRIOR))
+    watch = Weighed(loss)
+    callbacks = [DeferredReweighting(loss, PRIOR, start=2), watch]
+    model = trainer_example.bert()
+    made = trainer_example.trainer(
+        model, data, loss, batch_size=104, callbacks=callbacks, **settings
+    )
+    return made, watch.steps
+
+
+def test_deferred_reweighting_counts_the_passes_over_data_without_a_length():
+    trainer, weighed = reweighted(Stream(), max_steps=8)
+    for _ in range(2):  # a second training begins at epoch 0 again
+        weighed.clear()
+        trainer.train()
+        assert weighed == [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize("saved", [3, 4, 5])
+def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
+    settings = {"num_train_epochs": 4, "output_dir": str(tmp_path), "save_strategy": "steps"}
+    settings["save_steps"] = saved
+    reweighted(trainer_example.sequences(), **settings)[0].train()
+    trainer, weighed = reweighted(trainer_example.sequences(), **settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{saved}"))
+    assert weighed == ([False] * 4 + [True] * 4)[saved:]
+
+
+def test_deferred_reweighting_does_not_guess_the_epoch_of_a_checkpoint(tmp_path):
+    settings = {"max_steps": 8, "output_dir": str(tmp_path), "save_strategy": "steps"}
+    settings |= {"save_steps": 5, "ignore_data_skip": True}
+    reweighted(Stream(), **settings)[0].train()
+    trainer, _ = reweighted(Stream(), **settings)
+    with pytest.raises(InputError, match=r"have no length, .* give the data set a `__len__`"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+
+
 def test_a_class_sampler_in_trainer_sees_every_epoch():
     data = trainer_example.sequences()
     drawn = ClassSampler(data.columns["labels"], rule="class-balanced", num_samples=48)

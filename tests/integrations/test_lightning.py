@@ -214,6 +214,54 @@ def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
         trainer(callbacks=[callback]).fit(mine, example.Data(64))
 
 
+class Plain(example.Net):
+    """As `load_from_checkpoint` makes it."""
+
+    def __init__(self):
+        super().__init__(SoftmaxLoss(example.PRIOR))
+
+
+def reweighting():
+    return DeferredReweighting(example.PRIOR, start=1, beta=0.99)
+
+
+def test_a_reweighted_checkpoint_loads_with_and_without_the_callback(tmp_path):
+    net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
+    used.fit(net, example.Data(64))
+    used.save_checkpoint(file)
+    wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
+    for callbacks in ([], [reweighting()]):
+        again = trainer(callbacks=callbacks)
+        again.test(Plain(), example.Data(64), ckpt_path=file, verbose=False)
+        error = again.callback_metrics["test_balanced_error"].item()
+        assert error == pytest.approx(wanted, abs=1e-7)
+    loaded = Plain.load_from_checkpoint(file)
+    assert loaded.criterion.weight is None
+    trainer(max_epochs=4, callbacks=[reweighting()]).fit(loaded, example.Data(64))
+    on = Plain()
+    trainer(max_epochs=4).fit(on, example.Data(64), ckpt_path=file)
+    assert on.weights_seen == [None] * 4  # who leaves the callback out goes on without weights
+
+
+@pytest.mark.parametrize("saved_weights", [False, True], ids=["now", "as they used to be"])
+def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path, saved_weights):
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1
+    )
+    whole, loader = Plain(), DataLoader(example.TRAIN, batch_size=52)  # 4 steps an epoch
+    trainer(callbacks=[reweighting(), saver], enable_checkpointing=True).fit(whole, loader)
+    file = tmp_path / "step=6.ckpt"
+    saved = torch.load(file, weights_only=False)
+    assert "criterion.weight" not in saved["state_dict"]
+    if saved_weights:
+        saved["state_dict"]["criterion.weight"] = torch.full((3,), 7.0)
+        torch.save(saved, file)
+    net = Plain()
+    trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
+    assert net.weights_seen == whole.weights_seen[6:]
+    assert max(net.weights_seen[0]) > 2
+
+
 def test_a_base_class_of_that_name_may_be_anybodys():
     own = type("LightningModule", (LongTailMixin, lightning.LightningModule), {})
     assert issubclass(type("Net", (own,), {}), LongTailMixin)
@@ -302,6 +350,52 @@ def test_processes_whose_examples_cannot_be_told_apart_are_refused(monkeypatch):
     used.validate(net, DataLoader(told, batch_size=8, shuffle=True), verbose=False)
     wanted = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
     assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
+
+
+class Shares:
+    """Batches that a process deals to itself, as samplers that sort by length do."""
+
+    def __init__(self, rank):
+        self.batches = torch.arange(61).split(8)[rank::2]
+
+    def __iter__(self):
+        return (batch.tolist() for batch in self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+class OwnOrder(torch.utils.data.BatchSampler):
+    """As `Shares`; that it is a kind of torch's says nothing about its order."""
+
+    def __iter__(self):
+        return iter(list(super().__iter__())[1::2])
+
+
+@pytest.mark.parametrize(
+    "batches", [Shares(1), OwnOrder(range(61), 8, False)], ids=["any class", "torch's kind"]
+)
+def test_a_batch_sampler_of_ones_own_does_not_say_which_examples_come(monkeypatch, batches):
+    loader = DataLoader(example.HELD, batch_sampler=batches)
+    assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)  # which is not asked
+    used, net = trainer(), example.Net()
+    used.validate(net, loader, verbose=False)  # one process need not know
+    rows = np.concatenate(list(batches))
+    wanted = balanced_error(example.HELD.tensors[1][rows], logits_of(net, example.HELD)[rows])
+    assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
+    monkeypatch.setattr(adapter, "_of_all_processes", lambda value: [value, value])
+    with pytest.raises(InputError, match="have to be told apart"):
+        trainer().validate(example.Net(), loader, verbose=False)
+
+
+def test_torchs_batch_sampler_goes_by_the_sampler_in_it():
+    halves = torch.utils.data.DistributedSampler(
+        example.HELD, num_replicas=2, rank=1, shuffle=False
+    )
+    batches = torch.utils.data.BatchSampler(halves, 8, drop_last=False)
+    net = example.Net()
+    trainer().validate(net, DataLoader(example.HELD, batch_sampler=batches), verbose=False)
+    np.testing.assert_array_equal(net._mine("val").indices, list(halves))
 
 
 def test_several_loaders_are_refused():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from longtail._checks import InputError, as_numpy
 from longtail.bake._change import Change
 from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
+from longtail.bake._loss import margin_of, warn_if_adjusted
 from longtail.bake._record import (
     ATTRIBUTE,
     KEY,
@@ -26,6 +27,7 @@ from longtail.bake._record import (
     require_record,
 )
 from longtail.bake._tensors import RawTensor
+from longtail.margins import Margin
 
 _DTYPES = {
     torch.float64: "F64",
@@ -63,6 +65,7 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
     )
     setattr(after, ATTRIBUTE, record.to_json())
     after.register_state_dict_post_hook(_WriteMetadata())
+    warn_if_adjusted(_losses(model), change, name="the model")
     return baked
 
 
@@ -116,6 +119,19 @@ class _WriteMetadata:
         # Where a pickled module is deployed there need be no longtail: the standard library's
         # callable that takes anything and does nothing stands in. The layer keeps its record.
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _losses(model: nn.Module) -> Iterator[tuple[str, Margin]]:
+    """The losses of `longtail.losses` among the parts of a module."""
+    for name, part in model.named_modules():
+        buffers = {
+            key: as_numpy(value)
+            for key, value in part.named_buffers(recurse=False)
+            if key in ("alpha", "positive", "negative", "dense") and not value.is_meta
+        }
+        margin = margin_of(buffers.get, scale=getattr(part, "scale", 1.0)) if buffers else None
+        if margin is not None:
+            yield name or type(part).__name__, margin
 
 
 def _copied(model: nn.Module, caller: str) -> nn.Module:

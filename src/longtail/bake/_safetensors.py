@@ -8,17 +8,19 @@ type pass through untouched. The record is in the header's metadata.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from longtail._checks import InputError
+from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change
 from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
+from longtail.bake._loss import margin_of, warn_if_adjusted
 from longtail.bake._record import KEY, BakeRecord, refuse_twice, require_record
-from longtail.bake._tensors import RawTensor, refuse_unless_float
+from longtail.bake._tensors import FLOATS, RawTensor, refuse_unless_float
+from longtail.margins import Margin
 from longtail.runs.files import atomic_path
 
 _LARGEST_HEADER = 100_000_000  # the format's own limit
@@ -95,6 +97,7 @@ def bake(path: Path, out: Path, change: Change, *, layer: str | None) -> None:
     }
     metadata = {**(state.metadata or {}), KEY: record.to_json()}
     _write(state, out, changed, metadata, after=_join(chosen, "weight"), caller=caller)
+    warn_if_adjusted(_losses(state), change, name=name)
 
 
 def unbake(path: Path, out: Path, *, caller: str) -> None:
@@ -123,6 +126,23 @@ def _widths(state: StateFile, change: Change) -> dict[str, int]:
     if any(change.fits(width) for width in linear.values()):
         return linear
     return linear | convolutions
+
+
+def _losses(state: StateFile) -> Iterator[tuple[str, Margin]]:
+    """The losses of `longtail.losses` in a state dict; a scale is not state, and few have one."""
+
+    def reader(place: str) -> Callable[[str], FloatArray | None]:
+        def read(part: str) -> FloatArray | None:
+            tensor = state.read(_join(place, part))
+            return None if tensor is None or tensor.dtype not in FLOATS else tensor.values()
+
+        return read
+
+    for key in state.entries:
+        place, _, part = key.rpartition(".")
+        margin = margin_of(reader(place)) if part == "alpha" else None
+        if margin is not None:
+            yield place or "at the top", margin
 
 
 def _layer_of(state: StateFile, layer: str) -> Layer:

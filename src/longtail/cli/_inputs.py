@@ -290,14 +290,17 @@ def opened_run(file: Path) -> Run | None:
     return Run.open(file, verify=False)
 
 
-def warn_if_adjusted(run: Run | None) -> None:
+def warn_if_adjusted(run: Run | None) -> bool:
     """Say so if a run's training leaves nothing to correct: it would be adjusted twice.
 
     Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
     held-out data may still help.
+
+    Returns:
+        Whether it was said.
     """
     if run is None or run.prior.imbalance_ratio == 1:
-        return
+        return False
     for method in dict.fromkeys(_trained_with(run)):
         if _leaves_nothing(method, run.prior):
             _console.warning_line(
@@ -305,7 +308,8 @@ def warn_if_adjusted(run: Run | None) -> None:
                 f"error: adjusting its logits favours the rare classes twice; use them as they "
                 f"are, or at most with a small tau that held-out data ask for."
             )
-            return
+            return True
+    return False
 
 
 def _trained_with(run: Run) -> Iterator[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,6 +126,7 @@ def bake(
       longtail bake baked.onnx --undo --out model.onnx
     """
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
+    from longtail.posthoc import AdjustedTwiceWarning
 
     _console.refuse_overwrite(out, force)
     run, file = _source(model, out)
@@ -152,15 +154,17 @@ def bake(
             found = _prior(run, counts, train_labels, prior, classes, smoothing)
             width = found.num_classes
             _refuse_other_width(classes, width)
-            if common["tau"] != 0:
-                warn_if_adjusted(run)
-            bake_logit_adjustment(
-                file,
-                found,
-                target_prior=read_target(target, width, _names(classes)),
-                costs=None if costs is None else _costs(costs, width, classes),
-                **common,
-            )
+            told = common["tau"] != 0 and warn_if_adjusted(run)
+            with warnings.catch_warnings():
+                if told:  # the run's weights may hold the loss, too
+                    warnings.simplefilter("ignore", AdjustedTwiceWarning)
+                bake_logit_adjustment(
+                    file,
+                    found,
+                    target_prior=read_target(target, width, _names(classes)),
+                    costs=None if costs is None else _costs(costs, width, classes),
+                    **common,
+                )
     _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
 
 

@@ -21,7 +21,7 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
 
     They become torch's class weights of the module's loss, so the mean divides by the weights of
     the batch. Which weights an epoch has depends on its number alone, so a resumed training goes
-    on right.
+    on right. Checkpoints have no place for them, and load with or without this callback.
 
     Args:
         prior: of the training data, made from counts.
@@ -49,7 +49,7 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
         self._weighed: PairwiseMarginLoss | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give the loss weights of one, so that checkpoints always have a place for them."""
+        """Give the loss weights of one, which move with it to its device."""
         if stage != "fit":
             return
         caller, found = type(self).__name__, self._found(pl_module)
@@ -63,10 +63,22 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
             raise InputError(
                 f"{caller}: the loss has class weights already; leave `weight` out of it."
             )
-        found.weight, self._weighed = torch.ones_like(found.alpha), found
+        if found is not self._weighed:
+            found.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+                _leave_saved_weights
+            )
+        found.register_buffer("weight", torch.ones_like(found.alpha), persistent=False)
+        self._weighed = found
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Fill in the weights: a training that is resumed within an epoch does not start one."""
+        self._weigh(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Fill in the weights of this epoch."""
+        self._weigh(trainer, pl_module)
+
+    def _weigh(self, trainer: Any, pl_module: Any) -> None:
         weights = self.method.class_weights(
             self.prior, trainer.current_epoch, trainer.max_epochs or 0
         )
@@ -96,3 +108,8 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
             f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}."
             f"{' Say which with `loss`.' if len(losses) > 1 else ''}"
         )
+
+
+def _leave_saved_weights(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a state is loaded: checkpoints used to hold an epoch's weights, which it knows."""
+    state.pop(f"{prefix}weight", None)

@@ -20,6 +20,7 @@ _checks.require("transformers", extra="hf", caller="longtail.integrations.huggin
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers.trainer_callback import TrainerCallback  # noqa: E402
+from transformers.trainer_utils import has_length  # noqa: E402
 
 from longtail.losses import PairwiseMarginLoss  # noqa: E402
 
@@ -138,6 +139,9 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
     on top of the loss's own. Cao et al. divide by the weights of each batch; here it is by their
     expectation, since a batch's own would change with gradient accumulation.
 
+    An epoch is a pass over the data, also of data without a length, such as an IterableDataset:
+    there the passes are counted, and a training can't be resumed.
+
     Args:
         loss: the one that the Trainer has.
         prior: of the training data, made from counts.
@@ -164,11 +168,30 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
         self.loss = loss
         prior = _checks.prior(prior, caller, num_classes=len(loss.loss.alpha))
         self.weights = margins.class_balanced(prior, beta=beta).alpha
+        self._begun = 0
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **rest: Any
+    ) -> None:
+        """Count epochs from 0; refuse to resume where nobody knows the epoch."""
+        self._begun = 0
+        if state.global_step and self.start and not has_length(train_dataloader):
+            raise InputError(
+                f"{type(self).__name__}: the training data have no length, so a checkpoint does "
+                f"not say in which epoch it was saved; give the data set a `__len__`, or train "
+                f"without a break."
+            )
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **rest: Any
+    ) -> None:
         """Weigh the classes or not, by the epoch alone, so that a resumed run goes on right."""
-        # Trainer counts epochs in floats of steps.
-        epoch = math.floor((state.epoch or 0.0) + 1e-6)
+        if has_length(train_dataloader):
+            # Trainer counts epochs in floats of steps.
+            epoch = math.floor((state.epoch or 0.0) + 1e-6)
+        else:  # and takes max_steps for the steps of an epoch whose length it does not know
+            epoch = self._begun
+        self._begun += 1
         self.loss.weigh(self.weights if epoch >= self.start else None)
 
 

@@ -26,7 +26,7 @@ _checks.require("lightning", extra="lightning", caller="longtail.integrations.li
 
 import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
-from torch.utils.data import DistributedSampler, SequentialSampler  # noqa: E402
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler  # noqa: E402
 
 from longtail.integrations._lightning_drw import (  # noqa: E402
     DeferredReweighting as DeferredReweighting,
@@ -128,8 +128,9 @@ class LongTailMixin:
             logits: shape (examples, num_classes).
             target: labels, shape (examples,).
             indices: each example's position in its data set, shape (examples,). Needed only in
-                several processes, and there only if the loader's sampler is neither torch's
-                DistributedSampler, which Lightning puts in by itself, nor one of its kind.
+                several processes, and there only if the loader has a batch sampler of its own, or
+                a sampler that is neither torch's DistributedSampler, which Lightning puts in by
+                itself, nor one of its kind.
         """
         batch = _Examples(
             # Whether they are finite is asked once, of all of them.
@@ -347,7 +348,7 @@ class LongTailMixin:
                     f"say which examples they are with collect(..., indices=...)."
                 )
             loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-        sampler = getattr(loaders, "sampler", None)
+        sampler = _sampler(loaders)
         if not isinstance(sampler, DistributedSampler | SequentialSampler):
             return None
         rows = sum(len(batch.target) for batch in batches)
@@ -442,6 +443,18 @@ def _is_lightning_module(base: type) -> bool:
     """Lightning's own class; by name, since pytorch_lightning has one of its own."""
     package = base.__module__.partition(".")[0]
     return base.__name__ == "LightningModule" and package in ("lightning", "pytorch_lightning")
+
+
+def _sampler(loader: Any) -> Any:
+    """What says in which order a loader's examples come; None if that is not known.
+
+    Beside a batch sampler a DataLoader always has a SequentialSampler, which nobody asks: the order
+    is the batch sampler's own, and only torch's leaves it as its sampler says.
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is None:  # not cut into batches
+        return getattr(loader, "sampler", None)
+    return batches.sampler if type(batches) is BatchSampler else None
 
 
 def _together(mine: _Examples | None) -> _Examples:

@@ -1,0 +1,66 @@
+"""The training loss that a model brings along: does it leave anything to adjust?
+
+A network that holds its loss as a part, as LightningModules do, has the margins among its buffers,
+and so has its state dict.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import numpy as np
+
+from longtail._checks import FloatArray, InputError
+from longtail.bake._change import Change, LogitAdjustment
+from longtail.margins import Margin
+from longtail.posthoc import AdjustedTwiceWarning
+from longtail.priors import ClassPrior
+
+# As a share of the whole adjustment: priors of the same data differ a little by smoothing, and
+# margins by rounding.
+_LITTLE = 0.1
+
+
+def margin_of(read: Callable[[str], FloatArray | None], *, scale: float = 1.0) -> Margin | None:
+    """The margin whose parts are stored by name; None if they are not those of a loss."""
+    alpha, positive, negative = (read(part) for part in ("alpha", "positive", "negative"))
+    if alpha is None or positive is None or negative is None:
+        return None
+    with suppress(InputError):  # something of somebody else's, under the same names
+        return Margin(alpha, positive, negative, dense=read("dense"), scale=scale)
+    return None
+
+
+def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, name: str) -> None:
+    """Say so if a loss that a model holds leaves next to nothing to correct.
+
+    Not an error: the model may have been trained with another one.
+
+    Args:
+        losses: names and margins.
+        change: what is baked in.
+        name: of the model, for the message.
+    """
+    if not isinstance(change, LogitAdjustment) or np.ptp(change.shift) == 0:
+        return
+    prior = ClassPrior.from_probs(change.settings["prior"])
+    for place, margin in losses:
+        if _leaves_little(margin, prior):
+            warnings.warn(
+                f"{change.caller}: {name} holds a loss ({place}) that already aims at the "
+                f"balanced error. If it was trained with that, adjusting its logits favours the "
+                f"rare classes twice; use them as they are, or at most with a small tau that "
+                f"held-out data ask for.",
+                AdjustedTwiceWarning,
+                stacklevel=5,  # from the bake of a kind of model, `_bake` and the public function
+            )
+            return
+
+
+def _leaves_little(margin: Margin, prior: ClassPrior) -> bool:
+    whole = np.ptp(prior.log_probs)
+    if margin.num_classes != prior.num_classes or whole == 0 or not margin.is_antisymmetric:
+        return False
+    return bool(np.ptp(margin.residual_adjustment(prior)) <= _LITTLE * whole)
