@@ -334,6 +334,19 @@ def test_a_run_that_is_there_is_not_overwritten(trained):
         trainer().fit(example.record(example.Net(), root), example.Data(16))
 
 
+def test_processes_with_data_of_their_own_are_refused(monkeypatch):
+    """Each counts its examples from 0, so positions meet; labels tell that they are others'."""
+    mine = adapter._Examples(np.array([0, 1, 1]), np.array([0, 1, 1]), np.arange(3))
+    other = mine._replace(target=np.array([1, 1, 0]))
+    for parts, honest in (([mine, mine], True), ([mine, other], False)):
+        monkeypatch.setattr(adapter, "_of_all_processes", lambda _, parts=parts: parts)
+        if honest:
+            assert adapter._together(mine).target.tolist() == [0, 1, 1]
+            continue
+        with pytest.raises(InputError, match="at the same position have different labels"):
+            adapter._together(mine)
+
+
 def test_processes_whose_examples_cannot_be_told_apart_are_refused(monkeypatch):
     monkeypatch.setattr(adapter, "_of_all_processes", lambda value: [value, value])
     shuffled = DataLoader(example.HELD, batch_size=8, shuffle=True)

@@ -463,7 +463,13 @@ def _together(mine: _Examples | None) -> _Examples:
     scores, target = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     if all(part.indices is not None for part in parts):
         indices = np.concatenate([part.indices for part in parts])
-        order, first = np.unique(indices, return_index=True)
+        order, first, place = np.unique(indices, return_index=True, return_inverse=True)
+        if not np.array_equal(target[first][place], target):
+            raise InputError(
+                "LongTailMixin: examples at the same position have different labels, as if each "
+                "process had a data set of its own; pass collect(..., indices=...), the position "
+                "of each in the data of all."
+            )
         return _Examples(scores[first], target[first], order)
     if len(parts) > 1:
         raise InputError(
