@@ -56,6 +56,17 @@ def listing(items: Iterable[object], *, most: int = 10) -> str:
     return f"{', '.join(texts[:most])} and {len(texts) - most} more"
 
 
+def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
+    """Some classes in words, by name where they have names; nothing if there are none.
+
+    Examples:
+        >>> class_words([0, 2], None), class_words([1], ["cat", "dog"]), class_words([], None)
+        ('class(es) 0, 2', 'class(es) dog', '')
+    """
+    found = [str(k) if names is None else names[k] for k in classes]
+    return f"class(es) {listing(found)}" if found else ""
+
+
 def as_numpy(values: Any) -> NDArray[Any]:
     """NumPy view or copy of a list, array, torch tensor (any device), JAX array or Series."""
     # torch, without importing it; under torch.compile a NumPy array would pass for one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,14 +211,6 @@ class RunData:
             return load(name, data_dir=self.data_dir, progress=progress, **subset)
 
 
-def absent_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
-    """Classes that a split has no examples of, in words; nothing if there are none."""
-    from longtail import _checks
-
-    lacking = [str(k) if names is None else names[k] for k in classes]
-    return f"class(es) {_checks.listing(lacking)}" if lacking else ""
-
-
 @dataclass(frozen=True, eq=False)
 class Judged:
     """A run and its errors on a split.
@@ -235,10 +227,10 @@ class Judged:
     def on(cls, run: Run, split: str) -> Judged:
         """Judge a run by its logits on a split, and by the classes that it has examples of."""
         logits, target, _ = run.logits(split)
-        return cls.by(run, split, target, logits)
+        return cls.by(run, target, logits)
 
     @classmethod
-    def by(cls, run: Run, split: str, target: Any, answers: Any) -> Judged:
+    def by(cls, run: Run, target: Any, answers: Any) -> Judged:
         """Judge a run by its predictions or logits."""
         from longtail.metrics import per_class_error
 
@@ -248,7 +240,9 @@ class Judged:
     @property
     def absent(self) -> str:
         """The classes without examples in words, or nothing: a dev set may lack the largest."""
-        return absent_words(self.error.missing_classes, self.run.class_names)
+        from longtail import _checks
+
+        return _checks.class_words(self.error.missing_classes, self.run.class_names)
 
     def values(self) -> dict[str, float]:
         """Balanced error, and that of the classes with many, medium and few examples."""

@@ -266,7 +266,7 @@ def _judge(
     for run, part in _shown(parts, world):
         predictions = predict(run, part, **options)
         if predictions is not None:
-            found[run.folder] = Judged.by(run, split, part.labels, predictions)
+            found[run.folder] = Judged.by(run, part.labels, predictions)
     return found
 
 

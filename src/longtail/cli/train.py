@@ -436,8 +436,10 @@ def _warn_of_absent(test: Any) -> None:
     """Say, before any work, which classes the test set can't judge."""
     import numpy as np
 
+    from longtail import _checks
+
     lacking = np.setdiff1d(np.arange(test.num_classes), test.labels)
-    if absent := _training.absent_words(lacking, test.class_names):
+    if absent := _checks.class_words(lacking, test.class_names):
         _console.warning_line(
             f"the test set has no examples of {absent}: its mean error will be that of the others"
         )

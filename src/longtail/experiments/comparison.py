@@ -329,12 +329,10 @@ def _repeats(runs: Sequence[Run]) -> tuple[Run, Run] | None:
 
 def _refuse_absent(run: Run, target: IntArray, split: str) -> None:
     lacking = np.setdiff1d(np.arange(run.prior.num_classes), target)
-    if len(lacking):
-        names = run.class_names or list(map(str, range(run.prior.num_classes)))
+    if absent := _checks.class_words(lacking, run.class_names):
         raise InputError(
-            f"compare: the {split} set has no examples of class(es) "
-            f"{_checks.listing(names[k] for k in lacking)}, and a comparison is over all classes; "
-            f"`longtail evaluate` shows the errors of the others."
+            f"compare: the {split} set has no examples of {absent}, and a comparison is over all "
+            f"classes; `longtail evaluate` shows the errors of the others."
         )
 
 
