@@ -236,6 +236,7 @@ def ratios_table(study: Study) -> Table | None:
         lines = [None if part is None else getattr(part, name) for part in parts]
         rows.append((word, *(_mean(line, "errors") for line in lines)))
         rows.append((f"{word}, τ again", *(_mean(line, "again") for line in lines)))
+    absent = " – : not trained yet." if any("–" in row for row in rows) else ""
     return Table(
         "Balanced test error in percent at other imbalance ratios",
         ("method", *(f"{_short(dataset)}, {ratio:g}" for dataset, ratio in columns)),
@@ -243,7 +244,7 @@ def ratios_table(study: Study) -> Table | None:
         note=(
             "The recipes are those of ratio 100, and nothing is chosen anew but, in the rows that "
             f"say so, the τ after training. Means of {', '.join(_seeds(study))}; the teachers' "
-            "mean is one. – : not trained yet."
+            f"mean is one.{absent}"
         ),
     )
 
@@ -304,7 +305,7 @@ def draw(study: Study) -> Any | None:
     parts = [part for part in study.parts if part.setting.ratio == ratio]
     with figures.style():
         width = 1.0 + 3.3 * len(parts)
-        figure, grid = figures.panels(columns=len(parts), width=width, height=3.4)
+        figure, grid = figures.panels(columns=len(parts), width=width, height=4.6)
         for axes, part in zip(grid[0], parts, strict=True):
             _draw_part(axes, part)
         grid[0, 0].set_ylabel("balanced error (%)")
