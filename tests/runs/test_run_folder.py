@@ -468,17 +468,29 @@ def test_runs_on_the_same_data_compare(root):
         same_data([Run.open(two.folder), one], split="val")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": "e" * 64}, "were trained on different data"),
-        ({"target": np.array([0, 1, 2])}, "have different examples in the split 'test'"),
-    ],
-)
-def test_runs_on_different_data_are_refused(root, changes, message):
-    one, other = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1), **changes)
-    with pytest.raises(RunError, match=f"s0-.* and .*s1-.* {message}; compare runs of one data"):
+def test_runs_on_different_data_are_refused(root):
+    one, other = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1), data="e" * 64)
+    said = "s0-.* and .*s1-.* were trained on different data; compare runs of one data set"
+    with pytest.raises(RunError, match=said):
         same_data([one, other])
+
+
+def test_runs_judged_on_different_examples_are_refused_with_the_way_out(root):
+    one = make_run(root, make_spec(seed=0))
+    other = make_run(root, make_spec(seed=1), target=np.array([0, 1, 2]))
+    with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
+        same_data([one, other])
+    for run in (one, other):
+        assert f"longtail evaluate {run.folder} --split test --force" in str(refused.value)
+
+
+def test_what_was_held_out_cannot_be_judged_anew(root):
+    folders = [make_run(root, make_spec(seed=seed)).folder for seed in (0, 1)]
+    for folder, target in zip(folders, ([0, 1, 2], [0, 0, 2]), strict=True):
+        RunWriter.reopen(folder).write_logits("held-out", np.eye(3), target)
+    with pytest.raises(RunError, match="compare runs of one held-out part") as refused:
+        same_data(map(Run.open, folders), split="held-out")
+    assert "longtail evaluate" not in str(refused.value)
 
 
 def test_the_refusal_says_how_the_data_differ(root):

@@ -167,7 +167,7 @@ def _refuse_mixed(runs: list[Run], split: Split) -> None:
     What is held out of the training set differs from seed to seed, and so may what a training
     loop of one's own wrote, which tells no fingerprint.
     """
-    from longtail.runs import RunError
+    from longtail.runs.folder import judged_apart
 
     if split == Split.held_out:
         return
@@ -175,13 +175,7 @@ def _refuse_mixed(runs: list[Run], split: Split) -> None:
         images = [(run.record["splits"][split.value]["data"], run) for run in together]
         differing = list({data: run for data, run in images if data is not None}.values())
         if len(differing) > 1:
-            one, other = differing[:2]
-            anew = [f"{run.evaluation(split.value)} --force" for run in (one, other)]
-            raise RunError(
-                f"{one.folder} and {other.folder} were judged on different images of the "
-                f"{split} set, so they can't stand in one table. To judge them anew (with "
-                f"--dataset or --data-dir where they need it): {' ; '.join(anew)}"
-            )
+            raise judged_apart(*differing[:2], split.value)
 
 
 def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:

@@ -387,7 +387,7 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             mine, theirs = run.record["splits"][name], other.record["splits"][name]
             both = None not in (mine["data"], theirs["data"])
             if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
-                raise _different(other, run, f"have different examples in the split {name!r}")
+                raise judged_apart(other, run, name)
 
 
 def same_training(run: Run, fingerprint: str) -> None:
@@ -428,6 +428,24 @@ def same_images(run: Run, split: str, fingerprint: str) -> None:
             f"{run.evaluation(split)} --force, with --dataset PATH or --data-dir FOLDER where it "
             f"needs them (in Python, replace=True)."
         )
+
+
+def judged_apart(one: Run, other: Run, split: str) -> RunError:
+    """What to say of two runs whose logits of a split are of different examples.
+
+    Args:
+        one: a run with logits of the split.
+        other: another.
+        split: which; what is held out of training is none that can be judged anew.
+    """
+    text = f"{one.folder} and {other.folder} have different examples in the split {split!r}"
+    if split == "held-out":
+        return RunError(f"{text}; compare runs of one held-out part.")
+    anew = " ; ".join(f"{run.evaluation(split)} --force" for run in (one, other))
+    return RunError(
+        f"{text}, so they can't be compared. To judge them anew (with --dataset or --data-dir "
+        f"where they need it): {anew}"
+    )
 
 
 def _different(one: Run, other: Run, how: str) -> RunError:
