@@ -224,6 +224,49 @@ def real_cohort():
     ]
 
 
+def coverage():
+    found = record("bench_coverage")
+    few = {True: "tau, few examples decide", False: "tau, enough decide"}
+    groups = {"balanced error": found["error"], "change of it": found["change"]}
+    groups |= {few[kind]: [o for o in found["tau"] if o["few"] is kind] for kind in (False, True)}
+    held = [
+        [name, *spans([one["held"] for one in cells]), str(sum(o["held"] < 0.9 for o in cells))]
+        for name, cells in groups.items()
+    ]
+    ways = {"em": "EM, likelihood ratio", "bbse": "BBSE, χ²"}
+    alarms = [
+        [name, *spans([one["alarms"] for one in found["shift"] if one["way"] == way])]
+        for way, name in ways.items()
+    ]
+    samples = {name: found[name][0]["samples"] for name in ("error", "tau", "shift")}
+    errors = [*found["error"], *found["change"]]
+    rarest = max(one["counts"][1] for one in errors if one["held"] < 0.9)
+    return [
+        "## Do the intervals hold what they promise?",
+        f"How often nominal {100 * found['level']:.0f}% intervals hold the truth, in percent of "
+        f"simulated samples ({samples['error']:,} of each setting for the errors, "
+        f"{samples['tau']} for tau). Errors are drawn by given rates from classes of 1 to 5,000 "
+        "examples, alike or long-tailed. Tau is chosen on exact logits of Gaussian classes, where "
+        "the best is 1; `TauResult.few_decide` tells the two rows apart, and `longtail tune` says "
+        "so of its interval. Of the errors' settings those below 90% have a class of at most "
+        f"{rarest} examples. `bench_coverage.py`.",
+        table(["interval of", "settings", "mean", "least", "most", "below 90%"], held),
+        "How often the test of `estimate_prior` finds a shift where there is none, at the level "
+        f"of {100 - 100 * found['level']:.0f}%, in percent of {samples['shift']} samples of each "
+        "setting: the same classes, as many labelled as unlabelled examples.",
+        table(["test", "settings", "mean", "least", "most"], alarms),
+    ]
+
+
+def spans(shares):
+    """How many there are; their mean, the least and the most in percent."""
+    percent = 100 * np.array(shares)
+    return [
+        str(len(percent)),
+        *(f"{value:.1f}" for value in (percent.mean(), percent.min(), percent.max())),
+    ]
+
+
 def large():
     """Only where it was measured: the record needs a GPU."""
     if not (ROOT / "results" / "bench_large.json").exists():
@@ -266,7 +309,8 @@ def large():
 
 
 def page():
-    parts = [*estimators(), *tuning(), *adjusting(), *samplers(), *cohorts(), *large()]
+    parts = [*estimators(), *tuning(), *coverage(), *adjusting(), *samplers(), *cohorts()]
+    parts += large()
     return "\n\n".join([INTRO.rstrip(), *parts]) + "\n"
 
 

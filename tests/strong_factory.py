@@ -90,10 +90,11 @@ def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False,
         made_up(precise(spec), level=level - 0.03, minutes=3.0, **more)
         for spec in setting.students(names, kinds)
     ]
-    found += [
-        made_up(precise(spec), level=level - 0.02, minutes=1.5, **more)
-        for spec in setting.students(names, setting.earlier[1:] if with_shorter else [])
-    ]
+    for number, kind in enumerate(setting.earlier if with_shorter else ()):
+        found += [
+            made_up(precise(spec), level=level - 0.01 * (number + 1), minutes=1.5, **more)
+            for spec in setting.students(names, [kind])
+        ]
     if with_ablation:
         for number, kind in enumerate(setting.ablated()):
             base = kind.name in ("plain", "strong")

@@ -105,16 +105,29 @@ def test_a_row_that_lacks_a_seed_is_not_judged():
 def test_what_helped_is_told_from_the_results():
     part = Study.of(made_up_setting(Setting("cifar100-lt"), with_shorter=True)).part("cifar100-lt")
     text = how_far.page(Study.of(part.records))
-    (said,) = re.findall(r"^- CIFAR-100-LT: (τ again: .*)\.$", text, re.MULTILINE)
-    strong, students = part.strong, part.distilled
-    wanted = {
-        "teachers": students.errors.mean() - strong.errors.mean(),
-        "twice the epochs": students.errors.mean() - part.shorter.errors.mean(),
-        "the teachers' own mean instead of a student": part.ensemble.errors.mean()
-        - students.errors.mean(),
+    (said,) = re.findall(r"^- CIFAR-100-LT: (teachers .*)\.$", text, re.MULTILINE)
+    means = {
+        name: float(getattr(part, name).errors.mean())
+        for name in ("strong", "first_students", "shorter", "distilled", "ensemble")
     }
-    for name, change in wanted.items():
-        assert f"; {name}: {100 * change:+.2f}".replace("-", "−") in said
+    steps = {
+        "teachers (and CutMix instead of SAM)": ("first_students", "strong"),
+        "what the development set chose for students": ("shorter", "first_students"),
+        "twice the epochs for them": ("distilled", "shorter"),
+        f"from `strong` to `{DISTILLED}` in all": ("distilled", "strong"),
+        "the teachers' own mean instead of a student": ("ensemble", "distilled"),
+    }
+    for name, (after, before) in steps.items():
+        change = f"{100 * (means[after] - means[before]):+.2f}".replace("-", "−")
+        assert f"{name}: {change};" in said
+
+
+def test_what_is_not_trained_is_no_part_of_everything_else():
+    """Students of more teachers are none of the page's yet, so it does not say that they are."""
+    found = made_up_setting(Setting("cifar10-lt"), with_ablation=False)
+    before, after = how_far.page(Study.of(found)).split("And so is everything else on this page")
+    assert "more-teachers" not in before
+    assert "Not trained yet: students of more teachers" in after
 
 
 def test_running_twice_gives_the_same_bytes(site):

@@ -175,7 +175,7 @@ def _refuse_mixed(runs: list[Run], split: Split) -> None:
         images = [(run.record["splits"][split.value]["data"], run) for run in together]
         differing = list({data: run for data, run in images if data is not None}.values())
         if len(differing) > 1:
-            raise judged_apart(*differing[:2], split.value)
+            raise judged_apart(differing[0], differing[1], split.value)
 
 
 def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:

@@ -169,10 +169,9 @@ def estimate(
         plus, minus, counts, pooled=float(classes > 1), spread=2.0 / classes
     )
     alone = share**2 * _variance(plus, minus, counts, pooled=0.0, spread=2.0)
-    # Simulated: 2 to 100 classes of 1 to 5,000 examples, alike or long-tailed, rates 0 to 1, plain
-    # and paired. The 95% intervals hold the truth in 95% to 98% of the samples on average, and in
-    # fewer than 90% for one setting in a hundred. Without this step two classes of 5,000 and 4
-    # examples had 77%; with every class alone, a hundred classes of two examples have 100%.
+    # How often intervals hold the truth is simulated by benchmarks/bench_coverage.py. Without this
+    # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
+    # a hundred classes of two examples would have far too wide ones.
     most = int(np.argmax(alone))
     variance = together.sum() + max(0.0, alone[most] - together[most])
     net = plus if minus is None else plus - minus

@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from longtail._checks import FloatArray
-from longtail.data.subsets import DEVELOPMENT_IMAGES
 from longtail.experiments import records, selection
 from longtail.experiments.exp_runs import CIFARS
-from longtail.experiments.selection import Selection
 from longtail.experiments.strong import DISTILLED, Part, Study
 from longtail.experiments.strong_kinds import TEACHERS
 from longtail.experiments.strong_runs import RATIOS, Setting
-from longtail.report import figures, strong, strong_ablation, strong_selection
+from longtail.report import figures, how_far_selection, strong, strong_ablation, strong_selection
 from longtail.report.reproduction import with_block
-from longtail.report.strong_cells import spread
+from longtail.report.strong_cells import count_text
 from longtail.report.tables import percent, signed, title_of
 from longtail.runs import files
 from longtail.train.recipe import recipe_values
@@ -36,6 +33,14 @@ FIGURE = Path("docs/how-far/cost")
 README = Path("README.md")
 BEGIN, END = "<!-- how-far: begin -->", "<!-- how-far: end -->"
 
+# Nothing of that trial is kept but what it led to, hence no numbers.
+_TRIAL = (
+    "The first trial, of one seed each and judged on the test set, found no gain in these: CutMix "
+    "with a uniform partner instead of a minority one, SAM and CutMix together instead of SAM "
+    "alone, a cosine head (each trains a teacher all the same, for being different), teachers that "
+    "are all trained alike, students with SAM, and students that learn from teachers alone, "
+    "without labels."
+)
 _REMOVAL = "What is lost when `strong` in its own epochs goes without one of its parts"
 
 logger = logging.getLogger("longtail")
@@ -58,12 +63,12 @@ def page(study: Study) -> str:
         "marked *published* are others'.",
         *_answer(study),
         *_needed(),
-        *_selection(study),
+        *how_far_selection.blocks(study),
         *_results(study),
         *_ratios(study),
         *_ablation(study),
         *_cost(study),
-        *_use(),
+        *_use(study),
         "## The published rows",
         strong.published_table().markdown(),
     ]
@@ -79,7 +84,7 @@ def _answer(study: Study) -> list[str]:
         if lines:
             words = " and ".join(
                 f"{percent(float(line.errors.mean()), digits=2)}% for `{line.name}` "
-                f"({_count(len(line.records))})"
+                f"({count_text(len(line.records))})"
                 for line in lines
             )
             means = [percent(float(line.again.mean()), digits=2) for line in lines]
@@ -90,10 +95,6 @@ def _answer(study: Study) -> list[str]:
         else:
             sentences.append(f"On {title_of(dataset)} nothing is trained yet.")
     return [" ".join(sentences)]
-
-
-def _count(runs: int) -> str:
-    return "one run" if runs == 1 else f"mean of {runs} runs"
 
 
 def _needed() -> list[str]:
@@ -157,138 +158,6 @@ def _ingredients(values: dict[str, Any]) -> str:
     if values.get("ema_decay"):
         words.append(f"an average of the weights with decay {values['ema_decay']:g}")
     return ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) > 1 else words[0]
-
-
-def _chosen(selections: Sequence[Selection]) -> str:
-    """What was chosen on the development set beside the tau."""
-    if not selections:
-        return "and nothing else so far"
-    words = []
-    for found in selections:
-        name = title_of(found.dataset)
-        if selection.recipe_candidate(found.dataset) == found.best:
-            words.append(f"on {name} the recipe has the values of the least error")
-        else:
-            words.append(f"on {name} the recipe still has other values than the least error's")
-    return (
-        "and how students are trained was compared on it, by short runs that the tables below "
-        f"list: {'; '.join(words)}"
-    )
-
-
-def _not_chosen(selections: Sequence[Selection]) -> str:
-    """Whose values were chosen on the test set."""
-    best = {one.dataset: one.best for one in selections}
-    others = [
-        title_of(dataset)
-        for dataset in CIFARS
-        if dataset not in best or selection.recipe_candidate(dataset) != best[dataset]
-    ]
-    students = f", and of the students on {' and '.join(others)}" if others else ""
-    return f"the values of `strong`{students}"
-
-
-def _preferred(study: Study) -> str:
-    """Which of the teachers, each a way to train a single network, the development set prefers."""
-    words = []
-    for dataset in CIFARS:
-        part = study.part(dataset)
-        if part is None or part.strong is None or not part.teachers:
-            continue
-        best = min(part.teachers, key=lambda line: float(line.dev_errors.mean()))
-        own = {one.name for one in part.strong.records}
-        named = f"{best.name} on {title_of(dataset)}"
-        if best.records[0].name in own:
-            words.append(f"{named}, which is `strong` itself")
-        else:
-            errors = [
-                percent(float(line.dev_errors.mean()), digits=2) for line in (best, part.strong)
-            ]
-            of = _count(len(part.strong.records))
-            words.append(
-                f"{named} with {errors[0]}% (one run), where `strong` has {errors[1]}% ({of})"
-            )
-    if not words:
-        return ""
-    return f" Of the teachers it prefers: {'; '.join(words)}."
-
-
-def _not_tried(study: Study) -> str:
-    """Which teachers were no part of the first trial."""
-    if not any(part.further_teachers for part in study.parts):
-        return ""
-    return (
-        " The wide teachers were not in the trial: they have the narrow ones' values, and their "
-        "epochs were set before any of them was trained."
-    )
-
-
-def _strict(study: Study) -> str:
-    """Which students owe nothing to the development set, and what they reach."""
-    words = []
-    for dataset in CIFARS:
-        part = study.part(dataset)
-        if part is not None and part.first_students is not None:
-            error = percent(float(part.first_students.errors.mean()), digits=2)
-            words.append(f"{error}% on {title_of(dataset)}")
-    only = "only students with the first trial's settings owe it nothing"
-    return f"{only} ({', '.join(words)})." if words else f"{only}, and there are none yet."
-
-
-def _epochs_compared(study: Study) -> str:
-    """What the development set says of the students' epochs, where both numbers were trained."""
-    words = []
-    for dataset in CIFARS:
-        part = study.part(dataset)
-        if part is not None and part.shorter is not None and part.distilled is not None:
-            errors = [
-                f"{spread(line.dev_errors_again)} after {line.epochs}"
-                for line in (part.shorter, part.distilled)
-            ]
-            words.append(f"{' and '.join(errors)} epochs on {title_of(dataset)}")
-    if not words:
-        return ""
-    return (
-        " After that students were trained for twice the epochs, too, and the recipe has those; "
-        "both numbers of epochs had been judged on the test set by then. With that τ the error on "
-        "the development set, in percent and with the deviation over the runs, is "
-        f"{'; '.join(words)}."
-    )
-
-
-def _selection(study: Study) -> list[str]:
-    selections = study.selections
-    blocks = [
-        "## What was chosen on what",
-        "- **The test set** is opened once for each run, after its last epoch. There is no early "
-        "stopping and no best epoch.\n"
-        "- **The development set** is made of training images that the long-tailed subset leaves "
-        f"out: {DEVELOPMENT_IMAGES:,} shared out among the classes, the same ones for every "
-        "imbalance ratio as far as it leaves them out. None of its images is one of the training "
-        "or the test set; `longtail` refuses to train on it, and refuses teachers that saw any "
-        "other data. The τ of the column *τ again* is chosen on it, "
-        f"{_chosen(selections)}.{_epochs_compared(study)}\n"
-        "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
-        "the subset leaves none of its images out, and of others nearly as large it may leave "
-        "fewer than asked. In the development error the nearest class in size stands in for it and "
-        "counts twice. "
-        "Holding out head images instead would have meant training on another subset than "
-        "everybody else.\n"
-        "- **The stricter line** is the column *error*: last epoch, and no τ from the development "
-        "set; that of the loss is fixed in advance, 1 for `strong` and none for students. How "
-        "these are trained was compared on the development set all the same, as above; "
-        f"{_strict(study)}\n"
-        f"- **What this does not undo**: {_not_chosen(selections)}, also where they differ between "
-        "the data sets, are those that did best in a first trial of one seed each, which was "
-        "judged on the test set, as is usual here; so were the papers from which the ingredients "
-        "are. The teachers are the different ways of that trial, good and less good, for the sake "
-        "of their difference. Whatever all candidates for the students share (such as their "
-        "augmentation and their teachers) is from there, too, and the tables of results show every "
-        "way in which students were trained in full, with its error on the test set. The "
-        "development set need not have chosen the same as the trial; the tables of the teachers "
-        f"show its error beside that on the test set.{_preferred(study)}{_not_tried(study)}",
-    ]
-    return blocks + [strong_selection.selection_table(found).markdown() for found in selections]
 
 
 def _results(study: Study) -> list[str]:
@@ -356,24 +225,30 @@ def _helped(study: Study) -> list[str]:
         part = study.part(dataset)
         if part is None or part.strong is None:
             continue
-        words = [f"τ again: {_gain(part.strong.again, part.strong.errors)} for `strong`"]
-        if part.distilled is not None:
-            students = part.distilled
-            words[0] += f", {_gain(students.again, students.errors)} for students"
-            words.append(f"teachers: {_gain(students.errors, part.strong.errors)}")
-            if part.shorter is not None:
-                words.append(f"twice the epochs: {_gain(students.errors, part.shorter.errors)}")
-            if part.first_students is not None and part.shorter is not None:
-                chosen = _gain(part.shorter.errors, part.first_students.errors)
-                words.append(f"what the development set chose for them: {chosen}")
+        words = []
+        students, shorter, first = part.distilled, part.shorter, part.first_students
+        if first is not None:
+            gain = _gain(first.errors, part.strong.errors)
+            words.append(f"teachers (and CutMix instead of SAM): {gain}")
+        if first is not None and shorter is not None:
+            gain = _gain(shorter.errors, first.errors)
+            words.append(f"what the development set chose for students: {gain}")
+        if shorter is not None and students is not None:
+            words.append(f"twice the epochs for them: {_gain(students.errors, shorter.errors)}")
+        if students is not None:
+            whole = _gain(students.errors, part.strong.errors)
+            words.append(f"from `strong` to `{DISTILLED}` in all: {whole}")
             if part.ensemble is not None:
                 left = _gain(part.ensemble.errors, students.errors)
                 words.append(f"the teachers' own mean instead of a student: {left}")
-        points.append(f"- {title_of(dataset)}: {'; '.join(words)}.")
+        again = f"τ again: {_gain(part.strong.again, part.strong.errors)} for `strong`"
+        if students is not None:
+            again += f", {_gain(students.again, students.errors)} for students"
+        points.append(f"- {title_of(dataset)}: {'; '.join([*words, again])}.")
     if not points:
         return []
     head = "Changes of the mean test error in points, from the tables of results at ratio 100:"
-    return [f"{head}\n\n" + "\n".join(points)]
+    return [f"{head}\n\n" + "\n".join(points), _TRIAL]
 
 
 def _gain(after: FloatArray, before: FloatArray) -> str:
@@ -397,7 +272,8 @@ def _cost(study: Study) -> list[str]:
     return blocks
 
 
-def _use() -> list[str]:
+def _use(study: Study) -> list[str]:
+    further = all(part.further for part in study.parts if part.setting.ratio == RATIOS[0])
     return [
         "## Use it",
         "Every ingredient is a value of a recipe and works alone (`--set sam_rho=0.1`, `--set "
@@ -431,10 +307,13 @@ def _use() -> list[str]:
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"
         "longtail reproduce strong --stage earlier\n"
-        "longtail reproduce strong --stage more-teachers --stage second-generation\n"
         "longtail reproduce strong --stage ablation --stage removal\n"
         "longtail reproduce strong --rho 50 --rho 10\n"
         "```",
+        ("" if further else "Not trained yet: ")
+        + "students of more teachers, among them networks four times as wide, and students whose "
+        "teachers are students, too:",
+        "```sh\nlongtail reproduce strong --stage more-teachers --stage second-generation\n```",
     ]
 
 

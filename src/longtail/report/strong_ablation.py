@@ -7,13 +7,18 @@ The runs are those of `longtail.experiments.strong`: its `ablation`, of a few ep
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong import Line, Part
+from longtail.experiments.strong_kinds import INGREDIENTS
 from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, where
 from longtail.report.tables import Table, percent, plural, signed
+from longtail.train.recipe import recipe_values
 
-_HEADER = ("recipe", "dev", "test", "change", *GROUPS, "min.")
+Which = Literal["errors", "again"]
+
+_HEADER = ("recipe", "error", "change", "τ again", "its change", *GROUPS, "min.")
 _BASES = ("plain", "strong", "student")
 
 
@@ -29,9 +34,9 @@ def ablation_table(part: Part) -> Table | None:
         part.ablation,
         title="Ablation",
         note=(
-            f"Each for {_epochs(part.ablation)} epochs. {_judged(part)} change: of the test error "
-            "against plain, strong or student, paired by seed, in points, ± half of its 95% "
-            "interval. plain: crops, flips and the schedule of strong. min.: GPU minutes of one "
+            f"Each for {_epochs(part.ablation)} epochs. {_judged(part)} change: against plain, "
+            "strong or student, paired by seed, in points, ± half of its 95% interval. plain: "
+            f"crops, flips and the schedule of strong. {_values(part)} min.: GPU minutes of one "
             "network." + _rows_missing(part, part.ablation, wanted, stage="ablation")
         ),
     )
@@ -51,8 +56,8 @@ def removal_table(part: Part) -> Table | None:
         title="Taken from strong in its own epochs",
         note=(
             f"Each for {_epochs(lines)} epochs, the recipe's. {_judged(part)} strong itself: over "
-            "all its runs. change: of the test error against strong, paired by seed, in points, ± "
-            "half of its 95% interval. min.: GPU minutes of one network."
+            "all its runs. change: against strong, paired by seed, in points, ± half of its 95% "
+            "interval. min.: GPU minutes of one network."
             + _rows_missing(part, lines, wanted, stage="removal")
         ),
     )
@@ -61,7 +66,21 @@ def removal_table(part: Part) -> Table | None:
 def _judged(part: Part) -> str:
     seeds = plural(part.setting.ablation.seeds, "seed", "seeds")
     return (
-        f"Mean balanced error in percent over {seeds}, on the development (dev) and the test set."
+        f"Mean balanced test error in percent over {seeds}; τ again: with logits adjusted once "
+        "more by a τ chosen on the development set."
+    )
+
+
+def _values(part: Part) -> str:
+    """What is added, as numbers, and where `strong` has another one."""
+    added = {key: value for on in INGREDIENTS.values() for key, value in on.items()}
+    own = float(recipe_values("strong", dataset=part.setting.dataset)["sam_rho"])
+    other = f" (strong's own is {own:g})" if own != added["sam_rho"] else ""
+    return (
+        f"Added: Cutout of {added['cutout']} pixels, CutMix on {added['cutmix']:.0%} and mixup on "
+        f"{added['mixup']:.0%} of the examples, SAM with ρ = {added['sam_rho']:g}{other}, a weight "
+        f"average with decay {added['ema_decay']:g}, a cosine head of scale "
+        f"{added['head_scale']:g}."
     )
 
 
@@ -73,9 +92,11 @@ def _table(part: Part, found: Sequence[Line], *, title: str, note: str) -> Table
     rows = []
     for name, line in lines.items():
         base = lines.get(base_of(name))
-        cells = [percent(float(v.mean()), digits=2) for v in (line.dev_errors, line.errors)]
-        change = "" if base is line else change_text(line, base)
-        rows.append((name_of(line), *cells, change, *by_group(line), minutes_text(line.minutes)))
+        cells = []
+        for which in ("errors", "again"):
+            cells.append(percent(float(getattr(line, which).mean()), digits=2))
+            cells.append("" if base is line else change_text(line, base, which))
+        rows.append((name_of(line), *cells, *by_group(line), minutes_text(line.minutes)))
     return Table(f"{title}, {where(part)}", _HEADER, rows, note=note)
 
 
@@ -109,7 +130,7 @@ def short_strong(part: Part) -> str | None:
     text = (
         f"**`strong` is a recipe for long training**: {here}% after these {short.epochs} epochs, "
         f"{there}% after its own {full.epochs}. What its rows above gain or lose tells of short "
-        "training alone; what the recipe owes to its parts comes next."
+        "training alone, not of what the recipe owes to its parts."
     )
     if least is not short:
         error = percent(float(least.errors.mean()), digits=2)
@@ -127,19 +148,24 @@ def base_of(name: str) -> str:
     return name.split(" + ")[0].split(" − ")[0].split(", ")[0]
 
 
-def paired_changes(line: Line, base: Line) -> list[float]:
-    """The difference of the test error for each seed that both have."""
-    theirs = {one.spec.seed: e for one, e in zip(base.records, base.errors, strict=True)}
-    return [
-        float(error - theirs[one.spec.seed])
-        for one, error in zip(line.records, line.errors, strict=True)
-        if one.spec.seed in theirs
-    ]
+def paired_changes(line: Line, base: Line, which: Which = "errors") -> list[float]:
+    """The difference of the test error for each seed that both have.
+
+    Args:
+        line: a row of a table.
+        base: what it is compared to.
+        which: the errors as they are, or those with τ again.
+    """
+    mine, theirs = (
+        {one.spec.seed: e for one, e in zip(of.records, getattr(of, which), strict=True)}
+        for of in (line, base)
+    )
+    return [float(error - theirs[seed]) for seed, error in mine.items() if seed in theirs]
 
 
-def change_text(line: Line, base: Line | None) -> str:
+def change_text(line: Line, base: Line | None, which: Which = "errors") -> str:
     """The paired change of the test error in points: ``−1.20 ± 0.41``."""
-    pairs = [] if base is None else paired_changes(line, base)
+    pairs = [] if base is None else paired_changes(line, base, which)
     if not pairs:
         return "–"
     found = mean_interval(pairs)
@@ -156,21 +182,32 @@ def verdicts(lines: Sequence[Line]) -> str | None:
     """
     whole = {line.name: line for line in lines if line.is_whole}
     found: dict[str, list[str]] = {"lower": [], "raise": [], "open": []}
+    otherwise: dict[str, list[str]] = {"lower": [], "raise": [], "open": []}
     for name, line in whole.items():
         base = whole.get(base_of(name))
         if base is not None and base is not line:
             found[_verdict(line, base)].append(name)
+            again = _verdict(line, base, "again")
+            if again != _verdict(line, base):
+                otherwise[again].append(name)
     sentences = {
         "lower": "lower the test error by more than chance",
         "raise": "raise it by more than chance",
         "open": "change it by no more than chance may",
     }
     points = [f"- {'; '.join(names)}: {sentences[key]}." for key, names in found.items() if names]
-    return "Paired by seed, at 95%:\n\n" + "\n".join(points) if points else None
+    if not points:
+        return None
+    text = "Paired by seed, at 95%:\n\n" + "\n".join(points)
+    others = [f"- {'; '.join(names)}: {sentences[k]}." for k, names in otherwise.items() if names]
+    if not others:
+        return text
+    # What one number, chosen afterwards, gives for nothing is none of an ingredient's.
+    return f"{text}\n\nWith τ again, otherwise than that:\n\n" + "\n".join(others)
 
 
-def _verdict(line: Line, base: Line) -> str:
-    pairs = paired_changes(line, base)
+def _verdict(line: Line, base: Line, which: Which = "errors") -> str:
+    pairs = paired_changes(line, base, which)
     if len(pairs) < 2:
         return "open"
     interval = mean_interval(pairs)

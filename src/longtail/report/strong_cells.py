@@ -25,6 +25,21 @@ def spread(values: FloatArray) -> str:
     return text if len(values) < 2 else f"{text} ± {percent(float(values.std(ddof=1)), digits=2)}"
 
 
+def count_text(runs: int) -> str:
+    """What a figure is of: ``mean of 5 runs``."""
+    return "one run" if runs == 1 else f"mean of {runs} runs"
+
+
+def groups_note(part: Part) -> str:
+    """What `GROUPS` are, and which of them has no class here."""
+    found = part.records[0].prior.groups()
+    sizes = ", ".join(str(len(found[name])) for name in GROUPS)
+    return (
+        "many, medium, few: mean error of the classes with over 100, 20 to 100 and under 20 "
+        f"training images, of which there are {sizes}."
+    )
+
+
 def minutes_text(value: float) -> str:
     """Minutes with three figures or so: ``0.84``, ``4.2``, ``12``."""
     return f"{value:.{2 if value < 1 else 1 if value < 10 else 0}f}"

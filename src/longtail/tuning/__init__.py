@@ -40,9 +40,8 @@ CRITERIA = ("balanced_error", *CALIBRATION_CRITERIA)
 
 # Below this many held-out examples a class's own error is hardly known.
 _FEW = 5
-# In effect; fewer are few. Simulated with exact logits of Gaussian classes, 1.5 and 3 deviations
-# apart, in 21 shapes of held-out data: from here on 95% intervals held the best tau in 88% to 98%
-# and in 80% to 96% of samples, below in 56% to 98% and in 16% to 95%.
+# In effect; fewer are few. What the interval holds on either side of it is simulated by
+# benchmarks/bench_coverage.py.
 _ENOUGH_TO_DECIDE = 100
 
 _SOME = 0.5  # a tau that is worth its name
