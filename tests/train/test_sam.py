@@ -153,6 +153,19 @@ def test_a_gradient_of_zero_and_parameters_without_one_stay():
     assert scalar.item() == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_half_precision_gradients_are_those_of_float32(dtype, parts):
+    """In float16 a norm of 60000 or more is infinite, and what keeps zero from NaN is zero."""
+    for slope in (0.0, 1e-6, 1.0, 60000.0):
+        w = nn.Parameter(torch.ones(2 * parts, dtype=dtype))
+        w.grad = torch.full_like(w, slope)
+        Perturbation([w], rho=1.0, parts=parts).go()
+        moved = 0.0 if slope == 0 else 2**-0.5  # two numbers alike, of norm 1
+        expected = torch.full((2 * parts,), 1 + moved, dtype=torch.float64).to(dtype)
+        torch.testing.assert_close(w.detach(), expected, msg=f"slope {slope}")
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(failing):
     model, untouched = network(), network()

@@ -217,10 +217,12 @@ class Perturbation:
         # All gradients end to end: a few large kernels instead of some for each parameter.
         parts = [_in_memory_order(p).reshape(self.parts, -1) for p in moved]
         steps = torch.cat([part.flatten() for part in parts])
+        # In float16 a norm overflows early, and _TINY is zero.
+        exact = torch.promote_types(steps.dtype, torch.float32)
         if self.parts == 1:
-            steps *= self.rho / (steps.norm() + _TINY)
+            steps *= self.rho / (steps.norm(dtype=exact) + _TINY)
         else:
-            scale = self.rho / (torch.cat(parts, 1).norm(dim=1) + _TINY)
+            scale = self.rho / (torch.cat(parts, 1).norm(dim=1, dtype=exact) + _TINY)
             steps *= scale.index_select(0, self._owners([part.shape[1] for part in parts]))
         views = zip(torch.split(steps, [p.numel() for p in moved]), moved, strict=True)
         torch._foreach_add_(moved, [_shaped(step, p) for step, p in views])
