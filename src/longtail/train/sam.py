@@ -39,7 +39,7 @@ class SAM:
 
     Args:
         optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS. Parameters that
-            it is given later are moved too.
+            it is given later are moved too, and the network may be cast or go to another device.
         rho: ρ, above 0; 0.05 to 0.2 are usual. Set ``sam.rho`` to change it between steps.
         model: the network, if it has batch norm: its running statistics are then left alone in
             the second pass of `step`. By hand, use `frozen_statistics`.
@@ -117,8 +117,7 @@ class SAM:
                 "failed, call abandon() to return to where the weights were."
             )
         parameters = self._parameters()
-        known = self.perturbation.parameters
-        if [id(p) for p in parameters] != [id(p) for p in known]:  # added or unfrozen since
+        if not self.perturbation.fits(parameters):  # added, unfrozen or cast since
             self.perturbation = Perturbation(parameters, rho=self.rho)
         self.perturbation.go()
         self._away = True
@@ -207,6 +206,17 @@ class Perturbation:
         self.before = [p.detach().clone() for p in self.parameters]
         self._owner = torch.empty(0)
 
+    def fits(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether it was made for these, as they are now: a cast leaves a module its parameters.
+
+        Copies of another type would round the weights at every step. Nothing here waits for a
+        device.
+        """
+        return len(parameters) == len(self.parameters) and all(
+            p is mine and _kind(p) == _kind(copy)
+            for p, mine, copy in zip(parameters, self.parameters, self.before, strict=True)
+        )
+
     @torch.no_grad()
     def go(self) -> None:
         """Move by the gradients that the parameters have; those without one stay."""
@@ -239,6 +249,10 @@ class Perturbation:
             owner = torch.cat([parts.repeat_interleave(size) for size in sizes])
             self._owner = owner.to(self.parameters[0].device)
         return self._owner
+
+
+def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
+    return tensor.dtype, tensor.device, tensor.shape
 
 
 def _axes(parameter: Tensor) -> list[int]:
