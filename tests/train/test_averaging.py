@@ -64,6 +64,43 @@ def test_before_the_first_step_it_is_the_network():
     assert torch.equal(average.state_dict()["weight"], model.weight)
 
 
+class Remembering(nn.Linear):
+    """A layer that saves more than tensors."""
+
+    def __init__(self):
+        super().__init__(1, 1, bias=False)
+        self.memory = {"seen": 0}
+
+    def get_extra_state(self):
+        return self.memory
+
+    def set_extra_state(self, state):
+        self.memory = state
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_what_is_no_tensor_keeps_its_last_value(steps):
+    model = nn.Sequential(Remembering(), nn.ReLU())
+    average = WeightAverage(model, decay=0.5)
+    for step in range(steps):
+        filled(model, float(step))
+        model[0].memory["seen"] = step + 1
+        average.update()
+    found = average.state_dict()
+    model[0].memory["seen"] = 99  # the average is no view of the network
+    judged = nn.Sequential(Remembering(), nn.ReLU())
+    judged.load_state_dict(found)
+    assert judged[0].memory == {"seen": steps}
+    if steps:  # (0.5 · 0 + 1 · 1) / 1.5
+        assert judged[0].weight.item() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.Sequential()])
+def test_a_network_without_weights_is_refused(model):
+    with pytest.raises(InputError, match="WeightAverage: `model` must have weights"):
+        WeightAverage(model, decay=0.5)
+
+
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.1])
 def test_bad_decays_are_refused(decay):
     with pytest.raises(InputError, match="`decay` must"):

@@ -33,6 +33,39 @@ def test_value_and_gradient_are_the_equation(temperature, adjusted):
     np.testing.assert_allclose(grad.numpy(), temperature * (q - p) / 5, rtol=1e-7, atol=1e-12)
 
 
+INF = float("inf")
+
+
+@pytest.mark.parametrize("adjusted", [False, True], ids=["plain", "adjusted"])
+@pytest.mark.parametrize("temperature", [0.5, 2.0, torch.tensor([[0.5], [2.0], [1.0], [4.0]])])
+def test_classes_without_probability_count_for_nothing(temperature, adjusted):
+    """0 log 0 = 0: of masked classes, of the teacher alone or of both, only the others are left."""
+    z = [[0.0, 1.0, -INF, 3.0], [1.0, 2.0, -INF, 0.0], [0.5, 1.0, 2.0, 3.0], [1.0] * 4]
+    t = [[0.0, 2.0, -INF, 1.0], [1.0, 0.0, -1e9, 2.0], [0.0, 2.0, -INF, 1.0], [0.0] + [-INF] * 3]
+    z, t = torch.tensor(z), torch.tensor(t)
+    prior = LOG_PRIOR.float() if adjusted else torch.zeros(4)
+    warm = np.broadcast_to(np.asarray(temperature, dtype=np.float64), (4, 1))
+    p, q = (softmax((value + prior).double().numpy() / warm) for value in (t, z))
+    terms = np.zeros((4, 4))
+    seen = p > 0
+    terms[seen] = p[seen] * np.log(p[seen] / q[seen])
+    logits = z.clone().requires_grad_()
+    loss = distillation_loss(
+        logits, t, temperature=temperature, log_prior=prior if adjusted else None, reduction="none"
+    )
+    loss.sum().backward()
+    np.testing.assert_allclose(loss.detach(), warm[:, 0] ** 2 * terms.sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(logits.grad, warm * (q - p), rtol=1e-5, atol=1e-6)
+
+
+def test_a_class_that_only_the_student_rules_out_is_infinitely_far():
+    logits = torch.tensor([[0.0, -INF], [0.0, 1.0]], requires_grad=True)
+    loss = distillation_loss(logits, torch.tensor([[0.0, 1.0]]), reduction="none")
+    assert loss.tolist() == [INF, 0.0]
+    loss.sum().backward()
+    assert logits.grad.isfinite().all()
+
+
 def test_it_is_zero_at_the_teacher_and_no_gradient_reaches_it():
     teacher = TEACHER.clone().requires_grad_()
     assert float(distillation_loss(TEACHER, TEACHER)) == 0.0

@@ -153,6 +153,19 @@ def test_a_gradient_of_zero_and_parameters_without_one_stay():
     assert scalar.item() == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_half_precision_gradients_are_those_of_float32(dtype, parts):
+    """In float16 a norm of 60000 or more is infinite, and what keeps zero from NaN is zero."""
+    for slope in (0.0, 1e-6, 1.0, 60000.0):
+        w = nn.Parameter(torch.ones(2 * parts, dtype=dtype))
+        w.grad = torch.full_like(w, slope)
+        Perturbation([w], rho=1.0, parts=parts).go()
+        moved = 0.0 if slope == 0 else 2**-0.5  # two numbers alike, of norm 1
+        expected = torch.full((2 * parts,), 1 + moved, dtype=torch.float64).to(dtype)
+        torch.testing.assert_close(w.detach(), expected, msg=f"slope {slope}")
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(failing):
     model, untouched = network(), network()
@@ -211,6 +224,29 @@ def test_parameters_that_come_later_are_moved_too(how):
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("way", ["cast", "reshaped"])
+def test_weights_that_are_changed_later_come_back_to_the_bit(way):
+    """A module keeps its parameters when it is cast, so their names and ids say nothing of it."""
+    model = network(norm=False).bfloat16()
+    sam = sam_of(model)
+    model.double()
+    if way == "reshaped":
+        model[-1].weight.data = torch.randn(4, 180, dtype=torch.float64)[:2]
+        model[-1].bias.data = torch.randn(2, dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 1e-6 * torch.randn_like(p)  # what bfloat16 can't hold
+    before = [p.detach().clone() for p in model.parameters()]
+    F.cross_entropy(model(X), Y % 2).backward()
+    sam.first_step()
+    sam.abandon()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert sam.perturbation.rho.dtype == torch.float64
+    there = sam.perturbation
+    sam.step(lambda: backward(model, Y % 2))
+    assert sam.perturbation is there
+
+
 def test_an_optimizer_may_have_a_scheduler_already():
     model = network(norm=False)
     expected = by_hand(model, rho=1.0, lr=0.05)
@@ -260,8 +296,8 @@ def sam_of(model):
     return SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1)
 
 
-def backward(model):
-    loss = F.cross_entropy(model(X), Y)
+def backward(model, labels=Y):
+    loss = F.cross_entropy(model(X), labels)
     loss.backward()
     return loss
 

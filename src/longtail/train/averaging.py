@@ -4,15 +4,17 @@
 
 kept as a sum that starts at zero and divided by (1 − dᵗ) when it is looked at: so it is a true
 mean from the first step on, and the weights the training began with have no part in it. Batch
-norm's running mean and variance are averaged like weights; a counter keeps its last value. The
-sum of half-precision weights is kept in float32: in their own type it would stop to grow as soon
-as (1 − d) of the way is less than a rounding, and be divided as if it were complete.
-Nothing here waits for a device until the average is looked at.
+norm's running mean and variance are averaged like weights; a counter keeps its last value, and so
+does what a module saves besides tensors. The sum of half-precision weights is kept in float32: in
+their own type it would stop to grow as soon as (1 − d) of the way is less than a rounding, and be
+divided as if it were complete. Nothing here waits for a device until the average is looked at.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +57,13 @@ class WeightAverage:
         self.sums = {
             name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for name, value in state.items()
-            if value.is_floating_point()
+            if isinstance(value, Tensor) and value.is_floating_point()
         }
+        if not self.sums:
+            raise InputError(
+                f"{caller}: `model` must have weights to average; got {type(model).__name__} "
+                f"without a tensor of floating point."
+            )
         device = next(iter(self.sums.values())).device
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -69,16 +76,14 @@ class WeightAverage:
         torch._foreach_lerp_(list(self.sums.values()), weights, 1.0 - self.decay)
         self.steps += 1
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """The average, by the names of the network's own state; its weights before any step."""
         steps, state = int(self.steps), self._state()
         if steps == 0:
-            return {name: value.detach().clone() for name, value in state.items()}
+            return {name: _copied(value) for name, value in state.items()}
         share = 1.0 - self.decay**steps
         return {
-            name: (self.sums[name] / share).to(value.dtype)
-            if name in self.sums
-            else value.detach().clone()
+            name: (self.sums[name] / share).to(value.dtype) if name in self.sums else _copied(value)
             for name, value in state.items()
         }
 
@@ -88,9 +93,9 @@ class WeightAverage:
             value.copy_(sums[name])
         self.steps.fill_(steps)
 
-    def _state(self) -> dict[str, Tensor]:
-        """The network's tensors as they are now, by name."""
-        state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
+    def _state(self) -> dict[str, Any]:
+        """What the network saves, as it is now, by name: tensors and modules' extra state."""
+        state: dict[str, Any] = self.model.state_dict(keep_vars=True)
         if state.keys() != self._names:
             raise InputError(
                 f"WeightAverage: the network has changed, it has got or lost "
@@ -98,6 +103,10 @@ class WeightAverage:
                 f"after such changes."
             )
         return state
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _as_summed(weight: Tensor, total: Tensor, *, name: str) -> Tensor:

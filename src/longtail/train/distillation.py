@@ -6,7 +6,6 @@ Teachers and their logits come from elsewhere; here is only the divergence, for 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -29,7 +28,8 @@ def distillation_loss(
     rare classes weigh little, rather than for balanced data.
 
     Args:
-        logits: z, shape (..., num_classes).
+        logits: z, shape (..., num_classes). Classes that are masked by -inf count for nothing where
+            the teachers rule them out too; where they don't, the divergence is infinite.
         teacher_logits: of the same examples, of a shape that broadcasts to that of `logits`;
             of several teachers their mean. No gradient flows into it.
         temperature: T, above 0; the higher, the more the improbable classes count. Or a tensor
@@ -72,13 +72,11 @@ def distillation_loss(
     teacher = teacher.detach()
     if log_prior is not None:
         student, teacher = student + log_prior, teacher + log_prior
-    divergence = F.kl_div(
-        (student / temperature).log_softmax(-1),
-        (teacher / temperature).log_softmax(-1),
-        reduction="none",
-        log_target=True,
-    ).sum(-1)
-    divergence = squared * divergence
+    log_q, log_p = ((z / temperature).log_softmax(-1) for z in (student, teacher))
+    p = log_p.exp()
+    # 0 log 0 = 0, so that classes may be masked; torch's kl_div would make it NaN.
+    terms = (p * (log_p - log_q)).masked_fill(p == 0, 0.0)
+    divergence = squared * terms.sum(-1)
     return divergence.mean() if reduction == "mean" else divergence
 
 

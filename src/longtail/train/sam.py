@@ -16,9 +16,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -39,10 +42,15 @@ class SAM:
 
     Args:
         optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS. Parameters that
-            it is given later are moved too.
+            it is given later are moved too, and the network may be cast or go to another device.
         rho: ρ, above 0; 0.05 to 0.2 are usual. Set ``sam.rho`` to change it between steps.
         model: the network, if it has batch norm: its running statistics are then left alone in
             the second pass of `step`. By hand, use `frozen_statistics`.
+        scaler: the GradScaler, if the losses are scaled by one, as in float16: the closure then
+            calls ``scaler.scale(loss).backward()`` and returns the loss, and the loop calls
+            ``scaler.update()`` after every step. Where a gradient overflows, the step is skipped.
+            To clip gradients, go by hand, with ``scaler.unscale_(optimizer)`` after the second
+            backward only. A scaler that is not given here multiplies the steps by its scale.
 
     Examples:
         >>> w = nn.Parameter(torch.tensor([1.0]))
@@ -58,10 +66,19 @@ class SAM:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, rho: float = 0.05, model: nn.Module | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        rho: float = 0.05,
+        model: nn.Module | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         _refuse_closures(optimizer)
-        self.optimizer, self.model = optimizer, model
+        if not (scaler is None or isinstance(scaler, GradScaler)):
+            raise InputError(
+                f"SAM: `scaler` must be a torch.amp.GradScaler; got {type(scaler).__name__}."
+            )
+        self.optimizer, self.model, self.scaler = optimizer, model, scaler
         self._rho = _checks.positive(rho, "SAM", name="rho")
         self.perturbation = Perturbation(self._parameters(), rho=self._rho)
         self._away = False
@@ -75,6 +92,15 @@ class SAM:
     def rho(self, value: float) -> None:
         self._rho = _checks.positive(value, "SAM", name="rho")
         self.perturbation.rho.fill_(self._rho)
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """Those of the optimiser inside; a GradScaler that is given SAM itself asks for them."""
+        raise AttributeError(  # so that hasattr() says no
+            "SAM has no param_groups: they are those of sam.optimizer. For a GradScaler make it "
+            "SAM(optimizer, scaler=scaler), and call sam.step(closure) in place of "
+            "scaler.step(sam), and scaler.update() after it."
+        )
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
         """Both passes and the step.
@@ -116,11 +142,13 @@ class SAM:
                 "twice, so gradients of several can't be accumulated this way. If the second pass "
                 "failed, call abandon() to return to where the weights were."
             )
+        self._check_scaler()
         parameters = self._parameters()
-        known = self.perturbation.parameters
-        if [id(p) for p in parameters] != [id(p) for p in known]:  # added or unfrozen since
+        if not self.perturbation.fits(parameters):  # added, unfrozen or cast since
             self.perturbation = Perturbation(parameters, rho=self.rho)
-        self.perturbation.go()
+        # Where scaled gradients overflow, the second pass is at w, and does so too: at weights of
+        # NaN it would put NaN into running statistics, which outlive the step that is skipped.
+        self.perturbation.go(may_overflow=self.scaler is not None)
         self._away = True
         self.zero_grad()
 
@@ -130,7 +158,10 @@ class SAM:
             raise InputError("SAM.second_step: first_step must come before it.")
         self.perturbation.back()
         self._away = False
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
         self.zero_grad()
 
     def abandon(self) -> None:
@@ -148,6 +179,17 @@ class SAM:
         """Those that can have a gradient, of all groups that the optimiser has now."""
         groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def _check_scaler(self) -> None:
+        """Refuse a scaler that believes the gradients to come to be unscaled, or stepped by."""
+        # torch has no public word for it; a scaler that is off has no states.
+        states = getattr(self.scaler, "_per_optimizer_states", {})
+        if id(self.optimizer) in states and states[id(self.optimizer)]["stage"] != OptState.READY:
+            raise InputError(
+                "SAM.first_step: the scaler has been at these gradients already. Call "
+                "scaler.update() after every step, and scaler.unscale_(optimizer) only after the "
+                "second backward(): the first needs none, since only its direction counts."
+            )
 
     def _frozen(self) -> AbstractContextManager[None]:
         return nullcontext() if self.model is None else frozen_statistics(self.model)
@@ -207,9 +249,24 @@ class Perturbation:
         self.before = [p.detach().clone() for p in self.parameters]
         self._owner = torch.empty(0)
 
+    def fits(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether it was made for these, as they are now: a cast leaves a module its parameters.
+
+        Copies of another type would round the weights at every step. Nothing here waits for a
+        device.
+        """
+        return len(parameters) == len(self.parameters) and all(
+            p is mine and _kind(p) == _kind(copy)
+            for p, mine, copy in zip(parameters, self.parameters, self.before, strict=True)
+        )
+
     @torch.no_grad()
-    def go(self) -> None:
-        """Move by the gradients that the parameters have; those without one stay."""
+    def go(self, *, may_overflow: bool = False) -> None:
+        """Move by the gradients that the parameters have; those without one stay.
+
+        Args:
+            may_overflow: gradients that are not finite move nothing, instead of making NaN.
+        """
         moved = [p for p in self.parameters if p.grad is not None]
         if not moved:
             raise InputError("SAM: no parameter has a gradient; call backward() first.")
@@ -217,11 +274,15 @@ class Perturbation:
         # All gradients end to end: a few large kernels instead of some for each parameter.
         parts = [_in_memory_order(p).reshape(self.parts, -1) for p in moved]
         steps = torch.cat([part.flatten() for part in parts])
+        # In float16 a norm overflows early, and _TINY is zero.
+        exact = torch.promote_types(steps.dtype, torch.float32)
         if self.parts == 1:
-            steps *= self.rho / (steps.norm() + _TINY)
+            steps *= self.rho / (steps.norm(dtype=exact) + _TINY)
         else:
-            scale = self.rho / (torch.cat(parts, 1).norm(dim=1) + _TINY)
+            scale = self.rho / (torch.cat(parts, 1).norm(dim=1, dtype=exact) + _TINY)
             steps *= scale.index_select(0, self._owners([part.shape[1] for part in parts]))
+        if may_overflow:
+            steps.nan_to_num_(nan=0.0)  # an infinite norm made them 0, or 0 · inf
         views = zip(torch.split(steps, [p.numel() for p in moved]), moved, strict=True)
         torch._foreach_add_(moved, [_shaped(step, p) for step, p in views])
 
@@ -237,6 +298,10 @@ class Perturbation:
             owner = torch.cat([parts.repeat_interleave(size) for size in sizes])
             self._owner = owner.to(self.parameters[0].device)
         return self._owner
+
+
+def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
+    return tensor.dtype, tensor.device, tensor.shape
 
 
 def _axes(parameter: Tensor) -> list[int]:
