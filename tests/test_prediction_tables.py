@@ -82,6 +82,37 @@ def test_pandas_reads_adjusted_whole_numbers(scores, dtype):
     np.testing.assert_array_equal(again.iloc[:, :3].to_numpy(), expected)
 
 
+@pytest.mark.parametrize(
+    ("index", "kept"),
+    [
+        ([], [None]),
+        (["photo"], ["photo"]),
+        (["predicted"], [None]),
+        (["prob_cat"], [None]),
+        (["photo", "predicted"], ["photo"]),
+    ],
+)
+def test_pandas_reads_what_is_left_of_its_columns(scores, index, kept):
+    pandas = pytest.importorskip("pandas")
+    logits, target = scores
+    frame = wide(logits, target).to_pandas()
+    frame["label"] = frame["label"].astype("category")
+    frame["photo"] = [f"{k}.jpg" for k in range(120)]
+    frame["predicted"] = pandas.Categorical(["cat"] * 120)  # an earlier answer, of another type
+    frame[[f"prob_{name}" for name in NAMES]] = softmax(logits)
+    frame = frame.set_index(index) if index else frame
+    frame.to_parquet("p.parquet")
+    found = open_predictions("p.parquet", kind="logits")
+    adjust_predictions(found, PRIOR, tau=1.0).write("out.parquet")
+    again = pandas.read_parquet("out.parquet")
+    assert list(again.index.names) == kept
+    assert again["label"].equals(frame["label"].set_axis(again.index))
+    expected = adjust_logits(logits, PRIOR)
+    np.testing.assert_array_equal(again[list(frame.filter(like="logit_"))], expected)
+    assert again["predicted"].tolist() == [NAMES[k] for k in expected.argmax(axis=1)]
+    assert not any(name.startswith("prob_") for name in again.reset_index())
+
+
 def test_lists_of_words_are_no_scores():
     pq.write_table(pa.table({"logits": [["a", "b"], ["c", "d"]], "label": [0, 1]}), "p.parquet")
     with pytest.raises(InputError, match=r"the column 'logits' holds list<.*string>, not numbers"):
