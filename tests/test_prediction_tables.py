@@ -130,6 +130,36 @@ def test_several_label_columns_beside_lists_are_refused(scores):
     assert open_predictions("p.parquet", labels="y.npy").labelled
 
 
+@pytest.mark.parametrize("prefix", ["logit_", ""])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_of_a_label_name_are_no_scores(scores, prefix, suffix):
+    pytest.importorskip("pandas")
+    logits, target = scores
+    frame = wide(logits, (target + 1) % 3).to_pandas()  # the labels in the file are wrong
+    frame.columns = [*(prefix + name for name in NAMES), "label"]
+    frame["Target"] = target
+    name = f"p.{suffix}"
+    frame.to_csv(name, index=False) if suffix == "csv" else frame.to_parquet(name)
+    with pytest.raises(InputError, match=r"several columns of labels, label, Target; name one wit"):
+        open_predictions(name, kind="logits")
+    np.save("y.npy", target)
+    for settings in ({}, {"columns": "*"}):
+        for labels in ("Target", "y.npy", target):
+            found = open_predictions(name, kind="logits", labels=labels, **settings)
+            assert found.class_names == NAMES
+            (block,) = found.blocks(1000)
+            np.testing.assert_array_equal(block.target, target)
+    adjust_predictions(found, PRIOR, tau=1.0).write(f"out.{suffix}")
+    with pytest.raises(InputError, match=r"no column matches 'Target'"):
+        open_predictions(name, kind="logits", labels="Target", columns="Target")
+
+
+def test_a_class_of_a_label_name_is_a_score_if_it_is_named():
+    Path("p.csv").write_text("target,other,truth\n1.5,2,other\n2.5,1,target\n")
+    found = open_predictions("p.csv", kind="logits", labels="truth", columns="target,other")
+    assert found.class_names == ("target", "other")
+
+
 def softmax(logits):
     odds = np.exp(logits)
     return odds / odds.sum(axis=1, keepdims=True)

@@ -43,6 +43,7 @@ def understand(
     name: str,
     kind: Kind | None,
     label: str | None,
+    elsewhere: bool = False,
     columns: str | None,
     class_names: Sequence[str] | None,
 ) -> Columns:
@@ -53,6 +54,8 @@ def understand(
         name: of the file, for messages.
         kind: of the scores, if their names don't say.
         label: name of the label column; else one of the usual names, if it is there.
+        elsewhere: whether the labels are not in this table. Columns of the usual names are then
+            neither labels nor scores.
         columns: names or patterns of the score columns, separated by commas; else those called
             logit… or prob…, else all that are left.
         class_names: of the score columns, in order; else their own names.
@@ -70,7 +73,7 @@ def understand(
     twice = [text for k, text in enumerate(header) if text in header[:k]]
     if twice:
         raise InputError(f"{name}: the column {twice[0]!r} occurs twice; rename one of them.")
-    where = label_column(header, label, name)
+    where = None if elsewhere else label_column(header, label, name)
     if columns is None:
         chosen = _usual_scores(header, where, kind, name)
     else:
@@ -127,7 +130,7 @@ def label_column(header: Sequence[str], label: str | None, name: str) -> int | N
                 f"{_checks.listing(header)}."
             )
         return header.index(label)
-    known = [k for k, text in enumerate(header) if text.lower() in LABEL_NAMES]
+    known = [k for k, text in enumerate(header) if _called_label(text)]
     if len(known) > 1:
         raise InputError(
             f"{name} has several columns of labels, {', '.join(header[k] for k in known)}; name "
@@ -136,10 +139,18 @@ def label_column(header: Sequence[str], label: str | None, name: str) -> int | N
     return known[0] if known else None
 
 
+def _called_label(column: str) -> bool:
+    return column.lower() in LABEL_NAMES
+
+
 def _usual_scores(
     header: Sequence[str], label: int | None, kind: Kind | None, name: str
 ) -> list[int]:
-    free = [k for k in range(len(header)) if k != label and header[k].lower() not in _ASIDE]
+    free = [
+        k
+        for k, text in enumerate(header)
+        if k != label and not _called_label(text) and text.lower() not in _ASIDE
+    ]
     by_kind = {
         said: [k for k in free if prefixed(header[k])[0] == said] for said in ("logits", "probs")
     }
@@ -160,7 +171,14 @@ def _usual_scores(
 def _matching(header: Sequence[str], label: int | None, columns: str, name: str) -> list[int]:
     chosen: list[int] = []
     for pattern in (part.strip() for part in columns.split(",")):
-        found = [k for k, text in enumerate(header) if fnmatchcase(text, pattern) and k != label]
+        # A wild card does not mean labels; who names such a column in full does.
+        found = [
+            k
+            for k, text in enumerate(header)
+            if k != label
+            and fnmatchcase(text, pattern)
+            and (text == pattern or not _called_label(text))
+        ]
         if not found:
             raise InputError(
                 f"{name}: no column matches {pattern!r}; its columns are {_checks.listing(header)}."

@@ -257,6 +257,7 @@ def from_parquet(
             name=str(path),
             kind=kind,
             label=label,
+            elsewhere=target is not None,
             columns=columns,
             class_names=class_names,
         )

@@ -226,7 +226,13 @@ def from_csv(
     if ADJUSTED in header:
         raise adjusted_already(str(path), seen=_seen_tau(path, header, delimiter))
     found = understand(
-        header, name=str(path), kind=kind, label=label, columns=columns, class_names=class_names
+        header,
+        name=str(path),
+        kind=kind,
+        label=label,
+        elsewhere=target is not None,
+        columns=columns,
+        class_names=class_names,
     )
     codes = None
     if target is not None:
