@@ -160,6 +160,55 @@ def test_a_class_of_a_label_name_is_a_score_if_it_is_named():
     assert found.class_names == ("target", "other")
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "0.98,0.02,0",
+        "1,0,0",  # two classes can't have the same name
+        "0.1,0.2,0.7,2",
+        "0.1,0.2,0.7,cat",
+        "7.jpg,0.1,0.2,0.7",
+        "1e-05,1,0",
+        "3,-1,2",
+        "3;-1;2;cat",
+        "0.98\t0.02\t0",
+        '"0.98","0.02","0"',
+    ],
+)
+@pytest.mark.parametrize("labels", [None, "y.npy", "2"])
+def test_a_csv_file_without_a_header_keeps_its_first_example(first, labels):
+    np.save("y.npy", [0] * 9)
+    Path("2").write_text("0\n" * 9)
+    Path("p.csv").write_text(f"{first}\n" * 9)
+    with pytest.raises(
+        InputError,
+        match=r"p.csv: the first line must name the columns, but it holds '.*', as if it were an "
+        r"example; put a line above it such as prob_cat,prob_dog,label",
+    ):
+        open_predictions("p.csv", kind="probs", labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [
+        ("0,1,2", {}),
+        ("2,0,1", {}),
+        ("-1,0,1", {}),  # as scikit-learn orders its classes
+        ("0.0,1.0,2.0,label", {}),  # pandas, of labels that are floats
+        (",0.0,1.0,2.0", {}),
+        ("id,-1,1,0", {}),
+        ("1_2,1_3,nan", {}),
+        ("1.5,2,2.5,truth", {"labels": "truth"}),
+        ("photo,1.5,2,2.5", {"columns": "1.5,2,2.5"}),
+        ("prob_1.5,prob_2,prob_2.5,0.7", {}),
+    ],
+)
+def test_numbers_may_be_the_names_of_classes(header, settings):
+    width = header.count(",") + 1
+    Path("p.csv").write_text(f"{header}\n{','.join('1' * width)}\n")
+    assert open_predictions("p.csv", kind="probs", **settings).num_classes == 3
+
+
 def softmax(logits):
     odds = np.exp(logits)
     return odds / odds.sum(axis=1, keepdims=True)

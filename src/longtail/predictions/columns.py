@@ -5,6 +5,7 @@ Shared by csv and parquet files; nothing here reads a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,6 +17,10 @@ from longtail.predictions.labels import LABEL_NAMES, check_class_names, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
 _ASIDE = ("", "id", "index", "unnamed: 0", "__index_level_0__", "predicted", "prediction", "split")
+
+# Numbers as examples hold them (not nan or 1_2, which may be names), and as classes are counted.
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.I)
+_COUNTED = re.compile(r"[+-]?\d+")
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,44 @@ def understand(
         kind=declared(kind, found or None, name=name),
         class_names=check_class_names(class_names or names, len(chosen), name=name) or (),
     )
+
+
+def example_in_header(
+    header: Sequence[str], *, label: str | None, columns: str | None
+) -> str | None:
+    """The cell by which the first line of a csv file is an example, as in a file without a header.
+
+    Args:
+        header: the cells.
+        label: name of the label column, if it was said.
+        columns: names or patterns of the score columns, if they were said.
+
+    Returns:
+        The cell, or None where the cells may be names: whole numbers are, as classes are often
+        counted, and others beside a name that no example has.
+
+    Examples:
+        >>> example_in_header(["0.98", "0.02", "0"], label=None, columns=None)
+        '0.98'
+        >>> example_in_header(["0", "1", "2"], label=None, columns=None)
+        >>> example_in_header(["0.0", "1.0", "label"], label=None, columns=None)
+    """
+    if columns is not None or any(_surely_a_name(text, label) for text in header):
+        return None
+    numbers = [text for text in header if _NUMBER.fullmatch(text)]
+    rising = all(map(_COUNTED.fullmatch, header)) and numbers == sorted(numbers, key=int)
+    for k, text in enumerate(numbers):
+        negative = text.startswith("-") and not rising  # -1,0,1 are classes in their usual order
+        if text in numbers[:k] or negative or not _COUNTED.fullmatch(text):
+            return text
+    return None
+
+
+def _surely_a_name(text: str, label: str | None) -> bool:
+    """Whether a cell names a column, since no example would hold it."""
+    if _called_label(text) or text.lower() in _ASIDE or prefixed(text)[0] is not None:
+        return True
+    return text == label and not _NUMBER.fullmatch(text)
 
 
 def other_scores(
