@@ -88,12 +88,7 @@ class LabelEncoder:
         """Class indices of labels, or of a file's; `place` says where the label of a row stands."""
         if isinstance(values, Path):
             values = read_labels(values, self.class_names)
-        array = _checks.as_numpy(values)
-        if array.ndim != 1:
-            raise InputError(
-                f"{self.name}: labels must be one-dimensional, one per example; their shape is "
-                f"{array.shape}."
-            )
+        array = one_dimensional(_checks.as_numpy(values), name=self.name)
         if array.dtype.kind in "iu" and self._positions:
             return self._in_range(array, place)
         found, inverse = np.unique(self._texts(array), return_inverse=True)
@@ -147,6 +142,42 @@ class LabelEncoder:
             f"{self.name}: {where} has the label {label.strip()!r}, which the model does not "
             f"know; its classes are {known}."
         )
+
+
+def is_label_shape(shape: Sequence[int]) -> bool:
+    """Whether labels may have this shape: one per example, also as a column, as Keras has it."""
+    return len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
+
+
+def one_dimensional(labels: NDArray[Any], *, name: str, otherwise: str = "") -> NDArray[Any]:
+    """One label per example, shape (examples,), of such a vector or a column.
+
+    Args:
+        labels: any array.
+        name: of what holds the labels, for messages.
+        otherwise: what else to do about another shape, for the message.
+
+    Examples:
+        >>> one_dimensional(np.array([[2], [0]]), name="y.npy")
+        array([2, 0])
+    """
+    if is_label_shape(labels.shape):
+        return labels.reshape(-1)
+    hint = "; of one-hot labels save argmax(axis=1)" if labels.ndim == 2 else ""
+    raise InputError(
+        f"{name}: labels must be one-dimensional, one per example; their shape is "
+        f"{labels.shape}{hint}{otherwise}."
+    )
+
+
+def is_vector(shape: Sequence[int]) -> bool:
+    """Whether an array of this shape is one number, a vector, or one as a row or a column."""
+    return len(shape) < 2 or (len(shape) == 2 and 1 in shape)
+
+
+def one_per_class(values: NDArray[Any]) -> NDArray[Any]:
+    """Numbers or names of classes as a vector, also of a row or a column; others as they are."""
+    return values.reshape(-1) if is_vector(values.shape) else values
 
 
 def one_label_each(num_rows: int, codes: IntArray, *, name: str, kind: str) -> None:
@@ -212,7 +243,7 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
         The labels as they are in the file.
     """
     if path.suffix == ".npy":
-        return load_npy(path)
+        return one_dimensional(load_npy(path), name=str(path))
     if path.suffix == ".csv":
         header, rows = _csv_rows(path)
         known = [column for column in header if column.lower() in LABEL_NAMES]
@@ -280,7 +311,7 @@ def read_numbers(
         numbers = np.zeros(num_classes)
         numbers[places] = list(values.values())
     else:
-        numbers = np.asarray(values, dtype=np.float64)
+        numbers = one_per_class(np.asarray(values, dtype=np.float64))
         if numbers.ndim != 1:
             raise InputError(
                 f"{option} must be one number per class; {text} has the shape {numbers.shape}."
