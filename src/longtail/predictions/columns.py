@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.predictions.base import DECLARE, KINDS, Kind, declared
-from longtail.predictions.labels import LABEL_NAMES, check_class_names, prefixed
+from longtail.predictions.labels import called_label, check_class_names, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
 _ASIDE = ("", "id", "index", "unnamed: 0", "__index_level_0__", "predicted", "prediction", "split")
@@ -128,7 +128,7 @@ def example_in_header(
 
 def _surely_a_name(text: str, label: str | None) -> bool:
     """Whether a cell names a column, since no example would hold it."""
-    if _called_label(text) or text.lower() in _ASIDE or prefixed(text)[0] is not None:
+    if called_label(text) or text.lower() in _ASIDE or prefixed(text)[0] is not None:
         return True
     return text == label and not _NUMBER.fullmatch(text)
 
@@ -173,7 +173,7 @@ def label_column(header: Sequence[str], label: str | None, name: str) -> int | N
                 f"{_checks.listing(header)}."
             )
         return header.index(label)
-    known = [k for k, text in enumerate(header) if _called_label(text)]
+    known = [k for k, text in enumerate(header) if called_label(text)]
     if len(known) > 1:
         raise InputError(
             f"{name} has several columns of labels, {', '.join(header[k] for k in known)}; name "
@@ -182,17 +182,13 @@ def label_column(header: Sequence[str], label: str | None, name: str) -> int | N
     return known[0] if known else None
 
 
-def _called_label(column: str) -> bool:
-    return column.lower() in LABEL_NAMES
-
-
 def _usual_scores(
     header: Sequence[str], label: int | None, kind: Kind | None, name: str
 ) -> list[int]:
     free = [
         k
         for k, text in enumerate(header)
-        if k != label and not _called_label(text) and text.lower() not in _ASIDE
+        if k != label and not called_label(text) and text.lower() not in _ASIDE
     ]
     by_kind = {
         said: [k for k in free if prefixed(header[k])[0] == said] for said in ("logits", "probs")
@@ -220,7 +216,7 @@ def _matching(header: Sequence[str], label: int | None, columns: str, name: str)
             for k, text in enumerate(header)
             if k != label
             and fnmatchcase(text, pattern)
-            and (text == pattern or not _called_label(text))
+            and (text == pattern or not called_label(text))
         ]
         if not found:
             raise InputError(

@@ -28,10 +28,8 @@ from longtail.predictions.base import (
     adjusted_already,
 )
 from longtail.predictions.columns import Columns, example_in_header, other_scores, understand
-from longtail.predictions.labels import LabelEncoder, one_label_each
+from longtail.predictions.labels import DELIMITERS, LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
-
-_DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -265,7 +263,7 @@ def read_header(path: Path) -> tuple[list[str], str]:
         line = next(_decodable(file, str(path)), "").rstrip("\r\n")
     if not line.strip():
         raise InputError(f"{path} is empty; its first line must name the columns.")
-    delimiter = max(_DELIMITERS, key=line.count)
+    delimiter = max(DELIMITERS, key=line.count)
     return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
 
 
