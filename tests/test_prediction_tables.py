@@ -82,6 +82,37 @@ def test_pandas_reads_adjusted_whole_numbers(scores, dtype):
     np.testing.assert_array_equal(again.iloc[:, :3].to_numpy(), expected)
 
 
+@pytest.mark.parametrize(
+    ("index", "kept"),
+    [
+        ([], [None]),
+        (["photo"], ["photo"]),
+        (["predicted"], [None]),
+        (["prob_cat"], [None]),
+        (["photo", "predicted"], ["photo"]),
+    ],
+)
+def test_pandas_reads_what_is_left_of_its_columns(scores, index, kept):
+    pandas = pytest.importorskip("pandas")
+    logits, target = scores
+    frame = wide(logits, target).to_pandas()
+    frame["label"] = frame["label"].astype("category")
+    frame["photo"] = [f"{k}.jpg" for k in range(120)]
+    frame["predicted"] = pandas.Categorical(["cat"] * 120)  # an earlier answer, of another type
+    frame[[f"prob_{name}" for name in NAMES]] = softmax(logits)
+    frame = frame.set_index(index) if index else frame
+    frame.to_parquet("p.parquet")
+    found = open_predictions("p.parquet", kind="logits")
+    adjust_predictions(found, PRIOR, tau=1.0).write("out.parquet")
+    again = pandas.read_parquet("out.parquet")
+    assert list(again.index.names) == kept
+    assert again["label"].equals(frame["label"].set_axis(again.index))
+    expected = adjust_logits(logits, PRIOR)
+    np.testing.assert_array_equal(again[list(frame.filter(like="logit_"))], expected)
+    assert again["predicted"].tolist() == [NAMES[k] for k in expected.argmax(axis=1)]
+    assert not any(name.startswith("prob_") for name in again.reset_index())
+
+
 def test_lists_of_words_are_no_scores():
     pq.write_table(pa.table({"logits": [["a", "b"], ["c", "d"]], "label": [0, 1]}), "p.parquet")
     with pytest.raises(InputError, match=r"the column 'logits' holds list<.*string>, not numbers"):
@@ -97,6 +128,85 @@ def test_several_label_columns_beside_lists_are_refused(scores):
     assert open_predictions("p.parquet", labels="target").label_column == "target"
     np.save("y.npy", target)
     assert open_predictions("p.parquet", labels="y.npy").labelled
+
+
+@pytest.mark.parametrize("prefix", ["logit_", ""])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_of_a_label_name_are_no_scores(scores, prefix, suffix):
+    pytest.importorskip("pandas")
+    logits, target = scores
+    frame = wide(logits, (target + 1) % 3).to_pandas()  # the labels in the file are wrong
+    frame.columns = [*(prefix + name for name in NAMES), "label"]
+    frame["Target"] = target
+    name = f"p.{suffix}"
+    frame.to_csv(name, index=False) if suffix == "csv" else frame.to_parquet(name)
+    with pytest.raises(InputError, match=r"several columns of labels, label, Target; name one wit"):
+        open_predictions(name, kind="logits")
+    np.save("y.npy", target)
+    for settings in ({}, {"columns": "*"}):
+        for labels in ("Target", "y.npy", target):
+            found = open_predictions(name, kind="logits", labels=labels, **settings)
+            assert found.class_names == NAMES
+            (block,) = found.blocks(1000)
+            np.testing.assert_array_equal(block.target, target)
+    adjust_predictions(found, PRIOR, tau=1.0).write(f"out.{suffix}")
+    with pytest.raises(InputError, match=r"no column matches 'Target'"):
+        open_predictions(name, kind="logits", labels="Target", columns="Target")
+
+
+def test_a_class_of_a_label_name_is_a_score_if_it_is_named():
+    Path("p.csv").write_text("target,other,truth\n1.5,2,other\n2.5,1,target\n")
+    found = open_predictions("p.csv", kind="logits", labels="truth", columns="target,other")
+    assert found.class_names == ("target", "other")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "0.98,0.02,0",
+        "1,0,0",  # two classes can't have the same name
+        "0.1,0.2,0.7,2",
+        "0.1,0.2,0.7,cat",
+        "7.jpg,0.1,0.2,0.7",
+        "1e-05,1,0",
+        "3,-1,2",
+        "3;-1;2;cat",
+        "0.98\t0.02\t0",
+        '"0.98","0.02","0"',
+    ],
+)
+@pytest.mark.parametrize("labels", [None, "y.npy", "2"])
+def test_a_csv_file_without_a_header_keeps_its_first_example(first, labels):
+    np.save("y.npy", [0] * 9)
+    Path("2").write_text("0\n" * 9)
+    Path("p.csv").write_text(f"{first}\n" * 9)
+    with pytest.raises(
+        InputError,
+        match=r"p.csv: the first line must name the columns, but it holds '.*', as if it were an "
+        r"example; put a line above it such as prob_cat,prob_dog,label",
+    ):
+        open_predictions("p.csv", kind="probs", labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [
+        ("0,1,2", {}),
+        ("2,0,1", {}),
+        ("-1,0,1", {}),  # as scikit-learn orders its classes
+        ("0.0,1.0,2.0,label", {}),  # pandas, of labels that are floats
+        (",0.0,1.0,2.0", {}),
+        ("id,-1,1,0", {}),
+        ("1_2,1_3,nan", {}),
+        ("1.5,2,2.5,truth", {"labels": "truth"}),
+        ("photo,1.5,2,2.5", {"columns": "1.5,2,2.5"}),
+        ("prob_1.5,prob_2,prob_2.5,0.7", {}),
+    ],
+)
+def test_numbers_may_be_the_names_of_classes(header, settings):
+    width = header.count(",") + 1
+    Path("p.csv").write_text(f"{header}\n{','.join('1' * width)}\n")
+    assert open_predictions("p.csv", kind="probs", **settings).num_classes == 3
 
 
 def softmax(logits):

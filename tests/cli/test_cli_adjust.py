@@ -207,6 +207,8 @@ def write_bad_files(logits, target):
     np.savez("same.npz", logits=logits, target=np.zeros(180, int))
     np.savez("unknown.npz", logits=logits, target=target + 1)
     np.savez("short.npz", logits=logits, target=target[:-1])
+    np.savez("hot.npz", logits=logits, target=np.eye(3)[target])
+    np.savez("square.npz", logits=logits, target=target, counts=np.eye(3))
     whole = Path("p.npz").read_bytes()
     Path("cut.npz").write_bytes(whole[: len(whole) // 2])
     Path("cut.parquet").write_bytes(b"PAR1" + bytes(100))
@@ -228,6 +230,8 @@ BAD = [
     (["text.csv", "--counts", COUNTS], "text.csv: line 182, column 'logit_dog' holds 'two', not"),
     (["label.csv", "--counts", COUNTS], "line 182 has the label 'yak', which the model does not"),
     (["unknown.npz", "--counts", COUNTS], "row 120 has the label '3', which the model does not"),
+    (["hot.npz", "--counts", COUNTS, "-o", "o.npz"], "their shape is (180, 3); of one-hot lab"),
+    (["square.npz"], "`counts` in square.npz must be one number per class; its shape is (3, 3)"),
     (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
     (["p.csv", "--counts", "900,90,0"], "class(es) emu have no training examples"),
     (["p.csv", "--train-labels", "never.txt"], "--train-labels: class(es) emu have no training"),

@@ -238,6 +238,8 @@ def _no_less_than_zero(numbers: Any, source: str, label: Callable[[int], str]) -
     from longtail._checks import InputError
 
     numbers = np.asarray(numbers)
+    if numbers.ndim != 1:
+        raise InputError(f"{source} must be one number per class; its shape is {numbers.shape}.")
     bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
     if len(bad):
         raise InputError(

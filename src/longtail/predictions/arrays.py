@@ -34,11 +34,18 @@ from longtail.predictions.labels import (
     LABEL_NAMES,
     LabelEncoder,
     check_class_names,
+    is_label_shape,
+    is_vector,
     load_npy,
+    one_dimensional,
     one_label_each,
+    one_per_class,
     unreadable,
 )
 from longtail.runs.files import atomic_path
+
+# Arrays of an .npz file with one number per class.
+_PER_CLASS = ("counts", "norms", "bias")
 
 _BROKEN = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 
@@ -167,7 +174,8 @@ def from_arrays(
 
     Args:
         scores: logits or probabilities, shape (examples, num_classes).
-        target: labels, shape (examples,), as numbers or class names; None without.
+        target: labels, shape (examples,) or (examples, 1), as numbers or class names; None
+            without.
         kind: "logits" or "probs".
         class_names: one per column, or None.
         name: for messages.
@@ -291,12 +299,16 @@ def from_npz(
     if ADJUSTED in members:
         tau = float(_load(path, members[ADJUSTED]))
         raise adjusted_already(str(path), seen=f" (tau = {tau:g})")
-    scores, kind = _score_member(members, kind, path)
-    others = {m.name: _load(path, m) for m in members.values() if len(m.shape) < 2}
-    left_out = [m.name for m in members.values() if len(m.shape) >= 2 and m is not scores]
+    scores, kind = _score_member(members, kind, labels, path)
+    rest = [member for member in members.values() if member is not scores]
+    others = {m.name: _load(path, m) for m in rest if is_vector(m.shape) and m.name not in KINDS}
+    per_class = {
+        name: one_per_class(_load(path, members[name])) for name in _PER_CLASS if name in members
+    }
     if target is None:
-        target = _labels_in(others, labels, path)
-    names = others.get("classes") if class_names is None else class_names
+        target = _labels_in(members, labels, path)
+    if class_names is None and "classes" in others:
+        class_names = one_per_class(others["classes"])
     array = _load(path, scores) if scores.stored or scores.fortran else None
     if array is not None:
         _checks.matrix(array, caller=str(path), name=scores.name, finite=False)
@@ -307,15 +319,13 @@ def from_npz(
         None if array is not None else lambda: _unpacked(path, scores),
         name=str(path),
         kind=kind,
-        names=check_class_names(names, scores.shape[1], name=str(path)),
+        names=check_class_names(class_names, scores.shape[1], name=str(path)),
         target=target,
         form="npz",
         others=others,
         notes=() if scores.stored else (_slow(path),),
-        left_out=tuple(left_out),
-        counts=others.get("counts"),
-        norms=others.get("norms"),
-        bias=others.get("bias"),
+        left_out=tuple(member.name for member in rest if member.name not in others),
+        **per_class,
     )
 
 
@@ -324,9 +334,12 @@ def _slow(path: Path) -> str:
 
 
 def _score_member(
-    members: Mapping[str, _Member], kind: Kind | None, path: Path
+    members: Mapping[str, _Member], kind: Kind | None, labels: str | None, path: Path
 ) -> tuple[_Member, Kind]:
-    """The array of scores: the one named by its kind, or with a kind the only matrix."""
+    """The array of scores: the one named by its kind, or with a kind the only matrix.
+
+    Labels, those in the array `labels` too, and what is there per class are no scores.
+    """
     named = [name for name in KINDS if name in members]
     if kind is None and len(named) > 1:
         raise InputError(
@@ -336,7 +349,8 @@ def _score_member(
     if kind in members or (kind is None and named):
         found = members[kind or named[0]]
     else:
-        matrices = [member for member in members.values() if len(member.shape) == 2]
+        known = {*LABEL_NAMES, *_PER_CLASS, "classes", labels}
+        matrices = [m for m in members.values() if len(m.shape) == 2 and m.name not in known]
         if len(matrices) != 1 or (kind is None and not matrices):
             raise InputError(
                 f"{path} must hold `logits` or `probs`, of shape (examples, classes); it has "
@@ -353,15 +367,27 @@ def _score_member(
     return found, said
 
 
-def _labels_in(others: Mapping[str, NDArray[Any]], wanted: Any, path: Path) -> Any:
+def _labels_in(
+    members: Mapping[str, _Member], wanted: str | None, path: Path
+) -> NDArray[Any] | None:
+    """The labels in an .npz file: of the array `wanted`, or of one of a usual name."""
+    named = [members[name] for name in LABEL_NAMES if name in members]
+    found = [member for member in named if is_label_shape(member.shape)]
+    otherwise = ""
     if wanted is not None:
-        return others[wanted]
-    known = [name for name in LABEL_NAMES if name in others]
-    if len(known) > 1:
+        found = [members[wanted]]
+    elif len(found) > 1:
         raise InputError(
-            f"{path} has several arrays of labels, {', '.join(known)}; name one with --labels."
+            f"{path} has several arrays of labels, {', '.join(member.name for member in found)}; "
+            f"name one with --labels."
         )
-    return others[known[0]] if known else None
+    elif not found:  # an array of such a name is not passed over in silence
+        found = named[:1]
+        otherwise = "; if it holds none, rename it or name the labels with --labels"
+    if not found:
+        return None
+    name = f"`{found[0].name}` in {path}"
+    return one_dimensional(_load(path, found[0]), name=name, otherwise=otherwise)
 
 
 def array_names(path: Path) -> list[str]:
@@ -369,7 +395,8 @@ def array_names(path: Path) -> list[str]:
     if not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
-        return [entry.removesuffix(".npy") for entry in archive.namelist()]
+        names = archive.namelist()
+    return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
 
 
 def _members(path: Path) -> Iterator[_Member]:

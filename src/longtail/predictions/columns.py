@@ -5,6 +5,7 @@ Shared by csv and parquet files; nothing here reads a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,10 +13,14 @@ from fnmatch import fnmatchcase
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.predictions.base import DECLARE, KINDS, Kind, declared
-from longtail.predictions.labels import LABEL_NAMES, check_class_names, prefixed
+from longtail.predictions.labels import called_label, check_class_names, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
 _ASIDE = ("", "id", "index", "unnamed: 0", "__index_level_0__", "predicted", "prediction", "split")
+
+# Numbers as examples hold them (not nan or 1_2, which may be names), and as classes are counted.
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.I)
+_COUNTED = re.compile(r"[+-]?\d+")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ def understand(
     name: str,
     kind: Kind | None,
     label: str | None,
+    elsewhere: bool = False,
     columns: str | None,
     class_names: Sequence[str] | None,
 ) -> Columns:
@@ -53,6 +59,8 @@ def understand(
         name: of the file, for messages.
         kind: of the scores, if their names don't say.
         label: name of the label column; else one of the usual names, if it is there.
+        elsewhere: whether the labels are not in this table. Columns of the usual names are then
+            neither labels nor scores.
         columns: names or patterns of the score columns, separated by commas; else those called
             logit… or prob…, else all that are left.
         class_names: of the score columns, in order; else their own names.
@@ -70,7 +78,7 @@ def understand(
     twice = [text for k, text in enumerate(header) if text in header[:k]]
     if twice:
         raise InputError(f"{name}: the column {twice[0]!r} occurs twice; rename one of them.")
-    where = label_column(header, label, name)
+    where = None if elsewhere else label_column(header, label, name)
     if columns is None:
         chosen = _usual_scores(header, where, kind, name)
     else:
@@ -85,6 +93,44 @@ def understand(
         kind=declared(kind, found or None, name=name),
         class_names=check_class_names(class_names or names, len(chosen), name=name) or (),
     )
+
+
+def example_in_header(
+    header: Sequence[str], *, label: str | None, columns: str | None
+) -> str | None:
+    """The cell by which the first line of a csv file is an example, as in a file without a header.
+
+    Args:
+        header: the cells.
+        label: name of the label column, if it was said.
+        columns: names or patterns of the score columns, if they were said.
+
+    Returns:
+        The cell, or None where the cells may be names: whole numbers are, as classes are often
+        counted, and others beside a name that no example has.
+
+    Examples:
+        >>> example_in_header(["0.98", "0.02", "0"], label=None, columns=None)
+        '0.98'
+        >>> example_in_header(["0", "1", "2"], label=None, columns=None)
+        >>> example_in_header(["0.0", "1.0", "label"], label=None, columns=None)
+    """
+    if columns is not None or any(_surely_a_name(text, label) for text in header):
+        return None
+    numbers = [text for text in header if _NUMBER.fullmatch(text)]
+    rising = all(map(_COUNTED.fullmatch, header)) and numbers == sorted(numbers, key=int)
+    for k, text in enumerate(numbers):
+        negative = text.startswith("-") and not rising  # -1,0,1 are classes in their usual order
+        if text in numbers[:k] or negative or not _COUNTED.fullmatch(text):
+            return text
+    return None
+
+
+def _surely_a_name(text: str, label: str | None) -> bool:
+    """Whether a cell names a column, since no example would hold it."""
+    if called_label(text) or text.lower() in _ASIDE or prefixed(text)[0] is not None:
+        return True
+    return text == label and not _NUMBER.fullmatch(text)
 
 
 def other_scores(
@@ -127,7 +173,7 @@ def label_column(header: Sequence[str], label: str | None, name: str) -> int | N
                 f"{_checks.listing(header)}."
             )
         return header.index(label)
-    known = [k for k, text in enumerate(header) if text.lower() in LABEL_NAMES]
+    known = [k for k, text in enumerate(header) if called_label(text)]
     if len(known) > 1:
         raise InputError(
             f"{name} has several columns of labels, {', '.join(header[k] for k in known)}; name "
@@ -139,7 +185,11 @@ def label_column(header: Sequence[str], label: str | None, name: str) -> int | N
 def _usual_scores(
     header: Sequence[str], label: int | None, kind: Kind | None, name: str
 ) -> list[int]:
-    free = [k for k in range(len(header)) if k != label and header[k].lower() not in _ASIDE]
+    free = [
+        k
+        for k, text in enumerate(header)
+        if k != label and not called_label(text) and text.lower() not in _ASIDE
+    ]
     by_kind = {
         said: [k for k in free if prefixed(header[k])[0] == said] for said in ("logits", "probs")
     }
@@ -160,7 +210,14 @@ def _usual_scores(
 def _matching(header: Sequence[str], label: int | None, columns: str, name: str) -> list[int]:
     chosen: list[int] = []
     for pattern in (part.strip() for part in columns.split(",")):
-        found = [k for k, text in enumerate(header) if fnmatchcase(text, pattern) and k != label]
+        # A wild card does not mean labels; who names such a column in full does.
+        found = [
+            k
+            for k, text in enumerate(header)
+            if k != label
+            and fnmatchcase(text, pattern)
+            and (text == pattern or not called_label(text))
+        ]
         if not found:
             raise InputError(
                 f"{name}: no column matches {pattern!r}; its columns are {_checks.listing(header)}."

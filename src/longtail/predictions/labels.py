@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,20 @@ from longtail.predictions.base import at_least_two
 # What a column or array of labels is called where nothing else is said.
 LABEL_NAMES = ("target", "label", "labels", "y_true")
 
+# What may stand between the cells of a csv file.
+DELIMITERS = ",;\t"
+
+# What pandas and R call a column of row numbers.
+_UNNAMED = ("", "unnamed: 0")
+
 # A column such as logit_cat or prob3 is the score of the class `cat` or `3`.
 _PREFIX = re.compile(r"(logits?|probs?|proba|probability|scores?)(?:[_\-.: ]+|(?=\d))(.+)", re.I)
 _KINDS = {"logit": "logits", "prob": "probs"}
+
+
+def called_label(column: str) -> bool:
+    """Whether a column's name says that it holds labels."""
+    return column.lower() in LABEL_NAMES
 
 
 def prefixed(column: str) -> tuple[str | None, str]:
@@ -88,12 +99,7 @@ class LabelEncoder:
         """Class indices of labels, or of a file's; `place` says where the label of a row stands."""
         if isinstance(values, Path):
             values = read_labels(values, self.class_names)
-        array = _checks.as_numpy(values)
-        if array.ndim != 1:
-            raise InputError(
-                f"{self.name}: labels must be one-dimensional, one per example; their shape is "
-                f"{array.shape}."
-            )
+        array = one_dimensional(_checks.as_numpy(values), name=self.name)
         if array.dtype.kind in "iu" and self._positions:
             return self._in_range(array, place)
         found, inverse = np.unique(self._texts(array), return_inverse=True)
@@ -149,6 +155,42 @@ class LabelEncoder:
         )
 
 
+def is_label_shape(shape: Sequence[int]) -> bool:
+    """Whether labels may have this shape: one per example, also as a column, as Keras has it."""
+    return len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
+
+
+def one_dimensional(labels: NDArray[Any], *, name: str, otherwise: str = "") -> NDArray[Any]:
+    """One label per example, shape (examples,), of such a vector or a column.
+
+    Args:
+        labels: any array.
+        name: of what holds the labels, for messages.
+        otherwise: what else to do about another shape, for the message.
+
+    Examples:
+        >>> one_dimensional(np.array([[2], [0]]), name="y.npy")
+        array([2, 0])
+    """
+    if is_label_shape(labels.shape):
+        return labels.reshape(-1)
+    hint = "; of one-hot labels save argmax(axis=1)" if labels.ndim == 2 else ""
+    raise InputError(
+        f"{name}: labels must be one-dimensional, one per example; their shape is "
+        f"{labels.shape}{hint}{otherwise}."
+    )
+
+
+def is_vector(shape: Sequence[int]) -> bool:
+    """Whether an array of this shape is one number, a vector, or one as a row or a column."""
+    return len(shape) < 2 or (len(shape) == 2 and 1 in shape)
+
+
+def one_per_class(values: NDArray[Any]) -> NDArray[Any]:
+    """Numbers or names of classes as a vector, also of a row or a column; others as they are."""
+    return values.reshape(-1) if is_vector(values.shape) else values
+
+
 def one_label_each(num_rows: int, codes: IntArray, *, name: str, kind: str) -> None:
     """Refuse another number of labels than of rows."""
     if len(codes) == num_rows + 1:
@@ -202,7 +244,7 @@ def unreadable(path: Path | str, error: Exception) -> InputError:
 
 
 def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray[Any]:
-    """Labels of a file: .npy, text with one per line, or a csv file with a column of them.
+    """Labels of a file: .npy, text with one per line, or a csv or tsv file with a column of them.
 
     Args:
         path: the file. Of a csv file with one column the first line may be a label or a name.
@@ -212,24 +254,9 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
         The labels as they are in the file.
     """
     if path.suffix == ".npy":
-        return load_npy(path)
-    if path.suffix == ".csv":
-        header, rows = _csv_rows(path)
-        known = [column for column in header if column.lower() in LABEL_NAMES]
-        if len(header) > 1 and len(known) != 1:
-            raise InputError(
-                f"{path}: a csv file of labels must have one column, or one called "
-                f"{' or '.join(LABEL_NAMES[:2])}; its columns are {_checks.listing(header)}."
-            )
-        if len(header) == 1 and known and header[0] in (class_names or ()):
-            raise InputError(
-                f"{path}: its first line, {header[0]!r}, may be a label or the name of the column; "
-                f"write the labels to a text file instead, one per line."
-            )
-        if not known and not _names_a_column(header[0], rows, class_names or ()):
-            rows = [header, *rows]
-        column = header.index(known[0]) if known else 0
-        return np.array([row[column] for row in rows])
+        return one_dimensional(load_npy(path), name=str(path))
+    if _is_table(path):
+        return np.array(_label_column(path, class_names or ()))
     lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
     parts = " ".join(lines).replace(",", " ").split()
     if all(map(_is_number, parts)):
@@ -237,6 +264,32 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     if not lines:
         raise InputError(f"{path} is empty; it must hold labels, one per line.")
     return np.array(lines)
+
+
+def _label_column(path: Path, class_names: Sequence[str]) -> list[str]:
+    """The labels of a csv file: its only column, or the one of a usual name."""
+    # Where a label may hold a semicolon, only a column's name tells that it stands between cells.
+    header, rows = _csv_rows(
+        path, names=lambda cells: not cells[0] or any(map(called_label, cells))
+    )
+    numbered = _row_numbers(header, rows)
+    if numbered:
+        header, rows = header[1:], [row[1:] for row in rows]
+    known = [column for column in header if called_label(column)]
+    if len(header) > 1 and len(known) != 1:
+        raise InputError(
+            f"{path}: a csv file of labels must have one column, or one called "
+            f"{' or '.join(LABEL_NAMES[:2])}; its columns are {_checks.listing(header)}."
+        )
+    if len(header) == 1 and not numbered and known and header[0] in class_names:
+        raise InputError(
+            f"{path}: its first line, {header[0]!r}, may be a label or the name of the column; "
+            f"write the labels to a text file instead, one per line."
+        )
+    if not numbered and not known and not _names_a_column(header[0], rows, class_names):
+        rows = [header, *rows]
+    column = header.index(known[0]) if known else 0
+    return [row[column] for row in rows]
 
 
 def _names_a_column(first: str, rows: Sequence[Sequence[str]], class_names: Sequence[str]) -> bool:
@@ -280,7 +333,7 @@ def read_numbers(
         numbers = np.zeros(num_classes)
         numbers[places] = list(values.values())
     else:
-        numbers = np.asarray(values, dtype=np.float64)
+        numbers = one_per_class(np.asarray(values, dtype=np.float64))
         if numbers.ndim != 1:
             raise InputError(
                 f"{option} must be one number per class; {text} has the shape {numbers.shape}."
@@ -319,16 +372,30 @@ def _number_file(path: Path) -> Any:
     if path.suffix == ".json":
         values = json.loads(_text(path))
         return {str(k): float(v) for k, v in values.items()} if isinstance(values, dict) else values
-    if path.suffix == ".csv":
-        header, rows = _csv_rows(path)
-        if len(header) == 2:
-            if header[0] and _is_number(header[1]):  # no header line
-                rows = [header, *rows]
-            found = {row[0].strip(): float(row[1]) for row in rows}
-            if len(found) < len(rows):
-                raise InputError(f"{path}: a class occurs twice.")
-            return found
-    words = _text(path).replace(",", " ").split()
+    if _is_table(path):
+        return _number_table(path)
+    return _floats([_text(path).replace(",", " ")])
+
+
+def _number_table(path: Path) -> list[float] | dict[str, float]:
+    """The numbers of a csv file: of two columns by class, of others in order."""
+    header, rows = _csv_rows(path)
+    if len(header) > 2 and _row_numbers(header, rows):
+        header, rows = header[1:], [row[1:] for row in rows]
+    if len(header) == 2 and (rows or not _is_number(header[0])):
+        if header[0] and _is_number(header[1]):  # no header line
+            rows = [header, *rows]
+        found = {row[0].strip(): float(row[1]) for row in rows}
+        if len(found) < len(rows):
+            raise InputError(f"{path}: a class occurs twice.")
+        return found
+    if len(header) > 1 or not rows or any(map(_is_number, header[0].split())):
+        rows = [header, *rows]  # else it is the name of the one column
+    return _floats(cell for row in rows for cell in row)
+
+
+def _floats(texts: Iterable[str]) -> list[float]:
+    words = " ".join(texts).split()
     if not words:
         raise ValueError("it is empty")
     return [float(word) for word in words]
@@ -342,17 +409,54 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a small csv file, all rows as long as the header."""
-    rows = [row for row in csv.reader(_text(path).splitlines()) if row]
-    if not rows:
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in (".csv", ".tsv")
+
+
+def _csv_rows(
+    path: Path, *, names: Callable[[Sequence[str]], bool] = bool
+) -> tuple[list[str], list[list[str]]]:
+    """First line and other lines of a small csv file, all with as many cells.
+
+    A comma stands between the cells (in .tsv files a tab), or whatever else of `DELIMITERS` cuts
+    all lines into as many.
+
+    Args:
+        path: the file.
+        names: whether the cells of a first line show that it was cut rightly.
+
+    Returns:
+        The cells of the first line, and those of the others.
+    """
+    lines = [line for line in _text(path).splitlines() if line]
+    if not lines:
         raise InputError(f"{path} is empty.")
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    others = [text for text in DELIMITERS if text != usual and text in lines[0]]
+    cuts = [_cut(lines, delimiter) for delimiter in (usual, *others)]
+    rows = next((cut for cut in cuts if _even(cut) and names(cut[0])), cuts[0])
     for number, row in enumerate(rows, start=1):
         if len(row) != len(rows[0]):
             raise InputError(
                 f"{path}: line {number} has {len(row)} cells but the first has {len(rows[0])}."
             )
-    return [cell.strip() for cell in rows[0]], rows[1:]
+    return rows[0], rows[1:]
+
+
+def _cut(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    first, *rows = csv.reader(lines, delimiter=delimiter)
+    return [[cell.strip() for cell in first], *rows]
+
+
+def _even(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether all rows have as many cells, and more than one."""
+    return len(rows[0]) > 1 and len({len(row) for row in rows}) == 1
+
+
+def _row_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first of several columns numbers the rows, as pandas and R write it."""
+    unnamed = len(header) > 1 and header[0].lower() in _UNNAMED
+    return unnamed and all(whole(row[0]) is not None for row in rows)
 
 
 def _text(path: Path) -> str:

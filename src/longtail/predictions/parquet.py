@@ -177,16 +177,25 @@ class _Batches:
 
 
 def _metadata(schema: Any, fields: Sequence[Any]) -> dict[bytes, bytes]:
-    """The file's own, but for what pandas noted of columns that are floats now."""
+    """The file's own; what pandas noted of its columns is brought up to date.
+
+    Columns that are not kept lose their notes, and are no index any more; those that are floats
+    now are noted as such.
+    """
     found = dict(schema.metadata or {})
     if b"pandas" in found:
         notes = json.loads(found[b"pandas"])
         kept = {field.name: field.type for field in fields}
-        for note in notes.get("columns", ()):
-            name = note.get("field_name")
-            now = kept.get(name)
+        columns = [note for note in notes.get("columns", ()) if note.get("field_name") in kept]
+        for note in columns:
+            name = note["field_name"]
+            now = kept[name]
             if _pyarrow().types.is_floating(now) and now != schema.field(name).type:
                 note["pandas_type"] = note["numpy_type"] = "float64"
+        # An index that is no column, such as a range, is described there by a dict.
+        parts = notes.get("index_columns", ())
+        index = [part for part in parts if isinstance(part, dict) or part in kept]
+        notes |= {"columns": columns, "index_columns": index}
         found[b"pandas"] = json.dumps(notes).encode()
     return found
 
@@ -248,6 +257,7 @@ def from_parquet(
             name=str(path),
             kind=kind,
             label=label,
+            elsewhere=target is not None,
             columns=columns,
             class_names=class_names,
         )

@@ -27,11 +27,9 @@ from longtail.predictions.base import (
     Writer,
     adjusted_already,
 )
-from longtail.predictions.columns import Columns, other_scores, understand
-from longtail.predictions.labels import LabelEncoder, one_label_each
+from longtail.predictions.columns import Columns, example_in_header, other_scores, understand
+from longtail.predictions.labels import DELIMITERS, LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
-
-_DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -218,15 +216,24 @@ def from_csv(
         The Predictions.
     """
     header, delimiter = read_header(path)
-    if all(_is_number(text) for text in header):
+    cell = example_in_header(header, label=label, columns=columns)
+    if cell is not None:
+        score = "prob" if kind == "probs" else "logit"
         raise InputError(
-            f"{path}: the first line must name the columns, but it holds numbers only; add a "
-            f"line such as logit_cat,logit_dog,label."
+            f"{path}: the first line must name the columns, but it holds {cell!r}, as if it were "
+            f"an example; put a line above it such as {score}_cat,{score}_dog,label (if {cell} is "
+            f"the name of a class, call its column {score}_{cell})."
         )
     if ADJUSTED in header:
         raise adjusted_already(str(path), seen=_seen_tau(path, header, delimiter))
     found = understand(
-        header, name=str(path), kind=kind, label=label, columns=columns, class_names=class_names
+        header,
+        name=str(path),
+        kind=kind,
+        label=label,
+        elsewhere=target is not None,
+        columns=columns,
+        class_names=class_names,
     )
     codes = None
     if target is not None:
@@ -256,7 +263,7 @@ def read_header(path: Path) -> tuple[list[str], str]:
         line = next(_decodable(file, str(path)), "").rstrip("\r\n")
     if not line.strip():
         raise InputError(f"{path} is empty; its first line must name the columns.")
-    delimiter = max(_DELIMITERS, key=line.count)
+    delimiter = max(DELIMITERS, key=line.count)
     return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
 
 
@@ -267,14 +274,6 @@ def _seen_tau(path: Path, header: Sequence[str], delimiter: str) -> str:
         rows = csv.DictReader(file, header, delimiter=delimiter)
         tau = next(rows, {}).get(ADJUSTED)
     return f" (tau = {tau})" if tau else ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "." in text or "e" in text.lower()  # 0,1,2 may be the names of classes
 
 
 def _opened(path: Path) -> IO[str]:
