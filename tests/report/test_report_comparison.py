@@ -1,5 +1,6 @@
 """Names, tables and sentences about a comparison, on numbers chosen for the purpose."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -93,6 +94,17 @@ def test_the_note_counts_the_seeds_of_each_row():
     )
     assert texts.tables(comparison(SOFTMAX, BETTER))[0].note.startswith("Mean over 3 seeds ±")
     assert texts.tables(comparison(one))[0].note.startswith("One seed: ")
+
+
+def test_the_note_names_held_out_runs_that_are_left_out():
+    runs = tuple(SimpleNamespace(name=f"some-lt/softmax-s{seed}-0a1b2c3d") for seed in range(2))
+    compared = replace(comparison(SOFTMAX, BETTER), left_out={"epochs: 1 against 6": runs})
+    sentence = (
+        "Left out: some-lt/softmax-s0-0a1b2c3d, some-lt/softmax-s1-0a1b2c3d (epochs: 1 against 6)."
+    )
+    assert sentence in texts.tables(compared)[0].note
+    assert sentence in texts.headline(compared, compared.rows).note
+    assert "Left out" not in texts.tables(comparison(SOFTMAX, BETTER))[0].note
 
 
 def test_one_seed_gives_no_interval():

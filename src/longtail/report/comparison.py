@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from longtail._checks import listing
 from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
 from longtail.report import figures
 from longtail.report.tables import Table
@@ -171,7 +172,11 @@ def _note(comparison: Comparison) -> str:
         parts.append(
             f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
         )
-    return _joined(*parts, bias_note(comparison))
+    left_out = (
+        f"Left out: {listing((run.name for run in runs), most=5)} ({why})."
+        for why, runs in comparison.left_out.items()
+    )
+    return _joined(*parts, bias_note(comparison), *left_out)
 
 
 def bias_note(comparison: Comparison) -> str:

@@ -57,8 +57,8 @@ def build(
     """One page about runs of one data set, from what their folders hold.
 
     Args:
-        runs: finished runs with logits of the split, or a Comparison of them. Runs with a
-            held-out part serve to choose tau; the others are compared.
+        runs: finished runs with logits of the split, or a Comparison of them; which serve for
+            what is in `compare`.
         split: which split judges; a Comparison has its own.
         title: of the page; made from the data's name if absent.
         command: what to type to make this page again.
