@@ -138,6 +138,36 @@ def test_two_ensembles_are_two_rows(tmp_path):
     assert [row.detail for row in rows[:2]] == [run.spec.hash8 for run in pairs]
 
 
+def test_an_ensemble_is_compared_to_the_mean_of_softmax_over_its_networks_seeds(tmp_path):
+    plain = [softmax_run(tmp_path, seed) for seed in range(4)]
+    members = [softmax_run(tmp_path, seed, method="balanced") for seed in (1, 2, 3)]
+    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
+    row, base = compared.row("ensemble"), compared.row("softmax")
+    expected = row.errors[0] - base.errors[1:].mean()
+    assert expected != pytest.approx(row.errors[0] - base.errors[0])  # of the ensemble's own "seed"
+    for change in (compared.difference(row), compared.against_softmax(row)):
+        assert change.mean == pytest.approx(expected)
+        assert np.isnan([change.low, change.high]).all()
+        assert change.seeds == 3
+    assert compared.difference(base, baseline=row).mean == pytest.approx(-expected)
+    assert row.seeds == (1, 2, 3)
+    document = next(row for row in compared.to_dict()["rows"] if row["method"] == "ensemble")
+    assert document["members"] == [run.name for run in members]
+    assert document["seeds"] == [1, 2, 3]
+    assert len(document["errors"]) == 1
+    assert compared.to_dict()["rows"][0]["members"] == []
+
+
+def test_an_ensemble_of_other_seeds_than_softmax_has_no_difference(tmp_path):
+    plain = [softmax_run(tmp_path, seed) for seed in range(2)]
+    members = [softmax_run(tmp_path, seed, method="balanced") for seed in range(3)]
+    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
+    row = compared.row("ensemble")
+    assert compared.against_softmax(row) is None
+    with pytest.raises(InputError, match="share no seed, or not all of an ensemble's"):
+        compared.difference(row)
+
+
 def test_the_same_run_from_two_folders_is_refused(tmp_path):
     spec = make_spec(dataset="digits-lt")
     runs = [make_run(tmp_path / name, spec) for name in ("one", "two")]
@@ -158,9 +188,9 @@ def softmax_run(root, seed, *, held_out=0.0, epochs=6, method="softmax"):
     data = DataSpec("digits-lt", held_out=held_out)
     spec = make_spec(dataset=data, method=method, recipe=recipe, seed=seed)
     writer = make_writer(root, spec)
-    logits = np.random.default_rng(seed).normal(size=(6, 3)).astype(np.float32)
+    logits = np.random.default_rng(seed).normal(size=(60, 3)).astype(np.float32)
     for split in ("test", *(["held-out"] if held_out else [])):
-        writer.write_logits(split, logits, np.arange(6) % 3, norms=[1.0, 2.0, 3.0])
+        writer.write_logits(split, logits, np.arange(60) % 3, norms=[1.0, 2.0, 3.0])
     return writer.finish(seconds=1.0)
 
 

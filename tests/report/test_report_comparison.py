@@ -11,6 +11,8 @@ from longtail import ClassPrior
 from longtail.experiments.comparison import Comparison, Row, Scored
 from longtail.margins import MARGINS
 from longtail.report import comparison as texts
+from longtail.runs import DataSpec
+from longtail.runs.ensemble import ensemble_spec
 
 PRIOR = ClassPrior.from_counts([200, 50, 5])
 
@@ -118,6 +120,34 @@ def test_one_seed_gives_no_interval():
     table = texts.headline(one, one.rows)
     assert [line[1:3] for line in table.rows] == [("30.0", ""), ("20.0", "−10.0")]
     assert "there are no intervals" in table.note
+
+
+def ensemble_row(errors, seeds):
+    """The mean of one network of each seed."""
+    names = [f"some-lt/balanced-s{seed}-0a1b2c3d" for seed in seeds]
+    run = SimpleNamespace(members=tuple(names), spec=ensemble_spec(DataSpec("some-lt"), names))
+    return replace(row("ensemble", [errors]), runs=(run,))
+
+
+def test_an_ensemble_is_no_seed():
+    one = comparison(SOFTMAX, ensemble_row([0.0, 0.1, 0.2], (1, 2)))
+    assert texts.summary(one)[1] == (
+        "Ensemble, which never saw the test set, gets 10.0% wrong: 20.0 points lower than "
+        "softmax's mean over the same 2 seeds; it is the mean of 2 networks and has no interval, "
+        "so this may be noise."
+    )
+    table = texts.headline(one, one.rows)
+    assert table.rows[1][1:3] == ("10.0", "−20.0")
+    assert table.note.startswith("Mean over 3 seeds ±")
+    assert "Ensemble: the mean of several networks' logits" in table.note
+    other = comparison(SOFTMAX, ensemble_row([0.0, 0.1, 0.2], (2, 3)))
+    assert texts.headline(other, other.rows).rows[1][1:3] == ("10.0", "")
+    assert texts.summary(other)[1].endswith(
+        "gets 10.0% wrong; it is the mean of 2 networks, and softmax was not trained with all of "
+        "their seeds to compare it to."
+    )
+    alone = comparison(ensemble_row([0.0, 0.1, 0.2], (1, 2)))
+    assert texts.tables(alone)[0].note.startswith("Ensemble: ")
 
 
 def test_nothing_beats_softmax():

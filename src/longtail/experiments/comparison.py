@@ -20,6 +20,7 @@ from longtail import _checks, metrics, posthoc, tuning
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.posthoc import BiasMode
 from longtail.runs import Run, same_data
+from longtail.runs.ensemble import trained_seeds
 from longtail.runs.naming import told_apart
 
 BASELINE = "softmax"
@@ -65,7 +66,7 @@ class Row:
         method: name, as on the command line.
         tau_source: where a post-hoc method's tau comes from, or None.
         detail: what else tells it from its neighbours, such as the bias mode or settings.
-        scored: one entry per seed, in order of seed.
+        scored: one entry per seed, in order of seed; a single one of an ensemble.
         runs: the runs behind them, in the same order; softmax ones for a post-hoc method.
     """
 
@@ -81,9 +82,18 @@ class Row:
         return np.array([s.error for s in self.scored])
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """The names of the runs that an ensemble is the mean of; none for any other method."""
+        return self.runs[0].members if self.runs else ()
+
+    @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, ascending."""
-        return tuple(s.seed for s in self.scored)
+        """The seeds, ascending; of an ensemble its networks', or none where one is not known."""
+        if not self.members:
+            return tuple(s.seed for s in self.scored)
+        behind = trained_seeds(self.runs[0].spec)
+        known = [seed for seed in behind if seed is not None]
+        return tuple(sorted(known)) if len(known) == len(behind) else ()
 
     @property
     def per_class(self) -> FloatArray:
@@ -172,19 +182,29 @@ class Comparison:
         raise InputError(f"Comparison.row: there is no {method!r} ({tau_source}); rows: {there}.")
 
     def difference(self, row: Row, *, baseline: Row | None = None, level: float = 0.95) -> Interval:
-        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds."""
+        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds.
+
+        An ensemble is no seed among others: its difference is to the mean of the other's errors
+        over the seeds of its networks, without an interval.
+        """
         base = self.row(BASELINE) if baseline is None else baseline
-        theirs = dict(zip(base.seeds, base.errors, strict=True))
-        pairs = [
-            mine - theirs[seed]
-            for seed, mine in zip(row.seeds, row.errors, strict=True)
-            if seed in theirs
-        ]
-        if not pairs:
+        common = _common_seeds(row, base)
+        if not common:
             raise InputError(
-                f"Comparison.difference: {row.method!r} and {base.method!r} share no seed."
+                f"Comparison.difference: {row.method!r} and {base.method!r} share no seed, or not "
+                f"all of an ensemble's."
             )
-        return mean_interval(pairs, level=level)
+        mine, theirs = _errors_of(row, common), _errors_of(base, common)
+        if row.members or base.members:
+            change = float(mine.mean() - theirs.mean())
+            return Interval(change, float("nan"), float("nan"), len(common))
+        return mean_interval(mine - theirs, level=level)
+
+    def against_softmax(self, row: Row, *, level: float = 0.95) -> Interval | None:
+        """The `difference` to softmax, or None without softmax runs of the same seeds."""
+        if self.baseline is None or not _common_seeds(row, self.baseline):
+            return None
+        return self.difference(row, level=level)
 
     def group_errors(self, row: Row, *, many: float = 100, few: float = 20) -> dict[str, float]:
         """Mean error of many-, medium- and few-shot classes; NaN for a group without classes."""
@@ -204,26 +224,40 @@ class Comparison:
 
     def _row_dict(self, row: Row) -> dict[str, Any]:
         error = mean_interval(row.errors)
-        against = None
-        if self.baseline is not None and set(row.seeds) & set(self.baseline.seeds):
-            change = self.difference(row)
-            against = {
-                "mean": change.mean,
-                "low": change.low,
-                "high": change.high,
-                "seeds": change.seeds,
-            }
+        change = self.against_softmax(row)
+        against = change and {
+            "mean": change.mean,
+            "low": change.low,
+            "high": change.high,
+            "seeds": change.seeds,
+        }
         return {
             "method": row.method,
             "tau_source": row.tau_source,
             "detail": row.detail,
             "seeds": list(row.seeds),
+            "members": list(row.members),
             "errors": row.errors.tolist(),
             "balanced_error": {"mean": error.mean, "low": error.low, "high": error.high},
             "difference_to_softmax": against,
             "groups": self.group_errors(row),
             "taus": None if row.taus is None else row.taus.tolist(),
         }
+
+
+def _common_seeds(one: Row, other: Row) -> list[int]:
+    """The seeds by which two rows are compared: those of both, which must be all of an ensemble."""
+    both = set(one.seeds) & set(other.seeds)
+    whole = all(set(row.seeds) == both for row in (one, other) if row.members)
+    return sorted(both) if whole else []
+
+
+def _errors_of(row: Row, seeds: Sequence[int]) -> FloatArray:
+    """A row's errors of some seeds, in their order; the one that an ensemble has."""
+    if row.members:
+        return row.errors
+    of_seed = dict(zip(row.seeds, row.errors, strict=True))
+    return np.array([of_seed[seed] for seed in seeds])
 
 
 def compare(

@@ -250,7 +250,7 @@ def _model(run: Any) -> str:
 
 
 def _seeds(comparison: Comparison) -> str:
-    seeds = sorted({run.spec.seed for run in comparison.runs})
+    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     return f"{len(seeds)} ({', '.join(map(str, seeds))})"
 
 
