@@ -237,6 +237,13 @@ def test_every_tau_may_be_as_good_for_these_examples():
     assert "touches" not in str(result)
 
 
+def test_a_text_with_too_few_names_is_refused():
+    result = tune_tau(9 * np.eye(2), [0, 1], ClassPrior.from_counts([9, 1]), n_bootstrap=0)
+    with pytest.raises(InputError, match="one name for each of the 2 classes; got 1"):
+        result.describe(class_names=["cat"])
+    assert result.describe() == str(result)
+
+
 def test_class_order_is_a_matter_of_names():
     prior, logits, target = long_tailed()
     plain = tune_tau(logits, target, prior, n_bootstrap=0).curve

@@ -61,9 +61,14 @@ def swapped(cli):
     train = ["train", "--dataset", "birds", "--recipe", "digits", "--method", "softmax"]
     train += ["--set", "epochs=1", "--device", "cpu"]
     assert cli(*train).code == 0
+    swap_places()
+    return train
+
+
+def swap_places():
+    """Give the images of each of two test classes to the other."""
     for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
         (Path("birds/test") / old).rename(Path("birds/test") / new)
-    return train
 
 
 def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped, cli):
@@ -73,7 +78,8 @@ def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped
         result = cli(*words)
         assert result.code == 1
         assert "split 'test' are of other images than the data are now" in result.err
-        assert f"longtail evaluate {run.folder} --split test --force" in result.err
+        again = f"longtail evaluate {run.folder} --split test --dataset birds --force"
+        assert result.err.endswith(f"{again}\n")
     assert cli("evaluate", "runs").code == 0  # whose data were not asked about
     assert cli("evaluate", "runs", "--dataset", "birds", "--force").code == 0
     after = errors_by_hand(Run.open(run.folder))[0]
@@ -93,9 +99,24 @@ def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
     result = cli("evaluate", "runs")
     assert result.code == 1
     assert "have different examples in the split 'test'" in result.err
-    one, other = find_runs("runs")
-    for run in (one, other):
-        assert f"longtail evaluate {run.folder} --split test --force" in result.err
+    assert "longtail evaluate runs/birds --split test --force" in result.err
+
+
+def test_one_command_judges_all_stale_runs_anew(swapped, cli):
+    swap_places()
+    assert cli(*swapped, "--seeds", "3").code == 0
+    swap_places()
+    for words in ([*swapped, "--seeds", "4"], ["evaluate", "runs", "--dataset", "birds"]):
+        result = cli(*words)
+        assert result.code == 1
+        command = "longtail evaluate runs/birds --split test --dataset birds --force"
+        assert result.err.endswith(f"To write them anew: {command}\n")
+    folders = " ".join(str(run.folder) for run in find_runs("runs")[:2])
+    result = cli(*swapped, "--seeds", "2")  # the third is none of these
+    command = f"longtail evaluate {folders} --split test --dataset birds --force"
+    assert result.err.endswith(f"To write them anew: {command}\n")
+    assert cli(*command.split()[1:]).code == 0
+    assert cli(*swapped, "--seeds", "2").code == 0
 
 
 def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):

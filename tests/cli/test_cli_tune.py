@@ -114,6 +114,22 @@ def test_tables_and_probabilities_are_read_as_by_adjust(cli, long_tailed):
             assert json.loads(result.out)["tau"] == pytest.approx(expected.tau, rel=1e-6)
 
 
+def test_classes_have_their_names_in_the_text(cli, problem):
+    logits, target, _ = problem
+    kept = np.flatnonzero((target != 1) | (np.arange(len(target)) % 2 == 0))
+    table = np.column_stack([logits, target + 1])[kept]
+    head = "logit_1,logit_2,logit_3,label"
+    fmt = ["%.17g"] * 3 + ["%d"]
+    np.savetxt("table.csv", table, fmt=fmt, delimiter=",", header=head, comments="")
+    fewest = int((target[kept] == 1).sum())
+    text = cli("tune", "table.csv", "--counts", "900,90,10").out
+    assert f"fewest {fewest} (class 2)" in text
+    np.savetxt("two.csv", table[table[:, 3] != 2], fmt=fmt, delimiter=",", header=head, comments="")
+    text = cli("tune", "two.csv", "--counts", "900,90,10", "--missing", "nearest").out
+    assert "fewest 0 (class 2)" in text
+    assert "  class 2 has none: the nearest class in size counts for it too" in text
+
+
 def test_smoothing_reaches_the_prior(cli, problem):
     logits, target, _ = problem
     result = cli("tune", "held-out.npz", "--counts", "900,90,0", "--smoothing", 0.5, "--json")

@@ -5,9 +5,9 @@ import pytest
 
 from longtail import ClassPrior, InputError
 from longtail.experiments.comparison import compare, mean_interval, tuned
-from longtail.runs import RecipeSpec, ensemble
+from longtail.runs import DataSpec, RecipeSpec, ensemble
 from page_factory import digits_runs
-from run_factory import make_run, make_spec
+from run_factory import make_run, make_spec, make_writer
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,36 @@ def test_two_ensembles_are_two_rows(tmp_path):
     assert [row.detail for row in rows[:2]] == [run.spec.hash8 for run in pairs]
 
 
+def test_an_ensemble_is_compared_to_the_mean_of_softmax_over_its_networks_seeds(tmp_path):
+    plain = [softmax_run(tmp_path, seed) for seed in range(4)]
+    members = [softmax_run(tmp_path, seed, method="balanced") for seed in (1, 2, 3)]
+    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
+    row, base = compared.row("ensemble"), compared.row("softmax")
+    expected = row.errors[0] - base.errors[1:].mean()
+    assert expected != pytest.approx(row.errors[0] - base.errors[0])  # of the ensemble's own "seed"
+    for change in (compared.difference(row), compared.against_softmax(row)):
+        assert change.mean == pytest.approx(expected)
+        assert np.isnan([change.low, change.high]).all()
+        assert change.seeds == 3
+    assert compared.difference(base, baseline=row).mean == pytest.approx(-expected)
+    assert row.seeds == (1, 2, 3)
+    document = next(row for row in compared.to_dict()["rows"] if row["method"] == "ensemble")
+    assert document["members"] == [run.name for run in members]
+    assert document["seeds"] == [1, 2, 3]
+    assert len(document["errors"]) == 1
+    assert compared.to_dict()["rows"][0]["members"] == []
+
+
+def test_an_ensemble_of_other_seeds_than_softmax_has_no_difference(tmp_path):
+    plain = [softmax_run(tmp_path, seed) for seed in range(2)]
+    members = [softmax_run(tmp_path, seed, method="balanced") for seed in range(3)]
+    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
+    row = compared.row("ensemble")
+    assert compared.against_softmax(row) is None
+    with pytest.raises(InputError, match="share no seed, or not all of an ensemble's"):
+        compared.difference(row)
+
+
 def test_the_same_run_from_two_folders_is_refused(tmp_path):
     spec = make_spec(dataset="digits-lt")
     runs = [make_run(tmp_path / name, spec) for name in ("one", "two")]
@@ -150,3 +180,57 @@ def test_runs_on_balanced_data_have_a_flat_curve_and_no_complaint(tmp_path):
     run = make_run(tmp_path, spec, prior=ClassPrior.from_counts([30, 30, 30]))
     result = tuned(run, "test", "posthoc-logit-adjusted", "scale")
     assert result.interval == result.bounds
+
+
+def softmax_run(root, seed, *, held_out=0.0, epochs=6, method="softmax"):
+    """A run of plain softmax, with logits of its held-out part where it has one."""
+    recipe = RecipeSpec("digits", {"epochs": epochs})
+    data = DataSpec("digits-lt", held_out=held_out)
+    spec = make_spec(dataset=data, method=method, recipe=recipe, seed=seed)
+    writer = make_writer(root, spec)
+    logits = np.random.default_rng(seed).normal(size=(60, 3)).astype(np.float32)
+    for split in ("test", *(["held-out"] if held_out else [])):
+        writer.write_logits(split, logits, np.arange(60) % 3, norms=[1.0, 2.0, 3.0])
+    return writer.finish(seconds=1.0)
+
+
+def test_a_held_out_run_of_another_training_chooses_no_tau(tmp_path):
+    full = [softmax_run(tmp_path, seed) for seed in range(2)]
+    alike = softmax_run(tmp_path, 0, held_out=0.2)
+    others = [softmax_run(tmp_path, seed, held_out=0.2, epochs=1) for seed in range(2)]
+    compared = compare([*full, *others, alike])
+    assert compared.held_out == {0: alike}
+    assert compared.row("posthoc-logit-adjusted", tau_source="held-out").seeds == (0,)
+    why = "not trained like the softmax run on the whole training set: epochs: 1 against 6"
+    assert compared.left_out == {why: tuple(others)}
+    assert compared.to_dict()["left_out"] == [{"run": run.folder, "why": why} for run in others]
+    assert compare([*full, alike]).left_out == {}
+
+
+def test_held_out_runs_without_a_softmax_run_of_their_seed_are_left_out(tmp_path):
+    full = [softmax_run(tmp_path, 0)]
+    lonely = softmax_run(tmp_path, 1, held_out=0.2)
+    another = softmax_run(tmp_path, 0, held_out=0.2, method="balanced")
+    compared = compare([*full, lonely, another])
+    assert compared.held_out == {}
+    assert compared.left_out == {
+        "no softmax run on the whole training set has the same seed": (lonely,),
+        "tau is chosen on runs trained with softmax alone": (another,),
+    }
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_held_out_parts_are_refused_also_of_different_seeds(tmp_path, seed):
+    full = [softmax_run(tmp_path, seed) for seed in range(2)]
+    parts = [softmax_run(tmp_path, 0, held_out=0.2), softmax_run(tmp_path, seed, held_out=0.3)]
+    words = r"on 2 held-out parts \(20% held out: .*; 30% held out: "
+    with pytest.raises(InputError, match=words) as it:
+        compare([*full, *parts])
+    assert all(str(run.folder) in str(it.value) for run in parts)
+
+
+def test_the_same_held_out_run_from_two_folders_is_refused(tmp_path):
+    full = softmax_run(tmp_path, 0)
+    twice = [softmax_run(tmp_path / name, 0, held_out=0.2) for name in ("one", "two")]
+    with pytest.raises(InputError, match=r"one/.* and .*two/.* are the same run"):
+        compare([full, *twice])

@@ -1,5 +1,6 @@
 """Names, tables and sentences about a comparison, on numbers chosen for the purpose."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,8 @@ from longtail import ClassPrior
 from longtail.experiments.comparison import Comparison, Row, Scored
 from longtail.margins import MARGINS
 from longtail.report import comparison as texts
+from longtail.runs import DataSpec
+from longtail.runs.ensemble import ensemble_spec
 
 PRIOR = ClassPrior.from_counts([200, 50, 5])
 
@@ -95,6 +98,17 @@ def test_the_note_counts_the_seeds_of_each_row():
     assert texts.tables(comparison(one))[0].note.startswith("One seed: ")
 
 
+def test_the_note_names_held_out_runs_that_are_left_out():
+    runs = tuple(SimpleNamespace(name=f"some-lt/softmax-s{seed}-0a1b2c3d") for seed in range(2))
+    compared = replace(comparison(SOFTMAX, BETTER), left_out={"epochs: 1 against 6": runs})
+    sentence = (
+        "Left out: some-lt/softmax-s0-0a1b2c3d, some-lt/softmax-s1-0a1b2c3d (epochs: 1 against 6)."
+    )
+    assert sentence in texts.tables(compared)[0].note
+    assert sentence in texts.headline(compared, compared.rows).note
+    assert "Left out" not in texts.tables(comparison(SOFTMAX, BETTER))[0].note
+
+
 def test_one_seed_gives_no_interval():
     one = comparison(
         row("softmax", [[0.0, 0.3, 0.6]]), row("adaptive", [[0.0, 0.2, 0.4]]), split="val"
@@ -106,6 +120,34 @@ def test_one_seed_gives_no_interval():
     table = texts.headline(one, one.rows)
     assert [line[1:3] for line in table.rows] == [("30.0", ""), ("20.0", "−10.0")]
     assert "there are no intervals" in table.note
+
+
+def ensemble_row(errors, seeds):
+    """The mean of one network of each seed."""
+    names = [f"some-lt/balanced-s{seed}-0a1b2c3d" for seed in seeds]
+    run = SimpleNamespace(members=tuple(names), spec=ensemble_spec(DataSpec("some-lt"), names))
+    return replace(row("ensemble", [errors]), runs=(run,))
+
+
+def test_an_ensemble_is_no_seed():
+    one = comparison(SOFTMAX, ensemble_row([0.0, 0.1, 0.2], (1, 2)))
+    assert texts.summary(one)[1] == (
+        "Ensemble, which never saw the test set, gets 10.0% wrong: 20.0 points lower than "
+        "softmax's mean over the same 2 seeds; it is the mean of 2 networks and has no interval, "
+        "so this may be noise."
+    )
+    table = texts.headline(one, one.rows)
+    assert table.rows[1][1:3] == ("10.0", "−20.0")
+    assert table.note.startswith("Mean over 3 seeds ±")
+    assert "Ensemble: the mean of several networks' logits" in table.note
+    other = comparison(SOFTMAX, ensemble_row([0.0, 0.1, 0.2], (2, 3)))
+    assert texts.headline(other, other.rows).rows[1][1:3] == ("10.0", "")
+    assert texts.summary(other)[1].endswith(
+        "gets 10.0% wrong; it is the mean of 2 networks, and softmax was not trained with all of "
+        "their seeds to compare it to."
+    )
+    alone = comparison(ensemble_row([0.0, 0.1, 0.2], (1, 2)))
+    assert texts.tables(alone)[0].note.startswith("Ensemble: ")
 
 
 def test_nothing_beats_softmax():

@@ -18,6 +18,7 @@ from longtail.runs import (
     RunError,
     RunWriter,
     UnfinishedRunError,
+    ensemble,
     files,
     find_runs,
     fingerprint,
@@ -480,8 +481,19 @@ def test_runs_judged_on_different_examples_are_refused_with_the_way_out(root):
     other = make_run(root, make_spec(seed=1), target=np.array([0, 1, 2]))
     with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
         same_data([one, other])
-    for run in (one, other):
-        assert f"longtail evaluate {run.folder} --split test --force" in str(refused.value)
+    assert f": longtail evaluate {one.folder.parent} --split test --force" in str(refused.value)
+    make_run(root, make_spec(seed=2))  # which is not asked about
+    with pytest.raises(RunError) as refused:
+        same_data([one, other])
+    command = f": longtail evaluate {one.folder} {other.folder} --split test --force"
+    assert command in str(refused.value)
+    both = ensemble([one, Run.open(make_run(root, make_spec(seed=3)).folder)], root=root)
+    with pytest.raises(RunError) as refused:
+        same_data([one, other, both])
+    commands = (
+        f": longtail evaluate {other.folder} --split test --force ; {both.evaluation('test')}"
+    )
+    assert f"{commands} --force" in str(refused.value)
 
 
 def test_what_was_held_out_cannot_be_judged_anew(root):

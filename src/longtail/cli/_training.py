@@ -171,6 +171,13 @@ class RunData:
         self.dataset, self.data_dir, self.root = dataset, data_dir, root
         self._read: dict[DataSpec, AnyData] = {}
 
+    @property
+    def typed(self) -> list[str]:
+        """The options that say where the data are, as they were typed."""
+        given = {"--dataset": self.dataset, "--data-dir": self.data_dir, "--root": self.root}
+        pairs = ((name, str(value)) for name, value in given.items() if value is not None)
+        return [word for pair in pairs for word in pair]
+
     def of(self, run: Run) -> AnyData:
         """The data that a run was trained on, and their test set."""
         from longtail.runs import RunError

@@ -124,7 +124,7 @@ def evaluate(
     together = _averaged(opened, split, replaced=force) if ensemble else None
     shown = [*opened, *([together] if together is not None else [])]
     if not judged:
-        _refuse_mixed(shown, split)
+        _refuse_mixed(shown, split, data.typed)
         judged = {run.folder: Judged.on(run, split) for run in shown}
     if json:
         found = _document(judged, split)
@@ -148,20 +148,19 @@ def _compare(judged: list[Run], split: Split, data: _training.RunData, others: b
     from longtail._checks import InputError
     from longtail.runs.folder import same_images
 
-    named, refused = others, None
+    now: list[tuple[Run, str]] = []
+    refused = None
     for run in judged:
         try:
-            images = _part(data.of(run), run, split)
+            now.append((run, _part(data.of(run), run, split).fingerprint))
         except InputError as error:
             refused = refused or error
-            continue
-        same_images(run, split.value, images.fingerprint)
-        named = True
-    if refused is not None and not named:
+    same_images(now, split.value, data=data.typed)
+    if refused is not None and not (now or others):
         raise refused
 
 
-def _refuse_mixed(runs: list[Run], split: Split) -> None:
+def _refuse_mixed(runs: list[Run], split: Split, typed: list[str]) -> None:
     """Refuse a mean over runs that were judged on different images of a split.
 
     What is held out of the training set differs from seed to seed, and so may what a training
@@ -175,7 +174,8 @@ def _refuse_mixed(runs: list[Run], split: Split) -> None:
         images = [(run.record["splits"][split.value]["data"], run) for run in together]
         differing = list({data: run for data, run in images if data is not None}.values())
         if len(differing) > 1:
-            raise judged_apart(differing[0], differing[1], split.value)
+            one, other = differing[:2]
+            raise judged_apart(one, other, split.value, among=together, data=typed)
 
 
 def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:

@@ -291,7 +291,8 @@ def train(
         if evaluate:
             _training.refuse_huge(job.data)
             if not force:
-                _refuse_judged_otherwise(job)
+                typed = _training.RunData(dataset, data_dir, root).typed
+                _refuse_judged_otherwise(job, typed)
             if world.first:
                 _warn_of_absent(job.data.test)
         streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
@@ -445,15 +446,15 @@ def _warn_of_absent(test: Any) -> None:
         )
 
 
-def _refuse_judged_otherwise(job: _cohort.Job) -> None:
+def _refuse_judged_otherwise(job: _cohort.Job, typed: list[str]) -> None:
     """Refuse finished runs that were judged on another test set, before any is trained."""
     from longtail.runs import Run
     from longtail.runs.folder import same_images
 
-    for folder, state in zip(job.folders, job.states(), strict=True):
-        run = Run.open(folder, verify=False) if state == "finished" else None
-        if run is not None and "test" in run.splits:
-            same_images(run, "test", job.data.test.fingerprint)
+    states = zip(job.folders, job.states(), strict=True)
+    finished = [Run.open(f, verify=False) for f, state in states if state == "finished"]
+    now = job.data.test.fingerprint
+    same_images([(run, now) for run in finished if "test" in run.splits], "test", data=typed)
 
 
 def _evaluate(runs: list[Run], data: AnyData, world: World, streaming: Streaming) -> list[Run]:

@@ -147,7 +147,7 @@ def tune(
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
         return
-    _console.line(str(result))
+    _console.line(result.describe(class_names=found.class_names))
     if file.is_dir() and split == "test":
         _console.warning_line(
             "this tau was chosen on the test set: it is an oracle's, and its "

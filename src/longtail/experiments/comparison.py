@@ -2,14 +2,14 @@
 
 Trained methods are rows; the post-hoc methods are rows too, computed from the saved logits of
 the runs trained with plain softmax. A tau comes from one of three places, and its row says
-which: fixed at 1, chosen on the held-out part of a second run of the same seed, or the best on
-the test set, which is an oracle that nobody has in use.
+which: fixed at 1, chosen on the held-out part of a second run of the same seed and training, or
+the best on the test set, which is an oracle that nobody has in use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -20,6 +20,7 @@ from longtail import _checks, metrics, posthoc, tuning
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.posthoc import BiasMode
 from longtail.runs import Run, same_data
+from longtail.runs.ensemble import trained_seeds
 from longtail.runs.naming import told_apart
 
 BASELINE = "softmax"
@@ -65,7 +66,7 @@ class Row:
         method: name, as on the command line.
         tau_source: where a post-hoc method's tau comes from, or None.
         detail: what else tells it from its neighbours, such as the bias mode or settings.
-        scored: one entry per seed, in order of seed.
+        scored: one entry per seed, in order of seed; a single one of an ensemble.
         runs: the runs behind them, in the same order; softmax ones for a post-hoc method.
     """
 
@@ -81,9 +82,18 @@ class Row:
         return np.array([s.error for s in self.scored])
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """The names of the runs that an ensemble is the mean of; none for any other method."""
+        return self.runs[0].members if self.runs else ()
+
+    @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, ascending."""
-        return tuple(s.seed for s in self.scored)
+        """The seeds, ascending; of an ensemble its networks', or none where one is not known."""
+        if not self.members:
+            return tuple(s.seed for s in self.scored)
+        behind = trained_seeds(self.runs[0].spec)
+        known = [seed for seed in behind if seed is not None]
+        return tuple(sorted(known)) if len(known) == len(behind) else ()
 
     @property
     def per_class(self) -> FloatArray:
@@ -144,6 +154,7 @@ class Comparison:
         held_out: runs with a held-out part, by seed; the source of honest taus.
         curves: the exact error over tau on the judged split, by post-hoc method and seed.
         split: which split was judged.
+        left_out: runs with a held-out part that no tau could be chosen on, by the reason.
     """
 
     rows: tuple[Row, ...]
@@ -152,6 +163,7 @@ class Comparison:
     held_out: dict[int, Run]
     curves: dict[str, dict[int, tuning.TauCurve]]
     split: str
+    left_out: dict[str, tuple[Run, ...]] = field(default_factory=dict)
 
     @property
     def baseline(self) -> Row | None:
@@ -170,19 +182,29 @@ class Comparison:
         raise InputError(f"Comparison.row: there is no {method!r} ({tau_source}); rows: {there}.")
 
     def difference(self, row: Row, *, baseline: Row | None = None, level: float = 0.95) -> Interval:
-        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds."""
+        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds.
+
+        An ensemble is no seed among others: its difference is to the mean of the other's errors
+        over the seeds of its networks, without an interval.
+        """
         base = self.row(BASELINE) if baseline is None else baseline
-        theirs = dict(zip(base.seeds, base.errors, strict=True))
-        pairs = [
-            mine - theirs[seed]
-            for seed, mine in zip(row.seeds, row.errors, strict=True)
-            if seed in theirs
-        ]
-        if not pairs:
+        common = _common_seeds(row, base)
+        if not common:
             raise InputError(
-                f"Comparison.difference: {row.method!r} and {base.method!r} share no seed."
+                f"Comparison.difference: {row.method!r} and {base.method!r} share no seed, or not "
+                f"all of an ensemble's."
             )
-        return mean_interval(pairs, level=level)
+        mine, theirs = _errors_of(row, common), _errors_of(base, common)
+        if row.members or base.members:
+            change = float(mine.mean() - theirs.mean())
+            return Interval(change, float("nan"), float("nan"), len(common))
+        return mean_interval(mine - theirs, level=level)
+
+    def against_softmax(self, row: Row, *, level: float = 0.95) -> Interval | None:
+        """The `difference` to softmax, or None without softmax runs of the same seeds."""
+        if self.baseline is None or not _common_seeds(row, self.baseline):
+            return None
+        return self.difference(row, level=level)
 
     def group_errors(self, row: Row, *, many: float = 100, few: float = 20) -> dict[str, float]:
         """Mean error of many-, medium- and few-shot classes; NaN for a group without classes."""
@@ -194,24 +216,27 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and dicts for JSON; errors are fractions, NaN where none is."""
-        return {"split": self.split, "rows": [self._row_dict(row) for row in self.rows]}
+        left_out = [
+            {"run": run.folder, "why": why} for why, runs in self.left_out.items() for run in runs
+        ]
+        rows = [self._row_dict(row) for row in self.rows]
+        return {"split": self.split, "rows": rows, "left_out": left_out}
 
     def _row_dict(self, row: Row) -> dict[str, Any]:
         error = mean_interval(row.errors)
-        against = None
-        if self.baseline is not None and set(row.seeds) & set(self.baseline.seeds):
-            change = self.difference(row)
-            against = {
-                "mean": change.mean,
-                "low": change.low,
-                "high": change.high,
-                "seeds": change.seeds,
-            }
+        change = self.against_softmax(row)
+        against = change and {
+            "mean": change.mean,
+            "low": change.low,
+            "high": change.high,
+            "seeds": change.seeds,
+        }
         return {
             "method": row.method,
             "tau_source": row.tau_source,
             "detail": row.detail,
             "seeds": list(row.seeds),
+            "members": list(row.members),
             "errors": row.errors.tolist(),
             "balanced_error": {"mean": error.mean, "low": error.low, "high": error.high},
             "difference_to_softmax": against,
@@ -220,14 +245,30 @@ class Comparison:
         }
 
 
+def _common_seeds(one: Row, other: Row) -> list[int]:
+    """The seeds by which two rows are compared: those of both, which must be all of an ensemble."""
+    both = set(one.seeds) & set(other.seeds)
+    whole = all(set(row.seeds) == both for row in (one, other) if row.members)
+    return sorted(both) if whole else []
+
+
+def _errors_of(row: Row, seeds: Sequence[int]) -> FloatArray:
+    """A row's errors of some seeds, in their order; the one that an ensemble has."""
+    if row.members:
+        return row.errors
+    of_seed = dict(zip(row.seeds, row.errors, strict=True))
+    return np.array([of_seed[seed] for seed in seeds])
+
+
 def compare(
     runs: Iterable[Run], *, split: str = "test", bias_mode: BiasMode = "scale"
 ) -> Comparison:
     """Judge runs of one data set by their saved logits, post-hoc methods included.
 
     Args:
-        runs: finished runs that have the split's logits. Runs with a held-out part serve to
-            choose tau; the others are the rows.
+        runs: finished runs that have the split's logits. Those without a held-out part are the
+            rows. Softmax runs with one serve to choose tau for the softmax run that differs in
+            nothing else; any others are left out, and the result says why.
         split: which logits to judge.
         bias_mode: of weight normalization.
 
@@ -241,11 +282,6 @@ def compare(
         raise InputError(
             "compare: every run has a held-out part; runs on the whole training set are needed."
         )
-    held = {
-        run.spec.seed: run
-        for run in everything
-        if run.spec.dataset.held_out and run.spec.method.name == BASELINE
-    }
     target = np.asarray(full[0].logits(split).target)
     _refuse_absent(full[0], target, split)
     rows = [
@@ -253,6 +289,7 @@ def compare(
         for (name, detail), group in _grouped(full).items()
     ]
     plain = [run for run in full if run.spec.method.name == BASELINE]
+    held, left_out = _partners([r for r in everything if r.spec.dataset.held_out], plain)
     curves: dict[str, dict[int, tuning.TauCurve]] = {}
     for method in POSTHOC if plain else ():
         if method == "posthoc-weight-normalized" and any(run.head is None for run in plain):
@@ -277,7 +314,7 @@ def compare(
             if scored:
                 detail = f"bias {bias_mode}" if "weight" in method else ""
                 rows.append(Row(method, source, detail, scored, usable))
-    return Comparison(tuple(rows), target, tuple(full), held, curves, split)
+    return Comparison(tuple(rows), target, tuple(full), held, curves, split, left_out)
 
 
 def _order(run: Run) -> tuple[bool, str, int]:
@@ -300,12 +337,7 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     groups: dict[tuple[str, str], list[Run]] = {}
     for (name, detail), group in alike.items():
         for words, part in (told_apart(group) if _repeats(group) else {"": group}).items():
-            if twice := _repeats(part):
-                one, other = twice
-                raise InputError(
-                    f"compare: {one.folder} and {other.folder} are the same run, {one.name}; "
-                    f"compare one of them."
-                )
+            _refuse_twice(part)
             groups[name, ", ".join(filter(None, (detail, words)))] = part
     plain = [detail or "plain" for name, detail in groups if name == BASELINE]
     if len(plain) > 1:
@@ -317,6 +349,16 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     return groups
 
 
+def _refuse_twice(runs: Sequence[Run]) -> None:
+    """Refuse a run that came from two folders; `runs` differ in nothing but the seed."""
+    if twice := _repeats(runs):
+        one, other = twice
+        raise InputError(
+            f"compare: {one.folder} and {other.folder} are the same run, {one.name}; "
+            f"compare one of them."
+        )
+
+
 def _repeats(runs: Sequence[Run]) -> tuple[Run, Run] | None:
     """Two runs of one seed, if there are any."""
     seen: dict[int, Run] = {}
@@ -325,6 +367,57 @@ def _repeats(runs: Sequence[Run]) -> tuple[Run, Run] | None:
             return seen[run.spec.seed], run
         seen[run.spec.seed] = run
     return None
+
+
+def _partners(
+    held: Sequence[Run], plain: Sequence[Run]
+) -> tuple[dict[int, Run], dict[str, tuple[Run, ...]]]:
+    """Which held-out runs choose tau, by seed, and the others, by why they can't.
+
+    A tau suits the training that it was chosen for: after one epoch it is another than after ten.
+    """
+    of_seed = {run.spec.seed: run for run in plain}
+    matched: list[Run] = []
+    left_out: dict[str, tuple[Run, ...]] = {}
+    for run in sorted(held, key=_order):
+        why = _why_no_partner(run, of_seed.get(run.spec.seed))
+        if why:
+            left_out[why] = (*left_out.get(why, ()), run)
+        else:
+            matched.append(run)
+    _refuse_several_parts(matched)
+    return {run.spec.seed: run for run in matched}, left_out
+
+
+def _why_no_partner(held: Run, whole: Run | None) -> str:
+    """Why no tau for a run on the whole training set can come from this one, or nothing."""
+    if held.spec.method.name != BASELINE:
+        return f"tau is chosen on runs trained with {BASELINE} alone"
+    if whole is None:
+        return f"no {BASELINE} run on the whole training set has the same seed"
+    same_part = replace(held.spec.dataset, held_out=whole.spec.dataset.held_out)
+    lines = replace(held.spec, dataset=same_part).difference(whole.spec)
+    if not lines:
+        return ""
+    words = _checks.listing((line.removeprefix("recipe.values.") for line in lines), most=3)
+    return f"not trained like the {BASELINE} run on the whole training set: {words}"
+
+
+def _refuse_several_parts(matched: Sequence[Run]) -> None:
+    """Refuse held-out parts between which nothing decides, and one that comes twice."""
+    parts: dict[float, list[Run]] = {}
+    for run in matched:
+        parts.setdefault(run.spec.dataset.held_out, []).append(run)
+    if len(parts) > 1:
+        ways = (
+            f"{100 * part:.3g}% held out: {_checks.listing((run.folder for run in runs), most=3)}"
+            for part, runs in sorted(parts.items())
+        )
+        raise InputError(
+            f"compare: tau could be chosen on {len(parts)} held-out parts ({'; '.join(ways)}); "
+            f"name the runs to compare one by one, with those of one part."
+        )
+    _refuse_twice(matched)
 
 
 def _refuse_absent(run: Run, target: IntArray, split: str) -> None:

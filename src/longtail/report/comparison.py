@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from longtail._checks import listing
 from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
 from longtail.report import figures
 from longtail.report.tables import Table
@@ -92,16 +93,15 @@ def tau(row: Row) -> str:
 
 
 def against_softmax(comparison: Comparison, row: Row, *, picked: bool = False) -> Interval | None:
-    """The paired difference to softmax; None for softmax itself, or without a common seed.
+    """The paired difference to softmax; None for softmax itself, or without common seeds.
 
     A row that was picked for its low error has a lucky one: with every rival there is one chance
     more. `picked` widens its interval accordingly (Bonferroni), so that where no method differs
     from softmax, no more than one report in forty finds the best one better.
     """
-    base = comparison.baseline
-    if base is None or row is base or not set(row.seeds) & set(base.seeds):
+    if row is comparison.baseline:
         return None
-    return comparison.difference(row, level=1 - 0.05 / (rivals(comparison) if picked else 1))
+    return comparison.against_softmax(row, level=1 - 0.05 / (rivals(comparison) if picked else 1))
 
 
 def rivals(comparison: Comparison) -> int:
@@ -153,16 +153,21 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> Table:
 
 
 def _note(comparison: Comparison) -> str:
-    counts = sorted({len(row.seeds) for row in comparison.rows})
+    counts = sorted({len(row.seeds) for row in comparison.rows if not row.members})
     parts = []
-    if counts[-1] > 1:
+    if counts and counts[-1] > 1:
         number = f"{counts[-1]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         parts.append(
             f"Mean over {number} seeds ± half the width of its 95% interval (Student's t); "
             f"differences are paired by seed, with their 95% interval in brackets."
         )
-    else:
+    elif counts:
         parts.append("One seed: there are no intervals; train more seeds before concluding.")
+    if any(row.members for row in comparison.rows):
+        parts.append(
+            "Ensemble: the mean of several networks' logits, one result without an interval; its "
+            "difference is to the mean of softmax over the seeds of its networks."
+        )
     if any(row.tau_source == "held-out" for row in comparison.rows):
         parts.append(
             "τ held-out: chosen on data held out of a second training run of the same seed."
@@ -171,7 +176,11 @@ def _note(comparison: Comparison) -> str:
         parts.append(
             f"Oracle τ: the best on the {comparison.split} set itself, which nobody has in use."
         )
-    return _joined(*parts, bias_note(comparison))
+    left_out = (
+        f"Left out: {listing((run.name for run in runs), most=5)} ({why})."
+        for why, runs in comparison.left_out.items()
+    )
+    return _joined(*parts, bias_note(comparison), *left_out)
 
 
 def bias_note(comparison: Comparison) -> str:
@@ -230,6 +239,8 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
     if others == 1:
         first = f"{label[0].upper()}{label[1:]}"
         text = f"{first}, which never saw the {comparison.split} set, gets {error}% wrong"
+    if winner.members:
+        return f"{text}{_ensemble_words(winner, found)}"
     if found is None:
         return f"{text}; it shares no seed with softmax, so the difference has no interval."
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
@@ -244,3 +255,16 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
     if found.excludes_zero:
         return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
     return f"{text}, but as the interval includes zero, these seeds show no difference."
+
+
+def _ensemble_words(row: Row, found: Interval | None) -> str:
+    """How an ensemble's error goes on: it is neither a seed nor a mean over seeds."""
+    what = f"it is the mean of {len(row.members)} networks"
+    if found is None:
+        return f"; {what}, and softmax was not trained with all of their seeds to compare it to."
+    lower = "lower" if found.mean < 0 else "higher"
+    seeds = "seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    return (
+        f": {percent(abs(found.mean))} points {lower} than softmax's mean over the same {seeds}; "
+        f"{what} and has no interval, so this may be noise."
+    )

@@ -57,8 +57,8 @@ def build(
     """One page about runs of one data set, from what their folders hold.
 
     Args:
-        runs: finished runs with logits of the split, or a Comparison of them. Runs with a
-            held-out part serve to choose tau; the others are compared.
+        runs: finished runs with logits of the split, or a Comparison of them; which serve for
+            what is in `compare`.
         split: which split judges; a Comparison has its own.
         title: of the page; made from the data's name if absent.
         command: what to type to make this page again.
@@ -250,7 +250,7 @@ def _model(run: Any) -> str:
 
 
 def _seeds(comparison: Comparison) -> str:
-    seeds = sorted({run.spec.seed for run in comparison.runs})
+    seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     return f"{len(seeds)} ({', '.join(map(str, seeds))})"
 
 

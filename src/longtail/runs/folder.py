@@ -17,7 +17,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from longtail._checks import InputError
+from longtail._checks import InputError, listing
 from longtail.priors import ClassPrior
 from longtail.runs import files
 from longtail.runs.spec import RunSpec
@@ -387,7 +387,7 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             mine, theirs = run.record["splits"][name], other.record["splits"][name]
             both = None not in (mine["data"], theirs["data"])
             if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
-                raise judged_apart(other, run, name)
+                raise judged_apart(other, run, name, among=opened)
 
 
 def same_training(run: Run, fingerprint: str) -> None:
@@ -409,43 +409,73 @@ def same_training(run: Run, fingerprint: str) -> None:
         )
 
 
-def same_images(run: Run, split: str, fingerprint: str) -> None:
-    """Refuse a run whose logits of a split are of other images than these.
+def same_images(judged: Iterable[tuple[Run, str]], split: str, *, data: Sequence[str] = ()) -> None:
+    """Refuse runs whose logits of a split are of other images than the data are now, all at once.
 
     Args:
-        run: with logits of the split.
+        judged: runs with logits of the split, each with the fingerprint of what the split is now.
         split: which.
-        fingerprint: of the images that the split is now.
+        data: options of the command line that say where the data are, if they were typed.
 
     Raises:
         RunError: says how to write the logits anew.
     """
-    written = run.record["splits"][split]["data"]
-    if written not in (None, fingerprint):
+    pairs = [(run, run.record["splits"][split]["data"], now) for run, now in judged]
+    stale = [(run, before, now) for run, before, now in pairs if before not in (None, now)]
+    if stale:
+        runs, (before, now) = [run for run, *_ in stale], stale[0][1:]
+        hint = ", with --dataset PATH or --data-dir FOLDER where needed (in Python, replace=True)"
         raise RunError(
-            f"{run.folder}: its logits of the split {split!r} are of other images than the data "
-            f"are now (fingerprint {written[:8]}, now {fingerprint[:8]}). To write them anew: "
-            f"{run.evaluation(split)} --force, with --dataset PATH or --data-dir FOLDER where it "
-            f"needs them (in Python, replace=True)."
+            f"{listing((run.folder for run in runs), most=3)}: logits of the split {split!r} are "
+            f"of other images than the data are now (fingerprint {before[:8]}, now {now[:8]}). To "
+            f"write them anew: {_judging_anew(runs, split, data)}{'' if data else hint}"
         )
 
 
-def judged_apart(one: Run, other: Run, split: str) -> RunError:
+def judged_apart(
+    one: Run, other: Run, split: str, *, among: Sequence[Run], data: Sequence[str] = ()
+) -> RunError:
     """What to say of two runs whose logits of a split are of different examples.
 
     Args:
         one: a run with logits of the split.
         other: another.
         split: which; what is held out of training is none that can be judged anew.
+        among: all that were to be compared: which of them are out of date is not known.
+        data: as in `same_images`.
     """
     text = f"{one.folder} and {other.folder} have different examples in the split {split!r}"
     if split == "held-out":
         return RunError(f"{text}; compare runs of one held-out part.")
-    anew = " ; ".join(f"{run.evaluation(split)} --force" for run in (one, other))
+    judged = [run for run in among if split in run.splits]
+    hint = "" if data else " (with --dataset or --data-dir where they need it)"
     return RunError(
-        f"{text}, so they can't be compared. To judge them anew (with --dataset or --data-dir "
-        f"where they need it): {anew}"
+        f"{text}, so they can't be compared. To judge all anew{hint}: "
+        f"{_judging_anew(judged, split, data)}"
     )
+
+
+def _judging_anew(runs: Sequence[Run], split: str, data: Sequence[str]) -> str:
+    """What to type to write several runs' logits of a split again; an ensemble's with its members'.
+
+    One command does it, but for ensembles, which have one each.
+    """
+    ensembles = [run for run in runs if run.members]
+    covered = {name for run in ensembles for name in run.members}
+    alone = [run.folder for run in runs if not run.members and run.name not in covered]
+    commands = [run.evaluation(split) for run in ensembles]
+    if alone:
+        named = map(str, _together(alone))
+        commands.insert(0, shlex.join(["longtail", "evaluate", *named, "--split", split]))
+    return " ; ".join(f"{command} {shlex.join([*data, '--force'])}" for command in commands)
+
+
+def _together(folders: list[Path]) -> list[Path]:
+    """The folder that holds these runs and no others, if there is one, or the runs' own."""
+    parents = {folder.parent for folder in folders}
+    if len(folders) > 1 and len(parents) == 1 and set(run_folders(*parents)) == set(folders):
+        return list(parents)
+    return folders
 
 
 def _different(one: Run, other: Run, how: str) -> RunError:

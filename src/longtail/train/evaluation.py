@@ -159,7 +159,7 @@ def evaluate(
     """
     if world.tell(split in run.splits) and not replace:
         if split in run.splits:  # another process may not see them yet
-            same_images(run, split, images.fingerprint)
+            same_images([(run, images.fingerprint)], split)
         return run
     refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
     with files.exclusive(run.folder) if world.first else nullcontext():

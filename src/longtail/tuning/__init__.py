@@ -3,11 +3,13 @@
 `tune_tau` is the front door. The pass over the logits is in `_intervals`, the curve in
 `_curve`, resampling in `_bootstrap`, and the criteria that see tau as a temperature in
 `_calibration`; for these, `_mix` weighs examples as the training data are mixed. What
-becomes of classes without held-out examples is in `_missing`. Applying a tau is in `posthoc`.
+becomes of classes without held-out examples is in `_missing`, and how a result reads in `_text`.
+Applying a tau is in `posthoc`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,12 +36,11 @@ from longtail.tuning._missing import class_shares as class_shares
 from longtail.tuning._mix import in_training_mix
 from longtail.tuning._temperature import fit_temperature as fit_temperature
 from longtail.tuning._temperature import held_out
+from longtail.tuning._text import describe, landmarks
 
 Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharpness"]
 CRITERIA = ("balanced_error", *CALIBRATION_CRITERIA)
 
-# Below this many held-out examples a class's own error is hardly known.
-_FEW = 5
 # In effect; fewer are few. What the interval holds on either side of it is simulated by
 # benchmarks/bench_coverage.py.
 _ENOUGH_TO_DECIDE = 100
@@ -138,7 +139,7 @@ class TauResult:
             "deciding_examples": self.deciding_examples,
             "error": self.error,
             "standard_error": self.standard_error,
-            "error_at": {f"{tau:g}": self.error_at(tau) for tau in self._landmarks()},
+            "error_at": {f"{tau:g}": self.error_at(tau) for tau in landmarks(self)},
             "criterion": self.criterion,
             "method": self.method,
             "bias_mode": self.bias_mode,
@@ -151,61 +152,30 @@ class TauResult:
             out["curve"] = {"tau": taus.tolist(), "error": errors.tolist()}
         return out
 
-    def _landmarks(self) -> list[float]:
-        low, high = self.curve.bounds
-        return [tau for tau in (0.0, 1.0) if low <= tau <= high]
+    def describe(self, *, class_names: Sequence[str] | None = None) -> str:
+        """The choice in a few lines of text, as `print` shows it; with names for the classes.
 
-    def _stand_ins(self) -> list[str]:
-        """What the balanced error makes of classes without examples, if there are any."""
-        missing = np.flatnonzero(self.counts == 0)
-        if not len(missing) or self.criterion != "balanced_error":
-            return []
-        one = len(missing) == 1
-        which = f"class {missing[0]} has" if one else f"{len(missing)} classes have"
-        who = "it" if one else "each of them"
-        return [f"  {which} none: the nearest class in size counts for {who} too"]
+        Args:
+            class_names: one for each class, in the order of the logits' columns; their numbers if
+                absent.
 
-    def _too_few(self) -> list[str]:
-        """What few examples of rare classes make of the interval."""
-        few = int(np.sum((self.counts > 0) & (self.counts < _FEW)))
-        if self.confidence is None or self.criterion != "balanced_error":
-            return []
-        if self.few_decide:
-            number = f"{self.deciding_examples:.0f}"
-            return [f"  in effect {number} of them decide: the interval is likely too narrow"]
-        hides = f"  {few} classes have fewer than {_FEW}: the interval understates what they hide"
-        return [hides] if few else []
+        Examples:
+            >>> noise = np.random.default_rng(0).normal(size=(30, 2))
+            >>> target = np.repeat([0, 1], [20, 10])
+            >>> prior = ClassPrior.from_counts([90, 10])
+            >>> result = tune_tau(noise + np.eye(2)[target], target, prior)
+            >>> result.describe(class_names=["cat", "dog"]).splitlines()[3]
+            '  30 held-out examples of 2 classes, fewest 10 (class dog)'
+        """
+        if class_names is not None and len(class_names) != len(self.counts):
+            raise InputError(
+                f"TauResult.describe: `class_names` must have one name for each of the "
+                f"{len(self.counts)} classes; got {len(class_names)}."
+            )
+        return describe(self, class_names)
 
     def __str__(self) -> str:
-        name = self.criterion.replace("_", " ")
-        method = self.method.replace("_", " ")
-        if self.bias_mode is not None:
-            method += f", bias_mode={self.bias_mode!r}"
-        lines = [f"tau = {self.tau:.4g} ({method})"]
-        if self.confidence is not None:
-            low, high = self.confidence
-            lines.append(
-                f"  {self.confidence_level:.0%} bootstrap interval {low:.4g} to {high:.4g}"
-            )
-        others = "".join(f", {self.error_at(t):.4g} at tau = {t:g}" for t in self._landmarks())
-        lines.append(f"  {name} {self.error:.4g} ± {self.standard_error:.2g}{others}")
-        fewest = int(np.argmin(self.counts))
-        lines.append(
-            f"  {int(self.counts.sum())} held-out examples of {len(self.counts)} classes, "
-            f"fewest {int(self.counts[fewest])} (class {fewest})"
-        )
-        lines += self._stand_ins()
-        lines += self._too_few()
-        if self.interval == self.curve.bounds:
-            lines.append(f"  every tau within the bounds {self.bounds} is equally good")
-        elif self.at_zero:
-            lines.append(
-                "  any adjustment makes it worse: are the counts in the order of the score"
-            )
-            lines.append("  columns, and were the logits not adjusted already?")
-        elif self.at_bound:
-            lines.append(f"  the best tau touches the bounds {self.bounds}: consider wider ones")
-        return "\n".join(lines)
+        return self.describe()
 
 
 def tune_tau(
