@@ -16,14 +16,19 @@ WIDER = "s = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}>() y = Resize(z, , s
 SWAP = "Transpose<perm = [0, 2, 3, 1]>"
 
 
-def network(nodes, *, size="h, w", kernel=KERNEL):
-    """From images x of three channels to y, with a constant k."""
+def network(nodes, *, size="h, w", kernel=KERNEL, **constants):
+    """From images x of three channels to y, with a constant k and others by name."""
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17]> '
         f"net (float[n, 3, {size}] x) => (float[n, a, b, c] y) {{ {nodes} }}"
     )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "k"))
+    for name, values in {"k": kernel, **constants}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     return model
+
+
+def weight(inputs, outputs):
+    return RANDOM.normal(size=(inputs, outputs)).astype(np.float32)
 
 
 def run(model, height, width):
@@ -74,6 +79,39 @@ def test_a_linear_layer_on_pixels_has_its_classes_last():
     weight = np.ascontiguousarray(KERNEL[:, :, 0, 0])  # transposed inside the graph
     nodes = f"t = {SWAP}(x) w = Transpose(k) z = MatMul(t, w) y = Neg(z)"
     check(nodes, axis=3, kernel=weight, size="32, 32", sides=[(32, 32)])
+
+
+def test_a_layer_of_another_width_leaves_it_to_the_one_before():
+    over_columns = {"size": "6, 10", "sides": [(6, 10)], "w": weight(10, 25)}
+    check(f"{CONV} y = MatMul(z, w)", axis=1, **over_columns)
+    check(f"{CONV} t = MatMul(z, w) y = {SWAP}(t)", axis=3, **over_columns)
+    smoothed = "t = MatMul(x, w) y = Conv<pads = [2, 0, 2, 0]>(t, k)"
+    kernel = RANDOM.normal(size=(1, 3, 5, 1)).astype(np.float32)
+    check(smoothed, axis=3, kernel=kernel, size="6, 8", sides=[(6, 8)], w=weight(8, CLASSES))
+
+
+def test_layers_that_disagree_do_not_tell():
+    model = network(f"{CONV} y = MatMul(z, w)", size="6, 10", w=weight(10, CLASSES))
+    with pytest.raises(InputError, match="x 32 x 6 x 32, so the 32 classes may be"):
+        bake_logit_adjustment(model, PRIOR)
+    ended = network(
+        f"{CONV} t = MatMul(z, w) y = Softmax<axis = 1>(t)", size="6, 10", w=weight(10, CLASSES)
+    )
+    shift = PRIOR.log_probs[:, None, None]
+    before, after = run(ended, 6, 10), run(bake_logit_adjustment(ended, PRIOR), 6, 10)
+    odds = before / np.exp(shift)
+    np.testing.assert_allclose(after, odds / odds.sum(1, keepdims=True), atol=1e-5)
+
+
+def test_a_width_that_no_layer_makes_is_not_taken_for_the_classes():
+    """Thirty channels, of an image that happens to be as wide as the prior."""
+    model = network(CONV.replace("z", "y"), size="32, 32", kernel=KERNEL[:30])
+    with pytest.raises(InputError, match="no layer gives 32 scores, one per class") as error:
+        bake_logit_adjustment(model, PRIOR)
+    assert "x 30 x 32 x 32, float32)" in str(error.value)
+    assert "softmax over them" in str(error.value)
+    with pytest.raises(InputError, match="32 classes but the model has 30 outputs"):
+        bake_logit_adjustment(model, PRIOR, output="y")
 
 
 def test_two_axes_that_fit_are_not_guessed_between():

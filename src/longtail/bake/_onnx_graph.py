@@ -38,6 +38,8 @@ _KEEPS_AXES = {
     "QuantizeLinear", "DequantizeLinear",
 }  # fmt: skip
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
+_CONVOLUTIONS = {"Conv", "ConvTranspose"}
+_SOFTMAX = {"Softmax", "LogSoftmax"}
 
 
 class Producer(NamedTuple):
@@ -170,34 +172,50 @@ class Graph:
             return bool(attribute(source, "post_transform", b"NONE") == b"SOFTMAX")
         return node.op_type in _SAME
 
-    def class_axis(self, tensor: str, rank: int) -> int | None:
-        """The axis along which the layer that makes a tensor has its outputs; None if unknown.
+    def told_axes(self, tensor: str, rank: int) -> Iterator[int]:
+        """The axes along which the layers behind a tensor have their outputs, nearest layer first.
 
         Args:
-            tensor: its name; what stands between it and the layer may move axes, not mix them.
+            tensor: its name; what stands between it and a layer may move axes, not mix them.
             rank: its number of axes.
         """
         order = list(range(rank))  # for each axis of the tensor, where it was before
-        while tensor in self.producers:
+        while tensor in self.producers and self._may_have_rank(tensor, rank):
             node = self.producers[tensor].node
-            if node.op_type in ("Conv", "ConvTranspose"):
-                return order.index(1)
-            if node.op_type == "MatMul" and node.input[1] not in self._varying:
-                return order.index(rank - 1)
-            if node.op_type in ("Softmax", "LogSoftmax"):
-                return order.index(attribute(node, "axis", -1 if self.opset >= 13 else 1) % rank)
-            if node.op_type == "Transpose":
+            axis = self._axis_of_layer(node, rank)
+            if axis is not None:
+                yield order.index(axis)
+                if node.op_type in _SOFTMAX or not self._leaves_other_axes(node):
+                    return
+            elif node.op_type == "Transpose":
                 came_from = attribute(node, "perm", list(reversed(range(rank))))
-                if len(came_from) != rank:  # a constant of more axes was added since
-                    return None
                 order = [came_from[axis] for axis in order]
             elif node.op_type not in _KEEPS_AXES | _ELEMENTWISE:
-                return None
+                return
             data = [name for name in node.input if name in self._varying]
             if not data or (node.op_type in _ELEMENTWISE and len(data) > 1):
-                return None
+                return
             tensor = data[0]
+
+    def _axis_of_layer(self, node: NodeProto, rank: int) -> int | None:
+        """The axis of a layer's outputs; None if the node is no layer that is known."""
+        if node.op_type in _CONVOLUTIONS:
+            return 1
+        if node.op_type == "MatMul" and node.input[1] not in self._varying:
+            return None if len(self._shapes.get(node.input[1], ())) == 1 else rank - 1
+        if node.op_type in _SOFTMAX:
+            return int(attribute(node, "axis", -1 if self.opset >= 13 else 1)) % rank
         return None
+
+    def _leaves_other_axes(self, node: NodeProto) -> bool:
+        """Whether the axes of which a layer makes no outputs are where they were before."""
+        if node.op_type in _CONVOLUTIONS:
+            return True
+        return len(self._shapes.get(node.input[1], ())) == 2
+
+    def _may_have_rank(self, tensor: str, rank: int) -> bool:
+        """False where it is known to have another: a constant of more axes was added since."""
+        return len(self._shapes.get(tensor, range(rank))) == rank
 
     @cached_property
     def _varying(self) -> set[str]:
@@ -217,6 +235,16 @@ class Graph:
             if info.name == tensor:
                 return int(info.type.tensor_type.elem_type)
         return 0
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        """Shapes by shape inference, where the number of axes is known; 0 for an open size."""
+        found = {name: list(tensor.dims) for name, tensor in self.constants.items()}
+        graph = self._inferred.graph
+        for info in (*graph.value_info, *graph.output, *graph.input):
+            if info.type.tensor_type.HasField("shape"):
+                found[info.name] = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        return found
 
     @cached_property
     def _inferred(self) -> ModelProto:
