@@ -4,6 +4,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    quantize_dynamic,
+    quantize_static,
+)
 
 from longtail import ClassPrior, InputError, bake_logit_adjustment, bake_record
 
@@ -16,11 +22,11 @@ WIDER = "s = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}>() y = Resize(z, , s
 SWAP = "Transpose<perm = [0, 2, 3, 1]>"
 
 
-def network(nodes, *, size="h, w", kernel=KERNEL, **constants):
+def network(nodes, *, size="h, w", batch="n", kernel=KERNEL, **constants):
     """From images x of three channels to y, with a constant k and others by name."""
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> '
-        f"net (float[n, 3, {size}] x) => (float[n, a, b, c] y) {{ {nodes} }}"
+        f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> '
+        f"net (float[{batch}, 3, {size}] x) => (float[n, a, b, c] y) {{ {nodes} }}"
     )
     for name, values in {"k": kernel, **constants}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
@@ -137,3 +143,93 @@ def test_probabilities_made_larger_are_not_taken_for_logits():
     odds = before[:, :, ::2, ::2] / PRIOR.probs[:, None, None]
     wanted = odds / odds.sum(1, keepdims=True)
     np.testing.assert_allclose(after[:, :, ::2, ::2], wanted, atol=1e-5)
+
+
+TALL = {"size": "32, 32", "sides": [(32, 32)]}  # two axes fit: a layer must tell
+
+
+@pytest.mark.parametrize("name", ["Conv", "com.microsoft.FusedConv"])
+def test_convolutions_that_a_runtime_has_fused(name):
+    check(f"z = {name}(x, k) {WIDER}", axis=1, size="16, 16", sides=[(16, 16)])
+
+
+@pytest.mark.parametrize("name", ["MatMul", "com.microsoft.FusedMatMul"])
+def test_products_that_a_runtime_has_fused(name):
+    check(f"t = {SWAP}(x) z = {name}(t, w) y = Neg(z)", axis=3, w=weight(3, CLASSES), **TALL)
+
+
+def test_tokens_that_were_rows_of_one_matrix():
+    nodes = f"t = {SWAP}(x) r = Reshape(t, rows) g = Gemm(r, w, b) y = Reshape(g, back)"
+    shapes = {"rows": np.array([-1, 3]), "back": np.array([2, 32, 32, CLASSES])}
+    layer = {"w": weight(3, CLASSES), "b": weight(1, CLASSES)[0]}
+    settings = shapes | layer | TALL | {"batch": 2}
+    check(nodes, axis=3, **settings)
+    turned = nodes.replace(
+        "y = Reshape(g, back)", "a = Reshape(g, back) y = Transpose<perm = [0, 3, 1, 2]>(a)"
+    )
+    check(turned, axis=1, **settings)
+
+
+def test_tokens_that_become_an_image():
+    """As in the linear decoder of a vision transformer."""
+    nodes = (
+        "t = Transpose<perm = [0, 2, 3, 1]>(x) r = Reshape(t, tokens) z = MatMul(r, w) "
+        f"c = Transpose<perm = [0, 2, 1]>(z) i = Reshape(c, image) {WIDER.replace('(z', '(i')}"
+    )
+    shapes = {"tokens": np.array([2, 256, 3]), "image": np.array([2, CLASSES, 16, 16])}
+    check(nodes, axis=1, size="16, 16", sides=[(16, 16)], batch=2, w=weight(3, CLASSES), **shapes)
+
+
+def test_axes_that_a_reshape_mixes_tell_nothing():
+    nodes = f"t = {SWAP}(x) g = MatMul(t, w) y = Reshape(g, back)"
+    split = {"w": weight(3, 2 * CLASSES), "back": np.array([2, CLASSES, 64, CLASSES])}
+    with pytest.raises(InputError, match="its layers do not tell"):
+        bake_logit_adjustment(network(nodes, size="32, 32", batch=2, **split), PRIOR)
+
+
+def test_a_reshape_of_what_nothing_is_known_of_tells_nothing():
+    nodes = (
+        f"t = {SWAP}(x) z = com.microsoft.FusedMatMul(t, w) p = Softmax<axis = 3>(z) "
+        f"y = Reshape(p, back)"
+    )
+    settings = {"w": weight(3, CLASSES), "back": np.array([2, CLASSES, 32, CLASSES])}
+    with pytest.raises(InputError, match="its layers do not tell"):
+        bake_logit_adjustment(network(nodes, size="32, 32", batch=2, **settings), PRIOR)
+
+
+class Images(CalibrationDataReader):
+    def __init__(self, side):
+        x = np.random.default_rng(1).normal(size=(2, 3, side, side)).astype(np.float32)
+        self._inputs = iter([{"x": x}])
+
+    def get_next(self):
+        return next(self._inputs, None)
+
+
+def quantized(model, how, folder, side):
+    before, after = folder / "before.onnx", folder / "after.onnx"
+    onnx.save(model, before)
+    if how.startswith("dynamic"):
+        quantize_dynamic(before, after, per_channel=how.endswith("channel"))
+    else:
+        quantize_static(before, after, Images(side), quant_format=QuantFormat[how])
+    return onnx.load(after)
+
+
+@pytest.mark.parametrize("how", ["dynamic", "dynamic, per channel", "QDQ", "QOperator"])
+@pytest.mark.parametrize("kind", ["convolution", "tokens"])
+def test_quantized_layers_tell_the_axis_too(kind, how, tmp_path):
+    if kind == "convolution":
+        side, axis = 16, 1
+        model = network(f"z = Conv(x, k, b) {WIDER}", size="16, 16", b=weight(1, CLASSES)[0])
+    else:
+        side, axis = 32, 3
+        layer = {"w": weight(3, CLASSES), "b": weight(1, CLASSES)[0]}
+        model = network(f"t = {SWAP}(x) z = MatMul(t, w) y = Add(z, b)", size="32, 32", **layer)
+    model = quantized(model, how, tmp_path, side)
+    assert not {"Conv", "MatMul"} & {node.op_type for node in model.graph.node} or how == "QDQ"
+    shift = PRIOR.log_probs.reshape((-1, *[1] * (3 - axis)))
+    wanted = run(model, side, side) - shift
+    np.testing.assert_allclose(
+        run(bake_logit_adjustment(model, PRIOR), side, side), wanted, atol=1e-5
+    )
