@@ -11,7 +11,14 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from longtail import ClassPrior, InputError, bake_logit_adjustment, bake_record
+from longtail import (
+    ClassPrior,
+    InputError,
+    bake_logit_adjustment,
+    bake_record,
+    bake_weight_normalization,
+    unbake,
+)
 
 CLASSES = 32  # as CamVid has them; also what an open width is tried with
 PRIOR = ClassPrior.from_counts(range(CLASSES, 0, -1))
@@ -135,14 +142,56 @@ def test_two_axes_that_fit_are_not_guessed_between():
         bake_logit_adjustment(network(nodes), PRIOR, inputs={"x": x})
 
 
-def test_probabilities_made_larger_are_not_taken_for_logits():
-    model = network(f"{CONV} p = Softmax<axis = 1>(z) {WIDER.replace('(z', '(p')}")
-    with pytest.raises(InputError, match=r"holds probabilities along its axis 1.*output=\.\.\."):
-        bake_logit_adjustment(model, PRIOR)
-    before, after = run(model, 4, 4), run(bake_logit_adjustment(model, PRIOR, output="p"), 4, 4)
-    odds = before[:, :, ::2, ::2] / PRIOR.probs[:, None, None]
+HALF = "h = Cast<to = 10>(z) p = Softmax<axis = 1>(h) y = Cast<to = 1>(p)"
+PROBABILITIES = {
+    "made larger": f"{CONV} p = Softmax<axis = 1>(z) {WIDER.replace('(z', '(p')}",
+    "moved and back": f"{CONV} t = {SWAP}(z) p = Softmax<axis = 3>(t) "
+    "y = Transpose<perm = [0, 3, 1, 2]>(p)",
+    "in half precision": f"{CONV} {HALF}",
+    "a mean": f"{CONV} p = Softmax<axis = 1>(z) n = Neg(z) q = Softmax<axis = 1>(n) y = Mean(p, q)",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "opset"), [*((name, 17) for name in PROBABILITIES), ("moved and back", 11)]
+)
+def test_probabilities_in_front_of_other_axes(name, opset):
+    """They are weighed anew along their own axis, and not taken for logits."""
+    model = network(PROBABILITIES[name])
+    model.opset_import[0].version = opset
+    baked = bake_logit_adjustment(model, PRIOR, tau=0.5)
+    assert "probabilities y anew" in bake_record(baked).how
+    for side in ((32, 32), (5, 7)):
+        odds = run(model, *side) * np.exp(-0.5 * PRIOR.log_probs[:, None, None])
+        wanted = odds / odds.sum(1, keepdims=True)
+        np.testing.assert_allclose(run(baked, *side), wanted, atol=1e-5)
+    assert unbake(baked) == model
+    with pytest.raises(InputError, match=r"'y' holds probabilities.* name the logits with output="):
+        bake_weight_normalization(model, norms=PRIOR)
+
+
+def test_two_classes_of_a_sigmoid():
+    nodes = "z = Conv(x, k) p = Sigmoid(z) q = Sub(one, p) y = Concat<axis = 1>(q, p)"
+    model = network(nodes, kernel=KERNEL[:1], one=np.float32(1).reshape(()))
+    prior = ClassPrior.from_counts([9, 1])
+    odds = run(model, 5, 7) / prior.probs[:, None, None]
     wanted = odds / odds.sum(1, keepdims=True)
-    np.testing.assert_allclose(after[:, :, ::2, ::2], wanted, atol=1e-5)
+    for output in (None, "z"):
+        baked = bake_logit_adjustment(model, prior, output=output)
+        np.testing.assert_allclose(run(baked, 5, 7), wanted, atol=1e-5)
+
+
+def test_a_map_of_labels_that_the_probabilities_do_not_decide():
+    model = network(f"{CONV} {HALF} m = ArgMax<axis = 1, keepdims = 0>(z)")
+    label = onnx.helper.make_tensor_value_info("m", onnx.TensorProto.INT64, None)
+    model.graph.output.append(label)
+    with pytest.raises(InputError, match="'m' would no longer be the class of the largest score"):
+        bake_logit_adjustment(model, PRIOR)
+    x = np.random.default_rng(1).normal(size=(2, 3, 5, 7)).astype(np.float32)
+    baked = bake_logit_adjustment(model, PRIOR, output="z")  # decides both
+    session = onnxruntime.InferenceSession(baked.SerializeToString())
+    probabilities, labels = session.run(None, {"x": x})
+    assert (probabilities.argmax(1) == labels).mean() > 0.99
 
 
 TALL = {"size": "32, 32", "sides": [(32, 32)]}  # two axes fit: a layer must tell

@@ -3,7 +3,8 @@
     bias        the constant bias of the layer that makes the logits
     node        no such bias: nodes behind the logits
     classifier  the coefficients of a whole classifier in one node, from scikit-learn
-    probs       no logits at all (trees, one-vs-rest): the probabilities themselves
+    probs       no logits at all (trees, one-vs-rest), or more than a softmax behind them: the
+                probabilities themselves
 
 What the outputs are is seen by running the model, not by their names.
 """
@@ -67,7 +68,7 @@ def alternatives(graph: Graph, target: Target, outputs: Arrays) -> list[Target]:
     both; which of the two it is, running tells.
     """
     following = graph.downstream(target.tensor)
-    if target.way != "probs" or target.classifier is not None:
+    if target.way != "probs" or target.classifier is not None or target.rank > 2:
         return [target]
     found = []
     for name, value in outputs.items():
@@ -142,16 +143,12 @@ def _way(
         if usable:
             return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
     if trace.kind == "logits" and width > 1 and _are_probabilities(value, shape["axis"]):
-        if not last:
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities along its axis "
-                f"{shape['axis']}, made by the {maker.node.op_type} behind a softmax; name the "
-                f"softmax's output or the logits with output=... (on the command line: --output)."
-            )
         if change.needs_weight:
             raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities that come from no "
-                f"softmax, so there are no logits to normalize; use bake_logit_adjustment."
+                f"{change.caller}: {trace.tensor!r} holds probabilities and not logits, made by "
+                f"the {maker.node.op_type}, so there is nothing to normalize; use "
+                f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
+                f"--output) if the model has them."
             )
         return Target(trace.tensor, "probs", classifier=mine, **shape)
     if mine is not None:
