@@ -282,3 +282,12 @@ def test_quantized_layers_tell_the_axis_too(kind, how, tmp_path):
     np.testing.assert_allclose(
         run(bake_logit_adjustment(model, PRIOR), side, side), wanted, atol=1e-5
     )
+
+
+def test_integer_outputs_of_tokens_are_told_for_what_they_are():
+    nodes = f"t = {SWAP}(x) z = MatMul(t, w) y = QuantizeLinear(z, step, zero)"
+    scale = {"step": np.float32(0.1).reshape(()), "zero": np.uint8(128).reshape(())}
+    model = network(nodes, w=weight(3, CLASSES), **scale)
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    with pytest.raises(InputError, match="This looks like a quantized model: its outputs must be"):
+        bake_logit_adjustment(model, PRIOR)

@@ -194,6 +194,8 @@ class Graph:
                     return
             elif node.op_type == "Transpose":
                 came_from = attribute(node, "perm", list(reversed(range(rank))))
+                if len(came_from) != rank:
+                    return
                 order = [None if axis is None else came_from[axis] for axis in order]
             elif node.op_type in _RESHAPES:
                 before, after = (self._shapes.get(name, []) for name in (node.input[0], tensor))

@@ -252,7 +252,8 @@ def _none(outputs: Arrays, change: Change) -> str:
     count = change.num_classes
     wanted = "of one score per class" if count is None else f"{count} wide, one score per class"
     text = f"{change.caller}: no output of the model is {wanted}; it has {_shown(outputs)}"
-    if any(np.ndim(value) > 2 and count in np.shape(value)[1:] for value in outputs.values()):
+    arrays = [array for value in outputs.values() if (array := scores(value)) is not None]
+    if any(array.ndim > 2 and count in array.shape[1:] for array in arrays):
         return (
             f"{change.caller}: no layer gives {count} scores, one per class; the model has "
             f"{_shown(outputs)}. The prior must have one class per output of the last layer; if "
