@@ -353,6 +353,8 @@ def test_adjusting_twice_warns(margin):
         (margins.logit_adjusted(PRIOR, tau=0.5), 0.5),
         (margins.adaptive(PRIOR), 1.0),  # inconsistent: adjusting may well help
         (margins.logit_adjusted(PRIOR), 0.0),
+        (margins.logit_adjusted(PRIOR), -1.0),  # back to the frequencies of the training data
+        (margins.logit_adjusted(PRIOR), 0.1),  # small, as held-out data may ask for
     ],
     ids=lambda v: getattr(v, "name", str(v)),
 )

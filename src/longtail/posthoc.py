@@ -45,6 +45,19 @@ class AdjustedTwiceWarning(UserWarning):
     """A model whose loss already leaves nothing to correct is being adjusted again."""
 
 
+def adjusts_again(tau: float) -> bool:
+    """Whether adjusting by τ favours rare classes twice, if training has favoured them already.
+
+    A negative τ is the way back to the frequencies of the training data. A small one is what
+    held-out data may still ask for, and whoever passes it has chosen it; from half of the whole
+    adjustment on it is more likely a mistake.
+
+    Args:
+        tau: τ.
+    """
+    return tau >= 0.5
+
+
 def adjust_logits(
     logits: Any,
     prior: ClassPrior,
@@ -67,7 +80,7 @@ def adjust_logits(
             Series by class number 0 .. K − 1.
         trained_with: the Margin of the loss that the model was trained with, if any. Where that
             loss leaves nothing to correct, such as the logit-adjusted loss with tau = 1, an
-            AdjustedTwiceWarning says so.
+            AdjustedTwiceWarning says so if tau is 0.5 or more.
 
     Returns:
         Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
@@ -84,9 +97,10 @@ def adjust_logits(
     logits = _logits(logits, caller)
     _refuse_probabilities(logits, caller)
     _checks.prior(prior, caller, num_classes=logits.shape[-1], shape=logits.shape)
-    shift = -_checks.tau(tau, caller) * log_ratio(prior, target_prior, costs, caller=caller)
+    tau = _checks.tau(tau, caller)
+    shift = -tau * log_ratio(prior, target_prior, costs, caller=caller)
     if trained_with is not None:
-        _warn_if_already_adjusted(trained_with, prior, shift)
+        _warn_if_already_adjusted(trained_with, prior, tau, shift)
     return _apply(logits, lambda f, a: f + a, shift)
 
 
@@ -371,13 +385,15 @@ def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> An
     return xp.astype(result, logits.dtype, copy=False)
 
 
-def _warn_if_already_adjusted(margin: Margin, prior: ClassPrior, shift: FloatArray) -> None:
+def _warn_if_already_adjusted(
+    margin: Margin, prior: ClassPrior, tau: float, shift: FloatArray
+) -> None:
     if not hasattr(margin, "residual_adjustment"):
         raise InputError(
             f"adjust_logits: `trained_with` must be the Margin of the training loss, such as "
             f"margins.logit_adjusted(prior); got {type(margin).__name__}."
         )
-    if not margin.is_antisymmetric or np.ptp(shift) == 0:
+    if not margin.is_antisymmetric or not adjusts_again(tau) or np.ptp(shift) == 0:
         return
     if not margin.residual_adjustment(prior).any():
         warnings.warn(

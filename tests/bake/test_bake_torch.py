@@ -389,5 +389,7 @@ def test_a_module_whose_loss_leaves_something_to_adjust_does_not(loss, tmp_path)
 def test_what_does_not_adjust_does_not_adjust_twice():
     model = holding(losses.LogitAdjustedLoss(PRIOR))
     bake_logit_adjustment(model, PRIOR, tau=0)
+    bake_logit_adjustment(model, PRIOR, tau=-1)  # back to the frequencies of the training data
+    bake_logit_adjustment(model, PRIOR, tau=0.1)  # small, as the warning itself allows
     bake_logit_adjustment(model, ClassPrior.uniform(5))
     bake_weight_normalization(model, layer="2")

@@ -168,7 +168,8 @@ def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
     assert result.err.startswith(
         f"longtail: warning: {folder} was trained with logit-adjusted, which already aims at"
     )
-    assert cli("bake", folder, "--tau", 0, "-o", "zero.safetensors").err == ""
+    for tau in (0, 0.1, -1):
+        assert cli("bake", folder, "--tau", tau, "-o", f"{tau}.safetensors").err == ""
 
 
 @pytest.mark.filterwarnings("default::longtail.AdjustedTwiceWarning")
@@ -192,7 +193,8 @@ def test_a_run_whose_weights_hold_such_a_loss_warns_once(cli, tmp_path, method, 
     assert result.code == 0
     assert result.err.count("longtail: warning:") == 1
     assert f"{folder}{said}" in result.err
-    assert cli("bake", folder, "--tau", 0, "-o", "zero.safetensors").err == ""
+    for tau in (0, 0.1, -1):
+        assert cli("bake", folder, "--tau", tau, "-o", f"{tau}.safetensors").err == ""
 
 
 def test_a_run_with_another_head_is_refused(cli, tmp_path):

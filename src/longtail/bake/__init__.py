@@ -13,7 +13,7 @@ Every result is checked by running it (of a torch module and a state dict the la
 it is kept, carries a record of what was done (`bake_record`), is refused if it comes again, and can
 be undone to the original bytes (`unbake`). Choosing tau is in `tuning`. A torch module or state
 dict that holds a loss which already aims at the balanced error is baked with an
-AdjustedTwiceWarning.
+AdjustedTwiceWarning if tau is 0.5 or more.
 """
 
 from __future__ import annotations

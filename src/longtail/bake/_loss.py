@@ -15,7 +15,7 @@ import numpy as np
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change, LogitAdjustment
 from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning
+from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 from longtail.priors import ClassPrior
 
 # As a share of the whole adjustment: priors of the same data differ a little by smoothing, and
@@ -34,7 +34,7 @@ def margin_of(read: Callable[[str], FloatArray | None], *, scale: float = 1.0) -
 
 
 def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, name: str) -> None:
-    """Say so if a loss that a model holds leaves next to nothing to correct.
+    """Say so if a loss that a model holds leaves next to nothing to correct, and much is added.
 
     Not an error: the model may have been trained with another one.
 
@@ -44,6 +44,8 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
         name: of the model, for the message.
     """
     if not isinstance(change, LogitAdjustment) or np.ptp(change.shift) == 0:
+        return
+    if not adjusts_again(change.tau):
         return
     prior = ClassPrior.from_probs(change.settings["prior"])
     for place, margin in losses:

@@ -40,6 +40,7 @@ _ELEMENTS = {
     "float16": TensorProto.FLOAT16,
     "bfloat16": TensorProto.BFLOAT16,
 }
+_ROWS = 100_000  # so many pixels show whether labels are those of the largest score
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -156,13 +157,13 @@ def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Af
         return affine, f"added to the bias of the {maker.op_type} {layer}"
     if target.source is not None:
         return affine, _apply_to_source(graph, edit, target, affine, target.source)
-    if target.way == "probs":
-        edit.reweigh(tensor, affine.offset, element)
-        if target.classifier is not None:
-            edit.relabel(target.classifier.number, tensor)
-        return affine, f"by weighing the probabilities {tensor} anew (Mul, MatMul, Div)"
     shape = (-1, *[1] * (target.rank - 1 - target.axis))
     scale, offset = (values.reshape(shape) for values in affine)
+    if target.way == "probs":
+        edit.reweigh(tensor, offset, element, axis=target.axis)
+        if target.classifier is not None:
+            edit.relabel(target.classifier.number, tensor)
+        return affine, f"by weighing the probabilities {tensor} anew (Mul, ReduceSum, Div)"
     operators = edit.affine(tensor, scale, offset, element)
     return affine, f"by {' and '.join(operators)} behind the {maker.op_type} that makes {tensor}"
 
@@ -240,6 +241,8 @@ class _Check:
             if one_per_row(before[name]):
                 self._label(name, np.ravel(before[name]), np.ravel(after[name]), wanted)
             elif name not in changed:
+                if self._may_be_map_of_labels(before[name]):
+                    self._label(name, np.ravel(before[name]), np.ravel(after[name]), wanted)
                 self._same(name, before[name], after[name])
             elif new is not None and old is not None and trace.tensor == target.tensor:
                 kind: str = trace.kind
@@ -256,12 +259,13 @@ class _Check:
             before = self._runner.run(self._graph.model, [target.tensor])
             old, new = _floats(before[target.tensor]), _floats(after[target.tensor])
         self._before = old
+        shape = (-1, *[1] * (target.rank - 1 - target.axis))
+        scale, offset = (values.reshape(shape) for values in self._affine)
         if target.way == "probs":
-            weights = old * np.exp(self._affine.offset - self._affine.offset.max())
-            wanted = weights / weights.sum(axis=-1, keepdims=True)
+            weights = old * np.exp(offset - offset.max())
+            wanted = weights / weights.sum(axis=target.axis, keepdims=True)
         else:
-            shape = (-1, *[1] * (target.rank - 1 - target.axis))
-            wanted = old * self._affine.scale.reshape(shape) + self._affine.offset.reshape(shape)
+            wanted = old * scale + offset
         if not np.any(np.isfinite(wanted)):
             raise InputError(
                 f"{self._change.caller}: the model gives only NaN or infinity on made-up inputs, "
@@ -311,14 +315,23 @@ class _Check:
                 f"nothing was written."
             )
 
+    def _may_be_map_of_labels(self, value: Any) -> bool:
+        """Whether an output may hold a label for each pixel or token."""
+        return scores(value) is None and np.size(value) * self._target.width == self._before.size
+
+    def _rows(self, values: FloatArray) -> FloatArray:
+        """Scores as rows of one per class."""
+        return np.moveaxis(values, self._target.axis, -1).reshape(-1, self._target.width)
+
     def _label(
         self, name: str, before: NDArray[Any], after: NDArray[Any], wanted: FloatArray
     ) -> None:
         """A label that named the largest score must still name it."""
-        if self._before.ndim != 2 or self._before.shape[1] < 2 or len(before) != len(wanted):
+        old, wanted = self._rows(self._before), self._rows(wanted)
+        if self._target.width < 2 or len(before) != len(old):
             return
-        winners = self._before.argmax(axis=1).tolist()
-        pairs = list(zip(winners, before.tolist(), strict=True))
+        old, wanted, before, after = (each[:_ROWS] for each in (old, wanted, before, after))
+        pairs = list(zip(old.argmax(axis=1).tolist(), before.tolist(), strict=True))
         known = dict(pairs)
         if any(known[winner] != label for winner, label in pairs):
             return  # something else than the label of the largest score
@@ -329,8 +342,9 @@ class _Check:
             if known.get(winner, label) != label:
                 raise InputError(
                     f"{self._change.caller}: the output {name!r} would no longer be the class of "
-                    f"the largest score, so nothing was written; leave that output out when you "
-                    f"export the model."
+                    f"the largest score, so nothing was written; if it is made of the same logits, "
+                    f"name these with output=... (on the command line: --output), or else leave "
+                    f"that output out when you export the model."
                 )
 
 

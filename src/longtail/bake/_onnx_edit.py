@@ -138,13 +138,16 @@ class Edit:
             before = self.add(behind, operator, [before, self.constant(values, element)], after)
         return [operator for operator, _ in steps]
 
-    def reweigh(self, tensor: str, shift: FloatArray, element: int) -> None:
-        """p' = p·e^a / Σ p·e^a, for probabilities without logits; classes on the last axis."""
+    def reweigh(self, tensor: str, shift: FloatArray, element: int, *, axis: int) -> None:
+        """p' = p·e^a / Σ p·e^a along an axis, for probabilities without logits."""
         behind, before = self.detach(tensor)
-        weights = np.exp(shift - shift.max())
-        odds = self.add(behind, "Mul", [before, self.constant(weights, element)], self.fresh())
-        column = self.constant(weights[:, None], element)
-        total = self.add(behind, "MatMul", [before, column], self.fresh())
+        weights = self.constant(np.exp(shift - shift.max()), element)
+        odds = self.add(behind, "Mul", [before, weights], self.fresh())
+        if 0 < self._graph.opset < 13:
+            total = self.add(behind, "ReduceSum", [odds], self.fresh(), axes=[axis])
+        else:
+            axes = self._constant(helper.make_tensor("", TensorProto.INT64, [1], [axis]))
+            total = self.add(behind, "ReduceSum", [odds, axes], self.fresh())
         self.add(behind, "Div", [odds, total], tensor)
 
     def relabel(self, classifier: int, probabilities: str) -> None:

@@ -37,7 +37,13 @@ _KEEPS_AXES = {
     "Tanh", "BatchNormalization", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool",
     "QuantizeLinear", "DequantizeLinear",
 }  # fmt: skip
-_ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
+_ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "QLinearAdd", "QLinearMul"}
+_RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+_SOFTMAX = {"Softmax", "LogSoftmax"}
+# Layers, quantized and fused by a runtime too, with their outputs on axis 1, and on the last axis
+# (and which of their inputs is the weight).
+_CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
+_PRODUCTS = {"Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "FusedMatMul": 1, "QLinearMatMul": 3}
 
 
 class Producer(NamedTuple):
@@ -170,34 +176,76 @@ class Graph:
             return bool(attribute(source, "post_transform", b"NONE") == b"SOFTMAX")
         return node.op_type in _SAME
 
-    def class_axis(self, tensor: str, rank: int) -> int | None:
-        """The axis along which the layer that makes a tensor has its outputs; None if unknown.
+    def told_axes(self, tensor: str, rank: int) -> Iterator[int]:
+        """The axes along which the layers behind a tensor have their outputs, nearest layer first.
 
         Args:
-            tensor: its name; what stands between it and the layer may move axes, not mix them.
+            tensor: its name; what stands between it and a layer may move axes, not mix them.
             rank: its number of axes.
         """
-        order = list(range(rank))  # for each axis of the tensor, where it was before
-        while tensor in self.producers:
+        order: list[int | None] = list(range(rank))  # where each of its axes was before, if kept
+        while tensor in self.producers and self._may_have_rank(tensor, rank):
             node = self.producers[tensor].node
-            if node.op_type in ("Conv", "ConvTranspose"):
-                return order.index(1)
-            if node.op_type == "MatMul" and node.input[1] not in self._varying:
-                return order.index(rank - 1)
-            if node.op_type in ("Softmax", "LogSoftmax"):
-                return order.index(attribute(node, "axis", -1 if self.opset >= 13 else 1) % rank)
-            if node.op_type == "Transpose":
+            axis = self._axis_of_layer(node, rank)
+            if axis is not None:
+                if axis in order:
+                    yield order.index(axis)
+                if axis not in order or not self._leaves_other_axes(node):
+                    return
+            elif node.op_type == "Transpose":
                 came_from = attribute(node, "perm", list(reversed(range(rank))))
-                if len(came_from) != rank:  # a constant of more axes was added since
-                    return None
-                order = [came_from[axis] for axis in order]
+                if len(came_from) != rank:
+                    return
+                order = [None if axis is None else came_from[axis] for axis in order]
+            elif node.op_type in _RESHAPES:
+                before, after = (self._shapes.get(name, []) for name in (node.input[0], tensor))
+                kept = _kept_axes(before, after)
+                if not kept:
+                    return
+                order, rank = [kept.get(axis) for axis in order], len(before)
             elif node.op_type not in _KEEPS_AXES | _ELEMENTWISE:
-                return None
-            data = [name for name in node.input if name in self._varying]
-            if not data or (node.op_type in _ELEMENTWISE and len(data) > 1):
-                return None
-            tensor = data[0]
-        return None
+                return
+            source = self._source(node)
+            if source is None:
+                return
+            tensor = source
+
+    def _axis_of_layer(self, node: NodeProto, rank: int) -> int | None:
+        """The axis of a layer's outputs; None if the node is no layer that is known."""
+        if node.op_type in _CONVOLUTIONS:
+            return 1
+        if node.op_type in _SOFTMAX:
+            return int(attribute(node, "axis", -1 if self.opset >= 13 else 1)) % rank
+        weight = self._weight(node)
+        if weight is None or weight in self._varying or len(self._shapes.get(weight, ())) == 1:
+            return None
+        return rank - 1
+
+    def _weight(self, node: NodeProto) -> str | None:
+        """Name of what a product multiplies by; None if the node is none."""
+        place = _PRODUCTS.get(node.op_type)
+        return None if place is None else str(node.input[place])
+
+    def _leaves_other_axes(self, node: NodeProto) -> bool:
+        """Whether the axes of which a layer makes no outputs are where they were before."""
+        weight = self._weight(node)
+        if weight is None:
+            return node.op_type in _CONVOLUTIONS
+        moved = any(attribute(node, name, 0) for name in ("transA", "transBatchA"))
+        return len(self._shapes.get(weight, ())) == 2 and not moved
+
+    def _source(self, node: NodeProto) -> str | None:
+        """The input whose axes a node hands on; None if that can't be told."""
+        if node.op_type not in _ELEMENTWISE:
+            return str(node.input[0]) if node.input[0] in self._varying else None
+        data = [name for name in node.input if name in self._varying]
+        # What has one axis at most has none of the examples: the scale of a quantized layer.
+        data = [name for name in data if len(self._shapes.get(name, range(2))) > 1]
+        return data[0] if len(data) == 1 else None
+
+    def _may_have_rank(self, tensor: str, rank: int) -> bool:
+        """False where it is known to have another: a constant of more axes was added since."""
+        return len(self._shapes.get(tensor, range(rank))) == rank
 
     @cached_property
     def _varying(self) -> set[str]:
@@ -217,6 +265,16 @@ class Graph:
             if info.name == tensor:
                 return int(info.type.tensor_type.elem_type)
         return 0
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[int]]:
+        """Shapes by shape inference, where the number of axes is known; 0 for an open size."""
+        found = {name: list(tensor.dims) for name, tensor in self.constants.items()}
+        graph = self._inferred.graph
+        for info in (*graph.value_info, *graph.output, *graph.input):
+            if info.type.tensor_type.HasField("shape"):
+                found[info.name] = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        return found
 
     @cached_property
     def _inferred(self) -> ModelProto:
@@ -275,6 +333,20 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
         if item.name == name:
             return helper.get_attribute_value(item)
     return default
+
+
+def _kept_axes(before: list[int], after: list[int]) -> dict[int | None, int]:
+    """For the axes that a reshape leaves whole, where they were: same sizes up to either end."""
+    kept: dict[int | None, int] = {}
+    for axis, sizes in enumerate(zip(before, after, strict=False)):
+        if 0 in sizes or sizes[0] != sizes[1]:  # 0: not known
+            break
+        kept[axis] = axis
+    for back, sizes in enumerate(zip(reversed(before), reversed(after), strict=False), 1):
+        if 0 in sizes or sizes[0] != sizes[1]:
+            break
+        kept[len(after) - back] = len(before) - back
+    return kept
 
 
 def _all_inputs(node: NodeProto) -> Iterator[str]:

@@ -3,7 +3,8 @@
     bias        the constant bias of the layer that makes the logits
     node        no such bias: nodes behind the logits
     classifier  the coefficients of a whole classifier in one node, from scikit-learn
-    probs       no logits at all (trees, one-vs-rest): the probabilities themselves
+    probs       no logits at all (trees, one-vs-rest), or more than a softmax behind them: the
+                probabilities themselves
 
 What the outputs are is seen by running the model, not by their names.
 """
@@ -67,7 +68,7 @@ def alternatives(graph: Graph, target: Target, outputs: Arrays) -> list[Target]:
     both; which of the two it is, running tells.
     """
     following = graph.downstream(target.tensor)
-    if target.way != "probs" or target.classifier is not None:
+    if target.way != "probs" or target.classifier is not None or target.rank > 2:
         return [target]
     found = []
     for name, value in outputs.items():
@@ -142,16 +143,12 @@ def _way(
         if usable:
             return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
     if trace.kind == "logits" and width > 1 and _are_probabilities(value, shape["axis"]):
-        if not last:
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities along its axis "
-                f"{shape['axis']}, made by the {maker.node.op_type} behind a softmax; name the "
-                f"softmax's output or the logits with output=... (on the command line: --output)."
-            )
         if change.needs_weight:
             raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities that come from no "
-                f"softmax, so there are no logits to normalize; use bake_logit_adjustment."
+                f"{change.caller}: {trace.tensor!r} holds probabilities and not logits, made by "
+                f"the {maker.node.op_type}, so there is nothing to normalize; use "
+                f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
+                f"--output) if the model has them."
             )
         return Target(trace.tensor, "probs", classifier=mine, **shape)
     if mine is not None:
@@ -161,7 +158,7 @@ def _way(
             f"probabilities, or wrap it in LogitAdjustedClassifier."
         )
     bias = graph.bias_of(trace.tensor, width)
-    lined_up = last or maker.node.op_type == "Conv"
+    lined_up = shape["axis"] == 1 if maker.node.op_type == "Conv" else last
     # Two zero-sum logits of a network look the same but are what they are: logits.
     converted = any(item.domain == "ai.onnx.ml" for item in graph.model.opset_import)
     mirrored = value.shape[-1:] == (2,) and np.array_equal(value[..., 0], -value[..., 1])
@@ -255,6 +252,14 @@ def _none(outputs: Arrays, change: Change) -> str:
     count = change.num_classes
     wanted = "of one score per class" if count is None else f"{count} wide, one score per class"
     text = f"{change.caller}: no output of the model is {wanted}; it has {_shown(outputs)}"
+    arrays = [array for value in outputs.values() if (array := scores(value)) is not None]
+    if any(array.ndim > 2 and count in array.shape[1:] for array in arrays):
+        return (
+            f"{change.caller}: no layer gives {count} scores, one per class; the model has "
+            f"{_shown(outputs)}. The prior must have one class per output of the last layer; if "
+            f"the classes are on an axis of {count} all the same, export the model with a softmax "
+            f"over them at its end."
+        )
     for value in outputs.values():
         if _quantized(value) and np.shape(value)[-1:] == (count,):
             return text + "." + _quantized(value)
@@ -276,7 +281,7 @@ def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change)
         return 0, 1
     if array.ndim == 2:
         return 1, array.shape[1]
-    axis = _told_axis(array, trace, graph)
+    axis = _told_axis(array, trace, graph, change)
     if axis is None:
         last = array.ndim - 1
         # One score for two classes has an axis of one; as the last one it may be of anything.
@@ -285,11 +290,19 @@ def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change)
     return axis, array.shape[axis]
 
 
-def _told_axis(array: NDArray[Any], trace: Trace, graph: Graph) -> int | None:
-    """The axis of the classes by a softmax over it or by the layer, if these are to be seen."""
+def _told_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> int | None:
+    """The axis of the classes by a softmax over it or by a layer, if these are to be seen.
+
+    A layer of another width, such as one over time, leaves it to the layer before. Where layers
+    of the same width have their outputs along different axes, none of them tells.
+    """
     if trace.axis is not None and trace.kind in ("probs", "log_probs"):
         return trace.axis % array.ndim
-    return graph.class_axis(trace.tensor, array.ndim)
+    told = list(dict.fromkeys(graph.told_axes(trace.tensor, array.ndim)))
+    fitting = [axis for axis in told if change.fits(array.shape[axis])]
+    if len(fitting) > 1 and change.num_classes is not None:
+        return None
+    return next(iter(fitting or told), None)
 
 
 def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> None:
@@ -297,11 +310,11 @@ def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Ch
     classes = change.num_classes
     if array.ndim < 3 or not array.shape[1] == array.shape[-1] == classes:
         return
-    if _told_axis(array, trace, graph) is None:
+    if _told_axis(array, trace, graph, change) is None:
         raise InputError(
             f"{change.caller}: {trace.tensor!r} is {' x '.join(map(str, array.shape))}, so the "
-            f"{classes} classes may be on its second axis or on its last one, and no layer tells; "
-            f"pass inputs of another size with inputs=... (on the command line: --inputs "
+            f"{classes} classes may be on its second axis or on its last one, and its layers do "
+            f"not tell; pass inputs of another size with inputs=... (on the command line: --inputs "
             f"FILE.npz), name the output of the layer itself with output=... (--output), or "
             f"export the model with a softmax over the classes at its end."
         )

@@ -132,6 +132,7 @@ def adjust(
       longtail adjust RUN --split test --tau 1.2
     """
     from longtail.cli import _inputs
+    from longtail.posthoc import adjusts_again
     from longtail.predictions import adjust_predictions
 
     _refuse_contradictions(tau, tune_on, cross_fit, effective_prior)
@@ -156,7 +157,7 @@ def adjust(
     if prior is not None and not effective_prior:
         if tau is None and found.labelled:
             _inputs.refuse_nothing_to_tune(prior, aim)
-        if tau != 0:
+        if tau is None or adjusts_again(tau):
             _inputs.warn_if_adjusted(_inputs.opened_run(file))
     with _console.progress("reading") as progress:
         result = adjust_predictions(

@@ -126,7 +126,7 @@ def bake(
       longtail bake baked.onnx --undo --out model.onnx
     """
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
-    from longtail.posthoc import AdjustedTwiceWarning
+    from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 
     _console.refuse_overwrite(out, force)
     run, file = _source(model, out)
@@ -154,7 +154,7 @@ def bake(
             found = _prior(run, counts, train_labels, prior, classes, smoothing)
             width = found.num_classes
             _refuse_other_width(classes, width)
-            told = common["tau"] != 0 and warn_if_adjusted(run)
+            told = adjusts_again(common["tau"]) and warn_if_adjusted(run)
             with warnings.catch_warnings():
                 if told:  # the run's weights may hold the loss, too
                     warnings.simplefilter("ignore", AdjustedTwiceWarning)
