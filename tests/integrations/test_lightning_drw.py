@@ -1,5 +1,8 @@
 """Lightning: deferred re-weighting, its checkpoints, and what it leaves behind."""
 
+import copy
+import signal
+
 import lightning
 import lightning_example as example
 import numpy as np
@@ -109,3 +112,53 @@ def test_the_reweighting_refuses_what_it_cannot_do():
     endless = trainer(max_epochs=-1)
     with pytest.raises(InputError, match="has no max_epochs"):
         DeferredReweighting(example.PRIOR).setup(endless, example.Net(), "fit")
+
+
+def test_the_weights_are_gone_after_the_training(tmp_path):
+    """The same cell run twice, a copy, a resumed training, and one without the callback."""
+    net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
+    fresh = Plain().criterion
+    used.fit(net, example.Data(64))
+    used.save_checkpoint(file)
+    assert net.criterion.weight is None
+    assert net.criterion._non_persistent_buffers_set == fresh._non_persistent_buffers_set
+    assert not net.criterion._load_state_dict_pre_hooks
+    weighted = net.weights_seen[-1]
+    for again, settings in ((net, {}), (copy.deepcopy(net), {}), (net, {"ckpt_path": file})):
+        again.weights_seen.clear()
+        trainer(max_epochs=4, callbacks=[reweighting()]).fit(again, example.Data(64), **settings)
+        assert again.weights_seen[-1] == weighted
+    net.weights_seen.clear()
+    trainer(max_epochs=1).fit(net, example.Data(64))
+    assert set(net.weights_seen) == {None}
+
+
+@pytest.mark.parametrize("cause", [SystemError, KeyboardInterrupt])
+def test_an_interrupted_reweighting_can_be_begun_again(cause):
+    class Interrupted(Plain):
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            if self.current_epoch == 1 and cause is not None:
+                raise cause("enough")
+
+    net = Interrupted()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit if cause is KeyboardInterrupt else cause):
+            trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+    finally:
+        signal.signal(signal.SIGINT, before)  # which Lightning leaves ignored
+    assert max(net.weights_seen[-1]) > 2
+    assert net.criterion.weight is None
+    cause = None
+    trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+
+
+def test_weights_of_another_callback_stay_its_own():
+    both = [reweighting(), reweighting()]
+    with pytest.raises(InputError, match="has class weights already"):
+        trainer(callbacks=both).fit(Plain(), example.Data(64))
+    net = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.tensor([1.0, 2.0, 3.0])))
+    with pytest.raises(InputError, match="has class weights already"):
+        trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+    assert net.criterion.weight.tolist() == [1.0, 2.0, 3.0]
