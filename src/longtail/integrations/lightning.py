@@ -30,7 +30,13 @@ from torch import Tensor, distributed  # noqa: E402
 from longtail.integrations._lightning_drw import (  # noqa: E402
     DeferredReweighting as DeferredReweighting,
 )
-from longtail.integrations._lightning_examples import Examples, positions, together  # noqa: E402
+from longtail.integrations._lightning_examples import (  # noqa: E402
+    Examples,
+    marks,
+    positions,
+    shares_out,
+    together,
+)
 from longtail.models.heads import effective_weight_and_bias  # noqa: E402
 
 __all__ = ["DeferredReweighting", "LongTailMixin"]
@@ -114,9 +120,9 @@ class LongTailMixin:
             logits: shape (examples, num_classes).
             target: labels, shape (examples,).
             indices: each example's position in its data set, shape (examples,). Needed only in
-                several processes, and there only if the loader has a batch sampler of its own, or
-                a sampler that is neither torch's DistributedSampler, which Lightning puts in by
-                itself, nor one of its kind.
+                several processes, and there only if each has data of its own, or the loader has
+                a batch sampler of its own, or a sampler that is neither torch's
+                DistributedSampler, which Lightning puts in by itself, nor one of its kind.
         """
         batch = Examples(
             # Whether they are finite is asked once, of all of them.
@@ -309,32 +315,33 @@ class LongTailMixin:
             )
 
     def _mine(self, stage: Literal["val", "test"]) -> Examples | None:
-        """What this process has collected."""
-        if not self._collected:
+        """What this process has collected, and which examples that is: as told, or as found."""
+        batches = self._collected
+        if not batches:
             return None
+        scores = np.concatenate([batch.scores for batch in batches])
+        target = np.concatenate([batch.target for batch in batches])
+        told = [batch.indices for batch in batches if batch.indices is not None]
+        if len(told) == len(batches):
+            return Examples(scores, target, np.concatenate(told))
+        loader = self._loader(stage)
+        shared = shares_out(loader, self.trainer.world_size)
         return Examples(
-            np.concatenate([batch.scores for batch in self._collected]),
-            np.concatenate([batch.target for batch in self._collected]),
-            self._indices(stage, self._collected),
+            scores, target, positions(loader, len(target)), None if shared else marks(scores)
         )
 
-    def _indices(
-        self, stage: Literal["val", "test"], batches: Sequence[Examples]
-    ) -> IntArray | None:
-        """Which examples this process has collected: as told, or as the loader's sampler says."""
-        given = [batch.indices for batch in batches if batch.indices is not None]
-        if len(given) == len(batches):
-            return np.concatenate(given)
+    def _loader(self, stage: Literal["val", "test"]) -> Any:
+        """The one loader of an evaluation."""
         loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
-        if isinstance(loaders, list | tuple | dict):
-            if len(loaders) != 1:
-                raise InputError(
-                    f"LongTailMixin: there are {len(loaders)} {stage} loaders; the balanced "
-                    f"error is of one data set, so pass one loader, or collect from one only and "
-                    f"say which examples they are with collect(..., indices=...)."
-                )
-            loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-        return positions(loaders, sum(len(batch.target) for batch in batches))
+        if not isinstance(loaders, list | tuple | dict):
+            return loaders
+        if len(loaders) != 1:
+            raise InputError(
+                f"LongTailMixin: there are {len(loaders)} {stage} loaders; the balanced "
+                f"error is of one data set, so pass one loader, or collect from one only and "
+                f"say which examples they are with collect(..., indices=...)."
+            )
+        return next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
 
     # The run folder; only the first process writes.
 
