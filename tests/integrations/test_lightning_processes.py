@@ -4,12 +4,13 @@ import lightning_example as example
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning_example import logits_of, trainer
 from torch.utils.data import DataLoader
 
 from longtail import InputError, balanced_error
 from longtail.integrations import lightning as adapter
-from longtail.integrations._lightning_examples import Examples, marks, together
+from longtail.integrations._lightning_examples import Examples, marks, positions, together
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -159,3 +160,33 @@ def test_torchs_batch_sampler_goes_by_the_sampler_in_it():
     net = example.Net()
     trainer().validate(net, DataLoader(example.HELD, batch_sampler=batches), verbose=False)
     np.testing.assert_array_equal(net._mine("val").indices, list(halves))
+
+
+@pytest.mark.parametrize(
+    ("within", "known"),
+    [
+        (torch.utils.data.SequentialSampler(example.HELD), True),
+        (list(range(60, 0, -3)), True),
+        (torch.utils.data.SubsetRandomSampler(range(45)), False),
+        (torch.utils.data.RandomSampler(example.HELD), False),
+    ],
+    ids=["in order", "a fixed choice", "a random choice", "shuffled"],
+)
+def test_a_sampler_that_draws_anew_does_not_say_which_examples_came(within, known):
+    """Lightning wraps any sampler for several processes, and asked again it may draw others."""
+    wrapped = DistributedSamplerWrapper(within, num_replicas=2, rank=1, shuffle=False)
+    state = torch.get_rng_state()
+    found = positions(DataLoader(example.HELD, batch_size=8, sampler=wrapped), 10)
+    assert torch.equal(torch.get_rng_state(), state)  # nor does the question change what follows
+    if known:
+        assert found.tolist() == list(within)[1:20:2]
+    else:
+        assert found is None
+
+
+def test_the_shuffle_of_a_distributed_sampler_is_known():
+    sampler = torch.utils.data.DistributedSampler(example.HELD, num_replicas=2, rank=1)
+    sampler.set_epoch(3)
+    loader = DataLoader(example.HELD, batch_size=8, sampler=sampler)
+    assert positions(loader, 31).tolist() == list(sampler)
+    assert positions(loader, 32) is None  # there can't be so many

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
@@ -44,8 +45,12 @@ def positions(loader: Any, rows: int) -> IntArray | None:
     sampler = _sampler(loader)
     if not isinstance(sampler, DistributedSampler | SequentialSampler):
         return None
-    found = np.fromiter(iter(sampler), np.int64)
-    return found[:rows] if len(found) >= rows else None
+    with torch.random.fork_rng(devices=[]):  # what is drawn afterwards must not change
+        found, again = (np.fromiter(iter(sampler), np.int64) for _ in range(2))
+    # One that draws anew on each pass, such as Lightning's wrapper of a random choice, no longer
+    # knows what it dealt out.
+    known = len(found) >= rows and np.array_equal(found, again)
+    return found[:rows] if known else None
 
 
 def shares_out(loader: Any, processes: int) -> bool:

@@ -121,8 +121,8 @@ class LongTailMixin:
             target: labels, shape (examples,).
             indices: each example's position in its data set, shape (examples,). Needed only in
                 several processes, and there only if each has data of its own, or the loader has
-                a batch sampler of its own, or a sampler that is neither torch's
-                DistributedSampler, which Lightning puts in by itself, nor one of its kind.
+                a batch sampler of its own, a sampler that draws at random, or one that is neither
+                torch's DistributedSampler, which Lightning puts in by itself, nor of its kind.
         """
         batch = Examples(
             # Whether they are finite is asked once, of all of them.
