@@ -150,6 +150,13 @@ def test_bad_input_gets_one_clear_error(make, message):
         make()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble, np.uint8])
+def test_counts_may_be_stored_in_any_type(kind):
+    """Half precision ends at 65,504, below every bound that counts are held to."""
+    assert ClassPrior.from_counts(np.array([200, 9], kind)).counts.tolist() == [200, 9]
+
+
 @pytest.mark.parametrize(
     "counts", [np.array([2**63, 5], np.uint64), np.array([1e19, 5.0]), {0: 2.0**63, 1: 5.0}]
 )

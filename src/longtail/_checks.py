@@ -181,6 +181,8 @@ def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
             f"{array[where]:g}; use ClassPrior.from_weights for fractional totals, "
             f"or ClassPrior.from_probs for probabilities."
         )
+    if array.dtype.kind == "f":  # half precision can't hold the bound
+        array = array.astype(np.promote_types(array.dtype, np.float64))
     if np.any(array >= 2**63):
         where = int(np.flatnonzero(array >= 2**63)[0])
         raise InputError(

@@ -179,6 +179,9 @@ def test_trees_must_have_the_same_classes(tmp_path):
     write_photos(tmp_path, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/c/1.jpg"])
     (problem,) = check_data(tmp_path, workers=1).problems
     assert problem.detail == "has other class folders than the training set: b, c"
+    write_photos(tmp_path, ["train/c/1.jpg"])  # now the test tree lacks one class, and that is b
+    (problem,) = check_data(tmp_path, workers=1).problems
+    assert problem.detail == "has other class folders than the training set: b"
     (tmp_path / "train/a/notes.txt").write_text("remember")
     assert ("format", "notes.txt") in found(check_data(tmp_path, workers=1))
 

@@ -59,6 +59,24 @@ def test_an_empty_class_folder_is_named(tmp_path):
         read_image_folder(tmp_path)
 
 
+def test_of_known_classes_some_may_have_no_images(tmp_path):
+    """By a folder that is empty or by none: the labels are those of the names given."""
+    made = write_folder(tmp_path, {"c10": 2, "c2": 1})
+    (tmp_path / "c3").mkdir()
+    names = ("c1", "c2", "c3", "c10")
+    found = read_image_folder(tmp_path, class_names=names)
+    assert found.class_names == names
+    assert found.labels.tolist() == [1, 3, 3]
+    np.testing.assert_array_equal(found.images, np.concatenate([made["c2"], made["c10"]]))
+    with pytest.raises(InputError, match=r"lacks: c10; rename or remove them\.$"):
+        read_image_folder(tmp_path, class_names=("c2", "c3"))
+    for name in ("c2", "c10"):
+        for file in (tmp_path / name).iterdir():
+            file.unlink()
+    with pytest.raises(InputError, match="there are no images in the class folders of"):
+        read_image_folder(tmp_path, class_names=names)
+
+
 def test_an_image_of_another_size_is_named(tmp_path):
     write_folder(tmp_path, {"a": 2})
     (tmp_path / "a" / "7.png").write_bytes(encoded(pixels(1, shape=(3, 5, 6))[0]))

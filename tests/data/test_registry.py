@@ -17,6 +17,7 @@ from data_factory import (
 from longtail import InputError
 from longtail.data import DATASETS, freeze, load, official
 from longtail.data.digits import load_digits_lt
+from longtail.data.large import load_listed
 from longtail.runs import RunSpec
 
 
@@ -177,6 +178,19 @@ def test_folders_of_one_name_have_different_specs(tmp_path):
     assert one != two
 
 
+@pytest.mark.parametrize("empty", [False, True], ids=["no folder", "an empty one"])
+def test_a_test_folder_may_lack_classes(tmp_path, empty):
+    write_folder(tmp_path / "train", {"c1": 2, "c2": 2, "c10": 3})
+    write_folder(tmp_path / "test", {"c1": 1, "c10": 2}, seed=9)
+    if empty:
+        (tmp_path / "test/c2").mkdir()
+    for data in (load(tmp_path), load_listed(tmp_path)):
+        assert data.test.class_names == data.train.class_names == ("c1", "c2", "c10")
+        assert data.test.labels.tolist() == [0, 2, 2]
+    frozen = freeze(load(tmp_path), tmp_path / "set.frozen")
+    assert load(frozen).test.counts.tolist() == [1, 0, 2]
+
+
 def test_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(InputError, match="there is no train and no test folder"):
         load(tmp_path)
@@ -184,7 +198,7 @@ def test_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(InputError, match="there is no test folder"):
         load(tmp_path)
     write_folder(tmp_path / "test", {"a": 1, "c": 1})
-    with pytest.raises(InputError, match="the same class folders; only one of them has b, c"):
+    with pytest.raises(InputError, match=r"lacks: c; rename .* \(it has no folder of b\)"):
         load(tmp_path)
     (tmp_path / "test" / "c").rename(tmp_path / "test" / "b")
     load(tmp_path)

@@ -89,6 +89,15 @@ class Data(lightning.LightningDataModule):
         return DataLoader(TEST, batch_size=16)
 
 
+def trainer(**settings):
+    return lightning.Trainer(**{**QUIET, "max_epochs": 3, **settings})
+
+
+def logits_of(net, data):
+    with torch.no_grad():
+        return net(data.tensors[0]).numpy()
+
+
 def record(net, root, **changes):
     values = {"prior": PRIOR, "data": fingerprint(*TRAIN.tensors), "head": "fc", **changes}
     net.record_run(root, values.pop("spec", SPEC), **values)
@@ -99,10 +108,10 @@ def fit_and_test(root, *, batch_size, **settings):
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     net = record(Net(), root)
-    trainer = lightning.Trainer(max_epochs=3, **QUIET, **settings)
-    trainer.fit(net, Data(batch_size))
-    trainer.test(net, Data(batch_size), verbose=False)
-    return net, trainer
+    used = trainer(**settings)
+    used.fit(net, Data(batch_size))
+    used.test(net, Data(batch_size), verbose=False)
+    return net, used
 
 
 def main():

@@ -29,14 +29,6 @@ PRIOR = ClassPrior.from_counts(COUNTS)
 LOG_PRIOR = torch.tensor(PRIOR.log_probs)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def batch(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(*shape, 3, dtype=torch.float64, generator=generator)

@@ -1,4 +1,4 @@
-"""Lightning: the balanced error, run folders, DRW, and two processes against one."""
+"""Lightning: the balanced error and run folders, in one process and in two."""
 
 import os
 import subprocess
@@ -10,28 +10,15 @@ import lightning_example as example
 import numpy as np
 import pytest
 import torch
+from lightning_example import logits_of, trainer
 from torch.utils.data import DataLoader
 
-from longtail import ClassPrior, InputError, balanced_error
-from longtail.integrations import lightning as adapter
-from longtail.integrations.lightning import DeferredReweighting, LongTailMixin
-from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
+from longtail import InputError, balanced_error
+from longtail.integrations.lightning import LongTailMixin
 from longtail.runs import Run, RunError, find_runs
 
 LONGTAIL = [sys.executable, "-c", "from longtail.cli import main; main()"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def trainer(**settings):
-    return lightning.Trainer(**{**example.QUIET, "max_epochs": 3, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +26,6 @@ def trained(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     net, used = example.fit_and_test(root, batch_size=16)
     return net, used, Run.open(root / example.SPEC.folder)
-
-
-def logits_of(net, data):
-    with torch.no_grad():
-        return net(data.tensors[0]).numpy()
 
 
 def test_the_balanced_error_is_that_of_the_whole_split(trained):
@@ -190,78 +172,6 @@ def test_a_fast_dev_run_leaves_no_run_and_needs_no_class(tmp_path):
     assert len(find_runs(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("start", [1, None])
-def test_deferred_reweighting_begins_at_its_epoch(start):
-    net = example.Net(SoftmaxLoss(example.PRIOR))
-    callback = DeferredReweighting(example.PRIOR, start=start, beta=0.99)
-    trainer(max_epochs=5, callbacks=[callback], limit_train_batches=2).fit(net, example.Data(16))
-    seen, begins = np.array(net.weights_seen), 2 * (4 if start is None else start)
-    weights = np.array([(1 - 0.99) / (1 - 0.99**n) for n in example.COUNTS])
-    assert seen.shape == (10, 3)
-    np.testing.assert_array_equal(seen[:begins], 1.0)
-    np.testing.assert_allclose(
-        seen[begins:], np.tile(3 * weights / weights.sum(), (10 - begins, 1)), rtol=1e-6
-    )
-
-
-def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
-    callback = DeferredReweighting(example.PRIOR, start=0)
-    net = example.Net()
-    for _ in range(2):
-        trainer(max_epochs=1, callbacks=[callback]).fit(net, example.Data(64))
-    mine = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.ones(3)))
-    with pytest.raises(InputError, match="has class weights already"):
-        trainer(callbacks=[callback]).fit(mine, example.Data(64))
-
-
-class Plain(example.Net):
-    """As `load_from_checkpoint` makes it."""
-
-    def __init__(self):
-        super().__init__(SoftmaxLoss(example.PRIOR))
-
-
-def reweighting():
-    return DeferredReweighting(example.PRIOR, start=1, beta=0.99)
-
-
-def test_a_reweighted_checkpoint_loads_with_and_without_the_callback(tmp_path):
-    net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
-    used.fit(net, example.Data(64))
-    used.save_checkpoint(file)
-    wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
-    for callbacks in ([], [reweighting()]):
-        again = trainer(callbacks=callbacks)
-        again.test(Plain(), example.Data(64), ckpt_path=file, verbose=False)
-        error = again.callback_metrics["test_balanced_error"].item()
-        assert error == pytest.approx(wanted, abs=1e-7)
-    loaded = Plain.load_from_checkpoint(file)
-    assert loaded.criterion.weight is None
-    trainer(max_epochs=4, callbacks=[reweighting()]).fit(loaded, example.Data(64))
-    on = Plain()
-    trainer(max_epochs=4).fit(on, example.Data(64), ckpt_path=file)
-    assert on.weights_seen == [None] * 4  # who leaves the callback out goes on without weights
-
-
-@pytest.mark.parametrize("saved_weights", [False, True], ids=["now", "as they used to be"])
-def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path, saved_weights):
-    saver = lightning.pytorch.callbacks.ModelCheckpoint(
-        tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1
-    )
-    whole, loader = Plain(), DataLoader(example.TRAIN, batch_size=52)  # 4 steps an epoch
-    trainer(callbacks=[reweighting(), saver], enable_checkpointing=True).fit(whole, loader)
-    file = tmp_path / "step=6.ckpt"
-    saved = torch.load(file, weights_only=False)
-    assert "criterion.weight" not in saved["state_dict"]
-    if saved_weights:
-        saved["state_dict"]["criterion.weight"] = torch.full((3,), 7.0)
-        torch.save(saved, file)
-    net = Plain()
-    trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
-    assert net.weights_seen == whole.weights_seen[6:]
-    assert max(net.weights_seen[0]) > 2
-
-
 def test_a_base_class_of_that_name_may_be_anybodys():
     own = type("LightningModule", (LongTailMixin, lightning.LightningModule), {})
     assert issubclass(type("Net", (own,), {}), LongTailMixin)
@@ -334,83 +244,6 @@ def test_a_run_that_is_there_is_not_overwritten(trained):
         trainer().fit(example.record(example.Net(), root), example.Data(16))
 
 
-def test_processes_with_data_of_their_own_are_refused(monkeypatch):
-    """Each counts its examples from 0, so positions meet; labels tell that they are others'."""
-    mine = adapter._Examples(np.array([0, 1, 1]), np.array([0, 1, 1]), np.arange(3))
-    other = mine._replace(target=np.array([1, 1, 0]))
-    for parts, honest in (([mine, mine], True), ([mine, other], False)):
-        monkeypatch.setattr(adapter, "_of_all_processes", lambda _, parts=parts: parts)
-        if honest:
-            assert adapter._together(mine).target.tolist() == [0, 1, 1]
-            continue
-        with pytest.raises(InputError, match="at the same position have different labels"):
-            adapter._together(mine)
-
-
-def test_processes_whose_examples_cannot_be_told_apart_are_refused(monkeypatch):
-    monkeypatch.setattr(adapter, "_of_all_processes", lambda value: [value, value])
-    shuffled = DataLoader(example.HELD, batch_size=8, shuffle=True)
-    with pytest.raises(InputError, match="have to be told apart"):
-        trainer().validate(example.Net(), shuffled, verbose=False)
-
-    class Told(example.Net):
-        def validation_step(self, batch, _):
-            points, target, positions = batch
-            self.collect(self(points), target, indices=positions)
-
-    told = torch.utils.data.TensorDataset(*example.HELD.tensors, torch.arange(61))
-    net, used = Told(), trainer()
-    used.validate(net, DataLoader(told, batch_size=8, shuffle=True), verbose=False)
-    wanted = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
-    assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
-
-
-class Shares:
-    """Batches that a process deals to itself, as samplers that sort by length do."""
-
-    def __init__(self, rank):
-        self.batches = torch.arange(61).split(8)[rank::2]
-
-    def __iter__(self):
-        return (batch.tolist() for batch in self.batches)
-
-    def __len__(self):
-        return len(self.batches)
-
-
-class OwnOrder(torch.utils.data.BatchSampler):
-    """As `Shares`; that it is a kind of torch's says nothing about its order."""
-
-    def __iter__(self):
-        return iter(list(super().__iter__())[1::2])
-
-
-@pytest.mark.parametrize(
-    "batches", [Shares(1), OwnOrder(range(61), 8, False)], ids=["any class", "torch's kind"]
-)
-def test_a_batch_sampler_of_ones_own_does_not_say_which_examples_come(monkeypatch, batches):
-    loader = DataLoader(example.HELD, batch_sampler=batches)
-    assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)  # which is not asked
-    used, net = trainer(), example.Net()
-    used.validate(net, loader, verbose=False)  # one process need not know
-    rows = np.concatenate(list(batches))
-    wanted = balanced_error(example.HELD.tensors[1][rows], logits_of(net, example.HELD)[rows])
-    assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
-    monkeypatch.setattr(adapter, "_of_all_processes", lambda value: [value, value])
-    with pytest.raises(InputError, match="have to be told apart"):
-        trainer().validate(example.Net(), loader, verbose=False)
-
-
-def test_torchs_batch_sampler_goes_by_the_sampler_in_it():
-    halves = torch.utils.data.DistributedSampler(
-        example.HELD, num_replicas=2, rank=1, shuffle=False
-    )
-    batches = torch.utils.data.BatchSampler(halves, 8, drop_last=False)
-    net = example.Net()
-    trainer().validate(net, DataLoader(example.HELD, batch_sampler=batches), verbose=False)
-    np.testing.assert_array_equal(net._mine("val").indices, list(halves))
-
-
 def test_several_loaders_are_refused():
     loaders = [DataLoader(example.HELD), DataLoader(example.TEST)]
 
@@ -440,30 +273,6 @@ def test_what_is_handed_over_is_checked(tmp_path):
         InputError, match=r"has no part 'head' for `head`; its linear layers are .fc."
     ):
         example.Net().record_run(tmp_path, example.SPEC, prior=example.PRIOR, data="x", head="head")
-
-
-def test_the_reweighting_needs_one_loss():
-    class Bare(LongTailMixin, lightning.LightningModule):
-        pass
-
-    found = DeferredReweighting(example.PRIOR)
-    with pytest.raises(InputError, match=r"must have one loss of .*; there: none\.$"):
-        found.setup(trainer(), Bare(), "fit")
-    net = example.Net()
-    net.second = SoftmaxLoss(example.PRIOR)
-    with pytest.raises(InputError, match=r"there: criterion, second\. Say which with `loss`"):
-        found.setup(trainer(), net, "fit")
-    DeferredReweighting(example.PRIOR, loss="second").setup(trainer(), net, "fit")
-    assert net.criterion.weight is None
-    assert net.second.weight.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_the_reweighting_refuses_what_it_cannot_do():
-    with pytest.raises(InputError, match="`prior` has 2 classes"):
-        DeferredReweighting(ClassPrior.from_counts([2, 1])).setup(trainer(), example.Net(), "fit")
-    endless = trainer(max_epochs=-1)
-    with pytest.raises(InputError, match="has no max_epochs"):
-        DeferredReweighting(example.PRIOR).setup(endless, example.Net(), "fit")
 
 
 def test_a_missing_lightning_names_the_install_command():

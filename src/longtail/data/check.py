@@ -187,18 +187,21 @@ def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Probl
         listing = listings.get(split)
         if listing is None:
             continue
-        problems += [*listing.problems, *label_problems(listing, names)]
+        problems += listing.problems
+        own = listing.class_names
+        if sources.files[split].is_dir() and names is not None and own != tuple(names):
+            # Its labels count its own folders, so they say nothing about the classes.
+            odd = sorted(set(names) ^ set(own or ()))
+            detail = f"has other class folders than the training set: {_checks.listing(odd)}"
+            problems.append(Problem("label", str(listing.source), detail))
+        else:
+            problems += label_problems(listing, names)
         if known is not None and len(listing.paths) != known.sizes[split]:
             detail = (
                 f"has {len(listing.paths):,} images; the {split} set of {known.title} has "
                 f"{known.sizes[split]:,}"
             )
             problems.append(Problem("size", str(listing.source), detail))
-        own = listing.class_names
-        if sources.files[split].is_dir() and names is not None and own != tuple(names):
-            odd = sorted(set(names) ^ set(own or ()))
-            detail = f"has other class folders than the training set: {_checks.listing(odd)}"
-            problems.append(Problem("label", str(listing.source), detail))
     if not sources.are_trees:  # which have a folder for each split
         packed = {split: (part.source, part.paths) for split, part in listings.items()}
         problems += overlap_problems(packed)

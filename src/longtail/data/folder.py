@@ -6,6 +6,7 @@ Classes, and the images in each, are in the order that people count in: '2' befo
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,25 @@ def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(int(p), "") if i % 2 else (-1, p) for i, p in enumerate(pieces)], name
 
 
+def refuse_unknown(
+    folders: Iterable[str], class_names: Sequence[str], *, path: Path, caller: str
+) -> None:
+    """Refuse class folders that the training set hasn't; one may be another's name mistyped."""
+    there = set(folders)
+    unknown = sorted(there - set(class_names), key=counting_order)
+    if unknown:
+        lacking = [name for name in class_names if name not in there]
+        hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
+        raise InputError(
+            f"{caller}: {path} has class folders that the training set lacks: "
+            f"{_checks.listing(unknown, most=3)}; rename or remove them{hint}."
+        )
+
+
 def read_image_folder(
     path: Path | str,
     *,
+    class_names: Sequence[str] | None = None,
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
@@ -41,6 +58,8 @@ def read_image_folder(
 
     Args:
         path: the folder.
+        class_names: the classes in label order, such as the training set's, of which some may
+            have no images here; by default the folders' names, each with images.
         size: (height, width) that every image must have; that of the first image if None.
         progress: called with (images done, images in all, text).
 
@@ -57,18 +76,19 @@ def read_image_folder(
             f"{caller}: {path} has no sub-folders; put the images of each class into a folder of "
             f"its own, {path}/<class>/<image>."
         )
-    images: list[Path] = []
-    counts = []
-    for folder in classes:
-        inside = sorted(_images(folder, caller), key=lambda file: counting_order(file.name))
-        counts.append(len(inside))
-        images += inside
-    empty = [folder.name for folder, count in zip(classes, counts, strict=True) if not count]
-    if empty:
+    there = [folder.name for folder in classes]
+    names = tuple(there if class_names is None else class_names)
+    refuse_unknown(there, names, path=path, caller=caller)
+    inside = {folder.name: _images(folder, caller) for folder in classes}
+    empty = [name for name in there if not inside[name]]
+    if empty and class_names is None:
         raise InputError(
             f"{caller}: the class folder(s) {_checks.listing(empty)} in {path} hold no images; "
             f"fill or remove them."
         )
+    images = [image for name in names for image in inside.get(name, ())]
+    if not images:
+        raise InputError(f"{caller}: there are no images in the class folders of {path}.")
     pixels = decode_images(
         images,
         name_of=lambda index: str(images[index]),
@@ -76,8 +96,9 @@ def read_image_folder(
         size=size,
         progress=progress,
     )
-    labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return ImageSet(pixels, labels, tuple(folder.name for folder in classes))
+    counts = [len(inside.get(name, ())) for name in names]
+    labels = np.repeat(np.arange(len(names), dtype=np.int64), counts)
+    return ImageSet(pixels, labels, names)
 
 
 def _visible(path: Path, caller: str) -> list[Path]:
@@ -94,7 +115,7 @@ def _visible(path: Path, caller: str) -> list[Path]:
 
 
 def _images(folder: Path, caller: str) -> list[Path]:
-    """The images of a class; anything else there is refused rather than passed over."""
+    """The images of a class, in order; anything else there is refused rather than passed over."""
     entries = [entry for entry in folder.iterdir() if not _clutter(entry)]
     endings = _image_endings(caller)
     others = sorted(e.name for e in entries if e.is_dir() or e.suffix.lower() not in endings)
@@ -103,7 +124,7 @@ def _images(folder: Path, caller: str) -> list[Path]:
             f"{caller}: {folder} holds what is no image: {_checks.listing(others, most=3)}; a "
             f"class folder has only images in it, such as .png, .jpg or .webp."
         )
-    return entries
+    return sorted(entries, key=lambda file: counting_order(file.name))
 
 
 def _clutter(entry: Path) -> bool:

@@ -264,7 +264,8 @@ def _load_split(
     if path.is_dir():
         images = list_folder(path, class_names=classes, name=sources.name)
         listing = Listing(path, images._packed, images.labels, [])
-        refuse(label_problems(listing, images.class_names), caller="load_listed")
+        found = label_problems(listing, images.class_names, every_class=split == "train")
+        refuse(found, caller="load_listed")
         return images
     data = listed(
         scan(path),

@@ -20,7 +20,7 @@ import numpy as np
 
 from longtail import _checks, runs
 from longtail._checks import InputError, IntArray
-from longtail.data.folder import counting_order
+from longtail.data.folder import counting_order, refuse_unknown
 from longtail.priors import ClassPrior
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
@@ -444,12 +444,7 @@ def list_folder(
     found = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
     folders = sorted(found, key=counting_order)
     names = tuple(folders if class_names is None else class_names)
-    unknown = sorted(set(folders) - set(names))
-    if unknown:
-        raise InputError(
-            f"{caller}: {path} has class folders that the training set lacks: "
-            f"{_checks.listing(unknown, most=3)}."
-        )
+    refuse_unknown(folders, names, path=path, caller=caller)
     label_of = {folder: label for label, folder in enumerate(names)}
     paths: list[bytes] = []
     labels: list[int] = []

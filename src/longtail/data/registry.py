@@ -55,7 +55,8 @@ def load(
 
     Args:
         name: ``cifar10-lt``, ``cifar100-lt`` or ``digits-lt``; or a file that `freeze` wrote; or
-            a folder of images, with ``train/<class>/<image>`` and ``test/<class>/<image>``.
+            a folder of images, with ``train/<class>/<image>`` and ``test/<class>/<image>``,
+            where the test set may lack classes.
         data_dir: where the CIFARs are, in any of their forms: the official archive, packed or
             unpacked, the hub's parquet files, or a frozen file. The environment variable
             LONGTAIL_DATA if None.
@@ -218,13 +219,12 @@ def _load_folder(path: Path, wanted: _Wanted, progress: Progress | None) -> Long
             f"{path}/test/<class>/<image>; there is no {' and no '.join(lacking)} folder."
         )
     train = read_image_folder(path / "train", progress=progress)
-    test = read_image_folder(path / "test", size=train.image_shape[1:], progress=progress)
-    if train.class_names != test.class_names:
-        odd = sorted(set(train.class_names) ^ set(test.class_names))
-        raise InputError(
-            f"load: {path}/train and {path}/test must have the same class folders; only one of "
-            f"them has {_checks.listing(odd)}."
-        )
+    test = read_image_folder(
+        path / "test",
+        class_names=train.class_names,
+        size=train.image_shape[1:],
+        progress=progress,
+    )
     if train.image_shape != test.image_shape:
         raise InputError(
             f"load: the images of {path}/train and {path}/test must be all grey or all colour; "

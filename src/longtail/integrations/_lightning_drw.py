@@ -21,7 +21,8 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
 
     They become torch's class weights of the module's loss, so the mean divides by the weights of
     the batch. Which weights an epoch has depends on its number alone, so a resumed training goes
-    on right. Checkpoints have no place for them, and load with or without this callback.
+    on right. Checkpoints have no place for them, and load with or without this callback. After the
+    training, however it ends, the loss is as it was before.
 
     Args:
         prior: of the training data, made from counts.
@@ -47,6 +48,7 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
         self.method = Method("softmax", drw=True, drw_start=start, drw_beta=beta)
         self.loss = loss
         self._weighed: PairwiseMarginLoss | None = None
+        self._hook: Any = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the loss weights of one, which move with it to its device."""
@@ -59,14 +61,13 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
                 f"{caller}: the Trainer has no max_epochs, so 80% of the epochs is not known; "
                 f"pass `start`."
             )
-        if found.weight is not None and found is not self._weighed:
+        if found.weight is not None:
             raise InputError(
                 f"{caller}: the loss has class weights already; leave `weight` out of it."
             )
-        if found is not self._weighed:
-            found.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                _leave_saved_weights
-            )
+        self._hook = found.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+            _leave_saved_weights
+        )
         found.register_buffer("weight", torch.ones_like(found.alpha), persistent=False)
         self._weighed = found
 
@@ -77,6 +78,20 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Fill in the weights of this epoch."""
         self._weigh(trainer, pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the loss as it was, for whatever is done with it next."""
+        self._unweigh()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Likewise: a fit that fails or is interrupted has no teardown, and may be repeated."""
+        self._unweigh()
+
+    def _unweigh(self) -> None:
+        if self._weighed is not None:
+            self._hook.remove()
+            self._weighed.register_buffer("weight", None)
+        self._weighed = self._hook = None
 
     def _weigh(self, trainer: Any, pl_module: Any) -> None:
         weights = self.method.class_weights(

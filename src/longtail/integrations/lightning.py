@@ -2,7 +2,8 @@
 
 Nothing here trains, and the losses go into a LightningModule as they are. In several processes
 every example is judged once: what a sampler repeats to fill up the last batch is taken out again.
-The callback is in `_lightning_drw`.
+Which examples a process has is found out in `_lightning_examples`; the callback is in
+`_lightning_drw`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longtail import _checks, metrics
 from longtail._checks import InputError, IntArray
@@ -26,30 +26,22 @@ _checks.require("lightning", extra="lightning", caller="longtail.integrations.li
 
 import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
-from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler  # noqa: E402
 
 from longtail.integrations._lightning_drw import (  # noqa: E402
     DeferredReweighting as DeferredReweighting,
+)
+from longtail.integrations._lightning_examples import (  # noqa: E402
+    Examples,
+    marks,
+    positions,
+    shares_out,
+    together,
 )
 from longtail.models.heads import effective_weight_and_bias  # noqa: E402
 
 __all__ = ["DeferredReweighting", "LongTailMixin"]
 
 _logger = logging.getLogger("longtail")
-
-
-class _Examples(NamedTuple):
-    """A batch, a process's part of a split, or all of it.
-
-    Attributes:
-        scores: logits, shape (examples, num_classes); or what they decide, shape (examples,).
-        target: labels, shape (examples,).
-        indices: position in the data set, shape (examples,), where that is known.
-    """
-
-    scores: NDArray[Any]
-    target: IntArray
-    indices: IntArray | None
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,7 @@ class LongTailMixin:
     parameters: Callable[[], Any]
     state_dict: Callable[[], dict[str, Tensor]]
 
-    _collected: list[_Examples] | None = None
+    _collected: list[Examples] | None = None
     _collected_at: int | None = None
     _told: _Recording | None = None
     _writer: RunWriter | None = None
@@ -128,11 +120,11 @@ class LongTailMixin:
             logits: shape (examples, num_classes).
             target: labels, shape (examples,).
             indices: each example's position in its data set, shape (examples,). Needed only in
-                several processes, and there only if the loader has a batch sampler of its own, or
-                a sampler that is neither torch's DistributedSampler, which Lightning puts in by
-                itself, nor one of its kind.
+                several processes, and there only if each has data of its own, or the loader has
+                a batch sampler of its own, a sampler that draws at random, or one that is neither
+                torch's DistributedSampler, which Lightning puts in by itself, nor of its kind.
         """
-        batch = _Examples(
+        batch = Examples(
             # Whether they are finite is asked once, of all of them.
             _checks.matrix(logits, caller="LongTailMixin.collect", finite=False),
             _checks.labels(target, caller="LongTailMixin.collect"),
@@ -254,7 +246,7 @@ class LongTailMixin:
         split = None
         if any(_of_all_processes(mine is not None)):
             if self._collected_at == self.trainer.global_step:
-                split = _together(mine)
+                split = together(_of_all_processes(mine))
             else:
                 _logger.warning(
                     "LongTailMixin: training went on after the last validation, so its logits are "
@@ -269,7 +261,7 @@ class LongTailMixin:
     def on_test_epoch_end(self) -> None:
         """Log the balanced error, and add the logits to the run folder."""
         if self._judge("test") and self._recording is not None:
-            split = _together(self._mine("test"))
+            split = together(_of_all_processes(self._mine("test")))
             self._first_process(lambda: self._add_test(split))
 
     # The evaluation.
@@ -290,7 +282,7 @@ class LongTailMixin:
             )
         # What the processes send each other is as short as it can be: labels, not logits.
         decided = None if mine is None else mine._replace(scores=mine.scores.argmax(axis=1))
-        split = _together(decided)
+        split = together(_of_all_processes(decided))
         missing = "skip" if self.trainer.fast_dev_run else self.missing
         self._refuse_missing(split.target, known[0][0], missing, stage)
         error = metrics.balanced_error(
@@ -322,38 +314,34 @@ class LongTailMixin:
                 f"leave them out of the balanced error, or evaluate on more data."
             )
 
-    def _mine(self, stage: Literal["val", "test"]) -> _Examples | None:
-        """What this process has collected."""
-        if not self._collected:
+    def _mine(self, stage: Literal["val", "test"]) -> Examples | None:
+        """What this process has collected, and which examples that is: as told, or as found."""
+        batches = self._collected
+        if not batches:
             return None
-        return _Examples(
-            np.concatenate([batch.scores for batch in self._collected]),
-            np.concatenate([batch.target for batch in self._collected]),
-            self._indices(stage, self._collected),
+        scores = np.concatenate([batch.scores for batch in batches])
+        target = np.concatenate([batch.target for batch in batches])
+        told = [batch.indices for batch in batches if batch.indices is not None]
+        if len(told) == len(batches):
+            return Examples(scores, target, np.concatenate(told))
+        loader = self._loader(stage)
+        shared = shares_out(loader, self.trainer.world_size)
+        return Examples(
+            scores, target, positions(loader, len(target)), None if shared else marks(scores)
         )
 
-    def _indices(
-        self, stage: Literal["val", "test"], batches: Sequence[_Examples]
-    ) -> IntArray | None:
-        """Which examples this process has collected: as told, or as the loader's sampler says."""
-        given = [batch.indices for batch in batches if batch.indices is not None]
-        if len(given) == len(batches):
-            return np.concatenate(given)
+    def _loader(self, stage: Literal["val", "test"]) -> Any:
+        """The one loader of an evaluation."""
         loaders = self.trainer.val_dataloaders if stage == "val" else self.trainer.test_dataloaders
-        if isinstance(loaders, list | tuple | dict):
-            if len(loaders) != 1:
-                raise InputError(
-                    f"LongTailMixin: there are {len(loaders)} {stage} loaders; the balanced "
-                    f"error is of one data set, so pass one loader, or collect from one only and "
-                    f"say which examples they are with collect(..., indices=...)."
-                )
-            loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-        sampler = _sampler(loaders)
-        if not isinstance(sampler, DistributedSampler | SequentialSampler):
-            return None
-        rows = sum(len(batch.target) for batch in batches)
-        found = np.fromiter(iter(sampler), np.int64)
-        return found[:rows] if len(found) >= rows else None
+        if not isinstance(loaders, list | tuple | dict):
+            return loaders
+        if len(loaders) != 1:
+            raise InputError(
+                f"LongTailMixin: there are {len(loaders)} {stage} loaders; the balanced "
+                f"error is of one data set, so pass one loader, or collect from one only and "
+                f"say which examples they are with collect(..., indices=...)."
+            )
+        return next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
 
     # The run folder; only the first process writes.
 
@@ -374,7 +362,7 @@ class LongTailMixin:
             force=recording.force,
         )
 
-    def _finish_run(self, split: _Examples | None) -> None:
+    def _finish_run(self, split: Examples | None) -> None:
         writer = self._the_writer()
         state = self.state_dict().items()
         writer.write_model({k: v for k, v in state if isinstance(v, Tensor)})
@@ -383,7 +371,7 @@ class LongTailMixin:
         writer.finish(parameters=sum(p.numel() for p in self.parameters()))
         self._writer = None
 
-    def _add_test(self, split: _Examples) -> None:
+    def _add_test(self, split: Examples) -> None:
         recording = self._the_recording(self._recording)
         run = Run.open(recording.folder, verify=False)
         kept = run.model()
@@ -398,9 +386,7 @@ class LongTailMixin:
             RunWriter.reopen(recording.folder), "test", split, replace=recording.force
         )
 
-    def _write_split(
-        self, writer: RunWriter, name: str, split: _Examples, *, replace: bool
-    ) -> None:
+    def _write_split(self, writer: RunWriter, name: str, split: Examples, *, replace: bool) -> None:
         norms = bias = None
         head = self._the_recording(self._recording).head
         if head is not None:
@@ -443,41 +429,6 @@ def _is_lightning_module(base: type) -> bool:
     """Lightning's own class; by name, since pytorch_lightning has one of its own."""
     package = base.__module__.partition(".")[0]
     return base.__name__ == "LightningModule" and package in ("lightning", "pytorch_lightning")
-
-
-def _sampler(loader: Any) -> Any:
-    """What says in which order a loader's examples come; None if that is not known.
-
-    Beside a batch sampler a DataLoader always has a SequentialSampler, which nobody asks: the order
-    is the batch sampler's own, and only torch's leaves it as its sampler says.
-    """
-    batches = getattr(loader, "batch_sampler", None)
-    if batches is None:  # not cut into batches
-        return getattr(loader, "sampler", None)
-    return batches.sampler if type(batches) is BatchSampler else None
-
-
-def _together(mine: _Examples | None) -> _Examples:
-    """The parts of all processes, each example once and in the order of its data set."""
-    parts = [part for part in _of_all_processes(mine) if part is not None]
-    scores, target = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    if all(part.indices is not None for part in parts):
-        indices = np.concatenate([part.indices for part in parts])
-        order, first, place = np.unique(indices, return_index=True, return_inverse=True)
-        if not np.array_equal(target[first][place], target):
-            raise InputError(
-                "LongTailMixin: examples at the same position have different labels, as if each "
-                "process had a data set of its own; pass collect(..., indices=...), the position "
-                "of each in the data of all."
-            )
-        return _Examples(scores[first], target[first], order)
-    if len(parts) > 1:
-        raise InputError(
-            "LongTailMixin: in several processes the examples have to be told apart, and their "
-            "loader's sampler does not say which they are; pass collect(..., indices=...), the "
-            "position of each in its data set."
-        )
-    return _Examples(scores, target, None)
 
 
 def _of_all_processes(value: Any) -> list[Any]:

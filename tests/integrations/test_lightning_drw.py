@@ -1,0 +1,164 @@
+"""Lightning: deferred re-weighting, its checkpoints, and what it leaves behind."""
+
+import copy
+import signal
+
+import lightning
+import lightning_example as example
+import numpy as np
+import pytest
+import torch
+from lightning_example import logits_of, trainer
+from torch.utils.data import DataLoader
+
+from longtail import ClassPrior, InputError, balanced_error
+from longtail.integrations.lightning import DeferredReweighting, LongTailMixin
+from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+
+
+@pytest.mark.parametrize("start", [1, None])
+def test_deferred_reweighting_begins_at_its_epoch(start):
+    net = example.Net(SoftmaxLoss(example.PRIOR))
+    callback = DeferredReweighting(example.PRIOR, start=start, beta=0.99)
+    trainer(max_epochs=5, callbacks=[callback], limit_train_batches=2).fit(net, example.Data(16))
+    seen, begins = np.array(net.weights_seen), 2 * (4 if start is None else start)
+    weights = np.array([(1 - 0.99) / (1 - 0.99**n) for n in example.COUNTS])
+    assert seen.shape == (10, 3)
+    np.testing.assert_array_equal(seen[:begins], 1.0)
+    np.testing.assert_allclose(
+        seen[begins:], np.tile(3 * weights / weights.sum(), (10 - begins, 1)), rtol=1e-6
+    )
+
+
+def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
+    callback = DeferredReweighting(example.PRIOR, start=0)
+    net = example.Net()
+    for _ in range(2):
+        trainer(max_epochs=1, callbacks=[callback]).fit(net, example.Data(64))
+    mine = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.ones(3)))
+    with pytest.raises(InputError, match="has class weights already"):
+        trainer(callbacks=[callback]).fit(mine, example.Data(64))
+
+
+class Plain(example.Net):
+    """As `load_from_checkpoint` makes it."""
+
+    def __init__(self):
+        super().__init__(SoftmaxLoss(example.PRIOR))
+
+
+def reweighting():
+    return DeferredReweighting(example.PRIOR, start=1, beta=0.99)
+
+
+def test_a_reweighted_checkpoint_loads_with_and_without_the_callback(tmp_path):
+    net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
+    used.fit(net, example.Data(64))
+    used.save_checkpoint(file)
+    wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
+    for callbacks in ([], [reweighting()]):
+        again = trainer(callbacks=callbacks)
+        again.test(Plain(), example.Data(64), ckpt_path=file, verbose=False)
+        error = again.callback_metrics["test_balanced_error"].item()
+        assert error == pytest.approx(wanted, abs=1e-7)
+    loaded = Plain.load_from_checkpoint(file)
+    assert loaded.criterion.weight is None
+    trainer(max_epochs=4, callbacks=[reweighting()]).fit(loaded, example.Data(64))
+    on = Plain()
+    trainer(max_epochs=4).fit(on, example.Data(64), ckpt_path=file)
+    assert on.weights_seen == [None] * 4  # who leaves the callback out goes on without weights
+
+
+@pytest.mark.parametrize("saved_weights", [False, True], ids=["now", "as they used to be"])
+def test_a_training_resumed_within_an_epoch_has_its_weights_at_once(tmp_path, saved_weights):
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, filename="{step}", every_n_train_steps=6, save_top_k=-1
+    )
+    whole, loader = Plain(), DataLoader(example.TRAIN, batch_size=52)  # 4 steps an epoch
+    trainer(callbacks=[reweighting(), saver], enable_checkpointing=True).fit(whole, loader)
+    file = tmp_path / "step=6.ckpt"
+    saved = torch.load(file, weights_only=False)
+    assert "criterion.weight" not in saved["state_dict"]
+    if saved_weights:
+        saved["state_dict"]["criterion.weight"] = torch.full((3,), 7.0)
+        torch.save(saved, file)
+    net = Plain()
+    trainer(callbacks=[reweighting()]).fit(net, loader, ckpt_path=file, weights_only=False)
+    assert net.weights_seen == whole.weights_seen[6:]
+    assert max(net.weights_seen[0]) > 2
+
+
+def test_the_reweighting_needs_one_loss():
+    class Bare(LongTailMixin, lightning.LightningModule):
+        pass
+
+    found = DeferredReweighting(example.PRIOR)
+    with pytest.raises(InputError, match=r"must have one loss of .*; there: none\.$"):
+        found.setup(trainer(), Bare(), "fit")
+    net = example.Net()
+    net.second = SoftmaxLoss(example.PRIOR)
+    with pytest.raises(InputError, match=r"there: criterion, second\. Say which with `loss`"):
+        found.setup(trainer(), net, "fit")
+    DeferredReweighting(example.PRIOR, loss="second").setup(trainer(), net, "fit")
+    assert net.criterion.weight is None
+    assert net.second.weight.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_reweighting_refuses_what_it_cannot_do():
+    with pytest.raises(InputError, match="`prior` has 2 classes"):
+        DeferredReweighting(ClassPrior.from_counts([2, 1])).setup(trainer(), example.Net(), "fit")
+    endless = trainer(max_epochs=-1)
+    with pytest.raises(InputError, match="has no max_epochs"):
+        DeferredReweighting(example.PRIOR).setup(endless, example.Net(), "fit")
+
+
+def test_the_weights_are_gone_after_the_training(tmp_path):
+    """The same cell run twice, a copy, a resumed training, and one without the callback."""
+    net, used, file = Plain(), trainer(callbacks=[reweighting()]), tmp_path / "end.ckpt"
+    fresh = Plain().criterion
+    used.fit(net, example.Data(64))
+    used.save_checkpoint(file)
+    assert net.criterion.weight is None
+    assert net.criterion._non_persistent_buffers_set == fresh._non_persistent_buffers_set
+    assert not net.criterion._load_state_dict_pre_hooks
+    weighted = net.weights_seen[-1]
+    for again, settings in ((net, {}), (copy.deepcopy(net), {}), (net, {"ckpt_path": file})):
+        again.weights_seen.clear()
+        trainer(max_epochs=4, callbacks=[reweighting()]).fit(again, example.Data(64), **settings)
+        assert again.weights_seen[-1] == weighted
+    net.weights_seen.clear()
+    trainer(max_epochs=1).fit(net, example.Data(64))
+    assert set(net.weights_seen) == {None}
+
+
+@pytest.mark.parametrize("cause", [SystemError, KeyboardInterrupt])
+def test_an_interrupted_reweighting_can_be_begun_again(cause):
+    class Interrupted(Plain):
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            if self.current_epoch == 1 and cause is not None:
+                raise cause("enough")
+
+    net = Interrupted()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit if cause is KeyboardInterrupt else cause):
+            trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+    finally:
+        signal.signal(signal.SIGINT, before)  # which Lightning leaves ignored
+    assert max(net.weights_seen[-1]) > 2
+    assert net.criterion.weight is None
+    cause = None
+    trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+
+
+def test_weights_of_another_callback_stay_its_own():
+    both = [reweighting(), reweighting()]
+    with pytest.raises(InputError, match="has class weights already"):
+        trainer(callbacks=both).fit(Plain(), example.Data(64))
+    net = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.tensor([1.0, 2.0, 3.0])))
+    with pytest.raises(InputError, match="has class weights already"):
+        trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
+    assert net.criterion.weight.tolist() == [1.0, 2.0, 3.0]
