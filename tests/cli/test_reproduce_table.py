@@ -45,6 +45,11 @@ def test_from_data_to_table_and_on_after_a_stop(cli, data, undrawn, tmp_path):
     assert "…" not in whole.out
     assert "softmax (ERM)" in whole.out
     assert "Fewer runs than asked" not in whole.out
+    assert "Nothing was trained" not in whole.err
+    again = cli(*words)
+    assert again.code == 0
+    assert "Nothing was trained: all runs are on record in results/table-exp" in again.err
+    assert "--records" in again.err
     found = records.read_all(tmp_path / "results" / "table-exp")
     assert len(found) == 5 * SEEDS
     same = records.read_all(trained_root() / "kept")
@@ -104,3 +109,5 @@ def test_options_that_would_do_nothing_are_refused(cli):
     done = cli("reproduce", "theory", "--seeds", 3)
     assert done.code == 2
     assert "--seeds has no part in theory, which trains nothing" in done.err
+    done = cli("reproduce", "theory", "--no-train")
+    assert "--no-train has no part in theory" in done.err

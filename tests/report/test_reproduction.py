@@ -9,6 +9,7 @@ from exp_factory import made_up_records, small_plan
 from longtail import InputError
 from longtail.experiments import records
 from longtail.experiments.exp_runs import PARTNER
+from longtail.experiments.table_exp import Study
 from longtail.report import reproduction
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,8 @@ def site(tmp_path_factory):
 def test_the_page_has_tables_figures_and_commands(site):
     text = (site / reproduction.PAGE).read_text()
     for recipe in ("tuned", "paper"):
-        assert f"longtail reproduce table-exp --recipe {recipe}\n" in text
+        command = f"longtail reproduce table-exp --recipe {recipe}"
+        assert f"{command} --data-dir data --records new\n" in text
         for name in ("weight-norms", "tau-curves", "per-class", "groups"):
             assert f"(reproduction/{recipe}-{name}.svg)" in text
             assert (site / "docs" / "reproduction" / f"{recipe}-{name}.svg").is_file()
@@ -40,6 +42,15 @@ def test_the_page_has_tables_figures_and_commands(site):
     assert "## Where the numbers differ from the paper's" in text
     assert "weight decay 5e-4 instead of 1e-4" in text
     assert "The paper's claims on cifar100-lt, recipe tuned" in text
+
+
+@pytest.mark.parametrize(("there", "rows"), [(True, ""), (False, " --rows table")])
+def test_the_command_trains_what_the_page_has(there, rows):
+    """Adam's runs are those of a figure; where they are missing, it does not train them either."""
+    found = made_up_records(small_plan(dataset="cifar10-lt", recipe="paper"), adam_runs=there)
+    text = reproduction.page(Study.of(found))
+    assert f"table-exp --recipe paper{rows} --data-dir data --records new\n" in text
+    assert "minutes of training on NVIDIA H200. To train" in text
 
 
 def test_the_readme_keeps_its_own_words(site):

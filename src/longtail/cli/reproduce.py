@@ -269,6 +269,7 @@ def reproduce(
         _refuse_early(report, folder, force)
     experiment = importlib.import_module(f"longtail.experiments.{module_of(name)}")
     several = name == "table-large" and (train or estimate)
+    there = _records_in(common["folder"])
     with _large.processes(device, wanted=several) as world:
         talks = world is None or world.first
         if world is not None:
@@ -294,7 +295,16 @@ def reproduce(
         _say_stopped(results, options.get("command") or _command(context))
         if not results.parts:
             return
+    elif name in TRAINED and train and there and _records_in(common["folder"]) == there:
+        _console.note(
+            f"Nothing was trained: all runs are on record in {common['folder']}. To train them "
+            f"anew, name a new folder with --records."
+        )
     _show(results, report, folder, json=json)
+
+
+def _records_in(folder: Path) -> set[Path]:
+    return set(folder.rglob("*.json"))
 
 
 def _show(results: Any, report: ModuleType, folder: Path | None, *, json: bool) -> None:
@@ -327,19 +337,24 @@ def _refuse_idle_options(context: typer.Context, name: str) -> None:
             why = ", which trains nothing" if name not in TRAINED else ""
             owners = [other for other, taken in TAKES.items() if option.name in taken]
             raise typer.BadParameter(
-                f"{option.opts[0]} has no part in {name}{why}; it belongs to {', '.join(owners)}"
+                f"{_typed(context, option)} has no part in {name}{why}; it belongs to "
+                f"{', '.join(owners)}"
             )
+
+
+def _typed(context: typer.Context, option: Any) -> str:
+    """An option's name as it was typed: ``--no-train`` where that is what it says."""
+    off = context.params[option.name] is False and option.secondary_opts
+    return str((option.secondary_opts if off else option.opts)[0])
 
 
 def _refuse_beside_estimate(context: typer.Context) -> None:
     """A trial leaves nothing behind: what says where to, and for how long, would do nothing."""
     for option in context.command.params:
         if option.name in _given(context) and option.name in _OF_RESULTS:
-            off = context.params[option.name] is False
-            typed = option.secondary_opts if off else option.opts
             raise typer.BadParameter(
-                f"{typed[0]} can't stand beside --estimate, which trains for a minute and writes "
-                f"nothing"
+                f"{_typed(context, option)} can't stand beside --estimate, which trains for a "
+                f"minute and writes nothing"
             )
 
 

@@ -56,11 +56,11 @@ def page(study: Study) -> str:
     blocks = [
         "# How far can it go",
         "The tables of this field are led by contrastive and multi-expert methods, and the "
-        "logit-adjusted loss stands there with the error it had in 2021. This page trains the "
-        "plain loss well, on the same small network (a ResNet-32 of 0.46 million parameters), and "
-        "says what that took. It is made from the records in `results/strong` by `python -m "
-        "longtail.report.how_far`: every number of ours on it is one of theirs, and only the rows "
-        "marked *published* are others'.",
+        "logit-adjusted loss stands there with the error it had in 2021. This page trains that "
+        "loss well, with nothing added to it, on the same small network (a ResNet-32 of 0.46 "
+        "million parameters), and says what that took. It is made from the records in "
+        "`results/strong` by `python -m longtail.report.how_far`: every number of ours on it is "
+        "one of theirs, and only the rows marked *published* are others'.",
         *_answer(study),
         *_needed(),
         *how_far_selection.blocks(study),
@@ -298,8 +298,9 @@ def _use(study: Study) -> list[str]:
         "```",
         "`evaluate --split dev` leaves the class that the development set lacks out of its mean, "
         "where the *dev* columns of this page let the nearest class count twice. Either recipe is "
-        "trained anew by one command, the second with its teachers; it can be stopped and goes "
-        "on:",
+        "trained anew by one command, the second with its teachers, where `results/strong` does "
+        "not have its records or `--records NEW` names another folder; CIFAR's own files are in "
+        "`--data-dir`. It can be stopped and goes on:",
         f"```sh\nlongtail reproduce strong --stage strong\nlongtail reproduce {DISTILLED}\n```",
         "And so is everything else on this page (candidates for the students with another seed "
         "than those in the tables):",

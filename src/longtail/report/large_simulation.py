@@ -99,8 +99,7 @@ def _rules_table(study: Study, dataset: str) -> Table:
             f"Carlo with the true densities: {least.mean:.3f} with a standard error of "
             f"{least.se:.3f}. Errors above Bayes are on the same test points as the Bayes rule's. "
             f"Each regression was solved until its gradient was below "
-            f"{max(max(trial.gradients.values()) for trial in trials):.2f} of its own sampling "
-            f"error in the worst direction."
+            f"{study.settings['tolerance']:g} of its own sampling error in the worst direction."
         ),
     )
 

@@ -111,8 +111,8 @@ def page(study: Study, *, other_precision: Sequence[Record] = ()) -> str:
         "This page is made from the records in `results/table-exp` by "
         "`python -m longtail.report.reproduction`; nothing on it is typed by hand, and only the "
         "columns headed *paper* or *published* are the paper's (Menon et al., ICLR 2021, its table "
-        f"of results on real-world data). {runs} runs, {minutes:.0f} minutes of training. "
-        "To train them:",
+        f"of results on real-world data). {runs} runs, {minutes:.0f} minutes of training on "
+        f"{_devices(study)}. To train them anew, with CIFAR's own files in a folder `data`:",
         "```sh\n" + "\n".join(_commands(study)) + "\n```",
         overview(study).markdown(),
         "## In short",
@@ -129,8 +129,27 @@ def page(study: Study, *, other_precision: Sequence[Record] = ()) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _devices(study: Study) -> str:
+    found = {str(one.document["device"]) for part in study.parts for one in part.records}
+    return " and ".join(sorted(found)) or "any device"
+
+
 def _commands(study: Study) -> list[str]:
-    return [f"longtail reproduce table-exp --recipe {recipe}" for recipe in study.recipes]
+    """What trains the runs that the page has, and no others, in a new folder of records."""
+    commands = []
+    for recipe in study.recipes:
+        parts = [part for part in study.parts if part.recipe == recipe]
+        rows = "" if all(map(_has_adam, parts)) else " --rows table"
+        commands.append(
+            f"longtail reproduce table-exp --recipe {recipe}{rows} --data-dir data --records new"
+        )
+    return commands
+
+
+def _has_adam(part: Part) -> bool:
+    """Whether there are the runs of the weight norms under Adam, which only a figure needs."""
+    kinds = [part.adam(decay=way) for way in part.plan.adam_ways]
+    return all(kind is not None and part.records_of(kind) for kind in kinds)
 
 
 def _recipe_blocks(study: Study, recipe: str) -> list[str]:

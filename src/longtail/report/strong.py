@@ -117,6 +117,8 @@ def summary_table(study: Study) -> Table:
         ("lowest published that we know of", *(f"{one.error:.1f} ({one.name})" for one in lowest))
     ]
     on_test = ", ".join(sorted({one.name for one in lowest if one.selection}))
+    unknown = ", ".join(sorted({one.name for one in lowest if not one.source}))
+    unconfirmed = f"; of {unknown} we found the figure alone" if unknown else ""
     names = {"strong": "`strong`, without teachers", "distilled": f"`{DISTILLED}`"}
     runs: list[str] = []
     for name, word in names.items():
@@ -134,8 +136,8 @@ def summary_table(study: Study) -> Table:
         rows,
         note=(
             f"{note}; τ again: adjusted once more by a τ chosen on left-out training images. The "
-            "values of `strong` were found on the test set in a first trial; so was, where public "
-            f"code shows it, the epoch of the published ({on_test})."
+            "settings of `strong` were picked in a first trial that was judged on the test set. "
+            f"Public code of {on_test} picks its epoch on the test set, too{unconfirmed}."
         ),
     )
 
