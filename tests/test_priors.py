@@ -130,7 +130,10 @@ def test_long_priors_are_shown_short():
         (lambda: ClassPrior.from_labels([0, -100]), "but -100 occurs.*position 1"),
         (lambda: ClassPrior.from_labels([0.0, 1.0]), r"dtype is float64; cast them"),
         (lambda: ClassPrior.from_labels([True, False]), r"dtype is bool; cast them"),
-        (lambda: ClassPrior.from_labels(["cat", "dog"]), "encode names first"),
+        (
+            lambda: ClassPrior.from_labels(["cat", "dog"]),
+            "number names first, all arrays by one list",
+        ),
         (lambda: ClassPrior.from_labels([]), "`labels` is empty"),
         (lambda: ClassPrior.from_labels([[0], [1]]), "must be one-dimensional"),
         (lambda: ClassPrior.from_probs([0.5, 0.4]), "must sum to 1, but sum to 0.9"),

@@ -256,7 +256,10 @@ def labels(
             "b": "cast them with .astype(int) if False and True mean classes 0 and 1",
         }.get(
             array.dtype.kind,
-            "encode names first: classes, labels = numpy.unique(names, return_inverse=True)",
+            # Not numpy.unique, which numbers each array by the names that happen to be in it.
+            "number names first, all arrays by one list `classes` in the order of the logits' "
+            "columns (scikit-learn: model.classes_): number = {name: k for k, name in "
+            "enumerate(classes)}, then [number[name] for name in names]",
         )
         raise InputError(
             f"{caller}: `{name}` must be integer class labels; their dtype is {array.dtype}; "
