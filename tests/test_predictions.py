@@ -287,7 +287,7 @@ def test_the_learnt_prior_is_the_mean_prediction(scores):
     for row, w in zip(logits, weight, strict=True):
         mean += w * np.exp(row) / np.exp(row).sum()
     np.testing.assert_allclose(found.probs, mean / mean.sum())
-    assert found.counts is PRIOR.counts
+    np.testing.assert_array_equal(found.counts, PRIOR.counts)
     by_probs = learnt_prior(from_arrays(softmax(logits), kind="probs"), None, weight)
     np.testing.assert_allclose(by_probs.probs, found.probs)
 
