@@ -686,7 +686,9 @@ def test_parquet_without_pyarrow_names_the_extra(folder, scores, monkeypatch):
     write_all(*scores)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"reading parquet files needs pyarrow.*\[torch\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"reading parquet files needs pyarrow.*\[parquet\]"
+    ):
         open_predictions("wide.parquet")
 
 
