@@ -315,10 +315,6 @@ def call(features=FEATURES, weight=WEIGHT, target=TARGET, q=Q, **options):
         (call(q=ClassPrior.uniform(3)), "`q` has 3 classes but `weight` has 4 rows"),
         (call(q=[0.5, 0.5]), "`q` must be a ClassPrior; got list"),
         (
-            call(q=ClassPrior(np.array([0.5, 0.0, 0.5, 0.0]))),
-            "`q` must be positive, but class.es. 1, 3 have probability 0: they would never be",
-        ),
-        (
             call(num_sampled=2, margin=margins.softmax(ClassPrior.uniform(3))),
             "`margin` has 3 classes but there are 4",
         ),

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import operator
+import re
 
 import numpy as np
 import pytest
@@ -379,6 +380,24 @@ def test_predicted_class_that_never_occurs_counts_as_missing():
 def test_values_that_are_not_finite_are_refused(function, value):
     with pytest.raises(InputError, match=f"must be finite, but row 1, column 0 is {value}"):
         function([0, 1], np.array([[0.5, 0.2], [value, 0.0]]))
+
+
+def test_the_advice_on_names_gives_the_true_error():
+    """A class that is never predicted must not move the others' numbers."""
+    target, predictions = ["cat"] * 50 + ["dog"] * 30 + ["emu"] * 20, ["cat"] * 80 + ["emu"] * 20
+    with pytest.raises(InputError) as refused:
+        metrics.balanced_error(target, predictions)
+    number, numbered = re.search(r"number = (.*), then (.*)\.$", str(refused.value)).groups()
+    space = {"classes": ["emu", "dog", "cat"]}
+    space["number"] = eval(number, space)
+
+    def encoded(names):
+        return eval(numbered, {**space, "names": names})
+
+    error = metrics.balanced_error(encoded(target), encoded(predictions))
+    assert error == pytest.approx(1 / 3)
+    with pytest.raises(KeyError, match="gnu"):
+        encoded(["cat", "gnu"])
 
 
 @pytest.mark.parametrize("function", NEED_PROBABILITIES + NEED_DECISIONS)

@@ -127,6 +127,27 @@ def test_losses_without_torch_name_the_install_command():
     assert len(out.strip().splitlines()) == 1
 
 
+HIDE_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+class Hiding(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] == "torch" else super().find_spec(name, path, target)
+sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def test_a_star_import_without_torch_goes_without_the_losses():
+    run_python(
+        HIDE_TORCH + "from longtail import *\n"
+        "assert ClassPrior and LogitAdjustedClassifierCV and bake and 'losses' not in globals()\n"
+        "import longtail\n"
+        "assert {'losses', 'LogitAdjustedLoss'} <= set(dir(longtail))\n"
+    )
+    assert "LogitAdjustedLoss" in longtail.__all__
+
+
 @pytest.mark.parametrize("name", longtail.__all__)
 def test_every_public_name_loads(name):
     assert getattr(longtail, name) is not None

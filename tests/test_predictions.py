@@ -287,7 +287,7 @@ def test_the_learnt_prior_is_the_mean_prediction(scores):
     for row, w in zip(logits, weight, strict=True):
         mean += w * np.exp(row) / np.exp(row).sum()
     np.testing.assert_allclose(found.probs, mean / mean.sum())
-    assert found.counts is PRIOR.counts
+    np.testing.assert_array_equal(found.counts, PRIOR.counts)
     by_probs = learnt_prior(from_arrays(softmax(logits), kind="probs"), None, weight)
     np.testing.assert_allclose(by_probs.probs, found.probs)
 
@@ -686,7 +686,9 @@ def test_parquet_without_pyarrow_names_the_extra(folder, scores, monkeypatch):
     write_all(*scores)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MissingExtraError, match=r"reading parquet files needs pyarrow.*\[torch\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"reading parquet files needs pyarrow.*\[parquet\]"
+    ):
         open_predictions("wide.parquet")
 
 

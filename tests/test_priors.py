@@ -49,6 +49,19 @@ def test_smoothing_is_the_additive_rule(counts, smoothing):
     np.testing.assert_array_equal(prior.counts, counts)  # the counts stay what was counted
 
 
+def test_a_prior_made_directly_is_that_of_the_probabilities_and_leaves_them_writable():
+    probs, counts = np.array([0.75, 0.25]), np.array([3, 1])
+    prior = ClassPrior(probs, counts)
+    assert prior == ClassPrior.from_counts([3, 1])
+    assert prior.sample.tolist() == [3, 1]
+    probs[0], counts[0] = 0.5, 1
+    assert prior.probs.tolist() == [0.75, 0.25]
+    assert prior.counts.tolist() == [3, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        prior.probs[0] = 0.5
+    assert ClassPrior([0.75, 0.25]) == prior
+
+
 def test_groups_at_the_boundaries_and_with_settings():
     prior = ClassPrior.from_counts([500, 101, 100, 20, 19, 1])
     groups = prior.groups()
@@ -130,7 +143,10 @@ def test_long_priors_are_shown_short():
         (lambda: ClassPrior.from_labels([0, -100]), "but -100 occurs.*position 1"),
         (lambda: ClassPrior.from_labels([0.0, 1.0]), r"dtype is float64; cast them"),
         (lambda: ClassPrior.from_labels([True, False]), r"dtype is bool; cast them"),
-        (lambda: ClassPrior.from_labels(["cat", "dog"]), "encode names first"),
+        (
+            lambda: ClassPrior.from_labels(["cat", "dog"]),
+            "number names first, all arrays by one list",
+        ),
         (lambda: ClassPrior.from_labels([]), "`labels` is empty"),
         (lambda: ClassPrior.from_labels([[0], [1]]), "must be one-dimensional"),
         (lambda: ClassPrior.from_probs([0.5, 0.4]), "must sum to 1, but sum to 0.9"),
@@ -139,6 +155,12 @@ def test_long_priors_are_shown_short():
         (lambda: ClassPrior.from_probs([1.5, -0.5]), "must not be negative"),
         (lambda: ClassPrior.from_counts([1, 2], smoothing=-1), "`smoothing` must not be negative"),
         (lambda: ClassPrior.from_counts([1, 2], smoothing=np.inf), "`smoothing` must be finite"),
+        (lambda: ClassPrior([900, 90, 10]), "sum to 1000; use ClassPrior.from_counts for counts"),
+        (lambda: ClassPrior(np.array([0, 0, 1, 2])), "ClassPrior.from_labels for labels"),
+        (lambda: ClassPrior(np.array([0.5, 0.5, 0.0])), r"ClassPrior: .*class\(es\) 2 have prob"),
+        (lambda: ClassPrior(np.array([1.5, -0.5])), "ClassPrior: `probs` must not be negative"),
+        (lambda: ClassPrior([0.5, 0.5], [3]), "`counts` must have one value per class, 2; it has"),
+        (lambda: ClassPrior([0.5, 0.5], [3, -1]), "`counts` must not be negative"),
         (lambda: ClassPrior.uniform(0), "`num_classes` must be a whole number above zero"),
         (lambda: ClassPrior.uniform(2).groups(), "made from probabilities"),
         (lambda: ClassPrior.from_counts([1, 2]).groups(many=5, few=9), "`few` must not exceed"),

@@ -22,6 +22,7 @@ Names load on first use: importing this package imports neither torch nor scikit
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -136,7 +137,12 @@ _SUBMODULES = (
     "data",
 )
 
-__all__ = ["__version__", *_HOMES, *_SUBMODULES]
+_NAMES = ("__version__", *_HOMES, *_SUBMODULES)
+# `from longtail import *` loads every name here, so without torch it goes without the losses.
+_WITHOUT_TORCH = {"losses", *(name for name, home in _HOMES.items() if home == "losses")}
+_ABSENT = _WITHOUT_TORCH if importlib.util.find_spec("torch") is None else set()
+
+__all__ = [name for name in _NAMES if name not in _ABSENT]
 
 
 def __getattr__(name: str) -> Any:
@@ -148,4 +154,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_NAMES)

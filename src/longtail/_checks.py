@@ -215,14 +215,15 @@ def _finite_nonnegative(array: NDArray[Any], *, caller: str, name: str) -> None:
 
 
 def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray:
-    """One probability per class, all positive, summing to 1 within 1e-6."""
+    """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are."""
     array = per_class(values, caller=caller, name=name).astype(np.float64)
     _finite_nonnegative(array, caller=caller, name=name)
     total = float(array.sum())
     if abs(total - 1.0) > 1e-6:
         raise InputError(
             f"{caller}: `{name}` must sum to 1, but sum to {total:g}; use "
-            f"ClassPrior.from_counts for counts or ClassPrior.from_weights for totals."
+            f"ClassPrior.from_counts for counts, ClassPrior.from_labels for labels or "
+            f"ClassPrior.from_weights for totals."
         )
     if np.any(array == 0):
         raise InputError(
@@ -230,7 +231,18 @@ def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray
             f"{listing(np.flatnonzero(array == 0))} have probability 0, whose log is infinite; "
             f"give them a small probability, or leave them out of the problem."
         )
-    return array / total
+    return array
+
+
+def totals(values: Any, num_classes: int, *, caller: str, name: str = "counts") -> NDArray[Any]:
+    """A copy of the classes' non-negative totals, of whatever numeric dtype came."""
+    array = np.array(per_class(values, caller=caller, name=name, absent="0"))
+    _finite_nonnegative(array, caller=caller, name=name)
+    if len(array) != num_classes:
+        raise InputError(
+            f"{caller}: `{name}` must have one value per class, {num_classes}; it has {len(array)}."
+        )
+    return array
 
 
 def labels(
@@ -258,7 +270,10 @@ def labels(
             "b": "cast them with .astype(int) if False and True mean classes 0 and 1",
         }.get(
             array.dtype.kind,
-            "encode names first: classes, labels = numpy.unique(names, return_inverse=True)",
+            # Not numpy.unique, which numbers each array by the names that happen to be in it.
+            "number names first, all arrays by one list `classes` in the order of the logits' "
+            "columns (scikit-learn: model.classes_): number = {name: k for k, name in "
+            "enumerate(classes)}, then [number[name] for name in names]",
         )
         raise InputError(
             f"{caller}: `{name}` must be integer class labels; their dtype is {array.dtype}; "

@@ -43,9 +43,16 @@ class ClassPrior:
     counts: FloatArray | IntArray | None = None
 
     def __post_init__(self) -> None:
-        for array in (self.probs, self.counts):
-            if array is not None:
-                array.setflags(write=False)
+        # Counts passed as `probs` would make wrong losses without a word. What is kept is a copy,
+        # so that the caller's own array stays writable, and not normalised again: `probs` read
+        # back from a record are the same to the bit.
+        caller = "ClassPrior"
+        arrays = {"probs": _checks.distribution(self.probs, caller=caller)}
+        if self.counts is not None:
+            arrays["counts"] = _checks.totals(self.counts, len(arrays["probs"]), caller=caller)
+        for name, array in arrays.items():
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
     @classmethod
     def from_labels(
@@ -131,7 +138,7 @@ class ClassPrior:
             4.0
         """
         probs = _checks.distribution(probs, caller="ClassPrior.from_probs")
-        return cls(probs=probs)
+        return cls(probs=probs / probs.sum())
 
     @classmethod
     def uniform(cls, num_classes: int) -> ClassPrior:

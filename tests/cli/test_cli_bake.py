@@ -49,6 +49,13 @@ def files(cli):
     np.savez("inputs.npz", x=np.ones((2, 4), np.float32))
 
 
+def make_model_run(tmp_path, method):
+    """The folder of a run with the same model."""
+    writer = make_writer(tmp_path / "runs", make_spec(method=method))
+    writer.write_model({"fc.weight": WEIGHT, "fc.bias": BIAS})
+    return writer.finish().folder
+
+
 @pytest.mark.parametrize("model", ["m.onnx", "m.safetensors"])
 def test_there_and_back(cli, files, model):
     out = "baked." + model.split(".")[1]
@@ -99,6 +106,25 @@ def test_it_says_what_it_was_checked_on(cli, files):
     assert "Checked on inputs.npz: its outputs are the adjusted ones." in " ".join(
         result.out.split()
     )
+
+
+def test_a_file_that_does_not_say_how_it_was_trained_gets_a_word_on_it(cli, files, tmp_path):
+    word = "Right only if trained without logit adjustment or class balancing."
+    for model in ("m.onnx", "m.safetensors"):
+        said = cli("bake", model, *COUNTS, "-o", f"baked-{model}").out
+        assert said.splitlines()[-1] == word
+    Path("tau.json").write_text('{"tau": 0.9}')
+    quiet = [
+        ("m.onnx", *COUNTS, "--tau-from", "tau.json"),  # chosen on what the model itself predicts
+        ("m.onnx", *COUNTS, "--tau", -1),  # the way back
+        ("m.onnx", "--method", "weight-normalization"),
+        (make_model_run(tmp_path, "softmax"),),
+    ]
+    for number, words in enumerate(quiet):
+        result = cli("bake", *words, "-o", f"quiet{number}")
+        assert result.code == 0
+        assert word not in result.out
+    json.loads(cli("bake", "m.onnx", *COUNTS, "-o", "j.onnx", "--json").out)
 
 
 def test_target_costs_and_smoothing(cli, files):
@@ -160,9 +186,7 @@ def test_a_run_folder(cli, tmp_path):
 
 
 def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
-    writer = make_writer(tmp_path / "runs", make_spec(method="logit-adjusted"))
-    writer.write_model({"fc.weight": WEIGHT, "fc.bias": BIAS})
-    folder = writer.finish().folder
+    folder = make_model_run(tmp_path, "logit-adjusted")
     result = cli("bake", folder, "-o", "b.safetensors")
     assert result.code == 0
     assert result.err.startswith(

@@ -104,12 +104,13 @@ def test_every_command_finds_its_runs(demo, tmp_path, capsys):
         assert main([*map(str, words)]) == 0, capsys.readouterr().err
 
 
-def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("missing", "extras"), [("plotly", "report"), ("torch", "torch,report")])
+def test_a_missing_extra_is_named_before_any_work(monkeypatch, tmp_path, capsys, missing, extras):
     import sys
 
     from longtail.cli import main
 
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, missing, None)
     assert main(["demo", "--out", str(tmp_path / "x")]) == 1
-    assert "pip install 'longtail[report]'" in capsys.readouterr().err
+    assert f"pip install 'longtail[{extras}]'" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

@@ -1,12 +1,17 @@
 import json
 import math
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
 
 import pytest
 
 from longtail import InputError
+from longtail.models import MODELS
 from longtail.runs import DataSpec, RunSpec
 from longtail.runs.spec import Part
 from longtail.train.recipe import (
+    _CHOICES,
     RECIPES,
     Recipe,
     get_recipe,
@@ -399,3 +404,22 @@ def test_an_ingredient_at_its_default_leaves_the_hash_alone():
     assert spec(recipe="tuned", data=CIFAR10, **off).hash8 == plain.hash8
     assert spec(recipe="tuned", data=CIFAR10, cutout=16).hash8 != plain.hash8
     assert spec(recipe="tuned", data=CIFAR10, image_seed=0).hash8 != plain.hash8
+
+
+def test_the_page_lists_every_value_with_its_default_and_its_choices():
+    """The table on docs/train-images.md: what `--set` takes."""
+    text = (Path(__file__).parents[2] / "docs" / "train-images.md").read_text()
+    table = text.partition("### Recipe values")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE))
+    values = [field for field in fields(Recipe) if field.name != "name"]
+    assert list(rows) == [field.name for field in values]
+    choices = _CHOICES | {"model": tuple(MODELS)}
+    for field in values:
+        shown, _, words = rows[field.name].partition("|")
+        if field.default is MISSING:
+            assert shown.strip() == ""
+        else:
+            typed = parse_overrides([f"{field.name}={shown.strip(' `')}"])[field.name]
+            default = json.loads(json.dumps(field.default))  # tuples are lists there
+            assert (typed, type(typed)) == (default, type(default)), field.name
+        assert set(choices.get(field.name, ())) <= set(re.findall(r"`([^`]+)`", words)), field.name

@@ -117,6 +117,9 @@ def bake(
     predicts what the adjusted model would. It is checked before it is written, says in its
     metadata what was done, is not baked twice, and --undo gives the original weights back.
 
+    For models trained with plain cross-entropy: after a logit-adjusted loss or class-balanced
+    training there is nothing to bake, and baking would favour the rare classes twice.
+
     \b
     Examples:
       longtail bake model.onnx --counts 900,90,10 --out baked.onnx
@@ -166,6 +169,9 @@ def bake(
                     **common,
                 )
     _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
+    chosen = run is not None or tau_from is not None  # by what the run tells, or on held-out data
+    if method is Method.logit_adjustment and not (chosen or json) and adjusts_again(common["tau"]):
+        _console.line("Right only if trained without logit adjustment or class balancing.")
 
 
 def _refuse_contradictions(given: list[str]) -> None:

@@ -40,7 +40,7 @@ def demo(
     from longtail import _checks
     from longtail.report import comparison as texts
 
-    _checks.require("torch", extra="torch", caller="longtail demo")
+    _checks.require("torch", extra="torch,report", caller="longtail demo")
     _checks.require("plotly", extra="report", caller="longtail demo")
     from longtail.experiments import demo as study
     from longtail.report import page

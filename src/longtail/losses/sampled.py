@@ -330,13 +330,6 @@ def _check_q(q: Any, *, caller: str, classes: int | None = None) -> None:
         raise InputError(
             f"{caller}: `q` has {q.num_classes} classes but `weight` has {classes} rows."
         )
-    never = np.flatnonzero(q.probs <= 0)
-    if len(never):  # a ClassPrior made by hand; its own constructors refuse this
-        raise InputError(
-            f"{caller}: `q` must be positive, but class(es) {_checks.listing(never)} have "
-            f"probability 0: they would never be drawn, and no correction can make up for that; "
-            f"smooth it, as in ClassPrior.from_counts(counts, smoothing=1.0)."
-        )
 
 
 def _check_margin(margin: Any, classes: int, *, caller: str) -> None:

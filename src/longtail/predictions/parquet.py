@@ -340,11 +340,11 @@ def _refuse_text(schema: Any, scores: Sequence[str], path: Path) -> None:
 
 
 def _pyarrow() -> Any:
-    return _checks.require("pyarrow", extra="torch", caller="reading parquet files")
+    return _checks.require("pyarrow", extra="parquet", caller="reading parquet files")
 
 
 def _parquet() -> Any:
-    return _checks.require("pyarrow.parquet", extra="torch", caller="reading parquet files")
+    return _checks.require("pyarrow.parquet", extra="parquet", caller="reading parquet files")
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:

@@ -163,13 +163,6 @@ class Team:
                 f"recipe {recipe.name!r}: `distill_weight` is {recipe.distill_weight:g}, but there "
                 f"are {'no ' * (self.teachers is None)}teachers; give both or neither."
             )
-        adjusted = [p for p in self.planners if p.recipe.distill_adjusted]
-        empty = [n for p in adjusted for n in (p.prior.probs == 0).nonzero()[0].tolist()]
-        if empty:
-            raise InputError(
-                f"recipe {recipe.name!r}: `distill_adjusted` adds log π to the logits, but class "
-                f"{empty[0]} has no training examples; set distill_adjusted=false."
-            )
 
     def _make_state(self) -> None:
         """Have the optimiser make its state now, at zero, where checkpoints and graphs find it."""
