@@ -105,8 +105,11 @@ def test_a_layer_of_another_width_leaves_it_to_the_one_before():
 
 def test_layers_that_disagree_do_not_tell():
     model = network(f"{CONV} y = MatMul(z, w)", size="6, 10", w=weight(10, CLASSES))
-    with pytest.raises(InputError, match="x 32 x 6 x 32, so the 32 classes may be"):
-        bake_logit_adjustment(model, PRIOR)
+    for named in ({}, {"output": "y"}):
+        with pytest.raises(InputError, match="x 32 x 6 x 32, so the 32 classes may be") as error:
+            bake_logit_adjustment(model, PRIOR, **named)
+        assert "layers as wide have their outputs along either; export" in str(error.value)
+        assert "output=" not in str(error.value)  # which would not help
     ended = network(
         f"{CONV} t = MatMul(z, w) y = Softmax<axis = 1>(t)", size="6, 10", w=weight(10, CLASSES)
     )

@@ -357,6 +357,13 @@ def test_a_record_of_a_newer_version_is_refused():
         Recipe.of(RunSpec.from_json(document))
 
 
+def test_a_recipe_of_ones_own_is_none_that_evaluates():
+    document = spec().to_json()
+    document["recipe"]["values"] = {"epochs": 2}
+    with pytest.raises(InputError, match="has no batch_size, lr, optimizer, as of a training loop"):
+        Recipe.of(RunSpec.from_json(document))
+
+
 def test_strong_recipes_are_longer_on_the_data_set_of_more_classes():
     for name, times in {"strong": 1, "strong-student": 2}.items():
         assert get_recipe(name, dataset="cifar100-lt").epochs == 400 * times

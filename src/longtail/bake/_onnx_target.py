@@ -305,18 +305,29 @@ def _told_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) 
     return next(iter(fitting or told), None)
 
 
+def _disagree(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> bool:
+    """Whether layers as wide as the classes have their outputs along different axes."""
+    told = set(graph.told_axes(trace.tensor, array.ndim))
+    return len([axis for axis in told if change.fits(array.shape[axis])]) > 1
+
+
 def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> None:
     """Refuse to guess where the second axis and the last are both as wide as the classes."""
     classes = change.num_classes
     if array.ndim < 3 or not array.shape[1] == array.shape[-1] == classes:
         return
     if _told_axis(array, trace, graph, change) is None:
-        raise InputError(
+        text = (
             f"{change.caller}: {trace.tensor!r} is {' x '.join(map(str, array.shape))}, so the "
-            f"{classes} classes may be on its second axis or on its last one, and its layers do "
-            f"not tell; pass inputs of another size with inputs=... (on the command line: --inputs "
-            f"FILE.npz), name the output of the layer itself with output=... (--output), or "
-            f"export the model with a softmax over the classes at its end."
+            f"{classes} classes may be on its second axis or on its last one"
+        )
+        end = "export the model with a softmax over the classes at its end."
+        if _disagree(array, trace, graph, change):
+            raise InputError(f"{text}: layers as wide have their outputs along either; {end}")
+        raise InputError(
+            f"{text}, and its layers do not tell; pass inputs of another size with inputs=... (on "
+            f"the command line: --inputs FILE.npz), name the output of the layer itself with "
+            f"output=... (--output), or {end}"
         )
 
 

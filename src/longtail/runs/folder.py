@@ -448,6 +448,9 @@ def judged_apart(
     if split == "held-out":
         return RunError(f"{text}; compare runs of one held-out part.")
     judged = [run for run in among if split in run.splits]
+    if any(run.record["splits"][split]["data"] is None for run in judged):
+        # Logits that a training loop of one's own wrote: no command here can write them again.
+        return RunError(f"{text}; compare runs that were judged on the same ones.")
     hint = "" if data else " (with --dataset or --data-dir where they need it)"
     return RunError(
         f"{text}, so they can't be compared. To judge all anew{hint}: "

@@ -279,12 +279,19 @@ class Recipe:
                 f"Recipe.of: the run's recipe has {', '.join(unread)}, which this version does "
                 f"not know; a newer longtail may."
             )
+        lacking = sorted(_REQUIRED - set(spec.recipe.values))
+        if lacking:
+            raise InputError(
+                f"Recipe.of: the run's recipe, {spec.recipe.name!r}, has no {', '.join(lacking)}, "
+                f"as of a training loop of one's own, which has to write its logits itself."
+            )
         head = {key: v for key, v in spec.model.settings.items() if key in _OF_MODEL}
         return cls(name=spec.recipe.name, model=spec.model.name, **head, **spec.recipe.values)
 
 
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
+_REQUIRED = {f.name for f in fields(Recipe) if f.default is MISSING} - {"name", *_OF_MODEL}
 _OF_IMAGES = (
     *("crop_padding", "crop_fill", "flip", "trivial_augment", "cutout"),
     *("cutmix", "mixup", "mixup_alpha", "mix_partner"),
