@@ -24,7 +24,7 @@ def make_writer(root, spec=None, **changes):
     return RunWriter.create(root, spec or make_spec(), **arguments)
 
 
-def make_run(root, spec=None, *, logits=None, target=None, **changes):
+def make_run(root, spec=None, *, logits=None, target=None, images=None, **changes):
     random = np.random.default_rng(0)
     target = np.array([0, 1, 2, 0, 1, 2], np.int64) if target is None else target
     logits = random.normal(size=(len(target), 3)).astype(np.float32) if logits is None else logits
@@ -38,6 +38,7 @@ def make_run(root, spec=None, *, logits=None, target=None, **changes):
         indices=np.arange(len(target)),
         norms=[1.0, 2.0, 3.0],
         bias=np.array([0.5, 0.0, -0.5], np.float32),
+        data=images,
     )
     writer.write_model({"weight": np.ones((3, 4), np.float32), "steps": np.array(7)})
     return writer.finish(seconds=2.5, parameters=12)
