@@ -6,7 +6,6 @@ in `_tuning`.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,11 +27,10 @@ from sklearn.utils.validation import (
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError
-from longtail.posthoc import AdjustedTwiceWarning
 from longtail.priors import ClassPrior
 from longtail.sklearn import _targets as targets
 from longtail.sklearn._routing import UnlikeWeightsError, classifier_weight
-from longtail.sklearn._scores import METHODS, ScoreReader, choose_method, final_estimator
+from longtail.sklearn._scores import METHODS, ScoreReader, choose_method
 
 
 @dataclass(frozen=True)
@@ -282,16 +280,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         choose_method(estimator, self.response_method, caller=caller)
         if isinstance(self.prior, str):
             _checks.choice(self.prior, ("train", "effective"), caller, name="prior")
-        if isinstance(self.prior, str) and self.prior == "train":
-            weighted = getattr(final_estimator(estimator), "class_weight", None)
-            if weighted is not None:
-                warnings.warn(
-                    f"{caller}: the estimator weighs classes itself (class_weight={weighted!r}), "
-                    f"so the prior that it learns is not that of the labels and adjusting by it "
-                    f"favours rare classes twice; use class_weight=None, or prior='effective'.",
-                    AdjustedTwiceWarning,
-                    stacklevel=4,
-                )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
