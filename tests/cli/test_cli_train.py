@@ -535,3 +535,30 @@ def test_json_is_json(cohort, cli):
         "softmax",
         "logit-adjusted (tau=1.5)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "twice"),
+    [
+        ("logit-adjusted+drw", True),
+        ("balanced+drw", True),
+        ("class-balanced+drw", True),
+        ("softmax+drw", False),
+        ("ldam+drw", False),
+        ("logit-adjusted:tau=0.5+drw", False),
+        ("logit-adjusted", False),
+    ],
+)
+def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
+    words = (*DIGITS, "--set", "warmup_epochs=1", "--no-evaluate", "--method", method)
+    result = cli(*words)
+    assert result.code == 0, result.err
+    loss = method.partition("+")[0]
+    told = (
+        f"longtail: warning: {method} corrects for class frequencies twice: {loss} aims at the "
+        f"balanced error by itself, and drw weighs rare classes more on top of it; {loss} alone, "
+        f"or softmax+drw, does it once."
+    )
+    assert (told in result.err.splitlines()) is twice
+    assert ("warning" in result.err) is twice
+    assert "warning" not in cli(*words).err  # nothing is left to train
