@@ -396,7 +396,8 @@ def test_a_run_of_other_data_in_its_place_is_not_taken_for_done(cli, monkeypatch
         (
             ["--dataset", "digits-lt", "--method", "softmax", "--ratio", "114", "--held-out", ".2"],
             1,
-            "class 8 has only 1 example",
+            "class 8 has only 1 example, which can't be both held out and trained on; lower the "
+            "imbalance ratio, or hold nothing out.",
         ),
         (
             ["--dataset", "digits-lt", "--method", "softmax", "--seeds", "2", "--seed", "1"],
@@ -562,3 +563,15 @@ def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
     assert (told in result.err.splitlines()) is twice
     assert ("warning" in result.err) is twice
     assert "warning" not in cli(*words).err  # nothing is left to train
+
+
+def test_a_class_of_one_image_that_is_held_out_is_named(cli):
+    write_folder(Path("pets/train"), {"cat": 4, "dog": 1}, shape=(1, 8, 8))
+    write_folder(Path("pets/test"), {"cat": 1, "dog": 1}, shape=(1, 8, 8))
+    words = ("train", "--dataset", "pets", "--recipe", "digits", "--method", "softmax")
+    result = cli(*words, "--held-out", "0.2", "--device", "cpu")
+    assert result.code == 1
+    assert result.err.endswith(
+        "class dog has only 1 example, which can't be both held out and trained on; add examples "
+        "of it, or hold nothing out.\n"
+    )
