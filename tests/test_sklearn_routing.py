@@ -115,3 +115,14 @@ def test_groups_alone_are_never_refused():
     calibrated = CalibratedClassifierCV(logistic(False), cv=GroupKFold(4))
     model = LogitAdjustedClassifier(calibrated).fit(X, y, groups=groups)
     assert model.prior_ == ClassPrior.from_labels(y)
+
+
+def test_a_fitted_estimator_is_asked_for_no_weights():
+    X, y, w = rows()
+    some = VotingClassifier([("a", logistic(True)), ("b", logistic(False))], voting="soft")
+    some.fit(X, y, sample_weight=w)
+    model = LogitAdjustedClassifierCV(some, cv="prefit", refit=False)
+    fresh = X + np.random.default_rng(2).normal(size=X.shape)
+    assert model.fit(fresh, y, sample_weight=w).prior_ == ClassPrior.from_weights(
+        np.bincount(y, weights=w)
+    )

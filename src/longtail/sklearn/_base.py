@@ -237,6 +237,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return rows
 
     def _routed_weight(self, fit_params: dict[str, Any], caller: str) -> FloatArray | None:
+        if self._is_prefit():
+            return None
         try:
             return classifier_weight(self.estimator, fit_params)
         except UnlikeWeightsError as error:
