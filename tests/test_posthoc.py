@@ -335,6 +335,8 @@ def test_values_that_are_not_at_hand_are_not_looked_at():
         margins.weighted_logit_adjusted(PRIOR, tau=0.5),
         margins.balanced(PRIOR),
         margins.consistent(PRIOR, delta=[1.0, 2.0, 3.0]),
+        margins.class_balanced(ClassPrior.from_counts([5000, 500, 50])),  # nearly all of it
+        margins.logit_adjusted(PRIOR, tau=2.0),  # and more than that
     ],
     ids=lambda m: m.name,
 )

@@ -5,16 +5,18 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneOut
-from sklearn.naive_bayes import GaussianNB
+from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
-from longtail import ClassPrior, InputError
+from longtail import AdjustedTwiceWarning, ClassPrior, InputError
 from longtail.sklearn import (
     FixedTauOnMarginsWarning,
     LogitAdjustedClassifier,
@@ -194,3 +196,79 @@ def test_folds_without_a_class_are_told_where_scores_are_averaged_over_them():
     X, y = long_tailed(sizes=(80, 30, 3))
     with pytest.warns(UserWarning, match="The least populated class in y has only 3 members"):
         LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
+
+
+# ------------------------------------------------------------------ rare classes favoured twice
+
+EVEN, UNEVEN = [1 / 3] * 3, [0.7, 0.23, 0.07]  # the second is 120, 40 and 12 rows, rounded
+WEIGHTED = LogisticRegression(class_weight="balanced")
+TWICE = {
+    "weights": (WEIGHTED, "class_weight='balanced'"),
+    "weights by label": (LogisticRegression(class_weight={2: 10}), "class_weight={2: 10}"),
+    "LDA": (LinearDiscriminantAnalysis(priors=EVEN), "LinearDiscriminantAnalysis, priors="),
+    "QDA": (QuadraticDiscriminantAnalysis(priors=EVEN), "QuadraticDiscriminantAnalysis, priors="),
+    "naive Bayes": (GaussianNB(priors=EVEN), "GaussianNB, priors="),
+    "Bernoulli": (BernoulliNB(class_prior=EVEN), "BernoulliNB, class_prior="),
+    "no counting": (BernoulliNB(fit_prior=False), "BernoulliNB, fit_prior=False"),
+    "found by a search": (
+        GridSearchCV(LogisticRegression(), {"class_weight": ["balanced"]}, cv=2),
+        "class_weight='balanced'",
+    ),
+    "bagging": (BaggingClassifier(WEIGHTED, 3, random_state=0), "class_weight='balanced'"),
+    "voting": (VotingClassifier([("a", WEIGHTED)], voting="soft"), "class_weight='balanced'"),
+    "stacking": (
+        StackingClassifier([("a", LogisticRegression())], final_estimator=WEIGHTED, cv=2),
+        "class_weight='balanced'",
+    ),
+    "adjusted": (
+        make_pipeline(StandardScaler(), LogitAdjustedClassifier(LogisticRegression())),
+        "LogitAdjustedClassifier",
+    ),
+    "frozen": (
+        FrozenEstimator(LogitAdjustedClassifier(LogisticRegression()).fit(*long_tailed(1))),
+        "LogitAdjustedClassifier",
+    ),
+}
+
+
+@pytest.mark.parametrize(("estimator", "told"), TWICE.values(), ids=TWICE.keys())
+def test_a_classifier_that_favours_rare_classes_itself_is_told_of(estimator, told):
+    X, y = long_tailed()
+    with pytest.warns(AdjustedTwiceWarning) as caught:
+        LogitAdjustedClassifier(estimator).fit(X, y)
+    assert [one.filename for one in caught] == [__file__]
+    assert told in str(caught[0].message)
+    assert "prior='effective'" in str(caught[0].message)
+
+
+def test_adjusting_a_classifier_of_even_priors_does_harm():
+    X, y = long_tailed()
+    X_test, y_test = long_tailed(1, sizes=(200,) * 3)
+    even = LinearDiscriminantAnalysis(priors=EVEN)
+    alone = balanced_accuracy_score(y_test, even.fit(X, y).predict(X_test))
+    with pytest.warns(AdjustedTwiceWarning):
+        twice = LogitAdjustedClassifier(even).fit(X, y)
+    assert balanced_accuracy_score(y_test, twice.predict(X_test)) < alone - 0.03
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogitAdjustedClassifier(LogisticRegression(class_weight={0: 2, 1: 2, 2: 2})),
+        LogitAdjustedClassifier(LogisticRegression(class_weight={0: 1})),  # others 1 too
+        LogitAdjustedClassifier(LinearDiscriminantAnalysis(priors=UNEVEN)),
+        LogitAdjustedClassifier(BernoulliNB(class_prior=UNEVEN)),
+        # Calibration learns the frequencies of the labels again, and so does stacking.
+        LogitAdjustedClassifier(CalibratedClassifierCV(WEIGHTED, cv=2)),
+        LogitAdjustedClassifier(StackingClassifier([("a", WEIGHTED)], LogisticRegression(), cv=2)),
+        LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior=[0.3, 0.3, 0.4]),
+        LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior="effective"),
+        LogitAdjustedClassifier(WEIGHTED, tau=0),
+        LogitAdjustedClassifier(LogitAdjustedClassifier(LogisticRegression(), tau=0)),
+        LogitAdjustedClassifierCV(BaggingClassifier(LogisticRegression(), 3), cv=2),
+    ],
+    ids=lambda model: str(model.estimator).split("(")[0],
+)
+def test_what_is_adjusted_once_is_silent(model):
+    model.fit(*long_tailed())

@@ -58,6 +58,28 @@ def adjusts_again(tau: float) -> bool:
     return tau >= 0.5
 
 
+def leaves_little(residual: FloatArray, prior: ClassPrior) -> bool:
+    """Whether training has corrected for the prior already, or has gone beyond that.
+
+    The τ that a model has left is the τ for which −τ log π comes nearest to its residual
+    adjustment r: Σ r_y ρ_y / Σ ρ_y², with ρ = −log π less its mean. It is 1 after the softmax and
+    0 after a consistent loss. Below a quarter it is little: class-balanced weights stop a bit
+    short, and priors of the same data differ by smoothing.
+
+    Args:
+        residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
+        prior: π, of the training data.
+
+    Examples:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> leaves_little(np.zeros(2), prior), leaves_little(-prior.log_probs, prior)
+        (True, False)
+    """
+    whole = prior.log_probs.mean() - prior.log_probs
+    size = float(whole @ whole)
+    return size > 0 and float(residual @ whole) < 0.25 * size
+
+
 def adjust_logits(
     logits: Any,
     prior: ClassPrior,
@@ -79,8 +101,8 @@ def adjust_logits(
         costs: c, shape (num_classes,), positive: what an error on each class costs; or a dict or
             Series by class number 0 .. K − 1.
         trained_with: the Margin of the loss that the model was trained with, if any. Where that
-            loss leaves nothing to correct, such as the logit-adjusted loss with tau = 1, an
-            AdjustedTwiceWarning says so if tau is 0.5 or more.
+            loss leaves next to nothing to correct, such as the logit-adjusted loss with tau = 1,
+            an AdjustedTwiceWarning says so if tau is 0.5 or more.
 
     Returns:
         Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
@@ -395,9 +417,9 @@ def _warn_if_already_adjusted(
         )
     if not margin.is_antisymmetric or not adjusts_again(tau) or np.ptp(shift) == 0:
         return
-    if not margin.residual_adjustment(prior).any():
+    if leaves_little(margin.residual_adjustment(prior), prior):
         warnings.warn(
-            f"adjust_logits: the loss '{margin.name}' already minimises the balanced error, so "
+            f"adjust_logits: the loss '{margin.name}' already aims at the balanced error, so "
             f"adjusting its logits again is incoherent: the rare classes are favoured twice; "
             f"use the logits as they are (tau=0).",
             AdjustedTwiceWarning,

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from data_factory import write_large, write_photos
+from data_factory import write_folder, write_large, write_photos
 from longtail.data import load
 
 
@@ -202,3 +203,24 @@ def test_images_of_several_sizes_are_told_of(cli, options):
     assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
     assert json.loads(cli("data", "check", "set", "--json").out)["num_sizes"] == 2
     assert "must be 8 x 8" in cli("data", "describe", "set").err
+
+
+@pytest.mark.parametrize("options", [(), ("--quick",), ("--workers", "2")])
+def test_one_image_in_colour_beside_a_grey_split_is_told_of(cli, options):
+    for split in ("train", "test"):
+        write_folder(Path("set", split), {"a": 20, "b": 20}, shape=(1, 6, 5))
+    grey = cli("data", "check", "set", *options)
+    assert "colour" not in grey.out
+    Image.new("RGB", (5, 6)).save("set/train/b/7.png")
+    odd = cli("data", "check", "set", *options)
+    assert odd.code == 0  # a recipe that crops makes all of them colour
+    text = " ".join(odd.out.split())
+    assert "set/train/b/7.png is in colour, but all images of test are grey: training" in text
+    assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
+    found = json.loads(cli("data", "check", "set", "--json").out)["colored"]
+    assert found == {"train": "set/train/b/7.png"}
+    assert "set/train/b/7.png" in cli("data", "describe", "set").err
+    # Where both have some, grey ones become colour, and nothing is refused.
+    Image.new("RGB", (5, 6)).save("set/test/a/3.png")
+    assert "in colour" not in cli("data", "check", "set", *options).out
+    assert cli("data", "describe", "set").code == 0

@@ -396,7 +396,8 @@ def test_a_run_of_other_data_in_its_place_is_not_taken_for_done(cli, monkeypatch
         (
             ["--dataset", "digits-lt", "--method", "softmax", "--ratio", "114", "--held-out", ".2"],
             1,
-            "class 8 has only 1 example",
+            "class 8 has only 1 example, which can't be both held out and trained on; lower the "
+            "imbalance ratio, or hold nothing out.",
         ),
         (
             ["--dataset", "digits-lt", "--method", "softmax", "--seeds", "2", "--seed", "1"],
@@ -535,3 +536,42 @@ def test_json_is_json(cohort, cli):
         "softmax",
         "logit-adjusted (tau=1.5)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "twice"),
+    [
+        ("logit-adjusted+drw", True),
+        ("balanced+drw", True),
+        ("class-balanced+drw", True),
+        ("softmax+drw", False),
+        ("ldam+drw", False),
+        ("logit-adjusted:tau=0.5+drw", False),
+        ("logit-adjusted", False),
+    ],
+)
+def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
+    words = (*DIGITS, "--set", "warmup_epochs=1", "--no-evaluate", "--method", method)
+    result = cli(*words)
+    assert result.code == 0, result.err
+    loss = method.partition("+")[0]
+    told = (
+        f"longtail: warning: {method} corrects for class frequencies twice: {loss} aims at the "
+        f"balanced error by itself, and drw weighs rare classes more on top of it; {loss} alone, "
+        f"or softmax+drw, does it once."
+    )
+    assert (told in result.err.splitlines()) is twice
+    assert ("warning" in result.err) is twice
+    assert "warning" not in cli(*words).err  # nothing is left to train
+
+
+def test_a_class_of_one_image_that_is_held_out_is_named(cli):
+    write_folder(Path("pets/train"), {"cat": 4, "dog": 1}, shape=(1, 8, 8))
+    write_folder(Path("pets/test"), {"cat": 1, "dog": 1}, shape=(1, 8, 8))
+    words = ("train", "--dataset", "pets", "--recipe", "digits", "--method", "softmax")
+    result = cli(*words, "--held-out", "0.2", "--device", "cpu")
+    assert result.code == 1
+    assert result.err.endswith(
+        "class dog has only 1 example, which can't be both held out and trained on; add examples "
+        "of it, or hold nothing out.\n"
+    )

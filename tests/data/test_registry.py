@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from data_factory import (
     CIFAR10_NAMES,
@@ -206,6 +207,17 @@ def test_what_is_wrong_with_a_folder(tmp_path):
     write_folder(tmp_path / "grey" / "test", {"a": 1}, shape=(1, 6, 5))
     with pytest.raises(InputError, match="all grey or all colour; they have 3 and 1 channels"):
         load(tmp_path / "grey")
+    write_folder(tmp_path / "odd" / "train", {"a": 3, "b": 3}, shape=(1, 6, 5))
+    write_folder(tmp_path / "odd" / "test", {"a": 1, "b": 2}, shape=(1, 6, 5))
+    for split, other in (("train", "test"), ("test", "train")):
+        odd = tmp_path / "odd" / split / "b" / "1.png"
+        before = odd.read_bytes()
+        Image.new("RGB", (5, 6)).save(odd)
+        told = rf"first in colour is .*odd/{split}/b/1\.png, and all of .*odd/{other} are grey"
+        with pytest.raises(InputError, match=told):
+            load(tmp_path / "odd")
+        odd.write_bytes(before)
+    load(tmp_path / "odd")
     write_folder(tmp_path / "big" / "train", {"a": 1})
     write_folder(tmp_path / "big" / "test", {"a": 1}, shape=(3, 7, 5))
     with pytest.raises(InputError, match=r"test/a/0\.png is 7 x 5 pixels .* must be 6 x 5"):

@@ -15,12 +15,8 @@ import numpy as np
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change, LogitAdjustment
 from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
+from longtail.posthoc import AdjustedTwiceWarning, adjusts_again, leaves_little
 from longtail.priors import ClassPrior
-
-# As a share of the whole adjustment: priors of the same data differ a little by smoothing, and
-# margins by rounding.
-_LITTLE = 0.1
 
 
 def margin_of(read: Callable[[str], FloatArray | None], *, scale: float = 1.0) -> Margin | None:
@@ -62,7 +58,6 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
 
 
 def _leaves_little(margin: Margin, prior: ClassPrior) -> bool:
-    whole = np.ptp(prior.log_probs)
-    if margin.num_classes != prior.num_classes or whole == 0 or not margin.is_antisymmetric:
+    if margin.num_classes != prior.num_classes or not margin.is_antisymmetric:
         return False
-    return bool(np.ptp(margin.residual_adjustment(prior)) <= _LITTLE * whole)
+    return leaves_little(margin.residual_adjustment(prior), prior)

@@ -293,7 +293,7 @@ def opened_run(file: Path) -> Run | None:
 
 
 def warn_if_adjusted(run: Run | None) -> bool:
-    """Say so if a run's training leaves nothing to correct: it would be adjusted twice.
+    """Say so if a run's training leaves next to nothing to correct: it would be adjusted twice.
 
     Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
     held-out data may still help.
@@ -304,7 +304,7 @@ def warn_if_adjusted(run: Run | None) -> bool:
     if run is None or run.prior.imbalance_ratio == 1:
         return False
     for method in dict.fromkeys(_trained_with(run)):
-        if _leaves_nothing(method, run.prior):
+        if _leaves_little(method, run.prior):
             _console.warning_line(
                 f"{run.folder} was trained with {method.name}, which already aims at the balanced "
                 f"error: adjusting its logits favours the rare classes twice; use them as they "
@@ -326,16 +326,10 @@ def _trained_with(run: Run) -> Iterator[Part]:
             yield Run.open(run.folder.parent.parent / name, verify=False).spec.method
 
 
-def _leaves_nothing(method: Part, prior: ClassPrior) -> bool:
-    from longtail import margins
+def _leaves_little(method: Part, prior: ClassPrior) -> bool:
     from longtail._checks import InputError
     from longtail.train.methods import Method as Trained
 
     with suppress(InputError):  # a method of somebody else's, of which nothing is known
-        trained = Trained.of(method)
-        if trained.sampling in ("class-balanced", "under"):
-            return True
-        if trained.loss in margins.MARGINS:
-            margin = margins.by_name(trained.loss, prior, **trained.settings)
-            return margin.is_antisymmetric and not margin.residual_adjustment(prior).any()
+        return Trained.of(method).leaves_little(prior)
     return False

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from longtail.cli import _cohort, _console, _data, _training
 
 if TYPE_CHECKING:
+    from longtail.cli._training import AnyData
     from longtail.runs import Run
+    from longtail.runs.spec import Part
     from longtail.train.distributed import World
 
 SPLITS = {"test": "test set", "held-out": "held-out part"}
@@ -38,6 +40,25 @@ def say_what(job: _cohort.Job, states: list[str], world: World) -> None:
     if begun:
         text += f" Interrupted before, now continued: {begun}."
     _console.note(_console.wrapped(text))
+    left = [spec for spec, state in zip(job.specs, states, strict=True) if state != "finished"]
+    _warn_of_twice([spec.method for spec in left], job.data)
+
+
+def _warn_of_twice(methods: list[Part], data: AnyData) -> None:
+    """Say so of deferred weights on top of a loss that aims at the balanced error by itself.
+
+    Not an error: the literature has such rows.
+    """
+    from longtail.train.methods import Method
+
+    for method in dict.fromkeys(methods):
+        trained = Method.of(method)
+        if trained.drw and trained.without_drw.leaves_little(data.train.prior):
+            _console.warning_line(
+                f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
+                f"balanced error by itself, and drw weighs rare classes more on top of it; "
+                f"{trained.loss} alone, or softmax+drw, does it once."
+            )
 
 
 @contextmanager

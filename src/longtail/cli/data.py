@@ -337,7 +337,8 @@ def check(
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
     splits are found before training stops at them. Exit code 1 if there is any. Images of several
-    sizes in class folders are no problem, but told of: only recipes that crop can train on them.
+    sizes in class folders, or in colour beside a split all in grey, are no problem, but told of:
+    only recipes that crop can train on them.
 
     \b
     Examples:
@@ -406,6 +407,7 @@ def _check_document(result: CheckResult) -> dict[str, Any]:
         "images": result.images,
         "classes": result.classes,
         "num_sizes": len(result.sizes) if result.sizes else None,
+        "colored": result.colored,
         "counts": result.counts,
         "problems": [
             {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
@@ -443,6 +445,20 @@ def _several_sizes(result: CheckResult) -> str:
     )
 
 
+def _half_grey(result: CheckResult) -> str | None:
+    """Who can use training images in colour and grey test images, or the reverse."""
+    halves = {"train", "test"} & set(result.images)
+    colored = sorted(halves & set(result.colored))
+    if len(halves) < 2 or len(colored) != 1:
+        return None
+    grey = (halves - set(colored)).pop()
+    return (
+        f"{result.colored[colored[0]]} is in colour, but all images of {grey} are grey: training "
+        f"needs a recipe that crops, such as imagenet-lt; the others, describe and freeze take all "
+        f"grey or all colour."
+    )
+
+
 def _show_check(result: CheckResult, out: Path | None) -> None:
     from longtail.data.check import KINDS
     from longtail.report.tables import plural
@@ -453,6 +469,8 @@ def _show_check(result: CheckResult, out: Path | None) -> None:
         _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
         if len(result.sizes) > 1:
             _console.line(_console.wrapped(_several_sizes(result)))
+        if half_grey := _half_grey(result):
+            _console.line(_console.wrapped(half_grey))
         return
     hidden = False
     for kind, count in result.counts.items():

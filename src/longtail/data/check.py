@@ -48,8 +48,8 @@ KINDS = {
 }
 _CHUNK = 32
 
-# Problems of some files, and the sizes of the images without any.
-_Found = tuple[list[Problem], set[tuple[int, int]]]
+# Problems of some files; of the images without any, the sizes, and by folder the first in colour.
+_Found = tuple[list[Problem], set[tuple[int, int]], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class CheckResult:
         files: how many different files the lists name, there or not.
         sizes: the (height, width) that occur, rising, in class folders without lists: where there
             are several, only training that crops can take them. Empty for lists.
+        colored: in class folders without lists, the first image in colour of each split that has
+            any: where one of train and test is all grey, only training that crops takes them.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -74,6 +76,7 @@ class CheckResult:
     problems: list[Problem] = field(default_factory=list)
     files: int = 0
     sizes: list[tuple[int, int]] = field(default_factory=list)
+    colored: dict[str, str] = field(default_factory=dict)
     quick: bool = False
     seconds: float = 0.0
 
@@ -122,9 +125,11 @@ def check_data(
     problems += _list_problems(sources, listings)
     files = _all_files(sources, listings)
     sizes: set[tuple[int, int]] = set()
-    for found, of_chunk in _results(files, workers=workers, quick=quick, progress=progress):
+    colored: dict[str, str] = {}
+    for found, of_chunk, first in _results(files, workers=workers, quick=quick, progress=progress):
         problems += found
         sizes |= of_chunk
+        colored = first | colored
     order = list(KINDS)
     problems.sort(key=lambda problem: order.index(problem.kind))  # stable
     main = listings.get("train") or next(iter(listings.values()))
@@ -135,6 +140,7 @@ def check_data(
         problems,
         len(files),
         sorted(sizes) if sources.are_trees else [],
+        _by_split(colored, sources) if sources.are_trees else {},
         quick,
         time.monotonic() - started,
     )
@@ -270,15 +276,28 @@ def _in_processes(
         pool.shutdown(cancel_futures=True)
 
 
+def _by_split(by_folder: dict[str, str], sources: Sources) -> dict[str, str]:
+    """Of files by their class folder, the first in each split."""
+    found: dict[str, str] = {}
+    for split, place in sources.files.items():
+        inside = [file for file in by_folder.values() if Path(file).is_relative_to(place)]
+        if inside:
+            found[split] = min(inside)
+    return found
+
+
 def _check_files(files: list[str], *, quick: bool) -> _Found:
     problems, sizes = [], set()
+    colored: dict[str, str] = {}
     for file in files:
         found = check_photo(file, quick=quick)
         if isinstance(found, PhotoError):
             problems.append(Problem(found.kind, file, found.reason))
         else:
-            sizes.add(found)
-    return problems, sizes
+            sizes.add((found.height, found.width))
+            if not found.grey:
+                colored.setdefault(os.path.dirname(file), file)
+    return problems, sizes, colored
 
 
 def is_read_whole(name: str | Path) -> bool:

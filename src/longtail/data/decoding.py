@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 _CHUNK = 256
 # Modes whose pixels are a byte a channel, or a palette of such: no information is lost.
-_GREY, _COLOUR = ("1", "L"), ("RGB", "P", "CMYK", "YCbCr")
+GREY, _COLOUR = ("1", "L"), ("RGB", "P", "CMYK", "YCbCr")
 
 
 def decode_images(
@@ -133,7 +133,7 @@ def _decode(source: bytes | Path, name: str, caller: str, expected: tuple[str, .
             image = _open(source)
         with image:
             mode = image.mode
-            lossless = mode in (*_GREY, *_COLOUR) and "transparency" not in image.info
+            lossless = mode in (*GREY, *_COLOUR) and "transparency" not in image.info
             kept = mode in ("L", "RGB")
             pixels = np.asarray(image if kept else image.convert("L" if mode == "1" else "RGB"))
     except UnidentifiedImageError as error:  # whose words name an object in memory

@@ -13,7 +13,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import Progress, decode_images
+from longtail.data.decoding import GREY, Progress, decode_images
 from longtail.data.images import ImageSet
 
 # What systems leave in folders without being asked.
@@ -99,6 +99,18 @@ def read_image_folder(
     counts = [len(inside.get(name, ())) for name in names]
     labels = np.repeat(np.arange(len(names), dtype=np.int64), counts)
     return ImageSet(pixels, labels, names)
+
+
+def first_colored(path: Path) -> Path | None:
+    """The first image of a split that is not grey, by its header."""
+    caller = "read_image_folder"
+    image = _checks.require("PIL.Image", extra="torch", caller=caller)
+    for folder in sorted(_visible(path, caller), key=lambda folder: counting_order(folder.name)):
+        for file in _images(folder, caller):
+            with image.open(file) as opened:
+                if opened.mode not in GREY:
+                    return file
+    return None
 
 
 def _visible(path: Path, caller: str) -> list[Path]:

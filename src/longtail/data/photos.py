@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.data.decoding import GREY
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -230,8 +231,16 @@ def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
     return np.asarray(scaled)
 
 
-def check_photo(file: str, *, quick: bool = False) -> PhotoError | tuple[int, int]:
-    """What is wrong with a file, or else its height and width.
+class Header(NamedTuple):
+    """What a good image is: its height and width in pixels, and whether it is grey."""
+
+    height: int
+    width: int
+    grey: bool
+
+
+def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
+    """What is wrong with a file, or else what kind of image it is.
 
     Args:
         file: of an image.
@@ -241,6 +250,6 @@ def check_photo(file: str, *, quick: bool = False) -> PhotoError | tuple[int, in
         with _opened(file) as image:
             if not quick:
                 image.load()
-            return image.height, image.width
+            return Header(image.height, image.width, image.mode in GREY)
     except PhotoError as error:
         return error

@@ -19,7 +19,7 @@ from longtail._checks import InputError
 from longtail.data.cifar import ARCHIVES, read_cifar
 from longtail.data.decoding import Progress
 from longtail.data.digits import read_digits
-from longtail.data.folder import read_image_folder
+from longtail.data.folder import first_colored, read_image_folder
 from longtail.data.frozen import read_frozen, read_record
 from longtail.data.hub_parquet import read_hub_parquet
 from longtail.data.images import ImageSet, LongTailedData
@@ -226,9 +226,12 @@ def _load_folder(path: Path, wanted: _Wanted, progress: Progress | None) -> Long
         progress=progress,
     )
     if train.image_shape != test.image_shape:
+        colored, grey = ("train", "test") if train.image_shape[0] == 3 else ("test", "train")
         raise InputError(
             f"load: the images of {path}/train and {path}/test must be all grey or all colour; "
-            f"they have {train.image_shape[0]} and {test.image_shape[0]} channels."
+            f"they have {train.image_shape[0]} and {test.image_shape[0]} channels: the first in "
+            f"colour is {first_colored(path / colored)}, and all of {path / grey} are grey; "
+            f"convert one or the others."
         )
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().name).lstrip("._+-") or "images"
     # Folders of one name may differ, so the record tells them apart by what is in them.

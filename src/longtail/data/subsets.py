@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -137,7 +137,14 @@ def make_long_tailed(
     return LongTailedData(pool.take(chosen), test, spec, dev)
 
 
-def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[IntArray, IntArray]:
+def held_out_split(
+    labels: IntArray,
+    *,
+    fraction: float,
+    seed: int,
+    class_names: Sequence[str] | None = None,
+    remedy: str = "add examples of it",
+) -> tuple[IntArray, IntArray]:
     """Split positions class by class into a part to train on and a part held out.
 
     Args:
@@ -145,6 +152,8 @@ def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[Int
         fraction: of each class that is held out, rounded, at least one example; a class keeps
             at least one example to train on.
         seed: which examples.
+        class_names: in label order, for messages; None for the labels themselves.
+        remedy: what to do about a class of one example, for the message.
 
     Returns:
         (training positions, held-out positions), each in ascending order.
@@ -161,9 +170,10 @@ def held_out_split(labels: IntArray, *, fraction: float, seed: int) -> tuple[Int
         # A generator of its own per class: one class's size doesn't move another's split.
         indices = np.flatnonzero(labels == label)
         if len(indices) < 2:
+            name = label if class_names is None else class_names[label]
             raise InputError(
-                f"{caller}: class {label} has only {len(indices)} example, so none can be held "
-                f"out and still be trained on; lower the imbalance ratio, or hold nothing out."
+                f"{caller}: class {name} has only 1 example, which can't be both held out and "
+                f"trained on; {remedy}, or hold nothing out."
             )
         order = np.random.default_rng([seed, int(label)]).permutation(indices)
         size = min(max(round(fraction * len(indices)), 1), len(indices) - 1)

@@ -42,7 +42,12 @@ from longtail.sklearn._tuning import TauScores as TauScores
 from longtail.sklearn._warnings import FixedTauOnMarginsWarning as FixedTauOnMarginsWarning
 from longtail.sklearn._warnings import TunedOnTrainingDataWarning as TunedOnTrainingDataWarning
 from longtail.sklearn._warnings import UnjudgedClassWarning as UnjudgedClassWarning
-from longtail.sklearn._warnings import warn_of_leakage, warn_of_margins, warn_of_unjudged
+from longtail.sklearn._warnings import (
+    warn_if_twice,
+    warn_of_leakage,
+    warn_of_margins,
+    warn_of_unjudged,
+)
 
 __all__ = [
     "FixedTauOnMarginsWarning",
@@ -174,6 +179,7 @@ class LogitAdjustedClassifier(AdjustedBase):
             )
         costs = targets.check_costs(self.costs, classes, caller=caller)
         self._set_rule(estimator, classes, prior, reader, tau=tau, target=self.target, costs=costs)
+        warn_if_twice(self)
         margins_only = method == "decision_function" and not hasattr(estimator, "predict_proba")
         acts = costs is not None or np.ptp(self.adjustment_) > 0
         if margins_only and acts and tau == 1:  # another tau is somebody's choice for these margins
@@ -336,6 +342,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             target=task.aim,
             costs=task.costs,
         )
+        warn_if_twice(self)
         warn_of_unjudged(tuning.unjudged(verdicts, task), caller=task.caller)
         return self
 

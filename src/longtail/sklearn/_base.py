@@ -6,7 +6,6 @@ in `_tuning`.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,10 +27,10 @@ from sklearn.utils.validation import (
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError
-from longtail.posthoc import AdjustedTwiceWarning
 from longtail.priors import ClassPrior
 from longtail.sklearn import _targets as targets
-from longtail.sklearn._scores import METHODS, ScoreReader, choose_method, final_estimator
+from longtail.sklearn._routing import UnlikeWeightsError, classifier_weight
+from longtail.sklearn._scores import METHODS, ScoreReader, choose_method
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,9 @@ class Rows:
         X: as it came (array, frame, sparse matrix or list).
         y: labels, one per row.
         weight: example weights for judging, or None.
-        fit_params: what the estimator's own `fit` is given; its `sample_weight` is what the
-            estimator sees, and so what its prior is counted with.
+        fit_weight: the weights that the classifier itself is fitted with, and so what its prior
+            is counted with, or None.
+        fit_params: what the estimator's own `fit` is given.
         score_params: what the scorer is given.
         split_params: what the splitter is given; of all rows, never of some.
     """
@@ -51,15 +51,10 @@ class Rows:
     X: Any
     y: NDArray[Any]
     weight: FloatArray | None
+    fit_weight: FloatArray | None
     fit_params: dict[str, Any]
     score_params: dict[str, Any]
     split_params: dict[str, Any]
-
-    @property
-    def fit_weight(self) -> FloatArray | None:
-        """The weights that the estimator was trained with."""
-        weight = self.fit_params.get("sample_weight")
-        return None if weight is None else np.asarray(weight, dtype=np.float64)
 
     def take(
         self,
@@ -87,6 +82,7 @@ class Rows:
             X=X,
             y=self.y[index],
             weight=None if self.weight is None else self.weight[index],
+            fit_weight=None if self.fit_weight is None else self.fit_weight[index],
             fit_params=_check_method_params(self.X, self.fit_params, index),
             score_params=_check_method_params(self.X, self.score_params, index),
         )
@@ -224,6 +220,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             fit_params = dict(routed.estimator.fit)
             score_params = dict(routed.get("scorer", {}).get("score", {}))
             split_params = dict(routed.get("splitter", {}).get("split", {}))
+            fit_weight = self._routed_weight(fit_params, caller)
         else:
             if params:
                 raise InputError(
@@ -232,11 +229,27 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
                     f"call sklearn.set_config(enable_metadata_routing=True)."
                 )
             fit_params, score_params, split_params = self._unrouted(weight, caller), {}, {}
+            fit_weight = fit_params.get("sample_weight")
             if weight is not None:
                 score_params = {"sample_weight": weight}
-        rows = Rows(X, y, weight, fit_params, score_params, split_params)
+        rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params)
         targets.at_least_two(y[rows.weighty(np.arange(len(y)))], caller=caller)
         return rows
+
+    def _routed_weight(self, fit_params: dict[str, Any], caller: str) -> FloatArray | None:
+        if self._is_prefit():
+            return None
+        try:
+            return classifier_weight(self.estimator, fit_params)
+        except UnlikeWeightsError as error:
+            if isinstance(self.prior, str) and self.prior == "train":
+                raise InputError(
+                    f"{caller}: the classifiers inside {type(self.estimator).__name__} are fitted "
+                    f"with unlike weights, so no one prior='train' is theirs; pass prior="
+                    f"'effective' or a ClassPrior, or request the same weights for all of them "
+                    f"with set_fit_request."
+                ) from error
+            return None
 
     def _unrouted(self, weight: FloatArray | None, caller: str) -> dict[str, Any]:
         estimator = self.estimator
@@ -269,16 +282,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         choose_method(estimator, self.response_method, caller=caller)
         if isinstance(self.prior, str):
             _checks.choice(self.prior, ("train", "effective"), caller, name="prior")
-        if isinstance(self.prior, str) and self.prior == "train":
-            weighted = getattr(final_estimator(estimator), "class_weight", None)
-            if weighted is not None:
-                warnings.warn(
-                    f"{caller}: the estimator weighs classes itself (class_weight={weighted!r}), "
-                    f"so the prior that it learns is not that of the labels and adjusting by it "
-                    f"favours rare classes twice; use class_weight=None, or prior='effective'.",
-                    AdjustedTwiceWarning,
-                    stacklevel=4,
-                )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

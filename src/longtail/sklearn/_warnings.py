@@ -1,6 +1,6 @@
 """What the estimators warn of: the categories, and the words.
 
-Whether there is reason to is found out elsewhere: in `sklearn`, `_tuning` and `_leakage`.
+Whether there is reason to is found out elsewhere: in `sklearn`, `_tuning`, `_leakage` and `_twice`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks
+from longtail.posthoc import AdjustedTwiceWarning
+from longtail.sklearn._base import AdjustedBase
 from longtail.sklearn._scores import final_estimator
+from longtail.sklearn._twice import own_correction
 
 
 class TunedOnTrainingDataWarning(UserWarning):
@@ -38,6 +42,22 @@ def warn_of_leakage(found: str, *, caller: str) -> None:
         TunedOnTrainingDataWarning,
         stacklevel=4,
     )
+
+
+def warn_if_twice(model: AdjustedBase) -> None:
+    """The fitted estimator favours rare classes itself, and is adjusted by the labels' prior."""
+    by_labels = isinstance(model.prior, str) and model.prior == "train"
+    if not by_labels or np.ptp(model.adjustment_) == 0:
+        return
+    found = own_correction(model.estimator_, model.prior_)
+    if found is not None:
+        warnings.warn(
+            f"{type(model).__name__}: the estimator {found.what}, so the prior that it learns is "
+            f"not that of the labels and adjusting by it favours rare classes twice; "
+            f"{found.instead}, or prior='effective'.",
+            AdjustedTwiceWarning,
+            stacklevel=3,
+        )
 
 
 def warn_of_margins(estimator: Any, *, caller: str) -> None:

@@ -53,6 +53,7 @@ from longtail.train.refusals import precision_of, refuse_early
 from longtail.train.streamed import StreamedTeam, Streaming, team_kind
 from longtail.train.teachers import Staff
 from longtail.train.team import Resident, Team
+from longtail.train.unreached import unreached
 
 __all__ = [
     "EpochEnd",
@@ -187,6 +188,9 @@ def train_cohort(
     waiting = {f: s for f, s in zip(folders, specs, strict=True) if f not in there}
     refuse_early(list(waiting.values()), images, processes=world.count)
     staff = Staff(list(waiting.values()), images, root=root, given=teachers)
+    if world.first:
+        for told in dict.fromkeys(filter(None, map(unreached, waiting.values()))):
+            logger.warning(told)
     begun = {} if force else {folder: checkpoint.epochs_done(folder) for folder in waiting}
     report = Report(progress, after_epoch, within_epoch, waiting, begun)
     on_disk = isinstance(images, ListedImages)

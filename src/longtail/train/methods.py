@@ -17,13 +17,16 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
-from longtail.margins import MARGINS
+from longtail.margins import MARGINS, by_name
+from longtail.posthoc import leaves_little
 from longtail.priors import ClassPrior
 from longtail.runs.spec import Part, Settings
 
@@ -322,9 +325,41 @@ class Method:
         """
         if not self.drw or epoch < self.first_weighted_epoch(epochs):
             return None
+        return self._late_weights(prior)
+
+    def _late_weights(self, prior: ClassPrior) -> FloatArray:
         inverse = 1.0 / prior.effective_numbers(beta=self.drw_beta)
         weights: FloatArray = prior.num_classes * inverse / inverse.sum()
         return weights
+
+    def leaves_little(self, prior: ClassPrior) -> bool:
+        """Whether a trained network has next to nothing left to correct, as far as is known.
+
+        Args:
+            prior: of the examples that the run trains on.
+
+        Examples:
+            >>> prior = ClassPrior.from_counts([500, 50, 5])
+            >>> names = "logit-adjusted", "logit-adjusted:tau=0.5", "softmax", "softmax+drw"
+            >>> [Method.of(name).leaves_little(prior) for name in names]
+            [True, False, False, True]
+        """
+        if self.sampling in ("class-balanced", "under"):
+            return True
+        margin = by_name("softmax", prior)
+        if self.loss in MARGINS and not self.lacking:
+            own = by_name(self.loss, prior, **self.settings)
+            if own.is_antisymmetric:  # of others, such as LDAM's, it is not known how much is left
+                margin = own
+        residual = margin.residual_adjustment(prior)
+        if self.drw:
+            residual = residual - np.log(self._late_weights(prior)) / margin.scale
+        return leaves_little(residual, prior)
+
+    @property
+    def without_drw(self) -> Method:
+        """The same without deferred weights."""
+        return replace(self, drw=False, drw_start=None, drw_beta=0.9999)
 
 
 def parse_method(text: str) -> Part:

@@ -10,6 +10,7 @@ import torch
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
+from longtail.data.profiles import PROFILES
 from longtail.data.subsets import held_out_split
 from longtail.runs import RunSpec
 from longtail.train.batches import refuse_images
@@ -70,7 +71,15 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
             new_network(recipe, images, seed=0)
         Method.of(spec.method).criterion(images.prior)
         if spec.dataset.held_out:
-            _, held = held_out_split(images.labels, fraction=spec.dataset.held_out, seed=0)
+            _, held = held_out_split(
+                images.labels,
+                fraction=spec.dataset.held_out,
+                seed=0,
+                class_names=images.class_names,
+                remedy="lower the imbalance ratio"
+                if spec.dataset.profile in PROFILES
+                else "add examples of it",
+            )
             refuse_logits(
                 len(held),
                 images.num_classes,
