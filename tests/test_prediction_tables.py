@@ -194,6 +194,10 @@ def test_a_csv_file_without_a_header_keeps_its_first_example(first, labels):
         ("0,1,2", {}),
         ("2,0,1", {}),
         ("-1,0,1", {}),  # as scikit-learn orders its classes
+        ("1,0,-1", {}),
+        ("1,0,-1", {"labels": "y.npy"}),
+        ("beta,1.0,2.0", {"labels": "y.npy"}),
+        ("neg,-1,-0.5", {}),
         ("0.0,1.0,2.0,label", {}),  # pandas, of labels that are floats
         (",0.0,1.0,2.0", {}),
         ("id,-1,1,0", {}),
@@ -205,8 +209,41 @@ def test_a_csv_file_without_a_header_keeps_its_first_example(first, labels):
 )
 def test_numbers_may_be_the_names_of_classes(header, settings):
     width = header.count(",") + 1
+    np.save("y.npy", header.split(",")[:1])
     Path("p.csv").write_text(f"{header}\n{','.join('1' * width)}\n")
     assert open_predictions("p.csv", kind="probs", **settings).num_classes == 3
+
+
+def test_a_word_above_a_word_may_be_of_an_example():
+    Path("p.csv").write_text("old,1.5,2.5\n1,2,3\nold,2,3\n")
+    with pytest.raises(InputError, match=r"holds '1.5', as if .*with --columns, all by --columns"):
+        open_predictions("p.csv", kind="logits")
+    Path("p.csv").write_text("old,1.5,2.5\n1,2,3\n2,2,3\n")
+    found = open_predictions("p.csv", kind="logits", columns="*")
+    assert found.class_names == ("old", "1.5", "2.5")
+
+
+@pytest.mark.parametrize("missing", ["nan", "NA"])
+def test_missing_numbers_make_no_header(missing):
+    Path("p.csv").write_text(f"0.5,{missing},1\n1,2,3\n")
+    with pytest.raises(InputError, match=r"it holds '0.5', as if it were an example"):
+        open_predictions("p.csv", kind="logits")
+
+
+@pytest.mark.parametrize(
+    ("header", "classes"),
+    [
+        ("logit_0,logit_-1", ("0", "-1")),
+        ("logit_0.5,logit_-0.5,logit_-.25", ("0.5", "-0.5", "-.25")),
+        ("logit: 0,logit: -1", ("0", "-1")),
+        ("logit-0,logit-1", ("0", "1")),
+        ("logit-a,logit_-b", ("a", "b")),
+        ("logit--1,logit-1", ("-1", "1")),
+    ],
+)
+def test_a_minus_belongs_to_the_number_of_a_class(header, classes):
+    Path("p.csv").write_text(f"{header}\n{','.join('1' * len(classes))}\n")
+    assert open_predictions("p.csv").class_names == classes
 
 
 def softmax(logits):

@@ -29,8 +29,13 @@ DELIMITERS = ",;\t"
 # What pandas and R call a column of row numbers.
 _UNNAMED = ("", "unnamed: 0")
 
-# A column such as logit_cat or prob3 is the score of the class `cat` or `3`.
-_PREFIX = re.compile(r"(logits?|probs?|proba|probability|scores?)(?:[_\-.: ]+|(?=\d))(.+)", re.I)
+# A column such as logit_cat or prob3 is the score of the class `cat` or `3`. Of logit-1 the minus
+# stands between; of logit_-1, where something else does already, it belongs to the class.
+_PREFIX = re.compile(
+    r"(logits?|probs?|proba|probability|scores?)"
+    r"(?:[_\-.: ]+(?=-\.?\d)|[_\-.: ]+|(?=\d))(.+)",
+    re.I,
+)
 _KINDS = {"logit": "logits", "prob": "probs"}
 
 
@@ -45,6 +50,8 @@ def prefixed(column: str) -> tuple[str | None, str]:
     Examples:
         >>> prefixed("logit_cat"), prefixed("Prob3"), prefixed("score: a"), prefixed("problem")
         (('logits', 'cat'), ('probs', '3'), ('', 'a'), (None, 'problem'))
+        >>> prefixed("logit-1"), prefixed("logit_-1")
+        (('logits', '1'), ('logits', '-1'))
     """
     found = _PREFIX.fullmatch(column)
     if found is None:
@@ -259,7 +266,7 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
         return np.array(_label_column(path, class_names or ()))
     lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
     parts = " ".join(lines).replace(",", " ").split()
-    if all(map(_is_number, parts)):
+    if all(map(is_number, parts)):
         lines = parts
     if not lines:
         raise InputError(f"{path} is empty; it must hold labels, one per line.")
@@ -382,14 +389,14 @@ def _number_table(path: Path) -> list[float] | dict[str, float]:
     header, rows = _csv_rows(path)
     if len(header) > 2 and _row_numbers(header, rows):
         header, rows = header[1:], [row[1:] for row in rows]
-    if len(header) == 2 and (rows or not _is_number(header[0])):
-        if header[0] and _is_number(header[1]):  # no header line
+    if len(header) == 2 and (rows or not is_number(header[0])):
+        if header[0] and is_number(header[1]):  # no header line
             rows = [header, *rows]
         found = {row[0].strip(): float(row[1]) for row in rows}
         if len(found) < len(rows):
             raise InputError(f"{path}: a class occurs twice.")
         return found
-    if len(header) > 1 or not rows or any(map(_is_number, header[0].split())):
+    if len(header) > 1 or not rows or any(map(is_number, header[0].split())):
         rows = [header, *rows]  # else it is the name of the one column
     return _floats(cell for row in rows for cell in row)
 
@@ -401,7 +408,8 @@ def _floats(texts: Iterable[str]) -> list[float]:
     return [float(word) for word in words]
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a number to Python, also ``nan`` and ``inf``."""
     try:
         float(text)
     except ValueError:

@@ -27,7 +27,13 @@ from longtail.predictions.base import (
     Writer,
     adjusted_already,
 )
-from longtail.predictions.columns import Columns, example_in_header, other_scores, understand
+from longtail.predictions.columns import (
+    Columns,
+    example_in_header,
+    other_scores,
+    understand,
+    word_above_numbers,
+)
 from longtail.predictions.labels import DELIMITERS, LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
 
@@ -217,12 +223,12 @@ def from_csv(
     """
     header, delimiter = read_header(path)
     cell = example_in_header(header, label=label, columns=columns)
-    if cell is not None:
+    if cell is not None and not word_above_numbers(header, _first_rows(path, delimiter)):
         score = "prob" if kind == "probs" else "logit"
         raise InputError(
             f"{path}: the first line must name the columns, but it holds {cell!r}, as if it were "
-            f"an example; put a line above it such as {score}_cat,{score}_dog,label (if {cell} is "
-            f"the name of a class, call its column {score}_{cell})."
+            f"an example; put a line above it such as {score}_cat,{score}_dog,label. If it does "
+            f"name them, say which hold scores with --columns, all by --columns '*'."
         )
     if ADJUSTED in header:
         raise adjusted_already(str(path), seen=_seen_tau(path, header, delimiter))
@@ -265,6 +271,13 @@ def read_header(path: Path) -> tuple[list[str], str]:
         raise InputError(f"{path} is empty; its first line must name the columns.")
     delimiter = max(DELIMITERS, key=line.count)
     return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
+
+
+def _first_rows(path: Path, delimiter: str) -> list[list[str]]:
+    """The cells of some lines below the first."""
+    with _opened(path) as file:
+        lines = (line for line in islice(_decodable(file, str(path)), 1, 100) if line.strip())
+        return list(csv.reader(lines, delimiter=delimiter))
 
 
 def _seen_tau(path: Path, header: Sequence[str], delimiter: str) -> str:
