@@ -254,7 +254,8 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     """Labels of a file: .npy, text with one per line, or a csv or tsv file with a column of them.
 
     Args:
-        path: the file. Of a csv file with one column the first line may be a label or a name.
+        path: the file. Of a csv file with one column the first line may be a label or a name;
+            whole numbers alone may also stand several in a line, as numpy.savetxt writes a row.
         class_names: tell them apart, where labels are names.
 
     Returns:
@@ -263,7 +264,8 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     if path.suffix == ".npy":
         return one_dimensional(load_npy(path), name=str(path))
     if _is_table(path):
-        return np.array(_label_column(path, class_names or ()))
+        known = class_names or ()
+        return np.array(_bare_numbers(path, known) or _label_column(path, known))
     lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
     parts = " ".join(lines).replace(",", " ").split()
     if all(map(is_number, parts)):
@@ -271,6 +273,21 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     if not lines:
         raise InputError(f"{path} is empty; it must hold labels, one per line.")
     return np.array(lines)
+
+
+def _bare_numbers(path: Path, class_names: Sequence[str]) -> list[str]:
+    """The labels of a csv file of whole numbers in one line, or in lines that have no columns."""
+    lines = [line.strip() for line in _text(path).splitlines() if line]
+    words = [re.findall(rf"[^{DELIMITERS}\s]+", line) for line in lines]
+    columns = len(lines) > 1 and any(mark in line for line in lines for mark in DELIMITERS)
+    if columns or not all(words):  # an empty line lacks a label
+        return []
+    if any(
+        len(parts) > 1 and line in class_names for line, parts in zip(lines, words, strict=True)
+    ):
+        return []
+    labels = [word for parts in words for word in parts]
+    return labels if all(whole(word) is not None for word in labels) else []
 
 
 def _label_column(path: Path, class_names: Sequence[str]) -> list[str]:
@@ -295,18 +312,22 @@ def _label_column(path: Path, class_names: Sequence[str]) -> list[str]:
         )
     if not numbered and not known and not _names_a_column(header[0], rows, class_names):
         rows = [header, *rows]
+    if not rows:
+        raise InputError(f"{path} has a header, {','.join(header)!r}, but no labels below it.")
     column = header.index(known[0]) if known else 0
     return [row[column] for row in rows]
 
 
 def _names_a_column(first: str, rows: Sequence[Sequence[str]], class_names: Sequence[str]) -> bool:
-    """Whether the first line of one column is a name: no class, and a word or alone a number.
+    """Whether the first line of one column is a name: no class, and words or alone a number.
 
     pandas calls a column without a name 0, which above numbers can't be told from a label.
     """
     if first in class_names:
         return False
-    return whole(first) is None or (len(rows) > 0 and all(whole(row[0]) is None for row in rows))
+    if not first or not all(map(is_number, first.split())):
+        return True
+    return whole(first) is not None and bool(rows) and all(whole(row[0]) is None for row in rows)
 
 
 def read_class_names(text: str) -> list[str]:
