@@ -156,8 +156,46 @@ def test_columns_of_a_label_name_are_no_scores(scores, prefix, suffix):
 
 def test_a_class_of_a_label_name_is_a_score_if_it_is_named():
     Path("p.csv").write_text("target,other,truth\n1.5,2,other\n2.5,1,target\n")
+    with pytest.raises(InputError, match=rf"scores of one class .*{TARGET} target,other\.$"):
+        open_predictions("p.csv", kind="logits", labels="truth")
     found = open_predictions("p.csv", kind="logits", labels="truth", columns="target,other")
     assert found.class_names == ("target", "other")
+
+
+# What is said where a class may be missing, up to the names of the score columns.
+TARGET = (
+    r"The column 'target' was taken for labels; if it holds the scores of a class, pass --columns"
+)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_class_of_a_label_name_is_named_where_it_is_missed(scores, suffix):
+    pytest.importorskip("pandas")
+    logits, target = scores
+    names = ("target", "noise", "music")
+    labels = np.array(names)[target]
+    frame = pa.table({name: logits[:, k] for k, name in enumerate(names)}).to_pandas()
+    here, remedy = f"p.{suffix}", rf"{TARGET} target,noise,music\.$"
+    save = frame.to_parquet if suffix == "parquet" else frame.to_csv
+    save(here, index=False)
+    with pytest.raises(InputError, match=rf"row 0 has the label 'target', .*{remedy}"):
+        open_predictions(here, kind="logits", labels=labels)
+    frame["y"] = labels
+    save(here, index=False)
+    with pytest.raises(InputError, match=rf"3 class names but 2 columns.*{remedy}"):
+        open_predictions(here, kind="logits", labels="y", classes=names)
+    found = open_predictions(here, kind="logits", labels="y")
+    with pytest.raises(InputError, match=rf"has the label 'target', .*{remedy}"):
+        list(found.blocks(1000))
+    with pytest.raises(InputError, match=rf"has 3 classes.*{remedy}"):
+        adjust_predictions(found, PRIOR, tau=1.0)
+
+
+def test_columns_that_were_named_leave_no_doubt():
+    Path("p.csv").write_text("target,a,b,y\n1,2,3,c\n")
+    found = open_predictions("p.csv", kind="logits", labels="y", columns="a,b")
+    with pytest.raises(InputError, match=r"its classes are a, b\.$"):
+        list(found.blocks(1000))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ Shared by csv and parquet files; nothing here reads a file.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.predictions.base import DECLARE, KINDS, Kind, declared
+from longtail.predictions.base import DECLARE, KINDS, Kind, at_least_two, declared, hinting
 from longtail.predictions.labels import called_label, check_class_names, is_number, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
@@ -36,6 +37,7 @@ class Columns:
         label: position of the label column, or None.
         kind: of the scores.
         class_names: one per score column.
+        hint: as in `Predictions`.
     """
 
     header: tuple[str, ...]
@@ -43,6 +45,7 @@ class Columns:
     label: int | None
     kind: Kind
     class_names: tuple[str, ...]
+    hint: str
 
 
 def understand(
@@ -89,12 +92,32 @@ def understand(
     said = {prefixed(header[k])[0] for k in chosen}
     found = said.pop() if len(said) == 1 else None
     names = [prefixed(header[k])[1] if found is not None else header[k] for k in chosen]
+    unsure = found is None and (columns is None or "*" in columns)
+    hint = _taken_for_labels(header, where, chosen) if unsure else ""
+    kind = declared(kind, found or None, name=name)
+    with hinting(hint):
+        at_least_two(len(chosen), name=name)
+        classes = check_class_names(class_names or names, len(chosen), name=name) or ()
     return Columns(
         header=header,
         scores=tuple(chosen),
         label=where,
-        kind=declared(kind, found or None, name=name),
-        class_names=check_class_names(class_names or names, len(chosen), name=name) or (),
+        kind=kind,
+        class_names=classes,
+        hint=hint,
+    )
+
+
+def _taken_for_labels(header: Sequence[str], label: int | None, scores: Sequence[int]) -> str:
+    """What to say of a column that has a usual name of labels, and may be the score of a class."""
+    aside = [k for k, text in enumerate(header) if called_label(text) and k not in {label, *scores}]
+    if not aside:
+        return ""
+    names = [header[k] for k in sorted([*aside[:1], *scores])]
+    every = shlex.quote(",".join(names)) if len(names) <= 8 else "with the names of all that do"
+    return (
+        f"The column {header[aside[0]]!r} was taken for labels; if it holds the scores of a class, "
+        f"pass --columns {every}."
     )
 
 

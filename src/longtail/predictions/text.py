@@ -26,6 +26,7 @@ from longtail.predictions.base import (
     Predictions,
     Writer,
     adjusted_already,
+    hinting,
 )
 from longtail.predictions.columns import (
     Columns,
@@ -141,7 +142,8 @@ class TextPredictions(Predictions):
             else self._split(line)[where]
             for _, line in lines
         ]
-        return encode(np.array(texts), place=lambda k: f"line {lines[k][0]}")
+        with hinting(self.hint):
+            return encode(np.array(texts), place=lambda k: f"line {lines[k][0]}")
 
     def _split(self, line: str) -> list[str]:
         return next(csv.reader([line], delimiter=self.delimiter))
@@ -243,7 +245,8 @@ def from_csv(
     )
     codes = None
     if target is not None:
-        codes = LabelEncoder(len(found.scores), found.class_names, name=str(path))(target)
+        with hinting(found.hint):
+            codes = LabelEncoder(len(found.scores), found.class_names, name=str(path))(target)
     return TextPredictions(
         name=str(path),
         kind=found.kind,
@@ -254,6 +257,7 @@ def from_csv(
         columns=found,
         delimiter=delimiter,
         target=codes,
+        hint=found.hint,
         left_out=other_scores(
             header,
             scores=[header[k] for k in found.scores],
