@@ -179,6 +179,46 @@ def test_files_of_labels(folder, name, content):
     assert encode(folder / name).tolist() == [first, 2]
 
 
+@pytest.mark.parametrize("name", ["y.tsv", "y.csv"])
+@pytest.mark.parametrize(
+    "content",
+    ["0\t1\t2\t1\n", "0 1 2 1\n", "0,1,2,1\n", "0 1\n2 1\n", "0.0e+00 1.0e+00\n2.0e+00 1.0e+00\n"],
+)
+def test_whole_numbers_are_labels_however_many_in_a_line(folder, name, content):
+    (folder / name).write_text(content)
+    assert LabelEncoder(3, None, name="p.npz")(folder / name).tolist() == [0, 1, 2, 1]
+
+
+def test_a_class_of_several_numbers_is_one_label(folder):
+    (folder / "y.tsv").write_text("1 2\n3 4\n1 2\n")
+    encode = LabelEncoder(2, ("3 4", "1 2"), name="p.npz")
+    assert encode(folder / "y.tsv").tolist() == [1, 0, 1]
+
+
+def test_a_table_of_numbers_is_no_list_of_labels(folder):
+    (folder / "y.tsv").write_text("0\t1\n1\t2\n")  # which column, or both?
+    with pytest.raises(InputError, match=r"must have one column, or one called target or label"):
+        read_labels(folder / "y.tsv")
+    for content in ("0\n \n1\n", "0 1\n \n1 2\n"):
+        (folder / "y.tsv").write_text(content)
+        with pytest.raises(InputError, match=r"row \d has "):
+            LabelEncoder(3, None, name="p.npz")(folder / "y.tsv")
+
+
+def test_numbers_in_a_cell_name_no_column(folder):
+    (folder / "y.csv").write_text("0.5 1\n0.5 2\n")
+    assert read_labels(folder / "y.csv").tolist() == ["0.5 1", "0.5 2"]
+    (folder / "y.csv").write_text('""\n0\n1\n')  # pandas, of a column called ""
+    assert read_labels(folder / "y.csv").tolist() == ["0", "1"]
+
+
+@pytest.mark.parametrize(("name", "header"), [("y.csv", "id,label"), ("y.tsv", "animal")])
+def test_a_header_without_labels_is_refused(folder, name, header):
+    (folder / name).write_text(f"{header}\n")
+    with pytest.raises(InputError, match=rf"{name} has a header, '{header}', but no labels below"):
+        read_labels(folder / name)
+
+
 def test_columns_without_a_label_are_refused(folder):
     for content in ("file,animal\na.jpg,cat\n", ",file,animal\n0,a.jpg,cat\n", ",x\na.jpg,cat\n"):
         (folder / "y.csv").write_text(content)

@@ -156,8 +156,46 @@ def test_columns_of_a_label_name_are_no_scores(scores, prefix, suffix):
 
 def test_a_class_of_a_label_name_is_a_score_if_it_is_named():
     Path("p.csv").write_text("target,other,truth\n1.5,2,other\n2.5,1,target\n")
+    with pytest.raises(InputError, match=rf"scores of one class .*{TARGET} target,other\.$"):
+        open_predictions("p.csv", kind="logits", labels="truth")
     found = open_predictions("p.csv", kind="logits", labels="truth", columns="target,other")
     assert found.class_names == ("target", "other")
+
+
+# What is said where a class may be missing, up to the names of the score columns.
+TARGET = (
+    r"The column 'target' was taken for labels; if it holds the scores of a class, pass --columns"
+)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_class_of_a_label_name_is_named_where_it_is_missed(scores, suffix):
+    pytest.importorskip("pandas")
+    logits, target = scores
+    names = ("target", "noise", "music")
+    labels = np.array(names)[target]
+    frame = pa.table({name: logits[:, k] for k, name in enumerate(names)}).to_pandas()
+    here, remedy = f"p.{suffix}", rf"{TARGET} target,noise,music\.$"
+    save = frame.to_parquet if suffix == "parquet" else frame.to_csv
+    save(here, index=False)
+    with pytest.raises(InputError, match=rf"row 0 has the label 'target', .*{remedy}"):
+        open_predictions(here, kind="logits", labels=labels)
+    frame["y"] = labels
+    save(here, index=False)
+    with pytest.raises(InputError, match=rf"3 class names but 2 columns.*{remedy}"):
+        open_predictions(here, kind="logits", labels="y", classes=names)
+    found = open_predictions(here, kind="logits", labels="y")
+    with pytest.raises(InputError, match=rf"has the label 'target', .*{remedy}"):
+        list(found.blocks(1000))
+    with pytest.raises(InputError, match=rf"has 3 classes.*{remedy}"):
+        adjust_predictions(found, PRIOR, tau=1.0)
+
+
+def test_columns_that_were_named_leave_no_doubt():
+    Path("p.csv").write_text("target,a,b,y\n1,2,3,c\n")
+    found = open_predictions("p.csv", kind="logits", labels="y", columns="a,b")
+    with pytest.raises(InputError, match=r"its classes are a, b\.$"):
+        list(found.blocks(1000))
 
 
 @pytest.mark.parametrize(
@@ -194,6 +232,10 @@ def test_a_csv_file_without_a_header_keeps_its_first_example(first, labels):
         ("0,1,2", {}),
         ("2,0,1", {}),
         ("-1,0,1", {}),  # as scikit-learn orders its classes
+        ("1,0,-1", {}),
+        ("1,0,-1", {"labels": "y.npy"}),
+        ("beta,1.0,2.0", {"labels": "y.npy"}),
+        ("neg,-1,-0.5", {}),
         ("0.0,1.0,2.0,label", {}),  # pandas, of labels that are floats
         (",0.0,1.0,2.0", {}),
         ("id,-1,1,0", {}),
@@ -205,8 +247,41 @@ def test_a_csv_file_without_a_header_keeps_its_first_example(first, labels):
 )
 def test_numbers_may_be_the_names_of_classes(header, settings):
     width = header.count(",") + 1
+    np.save("y.npy", header.split(",")[:1])
     Path("p.csv").write_text(f"{header}\n{','.join('1' * width)}\n")
     assert open_predictions("p.csv", kind="probs", **settings).num_classes == 3
+
+
+def test_a_word_above_a_word_may_be_of_an_example():
+    Path("p.csv").write_text("old,1.5,2.5\n1,2,3\nold,2,3\n")
+    with pytest.raises(InputError, match=r"holds '1.5', as if .*with --columns, all by --columns"):
+        open_predictions("p.csv", kind="logits")
+    Path("p.csv").write_text("old,1.5,2.5\n1,2,3\n2,2,3\n")
+    found = open_predictions("p.csv", kind="logits", columns="*")
+    assert found.class_names == ("old", "1.5", "2.5")
+
+
+@pytest.mark.parametrize("missing", ["nan", "NA"])
+def test_missing_numbers_make_no_header(missing):
+    Path("p.csv").write_text(f"0.5,{missing},1\n1,2,3\n")
+    with pytest.raises(InputError, match=r"it holds '0.5', as if it were an example"):
+        open_predictions("p.csv", kind="logits")
+
+
+@pytest.mark.parametrize(
+    ("header", "classes"),
+    [
+        ("logit_0,logit_-1", ("0", "-1")),
+        ("logit_0.5,logit_-0.5,logit_-.25", ("0.5", "-0.5", "-.25")),
+        ("logit: 0,logit: -1", ("0", "-1")),
+        ("logit-0,logit-1", ("0", "1")),
+        ("logit-a,logit_-b", ("a", "b")),
+        ("logit--1,logit-1", ("-1", "1")),
+    ],
+)
+def test_a_minus_belongs_to_the_number_of_a_class(header, classes):
+    Path("p.csv").write_text(f"{header}\n{','.join('1' * len(classes))}\n")
+    assert open_predictions("p.csv").class_names == classes
 
 
 def softmax(logits):

@@ -331,6 +331,16 @@ def test_contradictions_are_wrong_usage(cli, files, words, message):
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [("--counts", "9,9,9"), ("--train-labels", "names.txt")])
+def test_a_class_called_target_may_be_missing(cli, files, words):
+    Path("names.txt").write_text("noise\ntarget\nmusic\n")
+    Path("table.csv").write_text("target,noise,music,y\n1,2,3,noise\n")
+    result = cli("adjust", "table.csv", "--logits", "--labels", "y", *words)
+    assert result.code == 1
+    assert "The column 'target' was taken for labels" in result.err
+    assert result.err.endswith("pass --columns target,noise,music.\n")
+
+
 def test_counts_in_another_order_are_suspected(cli, files):
     result = cli("adjust", "p.npz", "--counts", "10,90,900")
     assert result.code == 0

@@ -140,6 +140,7 @@ def read_prior(
     import numpy as np
 
     from longtail._checks import InputError
+    from longtail.predictions.base import hinting
     from longtail.predictions.labels import LabelEncoder, read_numbers
 
     if counts is not None and train_labels is not None:
@@ -149,10 +150,12 @@ def read_prior(
     if train_labels is not None:
         source = "--train-labels"
         encode = LabelEncoder(width, names, name=f"{source} {train_labels}")
-        numbers = np.bincount(encode(train_labels), minlength=width)
+        with hinting(found.hint):
+            numbers = np.bincount(encode(train_labels), minlength=width)
     elif counts is not None:
         source = "--counts"
-        numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
+        with hinting(found.hint):
+            numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
     elif found.counts is not None:
         source, numbers = f"`counts` in {found.name}", found.counts
     elif found.prior is not None:

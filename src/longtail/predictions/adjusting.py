@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.predictions.base import Predictions
+from longtail.predictions.base import Predictions, hinting
 from longtail.predictions.estimates import Tally
 from longtail.predictions.passes import (
     Progress,
@@ -231,7 +231,8 @@ def _check_priors(
 ) -> None:
     width = predictions.num_classes
     if prior is not None:
-        _checks.prior(prior, caller, num_classes=width)
+        with hinting(predictions.hint):
+            _checks.prior(prior, caller, num_classes=width)
     elif not effective:
         raise InputError(
             f"{caller}: `prior` must be the ClassPrior of the training data, unless "

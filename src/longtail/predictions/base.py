@@ -7,7 +7,7 @@ Readers and writers of the formats subclass `Predictions` in `arrays` (npy, npz,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -71,6 +71,7 @@ class Predictions:
         bias: of the last layer, where the file has it.
         notes: what a user should know about how the file was read.
         left_out: what `writer` does not copy.
+        hint: what to try where a class seems to be missing, a sentence, if there is something.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Predictions:
     bias: NDArray[Any] | None = None
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    hint: str = ""
 
     def __post_init__(self) -> None:
         at_least_two(self.num_classes, name=self.name)
@@ -133,6 +135,17 @@ def at_least_two(num_classes: int, *, name: str) -> None:
             f"{name}: scores of one class leave nothing to decide; there must be one column per "
             f"class, at least two (give both columns of a binary score)."
         )
+
+
+@contextmanager
+def hinting(hint: str) -> Iterator[None]:
+    """Add a hint, if there is one, to what is said of input that is refused in the block."""
+    try:
+        yield
+    except InputError as error:
+        if not hint:
+            raise
+        raise InputError(f"{error} {hint}") from error
 
 
 def adjusted_already(name: str, *, seen: str) -> InputError:

@@ -6,14 +6,15 @@ Shared by csv and parquet files; nothing here reads a file.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.predictions.base import DECLARE, KINDS, Kind, declared
-from longtail.predictions.labels import called_label, check_class_names, prefixed
+from longtail.predictions.base import DECLARE, KINDS, Kind, at_least_two, declared, hinting
+from longtail.predictions.labels import called_label, check_class_names, is_number, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
 _ASIDE = ("", "id", "index", "unnamed: 0", "__index_level_0__", "predicted", "prediction", "split")
@@ -21,6 +22,9 @@ _ASIDE = ("", "id", "index", "unnamed: 0", "__index_level_0__", "predicted", "pr
 # Numbers as examples hold them (not nan or 1_2, which may be names), and as classes are counted.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.I)
 _COUNTED = re.compile(r"[+-]?\d+")
+
+# What examples hold in place of a number that is missing, besides nan.
+_MISSING = ("na", "n/a", "null", "none", "?")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Columns:
         label: position of the label column, or None.
         kind: of the scores.
         class_names: one per score column.
+        hint: as in `Predictions`.
     """
 
     header: tuple[str, ...]
@@ -40,6 +45,7 @@ class Columns:
     label: int | None
     kind: Kind
     class_names: tuple[str, ...]
+    hint: str
 
 
 def understand(
@@ -86,12 +92,32 @@ def understand(
     said = {prefixed(header[k])[0] for k in chosen}
     found = said.pop() if len(said) == 1 else None
     names = [prefixed(header[k])[1] if found is not None else header[k] for k in chosen]
+    unsure = found is None and (columns is None or "*" in columns)
+    hint = _taken_for_labels(header, where, chosen) if unsure else ""
+    kind = declared(kind, found or None, name=name)
+    with hinting(hint):
+        at_least_two(len(chosen), name=name)
+        classes = check_class_names(class_names or names, len(chosen), name=name) or ()
     return Columns(
         header=header,
         scores=tuple(chosen),
         label=where,
-        kind=declared(kind, found or None, name=name),
-        class_names=check_class_names(class_names or names, len(chosen), name=name) or (),
+        kind=kind,
+        class_names=classes,
+        hint=hint,
+    )
+
+
+def _taken_for_labels(header: Sequence[str], label: int | None, scores: Sequence[int]) -> str:
+    """What to say of a column that has a usual name of labels, and may be the score of a class."""
+    aside = [k for k, text in enumerate(header) if called_label(text) and k not in {label, *scores}]
+    if not aside:
+        return ""
+    names = [header[k] for k in sorted([*aside[:1], *scores])]
+    every = shlex.quote(",".join(names)) if len(names) <= 8 else "with the names of all that do"
+    return (
+        f"The column {header[aside[0]]!r} was taken for labels; if it holds the scores of a class, "
+        f"pass --columns {every}."
     )
 
 
@@ -107,23 +133,52 @@ def example_in_header(
 
     Returns:
         The cell, or None where the cells may be names: whole numbers are, as classes are often
-        counted, and others beside a name that no example has.
+        counted (negative ones in order), and others beside a name that no example has.
 
     Examples:
         >>> example_in_header(["0.98", "0.02", "0"], label=None, columns=None)
         '0.98'
         >>> example_in_header(["0", "1", "2"], label=None, columns=None)
+        >>> example_in_header(["1", "0", "-1"], label=None, columns=None)
         >>> example_in_header(["0.0", "1.0", "label"], label=None, columns=None)
     """
     if columns is not None or any(_surely_a_name(text, label) for text in header):
         return None
     numbers = [text for text in header if _NUMBER.fullmatch(text)]
-    rising = all(map(_COUNTED.fullmatch, header)) and numbers == sorted(numbers, key=int)
+    ordered = all(map(_COUNTED.fullmatch, header)) and _in_order([int(text) for text in numbers])
     for k, text in enumerate(numbers):
-        negative = text.startswith("-") and not rising  # -1,0,1 are classes in their usual order
+        negative = text.startswith("-") and not ordered  # -1,0,1 are classes, and so are 1,0,-1
         if text in numbers[:k] or negative or not _COUNTED.fullmatch(text):
             return text
     return None
+
+
+def word_above_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line holds a word where the next ones hold numbers: it names a column.
+
+    Args:
+        header: the cells of the first line.
+        rows: those of some lines below it.
+
+    Returns:
+        Whether there is such a word; `nan` and `NA` are none, as examples hold them, too.
+
+    Examples:
+        >>> word_above_numbers(["beta", "1.0", "2.0"], [["0.3", "0.1", "0.6"]])
+        True
+        >>> word_above_numbers(["0.3", "0.6", "beta"], [["0.2", "0.7", "beta"]])
+        False
+    """
+    width = min(map(len, rows), default=0)
+    return any(
+        all(_NUMBER.fullmatch(row[k].strip()) for row in rows)
+        for k, text in enumerate(header[:width])
+        if not is_number(text) and text.lower() not in _MISSING
+    )
+
+
+def _in_order(numbers: Sequence[int]) -> bool:
+    return list(numbers) in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 def _surely_a_name(text: str, label: str | None) -> bool:

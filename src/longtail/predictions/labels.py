@@ -29,8 +29,13 @@ DELIMITERS = ",;\t"
 # What pandas and R call a column of row numbers.
 _UNNAMED = ("", "unnamed: 0")
 
-# A column such as logit_cat or prob3 is the score of the class `cat` or `3`.
-_PREFIX = re.compile(r"(logits?|probs?|proba|probability|scores?)(?:[_\-.: ]+|(?=\d))(.+)", re.I)
+# A column such as logit_cat or prob3 is the score of the class `cat` or `3`. Of logit-1 the minus
+# stands between; of logit_-1, where something else does already, it belongs to the class.
+_PREFIX = re.compile(
+    r"(logits?|probs?|proba|probability|scores?)"
+    r"(?:[_\-.: ]+(?=-\.?\d)|[_\-.: ]+|(?=\d))(.+)",
+    re.I,
+)
 _KINDS = {"logit": "logits", "prob": "probs"}
 
 
@@ -45,6 +50,8 @@ def prefixed(column: str) -> tuple[str | None, str]:
     Examples:
         >>> prefixed("logit_cat"), prefixed("Prob3"), prefixed("score: a"), prefixed("problem")
         (('logits', 'cat'), ('probs', '3'), ('', 'a'), (None, 'problem'))
+        >>> prefixed("logit-1"), prefixed("logit_-1")
+        (('logits', '1'), ('logits', '-1'))
     """
     found = _PREFIX.fullmatch(column)
     if found is None:
@@ -247,7 +254,8 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     """Labels of a file: .npy, text with one per line, or a csv or tsv file with a column of them.
 
     Args:
-        path: the file. Of a csv file with one column the first line may be a label or a name.
+        path: the file. Of a csv file with one column the first line may be a label or a name;
+            whole numbers alone may also stand several in a line, as numpy.savetxt writes a row.
         class_names: tell them apart, where labels are names.
 
     Returns:
@@ -256,14 +264,30 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     if path.suffix == ".npy":
         return one_dimensional(load_npy(path), name=str(path))
     if _is_table(path):
-        return np.array(_label_column(path, class_names or ()))
+        known = class_names or ()
+        return np.array(_bare_numbers(path, known) or _label_column(path, known))
     lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
     parts = " ".join(lines).replace(",", " ").split()
-    if all(map(_is_number, parts)):
+    if all(map(is_number, parts)):
         lines = parts
     if not lines:
         raise InputError(f"{path} is empty; it must hold labels, one per line.")
     return np.array(lines)
+
+
+def _bare_numbers(path: Path, class_names: Sequence[str]) -> list[str]:
+    """The labels of a csv file of whole numbers in one line, or in lines that have no columns."""
+    lines = [line.strip() for line in _text(path).splitlines() if line]
+    words = [re.findall(rf"[^{DELIMITERS}\s]+", line) for line in lines]
+    columns = len(lines) > 1 and any(mark in line for line in lines for mark in DELIMITERS)
+    if columns or not all(words):  # an empty line lacks a label
+        return []
+    if any(
+        len(parts) > 1 and line in class_names for line, parts in zip(lines, words, strict=True)
+    ):
+        return []
+    labels = [word for parts in words for word in parts]
+    return labels if all(whole(word) is not None for word in labels) else []
 
 
 def _label_column(path: Path, class_names: Sequence[str]) -> list[str]:
@@ -288,18 +312,22 @@ def _label_column(path: Path, class_names: Sequence[str]) -> list[str]:
         )
     if not numbered and not known and not _names_a_column(header[0], rows, class_names):
         rows = [header, *rows]
+    if not rows:
+        raise InputError(f"{path} has a header, {','.join(header)!r}, but no labels below it.")
     column = header.index(known[0]) if known else 0
     return [row[column] for row in rows]
 
 
 def _names_a_column(first: str, rows: Sequence[Sequence[str]], class_names: Sequence[str]) -> bool:
-    """Whether the first line of one column is a name: no class, and a word or alone a number.
+    """Whether the first line of one column is a name: no class, and words or alone a number.
 
     pandas calls a column without a name 0, which above numbers can't be told from a label.
     """
     if first in class_names:
         return False
-    return whole(first) is None or (len(rows) > 0 and all(whole(row[0]) is None for row in rows))
+    if not first or not all(map(is_number, first.split())):
+        return True
+    return whole(first) is not None and bool(rows) and all(whole(row[0]) is None for row in rows)
 
 
 def read_class_names(text: str) -> list[str]:
@@ -382,14 +410,14 @@ def _number_table(path: Path) -> list[float] | dict[str, float]:
     header, rows = _csv_rows(path)
     if len(header) > 2 and _row_numbers(header, rows):
         header, rows = header[1:], [row[1:] for row in rows]
-    if len(header) == 2 and (rows or not _is_number(header[0])):
-        if header[0] and _is_number(header[1]):  # no header line
+    if len(header) == 2 and (rows or not is_number(header[0])):
+        if header[0] and is_number(header[1]):  # no header line
             rows = [header, *rows]
         found = {row[0].strip(): float(row[1]) for row in rows}
         if len(found) < len(rows):
             raise InputError(f"{path}: a class occurs twice.")
         return found
-    if len(header) > 1 or not rows or any(map(_is_number, header[0].split())):
+    if len(header) > 1 or not rows or any(map(is_number, header[0].split())):
         rows = [header, *rows]  # else it is the name of the one column
     return _floats(cell for row in rows for cell in row)
 
@@ -401,7 +429,8 @@ def _floats(texts: Iterable[str]) -> list[float]:
     return [float(word) for word in words]
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a number to Python, also ``nan`` and ``inf``."""
     try:
         float(text)
     except ValueError:

@@ -26,6 +26,7 @@ from longtail.predictions.base import (
     Writer,
     adjusted_already,
     declared,
+    hinting,
 )
 from longtail.predictions.columns import label_column, other_scores, understand
 from longtail.predictions.labels import LabelEncoder, check_class_names, one_label_each
@@ -111,7 +112,8 @@ class ParquetPredictions(Predictions):
         values = np.asarray(column.to_numpy(zero_copy_only=False))
         if values.dtype == object:
             values = values.astype(np.str_)
-        return encode(values, place=lambda k: f"row {row + k}")
+        with hinting(self.hint):
+            return encode(values, place=lambda k: f"row {row + k}")
 
     def _refuse_nulls(self, column: Any, name: str, row: int) -> None:
         if column.null_count:
@@ -245,6 +247,7 @@ def from_parquet(
         raise adjusted_already(str(path), seen=f" (tau = {tau})")
     lists = _list_column(schema, columns, kind, path)
     names: tuple[str, ...] | None
+    hint = ""
     if lists is not None:
         width = _list_width(path, lists)
         said = declared(kind, lists if lists in KINDS else None, name=str(path))
@@ -262,13 +265,14 @@ def from_parquet(
             class_names=class_names,
         )
         width, said, names = len(found.scores), found.kind, found.class_names
-        place = found.label
+        place, hint = found.label, found.hint
         scores = tuple(schema.names[k] for k in found.scores)
     _refuse_text(schema, scores, path)
     where = None if place is None else schema.names[place]
     codes = None
     if target is not None:
-        codes = LabelEncoder(width, names, name=str(path))(target)
+        with hinting(hint):
+            codes = LabelEncoder(width, names, name=str(path))(target)
         one_label_each(_rows(path), codes, name=str(path), kind=said)
     return ParquetPredictions(
         name=str(path),
@@ -282,6 +286,7 @@ def from_parquet(
         lists=lists is not None,
         label_column=None if codes is not None else where,
         target=codes,
+        hint=hint,
         left_out=other_scores(
             schema.names,
             scores=scores,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics._sums import row_slices
-from longtail.predictions.base import DECLARE, Block, Predictions
+from longtail.predictions.base import DECLARE, Block, Predictions, hinting
 from longtail.priors import ClassPrior
 from longtail.tuning._intervals import TauIntervals, intervals
 
@@ -201,7 +201,8 @@ def tau_intervals(
     name = predictions.name
     if not predictions.labelled:
         raise InputError(f"{name} has no labels, so nothing can be measured on it.")
-    _checks.prior(prior, name, num_classes=predictions.num_classes)
+    with hinting(predictions.hint):
+        _checks.prior(prior, name, num_classes=predictions.num_classes)
     read = ScoreLogits(predictions, prior)
     defaults = {"method": "logit_adjustment", "norms": None, "bias": None, "bias_mode": "scale",
                 "target_prior": None, "costs": None}  # fmt: skip

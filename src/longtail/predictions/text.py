@@ -26,8 +26,15 @@ from longtail.predictions.base import (
     Predictions,
     Writer,
     adjusted_already,
+    hinting,
 )
-from longtail.predictions.columns import Columns, example_in_header, other_scores, understand
+from longtail.predictions.columns import (
+    Columns,
+    example_in_header,
+    other_scores,
+    understand,
+    word_above_numbers,
+)
 from longtail.predictions.labels import DELIMITERS, LabelEncoder, one_label_each
 from longtail.runs.files import atomic_path
 
@@ -135,7 +142,8 @@ class TextPredictions(Predictions):
             else self._split(line)[where]
             for _, line in lines
         ]
-        return encode(np.array(texts), place=lambda k: f"line {lines[k][0]}")
+        with hinting(self.hint):
+            return encode(np.array(texts), place=lambda k: f"line {lines[k][0]}")
 
     def _split(self, line: str) -> list[str]:
         return next(csv.reader([line], delimiter=self.delimiter))
@@ -217,12 +225,12 @@ def from_csv(
     """
     header, delimiter = read_header(path)
     cell = example_in_header(header, label=label, columns=columns)
-    if cell is not None:
+    if cell is not None and not word_above_numbers(header, _first_rows(path, delimiter)):
         score = "prob" if kind == "probs" else "logit"
         raise InputError(
             f"{path}: the first line must name the columns, but it holds {cell!r}, as if it were "
-            f"an example; put a line above it such as {score}_cat,{score}_dog,label (if {cell} is "
-            f"the name of a class, call its column {score}_{cell})."
+            f"an example; put a line above it such as {score}_cat,{score}_dog,label. If it does "
+            f"name them, say which hold scores with --columns, all by --columns '*'."
         )
     if ADJUSTED in header:
         raise adjusted_already(str(path), seen=_seen_tau(path, header, delimiter))
@@ -237,7 +245,8 @@ def from_csv(
     )
     codes = None
     if target is not None:
-        codes = LabelEncoder(len(found.scores), found.class_names, name=str(path))(target)
+        with hinting(found.hint):
+            codes = LabelEncoder(len(found.scores), found.class_names, name=str(path))(target)
     return TextPredictions(
         name=str(path),
         kind=found.kind,
@@ -248,6 +257,7 @@ def from_csv(
         columns=found,
         delimiter=delimiter,
         target=codes,
+        hint=found.hint,
         left_out=other_scores(
             header,
             scores=[header[k] for k in found.scores],
@@ -265,6 +275,13 @@ def read_header(path: Path) -> tuple[list[str], str]:
         raise InputError(f"{path} is empty; its first line must name the columns.")
     delimiter = max(DELIMITERS, key=line.count)
     return [text.strip() for text in next(csv.reader([line], delimiter=delimiter))], delimiter
+
+
+def _first_rows(path: Path, delimiter: str) -> list[list[str]]:
+    """The cells of some lines below the first."""
+    with _opened(path) as file:
+        lines = (line for line in islice(_decodable(file, str(path)), 1, 100) if line.strip())
+        return list(csv.reader(lines, delimiter=delimiter))
 
 
 def _seen_tau(path: Path, header: Sequence[str], delimiter: str) -> str:
