@@ -497,22 +497,20 @@ def test_runs_judged_on_different_examples_are_refused_with_the_way_out(root):
     assert f"{commands} --force" in str(refused.value)
 
 
-def test_a_loop_of_ones_own_is_not_told_to_judge_anew(root):
-    """Its logits have no fingerprint of images, and no command here can write them again."""
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        # No fingerprint of images: a loop of one's own wrote them, and no command here can.
+        ("val", "compare runs that were judged on the same"),
+        ("held-out", "compare runs of one held-out part"),
+    ],
+)
+def test_what_no_command_can_judge_anew_has_none_named(root, split, message):
     folders = [make_run(root, make_spec(seed=seed)).folder for seed in (0, 1)]
     for folder, target in zip(folders, ([0, 1, 2], [0, 0, 2]), strict=True):
-        RunWriter.reopen(folder).write_logits("val", np.eye(3), target)
-    with pytest.raises(RunError, match="compare runs that were judged on the same") as refused:
-        same_data(map(Run.open, folders), split="val")
-    assert "longtail evaluate" not in str(refused.value)
-
-
-def test_what_was_held_out_cannot_be_judged_anew(root):
-    folders = [make_run(root, make_spec(seed=seed)).folder for seed in (0, 1)]
-    for folder, target in zip(folders, ([0, 1, 2], [0, 0, 2]), strict=True):
-        RunWriter.reopen(folder).write_logits("held-out", np.eye(3), target)
-    with pytest.raises(RunError, match="compare runs of one held-out part") as refused:
-        same_data(map(Run.open, folders), split="held-out")
+        RunWriter.reopen(folder).write_logits(split, np.eye(3), target)
+    with pytest.raises(RunError, match=message) as refused:
+        same_data(map(Run.open, folders), split=split)
     assert "longtail evaluate" not in str(refused.value)
 
 

@@ -298,17 +298,18 @@ def _told_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) 
     """
     if trace.axis is not None and trace.kind in ("probs", "log_probs"):
         return trace.axis % array.ndim
-    told = list(dict.fromkeys(graph.told_axes(trace.tensor, array.ndim)))
-    fitting = [axis for axis in told if change.fits(array.shape[axis])]
+    told, fitting = _axes_of_layers(array, trace, graph, change)
     if len(fitting) > 1 and change.num_classes is not None:
         return None
     return next(iter(fitting or told), None)
 
 
-def _disagree(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> bool:
-    """Whether layers as wide as the classes have their outputs along different axes."""
-    told = set(graph.told_axes(trace.tensor, array.ndim))
-    return len([axis for axis in told if change.fits(array.shape[axis])]) > 1
+def _axes_of_layers(
+    array: NDArray[Any], trace: Trace, graph: Graph, change: Change
+) -> tuple[list[int], list[int]]:
+    """The axes along which layers have their outputs, and those of them as wide as the classes."""
+    told = list(dict.fromkeys(graph.told_axes(trace.tensor, array.ndim)))
+    return told, [axis for axis in told if change.fits(array.shape[axis])]
 
 
 def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> None:
@@ -322,7 +323,7 @@ def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Ch
             f"{classes} classes may be on its second axis or on its last one"
         )
         end = "export the model with a softmax over the classes at its end."
-        if _disagree(array, trace, graph, change):
+        if len(_axes_of_layers(array, trace, graph, change)[1]) > 1:
             raise InputError(f"{text}: layers as wide have their outputs along either; {end}")
         raise InputError(
             f"{text}, and its layers do not tell; pass inputs of another size with inputs=... (on "
