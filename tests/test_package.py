@@ -138,6 +138,13 @@ sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.me
 """
 
 
+def test_a_stub_of_torch_does_not_keep_it_from_being_imported():
+    """Documentation builds put one there, which has no spec."""
+    run_python(
+        "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\nimport longtail"
+    )
+
+
 def test_a_star_import_without_torch_goes_without_the_losses():
     run_python(
         HIDE_TORCH + "from longtail import *\n"

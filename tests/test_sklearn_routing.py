@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from sklearn import config_context
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -67,9 +68,15 @@ def test_weights_under_another_name_reach_the_prior(kind, estimator):
         make_pipeline(scaler(), logistic(True)),
         make_pipeline(scaler(asks=True), logistic(True)),
         BaggingClassifier(make_pipeline(scaler(), logistic(True)), 3, random_state=0),
+        BaggingClassifier(LogisticRegression(), 3, random_state=0),  # draws rows by them
         asking(CalibratedClassifierCV(logistic(True), cv=2), True),
+        # What decides is the calibrator, or the last of a stack, whatever is inside.
+        asking(CalibratedClassifierCV(KNeighborsClassifier(), cv=2), True),
+        StackingClassifier(
+            [("a", KNeighborsClassifier()), ("b", logistic(True))], LogisticRegression(), cv=2
+        ),
     ],
-    ids=["classifier", "all steps", "bagging", "calibrated"],
+    ids=["classifier", "all steps", "bagging", "drawn", "calibrated", "calibrator", "stack"],
 )
 def test_weights_by_their_own_name_reach_the_prior(estimator):
     X, y, w = rows()

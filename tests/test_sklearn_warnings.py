@@ -265,6 +265,11 @@ def test_adjusting_a_classifier_of_even_priors_does_harm():
         LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior=[0.3, 0.3, 0.4]),
         LogitAdjustedClassifier(GaussianNB(priors=EVEN), prior="effective"),
         LogitAdjustedClassifier(WEIGHTED, tau=0),
+        # Little may be left to correct, and tau = -1 is the way back to the labels' frequencies.
+        LogitAdjustedClassifier(WEIGHTED, tau=0.2),
+        LogitAdjustedClassifier(GaussianNB(priors=EVEN), tau=-1),
+        # More uneven than the labels: what is favoured is not the rare.
+        LogitAdjustedClassifier(LinearDiscriminantAnalysis(priors=[0.98, 0.015, 0.005])),
         LogitAdjustedClassifier(LogitAdjustedClassifier(LogisticRegression(), tau=0)),
         LogitAdjustedClassifierCV(BaggingClassifier(LogisticRegression(), 3), cv=2),
     ],

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -140,7 +141,8 @@ _SUBMODULES = (
 _NAMES = ("__version__", *_HOMES, *_SUBMODULES)
 # `from longtail import *` loads every name here, so without torch it goes without the losses.
 _WITHOUT_TORCH = {"losses", *(name for name, home in _HOMES.items() if home == "losses")}
-_ABSENT = _WITHOUT_TORCH if importlib.util.find_spec("torch") is None else set()
+_HAS_TORCH = "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+_ABSENT = set() if _HAS_TORCH else _WITHOUT_TORCH
 
 __all__ = [name for name in _NAMES if name not in _ABSENT]
 

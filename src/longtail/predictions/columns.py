@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -133,7 +134,7 @@ def example_in_header(
 
     Returns:
         The cell, or None where the cells may be names: whole numbers are, as classes are often
-        counted (negative ones in order), and others beside a name that no example has.
+        counted (negative ones one by one), and others beside a name that no example has.
 
     Examples:
         >>> example_in_header(["0.98", "0.02", "0"], label=None, columns=None)
@@ -178,7 +179,9 @@ def word_above_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def _in_order(numbers: Sequence[int]) -> bool:
-    return list(numbers) in (sorted(numbers), sorted(numbers, reverse=True))
+    """Whether they count up or down by one, or are -1 and 1: 3,-2 is more likely an example."""
+    steps = {b - a for a, b in pairwise(numbers)}
+    return steps in ({1}, {-1}) or sorted(numbers) == [-1, 1]
 
 
 def _surely_a_name(text: str, label: str | None) -> bool:

@@ -179,7 +179,7 @@ class LogitAdjustedClassifier(AdjustedBase):
             )
         costs = targets.check_costs(self.costs, classes, caller=caller)
         self._set_rule(estimator, classes, prior, reader, tau=tau, target=self.target, costs=costs)
-        warn_if_twice(self)
+        warn_if_twice(self, tau=tau)
         margins_only = method == "decision_function" and not hasattr(estimator, "predict_proba")
         acts = costs is not None or np.ptp(self.adjustment_) > 0
         if margins_only and acts and tau == 1:  # another tau is somebody's choice for these margins
@@ -342,7 +342,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             target=task.aim,
             costs=task.costs,
         )
-        warn_if_twice(self)
+        warn_if_twice(self, tau=self.best_tau_)
         warn_of_unjudged(tuning.unjudged(verdicts, task), caller=task.caller)
         return self
 

@@ -15,6 +15,10 @@ from sklearn.utils.validation import has_fit_parameter
 
 from longtail._checks import FloatArray
 
+# Whatever those inside are fitted with: bagging draws its examples by the weights that it is given
+# itself, a calibrator learns the frequencies by them anew, and so does the last estimator of a stack.
+_BY_ITSELF = ("BaggingClassifier", "CalibratedClassifierCV", "StackingClassifier")
+
 
 class UnlikeWeightsError(Exception):
     """Some classifiers of an ensemble are fitted with other weights than the rest."""
@@ -40,7 +44,7 @@ def classifier_weight(estimator: Any, fit_params: Mapping[str, Any]) -> FloatArr
 def _weights(router: Any, params: Mapping[str, Any]) -> list[Any]:
     """The weights of each classifier that is fitted, None for one without."""
     own = params.get("sample_weight")
-    if not isinstance(router, MetadataRouter):
+    if not isinstance(router, MetadataRouter) or _owner(router) in _BY_ITSELF:
         return [own]
     routed = router.route_params(caller="fit", params=params)
     called = {
@@ -52,9 +56,14 @@ def _weights(router: Any, params: Mapping[str, Any]) -> list[Any]:
     if any(methods & {"transform", "fit_transform"} for _, methods in called.values()):
         fitted = fitted[-1:]  # a pipeline: the steps before the last only make its features
     found = [w for name in fitted for w in _weights(called[name][0], routed[name]["fit"])]
-    # Before scikit-learn 1.8 `owner` is only a name.
     takes = hasattr(router.owner, "fit") and has_fit_parameter(router.owner, "sample_weight")
     return [*found, own] if takes or not found else found
+
+
+def _owner(router: MetadataRouter) -> str:
+    """Whose router it is; before scikit-learn 1.8 it knows no more than that."""
+    owner = router.owner
+    return owner if isinstance(owner, str) else type(owner).__name__
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -94,11 +94,12 @@ def _by_prior(classifier: Any, prior: ClassPrior) -> Correction | None:
     probs = np.asarray(given, dtype=np.float64)
     if probs.shape != prior.probs.shape or np.any(probs <= 0):
         return None  # a member of an ensemble that lacks a class, or one that is switched off
-    apart = np.ptp(np.log(probs) - prior.log_probs)
-    if apart <= _LITTLE * np.ptp(prior.log_probs):
+    # How much of the imbalance it was told, by the projection of log π: 1 for the labels' own.
+    whole = prior.log_probs - prior.log_probs.mean()
+    if np.log(probs) @ whole >= (1.0 - _LITTLE) * (whole @ whole):
         return None
     return Correction(
-        f"is told other class frequencies than those of the labels "
+        f"is told more even class frequencies than it is adjusted by "
         f"({type(classifier).__name__}, {name})",
         f"leave {name.partition('=')[0]} out, or say prior= with the same",
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks
-from longtail.posthoc import AdjustedTwiceWarning
+from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 from longtail.sklearn._base import AdjustedBase
 from longtail.sklearn._scores import final_estimator
 from longtail.sklearn._twice import own_correction
@@ -44,10 +44,10 @@ def warn_of_leakage(found: str, *, caller: str) -> None:
     )
 
 
-def warn_if_twice(model: AdjustedBase) -> None:
+def warn_if_twice(model: AdjustedBase, *, tau: float) -> None:
     """The fitted estimator favours rare classes itself, and is adjusted by the labels' prior."""
     by_labels = isinstance(model.prior, str) and model.prior == "train"
-    if not by_labels or np.ptp(model.adjustment_) == 0:
+    if not by_labels or not adjusts_again(tau) or np.ptp(model.adjustment_) == 0:
         return
     found = own_correction(model.estimator_, model.prior_)
     if found is not None:
