@@ -15,8 +15,8 @@ from sklearn.utils.validation import has_fit_parameter
 
 from longtail._checks import FloatArray
 
-# Whatever those inside are fitted with: bagging draws its examples by the weights that it is given
-# itself, a calibrator learns the frequencies by them anew, and so does the last estimator of a stack.
+# Whatever those inside are fitted with: bagging draws its examples by its own weights, and by
+# theirs a calibrator and the last estimator of a stack learn the frequencies anew.
 _BY_ITSELF = ("BaggingClassifier", "CalibratedClassifierCV", "StackingClassifier")
 
 
