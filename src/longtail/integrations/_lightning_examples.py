@@ -103,8 +103,8 @@ def _differ(found: NDArray[Any], target: IntArray, twins: IntArray) -> bool:
     """Whether marks at the same position are those of different examples.
 
     Those of the same examples lie close together, and within a class they rise and fall together,
-    whatever the rounding and the statistics of batch norm that a process may keep for itself (a
-    correlation of 0.99 was seen at the worst); those of different examples do not (0.1 was seen).
+    whatever the rounding and the statistics of batch norm that a process may keep for itself;
+    those of different examples do not.
 
     Args:
         found: marks of all processes, shape (examples,).
