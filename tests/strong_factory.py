@@ -75,6 +75,11 @@ def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False,
         made_up(precise(spec), level=level, minutes=2.0, **more)
         for spec in setting.strong.specs([STRONG])
     ]
+    found += [
+        made_up(precise(spec), level=level + 0.01, minutes=1.0, **more)
+        for spec in setting.strong.specs([setting.trial_strong])
+        if not setting.epochs_are_the_trials
+    ]
     teachers = [
         made_up(precise(spec), level=level + 0.01 * number, minutes=1.0 + number, **more)
         for number, spec in enumerate(setting.teachers())

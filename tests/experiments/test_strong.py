@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from longtail.data.images import LongTailedData
 from longtail.experiments import records, strong
 from longtail.experiments.exp_runs import Shelf
 from longtail.experiments.records import DEV, TEST
-from longtail.experiments.strong import DISTILLED, Study
+from longtail.experiments.strong import Study
 from longtail.experiments.strong_kinds import (
     ABLATION_EPOCHS,
     INGREDIENTS,
@@ -21,10 +22,12 @@ from longtail.experiments.strong_kinds import (
     STRONG,
     STUDENT,
     TEACHERS,
+    TRIAL_EPOCHS,
     ablation,
     removal,
     student_ablation,
 )
+from longtail.experiments.strong_part import DISTILLED
 from longtail.experiments.strong_published import PUBLISHED
 from longtail.experiments.strong_runs import Setting, StrongTrainer
 from longtail.runs import Run, find_runs, pack, unpack
@@ -53,8 +56,10 @@ def test_a_setting_names_its_runs(dataset, ratio):
         assert spec.method.name in (learns, "ensemble")
     for spec in (*specs, *teachers, *students):
         assert Recipe.of(spec).model == "resnet32"
-        whole = 300 if dataset == "cifar10-lt" else 400
-        assert Recipe.of(spec).epochs == (2 * whole if spec in students else whole)
+    trial, own = (300, 500) if dataset == "cifar10-lt" else (400, 400)
+    assert {Recipe.of(spec).epochs for spec in specs} == {own}
+    assert {Recipe.of(spec).epochs for spec in teachers} == {trial}
+    assert {Recipe.of(spec).epochs for spec in students} == {2 * trial}
 
 
 @pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
@@ -97,10 +102,13 @@ def test_the_ablation_has_its_own_epochs():
 
 
 @pytest.mark.parametrize("dataset", ["cifar10-lt", "cifar100-lt"])
-def test_each_part_of_strong_is_taken_away_in_its_own_epochs(dataset):
-    """Nothing else differs from `strong`, not even the epochs; a part is what is on in it."""
+def test_each_part_of_strong_is_taken_away_in_the_first_trials_epochs(dataset):
+    """Nothing else differs from `strong` in these; a part is what is on in it."""
     setting = Setting(dataset)
-    base = setting.strong.spec(STRONG, 1)
+    base = setting.strong.spec(setting.trial_strong, 1)
+    assert Recipe.of(base).epochs == TRIAL_EPOCHS[dataset]
+    recipe = vars(Recipe.of(setting.strong.spec(STRONG, 1)))
+    assert {**vars(Recipe.of(base)), "epochs": 0} == {**recipe, "epochs": 0}
     values, on = Recipe.of(base), set()
     for kind in setting.removed():
         mine = setting.ablation.spec(kind, 1)
@@ -118,10 +126,10 @@ def test_each_part_of_strong_is_taken_away_in_its_own_epochs(dataset):
 
 def test_the_parts_are_taken_away_without_any_teacher(tmp_path):
     part = small_run(tmp_path, stages=["removal"]).part("cifar10-lt")
-    assert part.strong.is_whole  # what they are compared to
+    assert part.trial_strong.is_whole  # what they are compared to
     assert [line.name for line in part.removal] == [kind.name for kind in removal("cifar10-lt")]
     assert all(line.is_whole for line in part.removal)
-    named = {one.name for line in [part.strong, *part.removal] for one in line.records}
+    named = {one.name for line in [part.trial_strong, *part.removal] for one in line.records}
     assert {run.name for run in find_runs(tmp_path / "runs")} == named
     assert named == {one.name for one in part.records}
 
@@ -214,9 +222,9 @@ def test_networks_of_another_design_train_in_a_part_of_their_own(tmp_path, monke
     assert designs == [{"resnet32"}, {"resnet32x4"}]
 
 
-@pytest.mark.parametrize(("dataset", "more"), [("cifar10-lt", 4 + 3), ("cifar100-lt", 4)])
+@pytest.mark.parametrize(("dataset", "more"), [("cifar10-lt", 5 + 3), ("cifar100-lt", 4)])
 def test_more_teachers_are_others(dataset, more):
-    """On CIFAR-10-LT every run of strong, of which one is a teacher already, and wide networks."""
+    """On CIFAR-10-LT every run of strong, and wide networks."""
     setting = Setting(dataset)
     named = setting.more_teachers()
     folders = [spec.folder for spec in (*setting.teachers(), *named.values())]
@@ -490,6 +498,46 @@ def test_further_students_have_more_teachers_or_students_for_teachers(tmp_path):
     assert len(part.further_teachers) == len(listed) - len(part.teachers)
     assert {line.records[0].name for line in part.further_teachers} < listed
     assert len({line.name for line in part.lines}) == len(part.lines)
+
+
+def test_longer_teachers_are_the_same_ways_in_the_recipes_epochs():
+    setting = Setting("cifar10-lt")
+    pairs = zip(setting.teachers(), setting.longer_teachers(), strict=True)
+    for short, longer in pairs:
+        assert (Recipe.of(short).epochs, Recipe.of(longer).epochs) == (300, 500)
+        assert replace(Recipe.of(short), epochs=500) == Recipe.of(longer)
+        assert short.seed == longer.seed
+    assert Setting("cifar100-lt").longer_teachers() == []  # the recipe has the trial's
+
+
+def test_students_of_longer_teachers_listen_to_these_alone(tmp_path, monkeypatch):
+    """In small, where a trial's epochs are the recipe's: half of them for the teachers."""
+    half = OVERRIDES["epochs"] // 2
+
+    def shorter(self, kind):
+        return replace(kind, overrides={**kind.overrides, "epochs": half})
+
+    monkeypatch.setattr(Setting, "_in_trial", shorter)
+    part = small_run(tmp_path, stages=["longer-teachers"]).part("cifar10-lt")
+    assert [line.name for line in part.longer_teachers] == [
+        f"{kind.name}, longer" for kind in TEACHERS["cifar10-lt"]
+    ]
+    assert {line.epochs for line in part.longer_teachers} == {2 * half}
+    (students,) = part.further
+    assert students.name == f"{DISTILLED}, longer teachers"
+    members = {line.records[0].name for line in part.longer_teachers}
+    assert set(names_of(students.records[0].spec)) == members
+    (mean,) = part.ensembles
+    assert mean.name == "ensemble of 5 longer teachers"
+    assert set(mean.records[0].spec.settings["runs"]) == members
+    seconds = sum(line.records[0].seconds for line in part.longer_teachers)
+    assert students.shared_seconds == pytest.approx(seconds)
+    # Nothing else was trained: neither the teachers of the recipe's students nor these.
+    assert part.teachers == []
+    assert part.distilled is None
+    assert {one.name for one in part.records} == {
+        *members, students.records[0].name, mean.records[0].name,
+    }  # fmt: skip
 
 
 def test_another_ratio_has_its_own_data_and_records(tmp_path):

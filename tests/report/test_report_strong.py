@@ -10,7 +10,8 @@ import pytest
 
 from longtail.experiments import selection
 from longtail.experiments.comparison import mean_interval
-from longtail.experiments.strong import DISTILLED, Study
+from longtail.experiments.strong import Study
+from longtail.experiments.strong_part import DISTILLED
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong, strong_ablation, strong_cells
 from strong_factory import made_up, made_up_setting, precise
@@ -158,28 +159,49 @@ def test_the_ablation_shows_what_tau_alone_would_do():
     told = strong_ablation.verdicts(part.ablation).split("With τ again, otherwise than that:")
     assert re.search(r"Cutout.*: lower the test error", told[0])
     assert "plain + Cutout" not in told[1]
-    assert re.search(r"plain \+ SAM.*: change it by no more than chance may", told[1])
+    assert re.search(r"plain \+ SAM.*: change the test error by no more than chance", told[1])
 
 
 def test_what_strong_owes_to_its_parts_is_paired_by_seed(study):
-    """Against the seeds of `strong` that both have: three of its five."""
+    """Against the seeds of `strong` in the same epochs that both have: three of its five."""
     part = study.part("cifar10-lt")
     table = strong_ablation.removal_table(part)
     found, lines = rows(table), {line.name: line for line in part.removal}
     assert list(found) == ["strong", *lines]
-    assert "Each for 300 epochs, the recipe's." in table.note
+    assert "Each for 300 epochs." in table.note
+    assert part.strong.epochs == 500
     assert "so far" not in table.note
     name = "strong − Cutout"
-    pairs = lines[name].errors - part.strong.errors[:3]
+    pairs = lines[name].errors - part.trial_strong.errors[:3]
     interval = mean_interval(pairs)
     half = 100 * (interval.high - interval.mean)
     assert found[name][1] == f"{100 * interval.mean:+.2f} ± {half:.2f}".replace("-", "−")
     assert found["strong"][:4] == (
-        f"{100 * part.strong.errors.mean():.2f}",
+        f"{100 * part.trial_strong.errors.mean():.2f}",
         "",
-        f"{100 * part.strong.again.mean():.2f}",
+        f"{100 * part.trial_strong.again.mean():.2f}",
         "",
     )
+
+
+def test_strong_in_the_first_trials_epochs_has_its_own_rows_where_the_recipe_has_others(study):
+    name = "strong, first trial's epochs"
+    ten, hundred = study.part("cifar10-lt"), study.part("cifar100-lt")
+    found = rows(strong.results_table(ten))
+    assert found[name][:2] == ("300", cell(ten.trial_strong.errors))
+    assert found["strong"][:2] == ("500", cell(ten.strong.errors))
+    assert found[name][1] != found["strong"][1]
+    assert list(rows(strong.goals_table(ten)))[:2] == [name, "strong"]
+    assert name not in rows(strong.results_table(hundred))
+    assert name not in rows(strong.goals_table(hundred))
+    table = strong.ratios_table(study)
+    means = [f"{100 * line.errors.mean():.2f}" for line in (ten.trial_strong, hundred.strong)]
+    assert [rows(table)[name][column] for column in (0, 3)] == means
+    assert "First trial's epochs: 300 instead of 500 on CIFAR-10-LT." in table.note
+    assert "5 runs of strong, first trial's epochs (C10, 100)" in table.note
+    alone = [Setting("cifar100-lt", ratio) for ratio in (100.0, 10.0)]
+    others = [one for setting in alone for one in made_up_setting(setting, with_ablation=False)]
+    assert name not in rows(strong.ratios_table(Study.of(others)))
 
 
 def test_tables_of_parts_name_their_ratio():
@@ -221,7 +243,7 @@ def test_that_strong_needs_long_training_is_said_from_the_records():
             lines = {line.name: line for line in changed.ablation}
             least = min(lines.values(), key=lambda line: line.errors.mean())
             full, few = (100 * line.errors.mean() for line in (changed.strong, lines["strong"]))
-            assert f"{few:.2f}% after these 100 epochs, {full:.2f}% after its own 300" in text
+            assert f"{few:.2f}% after these 100 epochs, {full:.2f}% after its own 500" in text
             assert f"*{least.name}*, {100 * least.errors.mean():.2f}%" in text
     assert strong_ablation.short_strong(Study.of(others).part("cifar10-lt")) is None
 
@@ -250,7 +272,9 @@ def test_a_ratio_alone_has_its_own_tables_and_figure(tmp_path):
     study = Study.of(made_up_setting(fifty, with_ablation=False), ratios=[50.0], selections=chosen)
     results, teachers = strong.tables(study)
     assert results.title == "Balanced test error in percent, CIFAR-10-LT, imbalance ratio 50"
-    assert list(rows(results)) == ["strong", "ensemble of 5 teachers", DISTILLED]
+    assert list(rows(results)) == [
+        "strong, first trial's epochs", "strong", "ensemble of 5 teachers", DISTILLED,
+    ]  # fmt: skip
     assert rows(results)["strong"][1] == cell(study.part("cifar10-lt", 50.0).strong.errors)
     assert teachers.title == "The teachers, CIFAR-10-LT, imbalance ratio 50"
     assert [path.name for path in strong.write(study, tmp_path)] == list(strong.FILES)

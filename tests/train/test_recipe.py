@@ -125,7 +125,7 @@ TABLE = {
 }
 TABLE["tuned"] = TABLE["paper"] | {"weight_decay": 5e-4}
 TABLE["strong"] = TABLE["tuned"] | {
-    "epochs": 300,
+    "epochs": 500,
     "optimizer": "nesterov",
     "schedule": "cosine",
     "warmup_epochs": 5,
@@ -364,10 +364,11 @@ def test_a_recipe_of_ones_own_is_none_that_evaluates():
         Recipe.of(RunSpec.from_json(document))
 
 
-def test_strong_recipes_are_longer_on_the_data_set_of_more_classes():
-    for name, times in {"strong": 1, "strong-student": 2}.items():
-        assert get_recipe(name, dataset="cifar100-lt").epochs == 400 * times
-        assert get_recipe(name, dataset="cifar10-lt").epochs == 300 * times
+def test_strong_recipes_have_epochs_by_data_set():
+    wanted = {"strong": (500, 400), "strong-student": (600, 800)}
+    for name, epochs in wanted.items():
+        for dataset, number in zip(("cifar10-lt", "cifar100-lt"), epochs, strict=True):
+            assert get_recipe(name, dataset=dataset).epochs == number
 
 
 def test_the_strong_recipe_differs_by_data_set_in_one_more_value():

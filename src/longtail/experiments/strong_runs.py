@@ -1,15 +1,15 @@
 """The runs behind `strong`: which they are, and training them.
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
-trained in another way; students of all of them together, as they are trained now and as they were
-before; students of more teachers, some of them wider networks, and those of a second generation,
-which have the first students for teachers too; the ablation, which in a few epochs adds every
-ingredient to a plain recipe and to `strong`, or takes it away; and `strong` in its own epochs
-without each of its parts. Candidates for how students are trained are not
-among them: those never see the test set, see `selection`. `StrongTrainer` does what has no record
-yet, judges each finished run once on the development and the test set, and can be stopped and
-called again. A record is not enough to learn from: where a teacher's weights are missing it is
-trained again, to teach alone, and its record stays.
+trained in another way; students of all of them together; both as they were trained before;
+students of more teachers, some of them wider networks, of teachers that train as long as `strong`,
+and those of a second generation, which have the first students for teachers too; the ablation,
+which in a few epochs adds every ingredient to a plain recipe and to `strong`, or takes it away; and
+`strong` in the first trial's epochs without each of its parts. Candidates for how students are
+trained are not among them: those never see the test set, see `selection`. `StrongTrainer` does what
+has no record yet, judges each finished run once on the development and the test set, and can be
+stopped and called again. A record is not enough to learn from: where a teacher's weights are
+missing it is trained again, to teach alone, and its record stays.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from longtail.experiments.strong_kinds import (
     STRONG,
     STUDENT,
     TEACHERS,
+    TRIAL_EPOCHS,
     ablation,
     removal,
     student_ablation,
@@ -53,6 +54,7 @@ STAGES = (
     "students",
     "earlier",
     "more-teachers",
+    "longer-teachers",
     "second-generation",
     "ablation",
     "removal",
@@ -105,9 +107,19 @@ class Setting:
         """`strong` and every change of it or of the plain recipe, in the ablation's epochs."""
         return [self._short(kind) for kind in ablation(self.dataset)]
 
+    @property
+    def trial_strong(self) -> Kind:
+        """`strong` in the first trial's epochs."""
+        return self._in_trial(STRONG)
+
+    @property
+    def epochs_are_the_trials(self) -> bool:
+        """Whether the recipe `strong` has as many as the first trial."""
+        return self.strong.spec(self.trial_strong, 0) == self.strong.spec(STRONG, 0)
+
     def removed(self) -> list[Kind]:
-        """`strong` in its own epochs, without one of its parts."""
-        return removal(self.dataset)
+        """The same without one of its parts."""
+        return [self._in_trial(kind) for kind in removal(self.dataset)]
 
     def ablated_students(self) -> list[Kind]:
         """A student and every change of it, in the ablation's epochs."""
@@ -117,6 +129,9 @@ class Setting:
         """The ways to train a student of which the development set chooses one."""
         kinds = selection.candidates(self.dataset)
         return [self._short(kind, selection.EPOCHS[self.dataset]) for kind in kinds]
+
+    def _in_trial(self, kind: Kind) -> Kind:
+        return self._short(kind, TRIAL_EPOCHS[self.dataset])
 
     def _short(self, kind: Kind, epochs: int = ABLATION_EPOCHS) -> Kind:
         return self._small(replace(kind, overrides={**kind.overrides, "epochs": epochs}))
@@ -129,7 +144,13 @@ class Setting:
 
     def teachers(self) -> list[RunSpec]:
         """One run of each kind, with seeds that take turns, but for their precision."""
-        kinds = TEACHERS[self.dataset]
+        return self._taught_by([self._in_trial(kind) for kind in TEACHERS[self.dataset]])
+
+    def longer_teachers(self) -> list[RunSpec]:
+        """The same for as long as `strong` trains; none where that is the first trial's epochs."""
+        return [] if self.epochs_are_the_trials else self._taught_by(TEACHERS[self.dataset])
+
+    def _taught_by(self, kinds: Iterable[Kind]) -> list[RunSpec]:
         return [self.strong.spec(kind, number % 3) for number, kind in enumerate(kinds)]
 
     def more_teachers(self) -> dict[str, RunSpec]:
@@ -220,34 +241,42 @@ class StrongTrainer(Trainer):
         try:
             for setting in settings:
                 singles: list[RunSpec] = []  # side by side, so that a GPU is full
-                if {"strong", "removal"} & set(stages):
+                if "strong" in stages:
                     singles += setting.strong.specs([STRONG])
-                taught = bool(set(stages) - {"strong", "ablation", "removal"})
+                if {"earlier", "removal"} & set(stages):
+                    singles += setting.strong.specs([setting.trial_strong])
+                taught = bool(set(stages) - {"strong", "longer-teachers", "ablation", "removal"})
+                teachers = setting.teachers()
                 if taught:
-                    singles += setting.teachers()
+                    singles += teachers
                 more: list[RunSpec] = []
                 if "more-teachers" in stages:
                     more += setting.more_teachers().values()
-                singles += more
+                longer = setting.longer_teachers() if "longer-teachers" in stages else []
+                singles += [*more, *longer]
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
                 if taught:
-                    self._average(setting, setting.teachers())
+                    self._average(setting, teachers)
                 if more:
-                    self._average(setting, [*setting.teachers(), *more])
+                    self._average(setting, [*teachers, *more])
+                if longer:
+                    self._average(setting, longer)
                 if "selection" in stages:
                     self._select(setting)
                 kinds = [STUDENT] if {"students", "second-generation"} & set(stages) else []
                 kinds += setting.earlier if "earlier" in stages else ()
-                self._teach(setting, *(([kind], ()) for kind in kinds))
+                self._teach(setting, *(([kind], teachers) for kind in kinds))
                 if more:
-                    self._teach(setting, ([STUDENT], more))
+                    self._teach(setting, ([STUDENT], [*teachers, *more]))
+                if longer:
+                    self._teach(setting, ([STUDENT], longer))
                 if "second-generation" in stages:
-                    first = setting.students(self._names(setting.teachers()))
-                    self._teach(setting, ([STUDENT], first))
+                    first = setting.students(self._names(teachers))
+                    self._teach(setting, ([STUDENT], [*teachers, *first]))
                 if "ablation" in stages:
                     plan = setting.ablation
                     self._train(plan, plan.specs(setting.ablated()))
-                    self._teach(setting, (setting.ablated_students(), ()))
+                    self._teach(setting, (setting.ablated_students(), teachers))
                 if "removal" in stages:
                     plan = setting.ablation
                     self._train(plan, plan.specs(setting.removed()))
@@ -299,18 +328,22 @@ class StrongTrainer(Trainer):
 
         Args:
             setting: of the students.
-            *lessons: kinds of students, and whom they listen to beside the setting's teachers.
+            *lessons: kinds of students, and whom they listen to.
         """
+        from longtail.train.teachers import names_of
+
         lacking: list[tuple[list[RunSpec], Sequence[RunSpec]]] = []
-        for kinds, also in lessons:
-            specs = setting.students(self._names([*setting.teachers(), *also]), kinds)
+        for kinds, teachers in lessons:
+            specs = setting.students(self._names(teachers), kinds)
             if not all(self._is_whole(self.shelf.get(spec)) for spec in specs):
-                lacking.append((specs, also))
-        if lacking:
-            listened = [spec for _, also in lacking for spec in also]
-            self._say_again([*setting.teachers(), *listened])
-            self._have(setting.strong, setting.teachers())
-            self._have(setting.strong, listened)  # who may be students of the teachers
+                lacking.append((specs, teachers))
+        listened = list({one.folder: one for _, teachers in lacking for one in teachers}.values())
+        if listened:
+            self._say_again(listened)
+            # Some may be students themselves, who need the weights of the others first.
+            learned = [spec for spec in listened if names_of(spec)]
+            self._have(setting.strong, [spec for spec in listened if spec not in learned])
+            self._have(setting.student, learned)
         self._train(setting.student, [spec for specs, _ in lacking for spec in specs])
 
     def _names(self, specs: Iterable[RunSpec]) -> list[str]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from longtail._checks import FloatArray
 from longtail.experiments import records, selection
 from longtail.experiments.exp_runs import CIFARS
-from longtail.experiments.strong import DISTILLED, Part, Study
+from longtail.experiments.strong import Study
 from longtail.experiments.strong_kinds import TEACHERS
+from longtail.experiments.strong_part import DISTILLED, Part
 from longtail.experiments.strong_runs import RATIOS, Setting
 from longtail.report import figures, how_far_selection, strong, strong_ablation, strong_selection
 from longtail.report.reproduction import with_block
@@ -41,7 +43,21 @@ _TRIAL = (
     "are all trained alike, students with SAM, and students that learn from teachers alone, "
     "without labels."
 )
-_REMOVAL = "What is lost when `strong` in its own epochs goes without one of its parts"
+_REMOVAL = "What is lost when `strong` in the first trial's epochs goes without one of its parts"
+
+# Stages of students beyond the recipe's: what their lines end in, and what they are.
+_FURTHER = {
+    "more-teachers": (
+        "more teachers",
+        "students of more teachers, among them networks four times as wide",
+    ),
+    "longer-teachers": (
+        "longer teachers",
+        "students of teachers that train as long as `strong`, where that is longer than the first "
+        "trial's epochs",
+    ),
+    "second-generation": ("second generation", "students of teachers some of which are students"),
+}
 
 logger = logging.getLogger("longtail")
 
@@ -210,10 +226,10 @@ def _ablated(part: Part | None, setting: Setting) -> list[str]:
     if part is not None and short is not None:
         blocks += [short.markdown(), strong_ablation.verdicts(part.ablation)]
         blocks.append(strong_ablation.short_strong(part))
-    if part is None or part.strong is None or full is None:
+    if part is None or part.trial_strong is None or full is None:
         blocks.append(_not_trained(setting, "removal", what=_REMOVAL))
     else:
-        lines = [part.strong, *part.removal]
+        lines = [part.trial_strong, *part.removal]
         blocks += [full.markdown(), strong_ablation.verdicts(lines)]
     return [block for block in blocks if block is not None]
 
@@ -227,9 +243,15 @@ def _helped(study: Study) -> list[str]:
             continue
         words = []
         students, shorter, first = part.distilled, part.shorter, part.first_students
-        if first is not None:
-            gain = _gain(first.errors, part.strong.errors)
-            words.append(f"teachers (and CutMix instead of SAM): {gain}")
+        if part.earlier_strong is not None:
+            gain = _gain(part.strong.errors, part.earlier_strong.errors)
+            words.append(
+                f"{part.strong.epochs} instead of {part.earlier_strong.epochs} epochs for "
+                f"`strong`: {gain}"
+            )
+        if first is not None and part.trial_strong is not None:
+            gain = _gain(first.errors, part.trial_strong.errors)
+            words.append(f"teachers (and CutMix instead of SAM), for {first.epochs} epochs: {gain}")
         if first is not None and shorter is not None:
             gain = _gain(shorter.errors, first.errors)
             words.append(f"what the development set chose for students: {gain}")
@@ -237,7 +259,9 @@ def _helped(study: Study) -> list[str]:
             words.append(f"twice the epochs for them: {_gain(students.errors, shorter.errors)}")
         if students is not None:
             whole = _gain(students.errors, part.strong.errors)
-            words.append(f"from `strong` to `{DISTILLED}` in all: {whole}")
+            longer = part.earlier_strong is not None
+            but = f" (its teachers train for {part.teachers[0].epochs} epochs)" if longer else ""
+            words.append(f"from `strong` to `{DISTILLED}`{but} in all: {whole}")
             if part.ensemble is not None:
                 left = _gain(part.ensemble.errors, students.errors)
                 words.append(f"the teachers' own mean instead of a student: {left}")
@@ -273,8 +297,11 @@ def _cost(study: Study) -> list[str]:
 
 
 def _use(study: Study) -> list[str]:
-    further = all(part.further for part in study.parts if part.setting.ratio == RATIOS[0])
-    return [
+    there = {line.name for part in study.parts for line in part.further}
+    lines = {stage: f"{DISTILLED}, {word}" for stage, (word, _) in _FURTHER.items()}
+    trained = [stage for stage, name in lines.items() if name in there]
+    lacking = [stage for stage in lines if stage not in trained]
+    blocks = [
         "## Use it",
         "Every ingredient is a value of a recipe and works alone (`--set sam_rho=0.1`, `--set "
         "cutmix=0.5 --set mix_partner=minority`, `--set trivial_augment=true`, `--set cutout=16`, "
@@ -309,13 +336,16 @@ def _use(study: Study) -> list[str]:
         "longtail reproduce strong --stage selection\n"
         "longtail reproduce strong --stage earlier\n"
         "longtail reproduce strong --stage ablation --stage removal\n"
-        "longtail reproduce strong --rho 50 --rho 10\n"
-        "```",
-        ("" if further else "Not trained yet: ")
-        + "students of more teachers, among them networks four times as wide, and students whose "
-        "teachers are students, too:",
-        "```sh\nlongtail reproduce strong --stage more-teachers --stage second-generation\n```",
+        "longtail reproduce strong --rho 50 --rho 10\n" + _commands(trained) + "```",
     ]
+    if lacking:
+        words = "; ".join(_FURTHER[stage][1] for stage in lacking)
+        blocks += [f"Not trained yet: {words}:", f"```sh\n{_commands(lacking)}```"]
+    return blocks
+
+
+def _commands(stages: Iterable[str]) -> str:
+    return "".join(f"longtail reproduce strong --stage {stage}\n" for stage in stages)
 
 
 def readme_block(study: Study) -> str:

@@ -11,15 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from longtail.experiments import selection
-from longtail.experiments.strong import (
-    DISTILLED,
-    FURTHER_GOALS,
-    GOALS,
-    Line,
-    Part,
-    Study,
-)
-from longtail.experiments.strong_kinds import WIDE
+from longtail.experiments.strong import FURTHER_GOALS, GOALS, Study
+from longtail.experiments.strong_kinds import TRIAL_EPOCHS, WIDE
+from longtail.experiments.strong_part import DISTILLED, Line, Part
 from longtail.experiments.strong_published import PUBLISHED, Published
 from longtail.experiments.strong_runs import RATIOS
 from longtail.report import figures, strong_ablation, strong_selection
@@ -40,6 +34,7 @@ from longtail.report.tables import (
     title_of,
     write_numbers,
 )
+from longtail.train.recipe import recipe_values
 
 _NAME_HEIGHT, _NAME_WIDTH = 0.055, 0.11  # of a published row's name, as shares of its panel
 FILES = ("strong.json", "strong.md", "strong-cost.svg", "strong-cost.png")
@@ -172,7 +167,7 @@ def goals_table(part: Part) -> Table | None:
     if part.setting.ratio != RATIOS[0]:
         return None
     dataset, students = part.setting.dataset, part.students
-    rows = [] if part.strong is None else [_goal_row(part.strong, GOALS["strong"][dataset])]
+    rows = [_goal_row(line, GOALS["strong"][dataset]) for line in part.singles]
     rows += [_goal_row(line, GOALS[DISTILLED][dataset]) for line in students]
     if students:
         best = min(students, key=lambda line: float(line.again.mean()))
@@ -203,9 +198,9 @@ def teachers_table(part: Part) -> Table | None:
     """
     if not part.teachers:
         return None
-    lines = [*part.teachers, *part.further_teachers, *part.ensembles]
     rows = [
-        (line.name, spread(line.dev_errors), spread(line.errors), *by_group(line)) for line in lines
+        (line.name, spread(line.dev_errors), spread(line.errors), *by_group(line))
+        for line in (*part.all_teachers, *part.ensembles)
     ]
     return Table(
         f"The teachers, {where(part)}",
@@ -217,6 +212,11 @@ def teachers_table(part: Part) -> Table | None:
 
 def _teachers_note(part: Part) -> str:
     text = "Balanced error in percent, one run each; dev: the development set."
+    if part.longer_teachers:
+        text += (
+            f" longer: for {part.longer_teachers[0].epochs} epochs instead of "
+            f"{part.teachers[0].epochs}."
+        )
     wide = [line for line in part.further_teachers if _is_wide(line)]
     if wide:
         text += (
@@ -243,6 +243,9 @@ def ratios_table(study: Study) -> Table | None:
     columns = [(dataset, ratio) for dataset in _datasets(study) for ratio in ratios]
     parts = [study.part(dataset, ratio) for dataset, ratio in columns]
     words = {"strong": "strong", "ensemble": "the teachers' mean", "distilled": DISTILLED}
+    earlier = [part for part in study.parts if part.earlier_strong is not None]
+    if earlier:
+        words = {"trial_strong": "strong, first trial's epochs", **words}
     rows = []
     for name, word in words.items():
         lines = [None if part is None else getattr(part, name) for part in parts]
@@ -256,16 +259,26 @@ def ratios_table(study: Study) -> Table | None:
         note=(
             "The recipes are those of ratio 100, and nothing is chosen anew but, in the rows that "
             f"say so, the τ after training. Means of {', '.join(_seeds(study))}; the teachers' "
-            f"mean is one.{absent}"
+            f"mean is one.{_trial_note(earlier)}{absent}"
         ),
     )
+
+
+def _trial_note(earlier: Sequence[Part]) -> str:
+    """What the first trial's epochs are, where the recipe has others."""
+    words = {
+        f"{TRIAL_EPOCHS[name]} instead of {recipe_values('strong', dataset=name)['epochs']} on "
+        f"{title_of(name)}"
+        for name in (part.setting.dataset for part in earlier)
+    }
+    return f" First trial's epochs: {'; '.join(sorted(words))}." if words else ""
 
 
 def _seeds(study: Study) -> list[str]:
     """How many runs a mean is of, where there are any: ``5 runs of strong (C10, 100)``."""
     found: dict[str, list[str]] = {}
     for part in study.parts:
-        for line in (part.strong, part.distilled):
+        for line in (*part.singles, part.distilled):
             if line is not None:
                 runs = f"{plural(len(line.records), 'run', 'runs')} of {line.name}"
                 where = f"{_short(part.setting.dataset)}, {part.setting.ratio:g}"
@@ -340,8 +353,8 @@ def _draw_part(axes: Any, part: Part) -> None:
 
     groups: list[tuple[str, Sequence[Line], str, str]] = [
         ("ablation", [*part.ablation, *part.removal], figures.LIGHT_GRAY, "o"),
-        ("teachers", [*part.teachers, *part.further_teachers], figures.SKY, "^"),
-        ("strong", [part.strong] if part.strong else [], figures.BLUE, "o"),
+        ("teachers", part.all_teachers, figures.SKY, "^"),
+        ("strong", part.singles, figures.BLUE, "o"),
         ("teachers' mean", part.ensembles, figures.ORANGE, "s"),
         (DISTILLED, [part.distilled] if part.distilled else [], figures.VERMILION, "D"),
         (

@@ -1,7 +1,7 @@
 """What each ingredient of `strong` changes: the tables of it, and what is more than chance.
 
 The runs are those of `longtail.experiments.strong`: its `ablation`, of a few epochs, and its
-`removal`, which takes the same away from `strong` in the epochs of the recipe.
+`removal`, which takes the same away from `strong` in the first trial's epochs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from longtail.experiments.comparison import mean_interval
-from longtail.experiments.strong import Line, Part
 from longtail.experiments.strong_kinds import INGREDIENTS
+from longtail.experiments.strong_part import Line, Part
 from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, where
 from longtail.report.tables import Table, percent, plural, signed
 from longtail.train.recipe import recipe_values
@@ -43,19 +43,19 @@ def ablation_table(part: Part) -> Table | None:
 
 
 def removal_table(part: Part) -> Table | None:
-    """What `strong` owes to each of its parts, in its own epochs; None where none was trained.
+    """What `strong` owes to each of its parts in long training; None where none was trained.
 
     Args:
         part: a data set at some ratio.
     """
-    lines = [*([] if part.strong is None else [part.strong]), *part.removal]
+    lines = [*([] if part.trial_strong is None else [part.trial_strong]), *part.removal]
     wanted = 1 + len(part.setting.removed())
     return _table(
         part,
         lines,
-        title="Taken from strong in its own epochs",
+        title="Taken from strong in the first trial's epochs",
         note=(
-            f"Each for {_epochs(lines)} epochs, the recipe's. {_judged(part)} strong itself: over "
+            f"Each for {_epochs(lines)} epochs. {_judged(part)} strong itself: over "
             "all its runs. change: against strong, paired by seed, in points, ± half of its 95% "
             "interval. min.: GPU minutes of one network."
             + _rows_missing(part, lines, wanted, stage="removal")
@@ -192,8 +192,8 @@ def verdicts(lines: Sequence[Line]) -> str | None:
                 otherwise[again].append(name)
     sentences = {
         "lower": "lower the test error by more than chance",
-        "raise": "raise it by more than chance",
-        "open": "change it by no more than chance may",
+        "raise": "raise the test error by more than chance",
+        "open": "change the test error by no more than chance may",
     }
     points = [f"- {'; '.join(names)}: {sentences[key]}." for key, names in found.items() if names]
     if not points:

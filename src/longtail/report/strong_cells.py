@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from longtail._checks import FloatArray
-from longtail.experiments.strong import Line, Part
+from longtail.experiments.strong_part import Line, Part
 from longtail.report.tables import percent, title_of
 
 GROUPS = ("many", "medium", "few")

@@ -120,7 +120,7 @@ SEVERAL: dict[str, str] = {
 # Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
 # 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
 PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
-    "strong": {"cifar10-lt": {"epochs": 300}, "cifar100-lt": {"sam_rho": 0.2}},
+    "strong": {"cifar10-lt": {"epochs": 500}, "cifar100-lt": {"sam_rho": 0.2}},
     "strong-student": {"cifar10-lt": {"epochs": 600}},
     "released": {
         "cifar10-lt": {
