@@ -500,14 +500,17 @@ def test_further_students_have_more_teachers_or_students_for_teachers(tmp_path):
     assert len({line.name for line in part.lines}) == len(part.lines)
 
 
-def test_longer_teachers_are_the_same_ways_in_the_recipes_epochs():
-    setting = Setting("cifar10-lt")
+@pytest.mark.parametrize(
+    ("dataset", "epochs"), [("cifar10-lt", (300, 500)), ("cifar100-lt", (400, 800))]
+)
+def test_longer_teachers_are_the_same_ways_in_more_epochs(dataset, epochs):
+    setting = Setting(dataset)
     pairs = zip(setting.teachers(), setting.longer_teachers(), strict=True)
     for short, longer in pairs:
-        assert (Recipe.of(short).epochs, Recipe.of(longer).epochs) == (300, 500)
-        assert replace(Recipe.of(short), epochs=500) == Recipe.of(longer)
+        assert (Recipe.of(short).epochs, Recipe.of(longer).epochs) == epochs
+        assert replace(Recipe.of(short), epochs=epochs[1]) == Recipe.of(longer)
         assert short.seed == longer.seed
-    assert Setting("cifar100-lt").longer_teachers() == []  # the recipe has the trial's
+    assert Setting(dataset, overrides={"epochs": 2}).longer_teachers() == []
 
 
 def test_students_of_longer_teachers_listen_to_these_alone(tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ def reproduce(
             "strong: strong, teachers, selection (ways to train students, compared on the "
             "development set; ratio 100 only), students (with their teachers), earlier (strong and "
             "students as they were trained before), more-teachers (students of more networks, "
-            "some wider), longer-teachers (students of teachers that train as long as strong), "
+            "some wider), longer-teachers (students of teachers that train longer), "
             "second-generation (students of students, too), ablation (ingredients added and "
             "taken away, in a few epochs) or removal (strong in the first trial's epochs without "
             "each of its parts); may be repeated. strong and students if absent; of "

@@ -13,6 +13,7 @@ METHOD = "logit-adjusted"
 ABLATION_EPOCHS = 100  # of everything in it: a part of what the recipes take, for many more runs
 # Of the first trial: teachers and what is taken away from `strong` have them, whatever the recipe.
 TRIAL_EPOCHS = {"cifar10-lt": 300, "cifar100-lt": 400}
+LONGER_EPOCHS = {"cifar10-lt": 500, "cifar100-lt": 800}  # of teachers that train longer than these
 
 OFF: dict[str, Any] = {
     "trivial_augment": False,

@@ -159,7 +159,7 @@ class Part:
 
     @cached_property
     def longer_teachers(self) -> list[Line]:
-        """One line for each that trains as long as `strong`; none while one is missing."""
+        """One line for each that trains longer; none while one is missing."""
         specs = self.setting.longer_teachers()
         kinds = TEACHERS[self.setting.dataset] if specs else ()
         names = [f"{kind.name}, longer" for kind in kinds]

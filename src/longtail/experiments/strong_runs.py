@@ -2,8 +2,8 @@
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
 trained in another way; students of all of them together; both as they were trained before;
-students of more teachers, some of them wider networks, of teachers that train as long as `strong`,
-and those of a second generation, which have the first students for teachers too; the ablation,
+students of more teachers, some of them wider networks, of teachers that train longer, and those of
+a second generation, which have the first students for teachers too; the ablation,
 which in a few epochs adds every ingredient to a plain recipe and to `strong`, or takes it away; and
 `strong` in the first trial's epochs without each of its parts. Candidates for how students are
 trained are not among them: those never see the test set, see `selection`. `StrongTrainer` does what
@@ -29,6 +29,7 @@ from longtail.experiments.exp_runs import CIFARS, Kind, OutOfTimeError, Plan, Tr
 from longtail.experiments.records import DEV, TEST, Record
 from longtail.experiments.strong_kinds import (
     ABLATION_EPOCHS,
+    LONGER_EPOCHS,
     MORE_TEACHERS,
     STRONG,
     STUDENT,
@@ -147,8 +148,10 @@ class Setting:
         return self._taught_by([self._in_trial(kind) for kind in TEACHERS[self.dataset]])
 
     def longer_teachers(self) -> list[RunSpec]:
-        """The same for as long as `strong` trains; none where that is the first trial's epochs."""
-        return [] if self.epochs_are_the_trials else self._taught_by(TEACHERS[self.dataset])
+        """The same for more epochs; none in a trial in small, which has one number for all."""
+        kinds = [self._short(k, LONGER_EPOCHS[self.dataset]) for k in TEACHERS[self.dataset]]
+        longer = self._taught_by(kinds)
+        return [] if longer == self.teachers() else longer
 
     def _taught_by(self, kinds: Iterable[Kind]) -> list[RunSpec]:
         return [self.strong.spec(kind, number % 3) for number, kind in enumerate(kinds)]

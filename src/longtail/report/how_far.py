@@ -19,7 +19,7 @@ from longtail._checks import FloatArray
 from longtail.experiments import records, selection
 from longtail.experiments.exp_runs import CIFARS
 from longtail.experiments.strong import Study
-from longtail.experiments.strong_kinds import TEACHERS
+from longtail.experiments.strong_kinds import LONGER_EPOCHS, TEACHERS
 from longtail.experiments.strong_part import DISTILLED, Part
 from longtail.experiments.strong_runs import RATIOS, Setting
 from longtail.report import figures, how_far_selection, strong, strong_ablation, strong_selection
@@ -53,8 +53,8 @@ _FURTHER = {
     ),
     "longer-teachers": (
         "longer teachers",
-        "students of teachers that train as long as `strong`, where that is longer than the first "
-        "trial's epochs",
+        "students of teachers that train longer, for "
+        + " and ".join(f"{n} epochs on {title_of(d)}" for d, n in LONGER_EPOCHS.items()),
     ),
     "second-generation": ("second generation", "students of teachers some of which are students"),
 }
