@@ -233,6 +233,9 @@ def test_the_development_set_on_teachers_and_epochs(dataset):
     ]
     epochs = {"cifar10-lt": (300, 600), "cifar100-lt": (400, 800)}[dataset]
     wanted = [(f"{e:.2f}", str(n)) for e, n in zip(again, epochs, strict=True)]
+    error = 100 * part.trial_strong.errors.mean()
+    strict = f"only the first trial's epochs were set before any of these runs ({error:.2f}% on"
+    assert (strict in text) == (dataset == "cifar10-lt")
     if dataset == "cifar10-lt":  # `strong` was trained longer there, too
         dev = [sum(line.to_dict()["dev_errors"]) / 5 for line in (part.trial_strong, part.strong)]
         wanted += [(f"{e:.2f}", str(n)) for e, n in zip(dev, (300, 500), strict=True)]

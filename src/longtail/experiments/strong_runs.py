@@ -119,7 +119,7 @@ class Setting:
         return self.strong.spec(self.trial_strong, 0) == self.strong.spec(STRONG, 0)
 
     def removed(self) -> list[Kind]:
-        """The same without one of its parts."""
+        """`trial_strong` without each of its parts."""
         return [self._in_trial(kind) for kind in removal(self.dataset)]
 
     def ablated_students(self) -> list[Kind]:

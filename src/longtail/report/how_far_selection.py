@@ -83,15 +83,24 @@ def _not_tried(study: Study) -> str:
 
 
 def _strict(study: Study) -> str:
-    """Which students owe nothing to the development set, and what they reach."""
-    words = []
+    """Who owes nothing to the development set, or to runs before it, and what that reaches."""
+    words, singles = [], []
     for dataset in CIFARS:
         part = study.part(dataset)
         if part is not None and part.first_students is not None:
             error = percent(float(part.first_students.errors.mean()), digits=2)
             words.append(f"{error}% on {title_of(dataset)}")
+        if part is not None and part.earlier_strong is not None:
+            error = percent(float(part.earlier_strong.errors.mean()), digits=2)
+            singles.append(f"{error}% on {title_of(dataset)}")
     only = "only students with the first trial's settings owe it nothing"
-    return f"{only} ({', '.join(words)})." if words else f"{only}, and there are none yet."
+    text = f"{only} ({', '.join(words)})" if words else f"{only}, and there are none yet"
+    if singles:
+        text += (
+            "; and of `strong` only the first trial's epochs were set before any of these runs "
+            f"({', '.join(singles)})"
+        )
+    return f"{text}."
 
 
 def _epochs_compared(study: Study) -> str:
