@@ -89,7 +89,8 @@ def tune(
         Missing,
         typer.Option(
             help="What to do about classes without held-out examples: refuse, or let the nearest "
-            "class in size count for them too (for --split dev of CIFAR)."
+            "class in size count for them too, equally near ones sharing (for --split dev of "
+            "CIFAR)."
         ),
     ] = Missing.error,
     bounds: BoundsOption = (0.0, 4.0),

@@ -231,8 +231,9 @@ def tune_tau(
         sample_weight: shape (examples,); for the balanced error an integer weight gives the curve
             of repetition.
         missing: what to do for the balanced error about classes without held-out examples:
-            "error", or let the "nearest" class in size count for them too, as suits data that
-            lack the largest classes; left out, those would have no say against a large tau.
+            "error", or let the "nearest" class in size count for them too (classes that are as
+            near share evenly), as suits data that lack the largest classes; left out, those would
+            have no say against a large tau.
         confidence: level of the bootstrap interval of tau.
         n_bootstrap: how many times the held-out examples are drawn again, each class by itself
             (or, for calibration, each group of classes alike in size); 0 for no interval. Beyond

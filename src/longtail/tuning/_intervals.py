@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.priors import ClassPrior
-from longtail.tuning._missing import stand_ins
+from longtail.tuning._missing import given_to_nearest
 from longtail.tuning._scan import TauScan
 
 Method = Literal["logit_adjustment", "weight_normalization"]
@@ -195,6 +195,8 @@ class TauIntervals:
     def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
         """The same, with what classes without examples weigh given to the nearest in size.
 
+        Classes that are as near, such as those of one size, share it evenly.
+
         Args:
             prior: π, whose probabilities say which class is near.
 
@@ -205,9 +207,7 @@ class TauIntervals:
             array([0.  , 0.5 , 0.25, 0.25])
         """
         _checks.prior(prior, "TauIntervals.with_stand_ins", num_classes=self.num_classes)
-        found = stand_ins(prior.probs, self.counts)
-        moved: FloatArray = np.zeros(self.num_classes)
-        np.add.at(moved, found, self.importance)
+        moved = given_to_nearest(self.importance, prior.probs, self.counts)
         return replace(self, importance=moved)
 
     def __add__(self, other: TauIntervals) -> TauIntervals:
