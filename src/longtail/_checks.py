@@ -353,26 +353,31 @@ def probability_rows(
         )
 
 
-def _slack_of_sums(array: NDArray[Any], eps: float = 0.0) -> float:
-    """How far rows of probabilities may be from 1: half-precision ones add up their rounding.
-
-    `eps` is that of the type they came in, where it was another.
-    """
+def _slack_of_sums(array: NDArray[Any]) -> float:
+    """How far rows of probabilities may be from 1: half-precision ones add up their rounding."""
     own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
-    return max(1e-4, 4 * own, 4 * eps)
+    return max(1e-4, 4 * (2.0**-7 if _was_bfloat16(array) else own))
 
 
-def like_probabilities(array: NDArray[Any], *, eps: float = 0.0) -> bool:
-    """Whether every row lies in [0, 1] and sums to 1; `eps` as in `_slack_of_sums`."""
+def _was_bfloat16(array: NDArray[Any]) -> bool:
+    """Whether every value is one of bfloat16, which NumPy lacks and `as_numpy` makes float32."""
+    if array.dtype != np.float32:
+        return False
+    bits = array.view(np.uint32)  # the upper half is bfloat16
+    return not np.any(bits[0] & 0xFFFF) and not np.any(bits & 0xFFFF)
+
+
+def like_probabilities(array: NDArray[Any]) -> bool:
+    """Whether every row lies in [0, 1] and sums to 1."""
     if array.min() < 0 or array.max() > 1:
         return False
     sums = array.sum(axis=1, dtype=np.float64)
-    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array, eps)))
+    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array)))
 
 
-def not_probabilities(array: NDArray[Any], *, caller: str, hint: str, eps: float = 0.0) -> None:
+def not_probabilities(array: NDArray[Any], *, caller: str, hint: str) -> None:
     """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
-    if like_probabilities(array, eps=eps):
+    if like_probabilities(array):
         raise InputError(
             f"{caller}: every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "

@@ -338,10 +338,9 @@ def _refuse_probabilities(logits: Any, caller: str) -> None:
     if rows is None or rows.size == 0:
         return
     hint = "pass their logarithm, log(probs)"
-    eps = 2.0**-7 if "bfloat16" in str(logits.dtype) else 0.0  # NumPy has no such type
     if len(rows) > 1:
-        _checks.not_probabilities(rows, caller=caller, hint=hint, eps=eps)
-    elif _checks.like_probabilities(rows, eps=eps):
+        _checks.not_probabilities(rows, caller=caller, hint=hint)
+    elif _checks.like_probabilities(rows):
         warnings.warn(
             f"{caller}: the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if "
             f"that is what they are, {hint}.",
