@@ -64,3 +64,16 @@ def test_bfloat16_has_to_add_up_as_well():
     with pytest.raises(InputError, match="must sum to 1"):
         effective_prior((PROBS * 0.9).bfloat16())
     WANT_LOGITS["evaluate"]((PROBS * 0.9).bfloat16())
+
+
+@pytest.mark.parametrize("caller", [name for name in WANT_LOGITS if name != "evaluate"])
+def test_probabilities_with_zeros_get_there_by_the_messages(caller):
+    """As a user would: do what the refusal says, twice."""
+    votes = PROBS.numpy().round(1)
+    probs = votes / votes.sum(1, keepdims=True)
+    with pytest.raises(InputError, match="pass their logarithm"):
+        WANT_LOGITS[caller](probs)
+    with np.errstate(divide="ignore"), pytest.raises(InputError, match="is -inf") as refused:
+        WANT_LOGITS[caller](np.log(probs))
+    advice = str(refused.value).split("instead: ")[1].split(", with the prior")[0]
+    WANT_LOGITS[caller](eval(advice, {"numpy": np, "probs": probs, "prior": PRIOR}))

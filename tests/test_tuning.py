@@ -687,11 +687,13 @@ def broken(value, row=7, column=2):
         ),
         (
             lambda: tune_tau(broken(-np.inf), Y, P, chunk_rows=5),
-            "tune_tau: `logits` must be finite, but row 7, column 2 is -inf",
+            "tune_tau: `logits` must be finite, but row 7, column 2 is -inf; if it is the "
+            "logarithm of a probability of 0, take that of a small one instead: "
+            "numpy.log(numpy.maximum(probs, prior.probs.min() / 10)), with the prior",
         ),
         (
             lambda: tune_tau(broken(np.inf).astype(np.float32), Y, P),
-            "tune_tau: `logits` must be finite, but row 7, column 2 is inf",
+            "tune_tau: `logits` must be finite, but row 7, column 2 is inf.",
         ),
         (
             lambda: tune_tau(F, Y, ClassPrior.uniform(4)),

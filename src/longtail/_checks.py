@@ -310,6 +310,13 @@ def matrix(values: Any, *, caller: str, name: str = "logits", finite: bool = Tru
     return array
 
 
+# Small beside the share of every class; with a class's own share a frequent one might win by it.
+_INSTEAD_OF_LOG_0 = (
+    "; if it is the logarithm of a probability of 0, take that of a small one instead: "
+    "numpy.log(numpy.maximum(probs, prior.probs.min() / 10)), with the prior of the training data"
+)
+
+
 def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
     # A sum is one pass without a mask; only a suspicious one pays for the exact look. Its own
@@ -323,7 +330,8 @@ def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 
         place = tuple(int(i) for i in bad[0])
         raise InputError(
             f"{caller}: `{name}` must be finite, but row {place[0] + first_row}, "
-            f"column {place[1] if len(place) > 1 else 0} is {array[place]}."
+            f"column {place[1] if len(place) > 1 else 0} is {array[place]}"
+            f"{_INSTEAD_OF_LOG_0 if name == 'logits' and array[place] < 0 else ''}."
         )
 
 
