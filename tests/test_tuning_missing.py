@@ -132,8 +132,14 @@ def test_bad_input():
     logits, target = lacking(0)
     with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0; .*missing='nearest'"):
         tune_tau(logits, target, PRIOR)
-    with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0"):
-        tune_from_intervals(TauIntervals.from_logits(logits, target, PRIOR))
+    parts = TauIntervals.from_logits(logits, target, PRIOR)
+    with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0") as refused:
+        tune_from_intervals(parts)
+    assert str(refused.value).endswith(
+        "; hold out at least one of each, or let the nearest class in size stand in: pass "
+        "intervals.with_stand_ins(prior)."
+    )
+    tune_from_intervals(parts.with_stand_ins(PRIOR), n_bootstrap=0)
     with pytest.raises(InputError, match="`missing` must be one of 'error', 'nearest'"):
         tune_tau(logits, target, PRIOR, missing="skip")
     with pytest.raises(InputError, match="`missing` has no part in criterion='log_loss'"):

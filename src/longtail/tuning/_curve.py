@@ -48,7 +48,12 @@ class TauCurve:
     def __init__(
         self, intervals: TauIntervals, *, bounds: tuple[float, float], caller: str = "TauCurve"
     ) -> None:
-        refuse_missing_classes(np.where(intervals.importance > 0, intervals.counts, 1), caller)
+        refuse_missing_classes(
+            np.where(intervals.importance > 0, intervals.counts, 1),
+            caller,
+            instead="or let the nearest class in size stand in: pass "
+            "intervals.with_stand_ins(prior)",
+        )
         self.intervals = intervals
         self.bounds = bounds
         share = intervals.shares[intervals.target] * intervals.weights

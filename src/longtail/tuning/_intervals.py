@@ -268,7 +268,12 @@ def intervals(
     if target_prior is not None:
         importance = importance * target_prior.probs
     if complete:
-        refuse_missing_classes(np.bincount(target[weight_mask(weight)], minlength=width), caller)
+        refuse_missing_classes(
+            np.bincount(target[weight_mask(weight)], minlength=width),
+            caller,
+            instead="let the nearest class in size stand in (missing='nearest'), or pass "
+            "criterion='log_loss', which can do without some",
+        )
     scan = TauScan(direction, signed=method == "weight_normalization", caller=caller)
     lower, upper = scan.run(logits, target, offset if bias_mode == "drop" else None, chunk_rows)
     keep = weight_mask(weight)
@@ -309,15 +314,17 @@ def divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
     return quotient
 
 
-def refuse_missing_classes(counts: IntArray, caller: str) -> None:
-    """The balanced error has one term per class, so every class needs held-out examples."""
+def refuse_missing_classes(counts: IntArray, caller: str, *, instead: str) -> None:
+    """The balanced error has one term per class, so every class needs held-out examples.
+
+    `instead` is what can be done without some, in the words of the caller.
+    """
     missing = np.flatnonzero(counts == 0)
     if len(missing):
         raise InputError(
             f"{caller}: every class needs held-out examples, but {len(missing)} of {len(counts)} "
             f"have none in `target`: {_checks.listing(missing)}; hold out at least one of each, "
-            f"let the nearest class in size stand in (missing='nearest'), or pass "
-            f"criterion='log_loss', which can do without some."
+            f"{instead}."
         )
 
 
