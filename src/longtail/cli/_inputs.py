@@ -230,7 +230,8 @@ def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> 
     if np.any(numbers == 0):
         raise InputError(
             f"{source} must be above zero for every class, but class "
-            f"{label(int(np.flatnonzero(numbers == 0)[0]))} has 0."
+            f"{label(int(np.flatnonzero(numbers == 0)[0]))} has 0; give it a number that is small "
+            f"beside the others."
         )
     return numbers
 
