@@ -608,6 +608,19 @@ def test_printing_and_json():
     assert "(weight normalization, bias_mode='scale')" in str(norms)
 
 
+@pytest.mark.parametrize("examples", [3, 57, 3000, 3003])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_perfect_tau_has_no_error_at_all(examples, weighted):
+    """Thirds and sevenths don't add up to one in binary, but nothing is wrong."""
+    target = np.arange(examples) % 3
+    logits = 40 * np.eye(3)[target] + np.random.default_rng(0).normal(size=(examples, 3))
+    weight = np.random.default_rng(1).uniform(size=examples) if weighted else None
+    prior = ClassPrior.from_counts([900, 90, 10])
+    result = tune_tau(logits, target, prior, sample_weight=weight, costs=[1, 2, 4], n_bootstrap=0)
+    assert (result.error, result.error_at(0.0), result.curve.min_value) == (0.0, 0.0, 0.0)
+    assert tune_tau(-logits, target, prior, n_bootstrap=0).error_at(0.0) == 1.0
+
+
 def test_a_best_tau_at_the_bounds_says_so():
     prior, logits, target = long_tailed(300)
     result = tune_tau(logits, target, prior, bounds=(0.0, 0.5))

@@ -58,6 +58,7 @@ class TauCurve:
         self.bounds = bounds
         share = intervals.shares[intervals.target] * intervals.weights
         self._units = np.rint(share * _UNIT).astype(np.int64)
+        self._all = self._units.sum()
         self._positions, changes = self._events()
         first = self._right_at(bounds[0])
         self._right = np.concatenate([[first], first + np.cumsum(changes)])
@@ -128,8 +129,8 @@ class TauCurve:
         return positions[order], changes[order]
 
     def _error(self, right: Any) -> Any:
-        # Shares that were rounded to units may add up to a hair more than one.
-        return np.maximum(1.0 - right / _UNIT, 0.0)
+        # Shares that were rounded to units may add up to a hair more or less than one.
+        return np.where(right == self._all, 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
 
     def __repr__(self) -> str:
         return (
