@@ -1,6 +1,7 @@
 """A small CIFAR-10-LT trained for the tests of `strong`: its records, and made-up ones."""
 
 import functools
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -114,15 +115,21 @@ def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False,
 
 
 def shares_by_hand(counts, examples):
-    """Every class once; one without examples is replaced by the nearest in size, on a log scale."""
+    """Every class once; one without examples is replaced by the nearest in size, on a log scale.
+
+    Equally near ones share its vote.
+    """
     votes = np.zeros(len(counts))
     for k in range(len(counts)):
         if examples[k] > 0:
             votes[k] += 1
             continue
-        near = min(
-            (j for j in range(len(counts)) if examples[j] > 0),
-            key=lambda j: (abs(np.log(counts[j]) - np.log(counts[k])), j),
-        )
-        votes[near] += 1
+        away = {
+            j: round(abs(math.log(counts[j] / counts[k])), 9)
+            for j in range(len(counts))
+            if examples[j] > 0
+        }
+        near = [j for j in away if away[j] == min(away.values())]
+        for j in near:
+            votes[j] += 1 / len(near)
     return votes / len(counts)

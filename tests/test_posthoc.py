@@ -349,6 +349,30 @@ def test_adjusting_twice_warns(margin):
 
 
 @pytest.mark.parametrize(
+    "aim",
+    [{"target_prior": ClassPrior.from_probs([0.1, 0.1, 0.8])}, {"costs": [1.0, 1.0, 8.0]}],
+    ids=["target_prior", "costs"],
+)
+def test_the_advice_for_another_target_is_right(aim):
+    """Logits of a model that was balanced by its loss, and the errors of data mixed as wanted."""
+    random = np.random.default_rng(0)
+    target = random.choice(3, 4000, p=[0.1, 0.1, 0.8])
+    balanced = 1.2 * (1.2 * np.eye(3)[target] + random.normal(size=(4000, 3)))
+    loss = margins.logit_adjusted(PRIOR)
+    with pytest.warns(
+        AdjustedTwiceWarning, match=r"pass ClassPrior.uniform\(3\) as the prior, with"
+    ):
+        twice = adjust_logits(balanced, PRIOR, **aim, trained_with=loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        advised = adjust_logits(balanced, ClassPrior.uniform(3), **aim, trained_with=loss)
+    as_advised, as_called, as_they_are = (
+        np.mean(scores.argmax(1) != target) for scores in (advised, twice, balanced)
+    )
+    assert as_advised < min(as_called, as_they_are) - 0.01
+
+
+@pytest.mark.parametrize(
     ("margin", "tau"),
     [
         (margins.softmax(PRIOR), 1.0),

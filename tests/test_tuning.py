@@ -431,14 +431,61 @@ def test_resampling_one_by_one_is_the_bootstrap():
     assert stats.ks_2samp(ours, brute).statistic < 0.12
 
 
+def weighted_curve(examples=4000):
+    prior, logits, target = long_tailed(examples)
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, examples)
+    return tune_tau(logits, target, prior, sample_weight=weight, n_bootstrap=0).curve
+
+
 def test_the_normal_approximation_agrees_with_resampling():
-    prior, logits, target = long_tailed(4000)
-    weight = np.random.default_rng(0).uniform(0.5, 2.0, 4000)
-    curve = tune_tau(logits, target, prior, sample_weight=weight, n_bootstrap=0).curve
-    one = bootstrap.resampled_taus(curve, 1000, np.random.default_rng(1))
-    two = bootstrap.normal_taus(curve, 1000, np.random.default_rng(2))
-    assert stats.ks_2samp(one, two).statistic < 0.1
+    """In what an interval is made of, where so many move that it takes the place of resampling."""
+    curve = weighted_curve(60_000)
+    one = bootstrap.resampled_taus(curve, 400, np.random.default_rng(1))
+    *_, (two, _) = bootstrap.normal_rounds(curve, 1000, np.random.default_rng(2))
     assert two.std() == pytest.approx(one.std(), rel=0.15)
+    ends = [0.025, 0.25, 0.75, 0.975]
+    np.testing.assert_allclose(np.quantile(two, ends), np.quantile(one, ends), atol=one.std() / 2)
+
+
+def test_many_examples_are_resampled_where_few_of_them_move():
+    """As if all were drawn, which costs too much."""
+    curve = weighted_curve()
+    one = bootstrap.resampled_taus(curve, 1000, np.random.default_rng(1))
+    two = bootstrap.bootstrap_taus(curve, replicates=1000, rng=np.random.default_rng(2))
+    assert stats.ks_2samp(one, two).statistic < 0.07
+    assert two.std() == pytest.approx(one.std(), rel=0.1)
+
+
+@pytest.mark.parametrize("separation", [2.0, 2.4, 2.8, 4.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_interval_is_no_other_for_three_examples_more(separation, weighted):
+    """Below and above the number of draws from which not every example is drawn.
+
+    The better the classes are told apart, the wider is the plateau of least error.
+    """
+    random, prior = np.random.default_rng(0), ClassPrior.from_counts([900, 90, 10])
+    target = np.arange(3003) % 3
+    logits = 4 * (separation * np.eye(3)[target] + 0.5 * random.normal(size=(3003, 3)))
+    logits += prior.log_probs
+    weight = random.uniform(0.5, 2.0, 3003) if weighted else np.ones(3003)
+    few, many = (
+        tune_tau(logits[:n], target[:n], prior, sample_weight=weight[:n]) for n in (3000, 3003)
+    )
+    np.testing.assert_allclose(many.confidence, few.confidence, atol=0.02)
+
+
+def test_a_plateau_has_one_middle_in_the_normal_law_too():
+    """Scores on a coarse grid: thousands of examples change at the very same taus."""
+    random, prior = np.random.default_rng(0), ClassPrior.from_probs([0.9, 0.1])
+    target = np.arange(20000) % 2
+    step = np.diff(prior.log_probs)[0] / 3  # examples change at multiples of a third
+    margin = -step * np.rint(5 - 4 * target + 2 * random.normal(size=20000))
+    logits = np.stack([margin, np.zeros(20000)], 1)
+    curve = tune_tau(logits, target, prior, n_bootstrap=0).curve
+    one = bootstrap.resampled_taus(curve, 100, np.random.default_rng(1))
+    *_, (two, _) = bootstrap.normal_rounds(curve, 100, np.random.default_rng(2))
+    np.testing.assert_allclose(np.unique(np.round(one, 9)), [5 / 6, 7 / 6])
+    np.testing.assert_allclose(np.unique(np.round(two, 9)), [5 / 6, 7 / 6])
 
 
 def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
@@ -561,6 +608,19 @@ def test_printing_and_json():
     assert "(weight normalization, bias_mode='scale')" in str(norms)
 
 
+@pytest.mark.parametrize("examples", [3, 57, 3000, 3003])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_perfect_tau_has_no_error_at_all(examples, weighted):
+    """Thirds and sevenths don't add up to one in binary, but nothing is wrong."""
+    target = np.arange(examples) % 3
+    logits = 40 * np.eye(3)[target] + np.random.default_rng(0).normal(size=(examples, 3))
+    weight = np.random.default_rng(1).uniform(size=examples) if weighted else None
+    prior = ClassPrior.from_counts([900, 90, 10])
+    result = tune_tau(logits, target, prior, sample_weight=weight, costs=[1, 2, 4], n_bootstrap=0)
+    assert (result.error, result.error_at(0.0), result.curve.min_value) == (0.0, 0.0, 0.0)
+    assert tune_tau(-logits, target, prior, n_bootstrap=0).error_at(0.0) == 1.0
+
+
 def test_a_best_tau_at_the_bounds_says_so():
     prior, logits, target = long_tailed(300)
     result = tune_tau(logits, target, prior, bounds=(0.0, 0.5))
@@ -640,11 +700,13 @@ def broken(value, row=7, column=2):
         ),
         (
             lambda: tune_tau(broken(-np.inf), Y, P, chunk_rows=5),
-            "tune_tau: `logits` must be finite, but row 7, column 2 is -inf",
+            "tune_tau: `logits` must be finite, but row 7, column 2 is -inf; if it is the "
+            "logarithm of a probability of 0, take that of a small one instead: "
+            "numpy.log(numpy.maximum(probs, prior.probs.min() / 10)), with the prior",
         ),
         (
             lambda: tune_tau(broken(np.inf).astype(np.float32), Y, P),
-            "tune_tau: `logits` must be finite, but row 7, column 2 is inf",
+            "tune_tau: `logits` must be finite, but row 7, column 2 is inf.",
         ),
         (
             lambda: tune_tau(F, Y, ClassPrior.uniform(4)),

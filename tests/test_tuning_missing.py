@@ -61,6 +61,27 @@ def test_left_out_instead_the_largest_class_would_have_no_say():
     assert left_out > taus["nearest"]
 
 
+STEP = np.array([5000] * 3 + [50] * 4)
+
+
+@pytest.mark.parametrize("order", [(3, 4, 5, 6), (4, 3, 5, 6), (6, 5, 4, 3)], ids=str)
+def test_classes_of_one_size_may_be_numbered_in_any_order(order):
+    """None of the three large classes is held out, and of the small ones one is hard."""
+    random, prior = np.random.default_rng(0), ClassPrior.from_counts(STEP)
+    target = np.repeat([3, 4, 5, 6], 50)
+    signal = np.array([0, 0, 0, 1.0, 6.0, 6.0, 6.0])[target, None] * np.eye(7)[target]
+    logits = signal + random.normal(size=(200, 7)) + prior.log_probs
+    columns = np.array([0, 1, 2, *order])
+    one = tune_tau(logits, target, prior, missing="nearest", n_bootstrap=0)
+    other = tune_tau(
+        logits[:, columns], columns.argsort()[target], prior, missing="nearest", n_bootstrap=0
+    )
+    np.testing.assert_allclose(other.interval, one.interval)
+    for tau in (0.0, 0.6, 1.0, one.tau):
+        assert other.error_at(tau) == pytest.approx(one.error_at(tau), abs=1e-12)
+    assert one.error_at(0.0) == pytest.approx(np.mean(one.curve.per_class(0.0)[3:]))
+
+
 def test_with_every_class_it_changes_nothing():
     logits, target = lacking()
     one, other = (tune_tau(logits, target, PRIOR, missing=m) for m in ("error", "nearest"))
@@ -90,12 +111,35 @@ def test_every_class_counts_once(examples):
     assert found.sum() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "examples", "expected"),
+    [
+        ([5000, 5000, 50, 50, 50], [0, 0, 9, 1, 4], [0, 0, 5 / 3, 5 / 3, 5 / 3]),
+        ([100, 10, 1], [5, 0, 5], [1.5, 0, 1.5]),
+        ([300, 30, 3, 3], [5, 0, 5, 5], [1 + 1 / 3, 0, 1 + 1 / 3, 1 + 1 / 3]),
+        ([100, 10, 10, 1], [0, 0, 7, 5], [0, 0, 3, 1]),
+        ([100, 11, 10, 1], [0, 5, 7, 5], [0, 2, 1, 1]),
+    ],
+)
+def test_equally_near_classes_share(sizes, examples, expected):
+    sizes, examples = np.array(sizes), np.array(examples)
+    for given in (sizes, sizes / sizes.sum(), sizes / 3.0):
+        np.testing.assert_allclose(class_shares(given, examples), np.array(expected) / len(sizes))
+    np.testing.assert_allclose(shares_by_hand(sizes, examples), np.array(expected) / len(sizes))
+
+
 def test_bad_input():
     logits, target = lacking(0)
     with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0; .*missing='nearest'"):
         tune_tau(logits, target, PRIOR)
-    with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0"):
-        tune_from_intervals(TauIntervals.from_logits(logits, target, PRIOR))
+    parts = TauIntervals.from_logits(logits, target, PRIOR)
+    with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0") as refused:
+        tune_from_intervals(parts)
+    assert str(refused.value).endswith(
+        "; hold out at least one of each, or let the nearest class in size stand in: pass "
+        "intervals.with_stand_ins(prior)."
+    )
+    tune_from_intervals(parts.with_stand_ins(PRIOR), n_bootstrap=0)
     with pytest.raises(InputError, match="`missing` must be one of 'error', 'nearest'"):
         tune_tau(logits, target, PRIOR, missing="skip")
     with pytest.raises(InputError, match="`missing` has no part in criterion='log_loss'"):

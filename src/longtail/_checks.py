@@ -310,6 +310,13 @@ def matrix(values: Any, *, caller: str, name: str = "logits", finite: bool = Tru
     return array
 
 
+# Small beside the share of every class; with a class's own share a frequent one might win by it.
+_INSTEAD_OF_LOG_0 = (
+    "; if it is the logarithm of a probability of 0, take that of a small one instead: "
+    "numpy.log(numpy.maximum(probs, prior.probs.min() / 10)), with the prior of the training data"
+)
+
+
 def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
     # A sum is one pass without a mask; only a suspicious one pays for the exact look. Its own
@@ -323,7 +330,8 @@ def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 
         place = tuple(int(i) for i in bad[0])
         raise InputError(
             f"{caller}: `{name}` must be finite, but row {place[0] + first_row}, "
-            f"column {place[1] if len(place) > 1 else 0} is {array[place]}."
+            f"column {place[1] if len(place) > 1 else 0} is {array[place]}"
+            f"{_INSTEAD_OF_LOG_0 if name == 'logits' and array[place] < 0 else ''}."
         )
 
 
@@ -353,26 +361,31 @@ def probability_rows(
         )
 
 
-def _slack_of_sums(array: NDArray[Any], eps: float = 0.0) -> float:
-    """How far rows of probabilities may be from 1: half-precision ones add up their rounding.
-
-    `eps` is that of the type they came in, where it was another.
-    """
+def _slack_of_sums(array: NDArray[Any]) -> float:
+    """How far rows of probabilities may be from 1: half-precision ones add up their rounding."""
     own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
-    return max(1e-4, 4 * own, 4 * eps)
+    return max(1e-4, 4 * (2.0**-7 if _was_bfloat16(array) else own))
 
 
-def like_probabilities(array: NDArray[Any], *, eps: float = 0.0) -> bool:
-    """Whether every row lies in [0, 1] and sums to 1; `eps` as in `_slack_of_sums`."""
+def _was_bfloat16(array: NDArray[Any]) -> bool:
+    """Whether every value is one of bfloat16, which NumPy lacks and `as_numpy` makes float32."""
+    if array.dtype != np.float32:
+        return False
+    bits = array.view(np.uint32)  # the upper half is bfloat16
+    return not np.any(bits[0] & 0xFFFF) and not np.any(bits & 0xFFFF)
+
+
+def like_probabilities(array: NDArray[Any]) -> bool:
+    """Whether every row lies in [0, 1] and sums to 1."""
     if array.min() < 0 or array.max() > 1:
         return False
     sums = array.sum(axis=1, dtype=np.float64)
-    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array, eps)))
+    return bool(np.all(np.abs(sums - 1) <= _slack_of_sums(array)))
 
 
-def not_probabilities(array: NDArray[Any], *, caller: str, hint: str, eps: float = 0.0) -> None:
+def not_probabilities(array: NDArray[Any], *, caller: str, hint: str) -> None:
     """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
-    if like_probabilities(array, eps=eps):
+    if like_probabilities(array):
         raise InputError(
             f"{caller}: every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "

@@ -102,7 +102,8 @@ def adjust_logits(
             Series by class number 0 .. K − 1.
         trained_with: the Margin of the loss that the model was trained with, if any. Where that
             loss leaves next to nothing to correct, such as the logit-adjusted loss with tau = 1,
-            an AdjustedTwiceWarning says so if tau is 0.5 or more.
+            an AdjustedTwiceWarning says so if tau is 0.5 or more. For a target_prior or costs such
+            a model is adjusted from ClassPrior.uniform(num_classes).
 
     Returns:
         Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
@@ -122,7 +123,8 @@ def adjust_logits(
     tau = _checks.tau(tau, caller)
     shift = -tau * log_ratio(prior, target_prior, costs, caller=caller)
     if trained_with is not None:
-        _warn_if_already_adjusted(trained_with, prior, tau, shift)
+        elsewhere = target_prior is not None or costs is not None
+        _warn_if_already_adjusted(trained_with, prior, tau, shift, elsewhere=elsewhere)
     return _apply(logits, lambda f, a: f + a, shift)
 
 
@@ -338,10 +340,9 @@ def _refuse_probabilities(logits: Any, caller: str) -> None:
     if rows is None or rows.size == 0:
         return
     hint = "pass their logarithm, log(probs)"
-    eps = 2.0**-7 if "bfloat16" in str(logits.dtype) else 0.0  # NumPy has no such type
     if len(rows) > 1:
-        _checks.not_probabilities(rows, caller=caller, hint=hint, eps=eps)
-    elif _checks.like_probabilities(rows, eps=eps):
+        _checks.not_probabilities(rows, caller=caller, hint=hint)
+    elif _checks.like_probabilities(rows):
         warnings.warn(
             f"{caller}: the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if "
             f"that is what they are, {hint}.",
@@ -407,9 +408,18 @@ def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> An
     return xp.astype(result, logits.dtype, copy=False)
 
 
+def from_uniform(num_classes: int) -> str:
+    """For warnings: how logits that training has balanced are brought to a target of their own."""
+    return (
+        f"what training has balanced is adjusted to another target from the uniform prior: pass "
+        f"ClassPrior.uniform({num_classes}) as the prior, with the same target_prior or costs"
+    )
+
+
 def _warn_if_already_adjusted(
-    margin: Margin, prior: ClassPrior, tau: float, shift: FloatArray
+    margin: Margin, prior: ClassPrior, tau: float, shift: FloatArray, *, elsewhere: bool
 ) -> None:
+    """`elsewhere`: the adjustment is to another target than the balanced error."""
     if not hasattr(margin, "residual_adjustment"):
         raise InputError(
             f"adjust_logits: `trained_with` must be the Margin of the training loss, such as "
@@ -418,10 +428,11 @@ def _warn_if_already_adjusted(
     if not margin.is_antisymmetric or not adjusts_again(tau) or np.ptp(shift) == 0:
         return
     if leaves_little(margin.residual_adjustment(prior), prior):
+        instead = "use the logits as they are (tau=0)"
         warnings.warn(
             f"adjust_logits: the loss '{margin.name}' already aims at the balanced error, so "
             f"adjusting its logits again is incoherent: the rare classes are favoured twice; "
-            f"use the logits as they are (tau=0).",
+            f"{from_uniform(prior.num_classes) if elsewhere else instead}.",
             AdjustedTwiceWarning,
             stacklevel=3,
         )

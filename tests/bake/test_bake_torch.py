@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -353,6 +354,18 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss, tmp_path)
     ) as found:
         bake_logit_adjustment(path, PRIOR, out=out)
     assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize("name", ["target_prior", "costs"])
+def test_a_module_balanced_by_its_loss_is_baked_for_another_target_from_the_uniform_prior(name):
+    model, numbers = holding(losses.LogitAdjustedLoss(PRIOR)), np.arange(1.0, len(COUNTS) + 1)
+    aim = {name: numbers if name == "costs" else ClassPrior.from_weights(numbers)}
+    uniform = ClassPrior.uniform(len(COUNTS))
+    with pytest.warns(AdjustedTwiceWarning, match=rf"pass ClassPrior.uniform\({len(COUNTS)}\)"):
+        bake_logit_adjustment(model, PRIOR, **aim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bake_logit_adjustment(model, uniform, **aim)
 
 
 class Other(nn.Module):

@@ -272,8 +272,20 @@ BAD = [
     (["short.npz", "--counts", COUNTS], "`logits` has 180 rows but there are 179 labels"),
     (["cut.npz", "--counts", COUNTS], "cut.npz is not an .npz file, or a damaged one"),
     (["cut.parquet", "--counts", COUNTS], "cut.parquet is not a parquet file, or a damaged one"),
-    (["p.npz", "--counts", "9,1"], "--counts has 2 numbers but the scores have 3 columns"),
-    (["p.npz", "--counts", COUNTS, "--target", "9,1"], "--target has 2 numbers but the scores"),
+    (
+        ["p.npz", "--counts", "9,1"],
+        "--counts has 2 numbers but the scores have 3 columns; give one number per class, 0 for a "
+        "class without examples.",
+    ),
+    (
+        ["p.npz", "--counts", COUNTS, "--target", "9,1"],
+        "--target has 2 numbers but the scores have 3 columns; give one number per class.",
+    ),
+    (
+        ["p.npz", "--counts", COUNTS, "--target", "9,1,0"],
+        "--target must be above zero for every class, but class 2 has 0; give it a number that is "
+        "small beside the others.",
+    ),
     (["p.npz"], "training examples per class are needed: pass --counts 900,90,10"),
     (["gone.npz", "--counts", COUNTS], "there is no file or run folder gone.npz"),
     (["p.npz", "--counts", COUNTS, "--labels", "gone"], "--labels gone: p.npz has no array or col"),

@@ -196,6 +196,16 @@ def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
         assert cli("bake", folder, "--tau", tau, "-o", f"{tau}.safetensors").err == ""
 
 
+def test_such_a_run_is_baked_for_another_target_from_equal_counts(cli, tmp_path):
+    folder = make_model_run(tmp_path, "logit-adjusted")
+    aim = ["--target", "1,2,7", "--costs", "1,1,2"]
+    twice = cli("bake", folder, *aim, "-o", "a.safetensors")
+    assert twice.code == 0
+    assert "pass --counts 1,1,1 with the same --target and --costs." in twice.err
+    right = cli("bake", folder, *aim, "--counts", "1,1,1", "-o", "b.safetensors")
+    assert (right.code, right.err) == (0, "")
+
+
 @pytest.mark.filterwarnings("default::longtail.AdjustedTwiceWarning")
 @pytest.mark.parametrize(
     ("method", "said"),

@@ -335,6 +335,16 @@ def test_a_run_that_needs_no_adjustment_warns(cli, problem, command, method, twi
         assert "adjust_logits" not in result.err
 
 
+def test_such_a_run_is_adjusted_to_another_target_from_equal_counts(cli, problem):
+    folder = in_need_of_nothing("logit-adjusted", problem)
+    twice = cli("adjust", folder, "--target", "1,2,7")
+    assert twice.code == 0
+    assert f"{TWICE}ice; what training has balanced is adjusted to another target" in twice.err
+    assert "pass --counts 1,1,1 with the same --target." in twice.err
+    right = cli("adjust", folder, "--target", "1,2,7", "--counts", "1,1,1")
+    assert (right.code, right.err) == (0, "")
+
+
 def test_nothing_is_adjusted_twice_by_norms_the_learnt_prior_or_a_small_tau(cli, problem):
     folder = in_need_of_nothing("logit-adjusted", problem)
     assert cli("tune", folder, "--method", "weight-normalization").err == ""

@@ -15,7 +15,7 @@ import numpy as np
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change, LogitAdjustment
 from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning, adjusts_again, leaves_little
+from longtail.posthoc import AdjustedTwiceWarning, adjusts_again, from_uniform, leaves_little
 from longtail.priors import ClassPrior
 
 
@@ -44,13 +44,15 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
     if not adjusts_again(change.tau):
         return
     prior = ClassPrior.from_probs(change.settings["prior"])
+    instead = "use them as they are, or at most with a small tau that held-out data ask for"
+    if "target_prior" in change.settings or "costs" in change.settings:
+        instead = from_uniform(prior.num_classes)
     for place, margin in losses:
         if _leaves_little(margin, prior):
             warnings.warn(
                 f"{change.caller}: {name} holds a loss ({place}) that already aims at the "
                 f"balanced error. If it was trained with that, adjusting its logits favours the "
-                f"rare classes twice; use them as they are, or at most with a small tau that "
-                f"held-out data ask for.",
+                f"rare classes twice; {instead}.",
                 AdjustedTwiceWarning,
                 stacklevel=5,  # from the bake of a kind of model, `_bake` and the public function
             )

@@ -230,7 +230,8 @@ def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> 
     if np.any(numbers == 0):
         raise InputError(
             f"{source} must be above zero for every class, but class "
-            f"{label(int(np.flatnonzero(numbers == 0)[0]))} has 0."
+            f"{label(int(np.flatnonzero(numbers == 0)[0]))} has 0; give it a number that is small "
+            f"beside the others."
         )
     return numbers
 
@@ -295,23 +296,35 @@ def opened_run(file: Path) -> Run | None:
     return Run.open(file, verify=False)
 
 
-def warn_if_adjusted(run: Run | None) -> bool:
+def warn_if_adjusted(run: Run | None, prior: ClassPrior, *, elsewhere: str | None = None) -> bool:
     """Say so if a run's training leaves next to nothing to correct: it would be adjusted twice.
 
     Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
     held-out data may still help.
 
+    Args:
+        run: what the logits or weights are of, if it is a run.
+        prior: that they are adjusted by; a uniform one takes nothing off.
+        elsewhere: the options that name another target than the balanced error, if any do.
+
     Returns:
         Whether it was said.
     """
-    if run is None or run.prior.imbalance_ratio == 1:
+    if run is None or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio):
         return False
+    instead = "use them as they are, or at most with a small tau that held-out data ask for"
+    if elsewhere is not None:
+        ones = ",".join(["1"] * min(prior.num_classes, 3))
+        dots = ",..." if prior.num_classes > 3 else ""
+        instead = (
+            f"what training has balanced is adjusted to another target from equal counts: pass "
+            f"--counts {ones}{dots} with the same {elsewhere}"
+        )
     for method in dict.fromkeys(_trained_with(run)):
         if _leaves_little(method, run.prior):
             _console.warning_line(
                 f"{run.folder} was trained with {method.name}, which already aims at the balanced "
-                f"error: adjusting its logits favours the rare classes twice; use them as they "
-                f"are, or at most with a small tau that held-out data ask for."
+                f"error: adjusting its logits favours the rare classes twice; {instead}."
             )
             return True
     return False

@@ -158,7 +158,8 @@ def adjust(
         if tau is None and found.labelled:
             _inputs.refuse_nothing_to_tune(prior, aim)
         if tau is None or adjusts_again(tau):
-            _inputs.warn_if_adjusted(_inputs.opened_run(file))
+            elsewhere = None if aim is None else "--target"
+            _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, elsewhere=elsewhere)
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,

@@ -157,7 +157,10 @@ def bake(
             found = _prior(run, counts, train_labels, prior, classes, smoothing)
             width = found.num_classes
             _refuse_other_width(classes, width)
-            told = adjusts_again(common["tau"]) and warn_if_adjusted(run)
+            elsewhere = " and ".join(name for name in ("--target", "--costs") if name in named)
+            told = adjusts_again(common["tau"]) and warn_if_adjusted(
+                run, found, elsewhere=elsewhere or None
+            )
             with warnings.catch_warnings():
                 if told:  # the run's weights may hold the loss, too
                     warnings.simplefilter("ignore", AdjustedTwiceWarning)

@@ -89,7 +89,8 @@ def tune(
         Missing,
         typer.Option(
             help="What to do about classes without held-out examples: refuse, or let the nearest "
-            "class in size count for them too (for --split dev of CIFAR)."
+            "class in size count for them too, equally near ones sharing (for --split dev of "
+            "CIFAR)."
         ),
     ] = Missing.error,
     bounds: BoundsOption = (0.0, 4.0),
@@ -143,7 +144,7 @@ def tune(
             random_state=seed,
         )
     if not by_norms:
-        warn_if_adjusted(opened_run(file))
+        warn_if_adjusted(opened_run(file), cast("ClassPrior", prior))
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
         return

@@ -369,7 +369,8 @@ def read_numbers(
         if len(numbers) != num_classes:
             raise InputError(
                 f"{option} has {len(numbers)} numbers but the scores have {num_classes} columns; "
-                f"give one number per class, 0 for a class without examples."
+                f"give one number per class"
+                f"{', 0 for a class without examples' if option == '--counts' else ''}."
             )
     rounded = np.rint(numbers)
     finite = bool(np.all(np.isfinite(numbers)))

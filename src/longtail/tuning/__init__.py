@@ -231,12 +231,14 @@ def tune_tau(
         sample_weight: shape (examples,); for the balanced error an integer weight gives the curve
             of repetition.
         missing: what to do for the balanced error about classes without held-out examples:
-            "error", or let the "nearest" class in size count for them too, as suits data that
-            lack the largest classes; left out, those would have no say against a large tau.
+            "error", or let the "nearest" class in size count for them too (classes that are as
+            near share evenly), as suits data that lack the largest classes; left out, those would
+            have no say against a large tau.
         confidence: level of the bootstrap interval of tau.
         n_bootstrap: how many times the held-out examples are drawn again, each class by itself
             (or, for calibration, each group of classes alike in size); 0 for no interval. Beyond
-            3 million draws in all the normal approximation of the same resampling is used. The
+            3 million draws in all only examples that change near the minimum are drawn, or, if
+            these are as many, the normal approximation of the same resampling is used. The
             interval shows how far the minimiser moves; since errors are counted, not smooth, it
             moves more slowly than 1/√n. Where few examples decide, it is likely too narrow, and the
             result says so.

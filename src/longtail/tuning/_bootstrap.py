@@ -2,10 +2,14 @@
 
 The classes keep their sizes, since the balanced error looks at each class by itself. Few
 examples are resampled one by one; for many, the normal approximation of the same resampling
-costs one more look at the intervals instead of a thousand.
+costs one more look at the intervals instead of a thousand. It shows where the minimisers lie, and
+where few of the many examples change anything there, these few are resampled one by one: of so few
+the normal law is a poor approximation.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,37 +29,90 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     """The minimiser of each of `replicates` resampled curves, shape (replicates,)."""
     if curve.intervals.num_examples * replicates <= _EXACT_DRAWS:
         return resampled_taus(curve, replicates, rng)
-    return normal_taus(curve, replicates, rng)
+    for found in normal_rounds(curve, replicates, rng):
+        taus, within = found
+        events = _Events(curve.intervals, within)
+        if len(events.moving) * replicates <= _EXACT_DRAWS:
+            return resampled_taus(curve, replicates, rng, events)
+    return taus
 
 
-def resampled_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> FloatArray:
-    """Each class's examples drawn with replacement, the tau chosen as on the data themselves."""
-    parts, bounds = curve.intervals, curve.bounds
-    low, high = bounds
-    near = RESOLUTION * max(1.0, abs(low), abs(high))
-    begin, end = np.maximum(parts.lower, low), np.minimum(parts.upper, high)
-    ever = begin < end
-    at_start = np.flatnonzero(ever & (begin <= low + near))
-    begins = np.flatnonzero(ever & (begin > low + near))
-    ends = np.flatnonzero(ever & (end < high))
-    positions = np.concatenate([begin[begins], end[ends]])
-    order = np.argsort(positions)
-    who = np.concatenate([begins, ends])[order]
-    sign = np.repeat([1.0, -1.0], [len(begins), len(ends)])[order]
-    breakpoints, below = cells(positions[order], bounds)
+class _Events:
+    """Where examples become right or wrong within bounds, and which do.
 
-    by_class = np.argsort(parts.target, kind="stable")
-    sizes = parts.counts[parts.target[by_class]]
-    first = (np.cumsum(parts.counts) - parts.counts)[parts.target[by_class]]
+    Attributes:
+        moving: the examples that are not right, or wrong, all the way.
+        breakpoints: of the cells within the bounds.
+        below: for each cell, how many of the events lie below it.
+        who: the example of each event, in rising order.
+        sign: 1 where it becomes right, −1 where it becomes wrong.
+    """
+
+    def __init__(self, parts: TauIntervals, bounds: tuple[float, float]) -> None:
+        low, high = bounds
+        near = RESOLUTION * max(1.0, abs(low), abs(high))
+        begin, end = np.maximum(parts.lower, low), np.minimum(parts.upper, high)
+        ever = begin < end
+        begins = np.flatnonzero(ever & (begin > low + near))
+        ends = np.flatnonzero(ever & (end < high))
+        positions = np.concatenate([begin[begins], end[ends]])
+        order = np.argsort(positions)
+        self.moving = np.union1d(begins, ends)
+        self.who = np.concatenate([begins, ends])[order]
+        self.sign = np.repeat([1.0, -1.0], [len(begins), len(ends)])[order]
+        self.breakpoints, self.below = cells(positions[order], bounds)
+
+
+def resampled_taus(
+    curve: TauCurve, replicates: int, rng: np.random.Generator, events: _Events | None = None
+) -> FloatArray:
+    """Each class's examples drawn with replacement, the tau chosen as on the data themselves.
+
+    With `events` only the examples that move there are drawn one by one. Others change the error
+    by the same at every tau: how many they are is drawn, and of weighted ones their total, by the
+    normal law.
+    """
+    parts = curve.intervals
+    some = np.arange(parts.num_examples) if events is None else events.moving
+    events = events or _Events(parts, curve.bounds)
+    labels, target = np.unique(parts.target[some], return_inverse=True)
+    weights, importance = parts.weights[some], parts.importance[labels]
+    sizes, counts = np.bincount(target, minlength=len(labels)), parts.counts[labels]
+    complete = np.array_equal(sizes, counts)
+    mean, deviation = _weights_of_others(parts, some, labels)
+
+    by_class = np.argsort(target, kind="stable")
+    first = np.cumsum(sizes) - sizes
+    who = np.searchsorted(some, events.who)
     taus = np.empty(replicates)
     for k in range(replicates):
-        drawn = by_class[first + (rng.random(len(sizes)) * sizes).astype(np.int64)]
-        mass = np.bincount(drawn, minlength=len(sizes)) * parts.weights
-        totals = np.bincount(parts.target, weights=mass, minlength=parts.num_classes)
-        share = divided(parts.importance, totals)[parts.target] * mass
-        right = np.concatenate([[0.0], np.cumsum(sign * share[who])])[below]
-        taus[k] = _middle_of_best(breakpoints, right + share[at_start].sum())
+        times = counts if complete else rng.binomial(counts, sizes / counts)
+        places = rng.random(times.sum()) * np.repeat(sizes, times)
+        drawn = by_class[np.repeat(first, times) + places.astype(np.int64)]
+        mass = np.bincount(drawn, minlength=len(some)) * weights
+        totals = np.bincount(target, weights=mass, minlength=len(labels))
+        if not complete:
+            others = counts - times
+            noise = np.sqrt(others) * deviation * rng.standard_normal(len(labels))
+            totals += np.maximum(others * mean + noise, 0.0)
+        share = divided(importance, totals)[target] * mass
+        right = np.concatenate([[0.0], np.cumsum(events.sign * share[who])])[events.below]
+        taus[k] = _middle_of_best(events.breakpoints, right)
     return taus
+
+
+def _weights_of_others(
+    parts: TauIntervals, some: IntArray, labels: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation, in these classes, of the weights of all but some examples."""
+    other = np.ones(parts.num_examples, dtype=bool)
+    other[some] = False
+    number, total, squares = (
+        _sums(parts.target[other], parts.weights[other] ** power, parts.num_classes)[labels]
+        for power in (0, 1, 2)
+    )
+    mean = divided(total, number)
+    return mean, np.sqrt(np.maximum(divided(squares, number) - mean**2, 0.0))
 
 
 def _middle_of_best(breakpoints: FloatArray, right: FloatArray) -> float:
@@ -72,20 +129,28 @@ def _middle_of_best(breakpoints: FloatArray, right: FloatArray) -> float:
     return float((low[k] + high[k]) / 2)
 
 
-def normal_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> FloatArray:
+def normal_rounds(
+    curve: TauCurve, replicates: int, rng: np.random.Generator
+) -> Iterator[tuple[FloatArray, tuple[float, float]]]:
     """Minimisers of curves drawn from the normal law with the resampling's mean and covariance.
 
-    The second round looks closer at the range where the minimisers of the first lie.
+    Every round gives them, shape (replicates,), and the range where they lie, at which the next
+    looks closer. A minimiser is the middle of its cell, as on the data themselves; points of one
+    cell are one, since nothing but rounding could tell which of them is best.
     """
     low, high = curve.bounds
     for points in _POINTS:
         step = (high - low) / points
         taus = low + step * np.arange(0.5, points)
-        noise = normal_noise(resampling_covariance(curve.intervals, taus), replicates, rng)
-        found = taus[np.argmin(curve(taus) + noise, axis=1)]
-        low = max(low, float(found.min()) - step)
-        high = min(high, float(found.max()) + step)
-    return np.asarray(found)
+        cell = np.searchsorted(curve.breakpoints[1:-1], taus, side="right")
+        cell, one = np.unique(cell, return_index=True)
+        covariance = resampling_covariance(curve.intervals, taus)[np.ix_(one, one)]
+        noise = normal_noise(covariance, replicates, rng)
+        found = cell[np.argmin(curve(taus[one]) + noise, axis=1)]
+        begin, end = curve.breakpoints[found], curve.breakpoints[found + 1]
+        low = max(low, float(begin.min()) - step)
+        high = min(high, float(end.max()) + step)
+        yield (begin + end) / 2, (low, high)
 
 
 def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -> FloatArray:

@@ -48,11 +48,17 @@ class TauCurve:
     def __init__(
         self, intervals: TauIntervals, *, bounds: tuple[float, float], caller: str = "TauCurve"
     ) -> None:
-        refuse_missing_classes(np.where(intervals.importance > 0, intervals.counts, 1), caller)
+        refuse_missing_classes(
+            np.where(intervals.importance > 0, intervals.counts, 1),
+            caller,
+            instead="or let the nearest class in size stand in: pass "
+            "intervals.with_stand_ins(prior)",
+        )
         self.intervals = intervals
         self.bounds = bounds
         share = intervals.shares[intervals.target] * intervals.weights
         self._units = np.rint(share * _UNIT).astype(np.int64)
+        self._all = self._units.sum()
         self._positions, changes = self._events()
         first = self._right_at(bounds[0])
         self._right = np.concatenate([[first], first + np.cumsum(changes)])
@@ -123,8 +129,8 @@ class TauCurve:
         return positions[order], changes[order]
 
     def _error(self, right: Any) -> Any:
-        # Shares that were rounded to units may add up to a hair more than one.
-        return np.maximum(1.0 - right / _UNIT, 0.0)
+        # Shares that were rounded to units may add up to a hair more or less than one.
+        return np.where(right == self._all, 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
 
     def __repr__(self) -> str:
         return (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.priors import ClassPrior
-from longtail.tuning._missing import stand_ins
+from longtail.tuning._missing import given_to_nearest
 from longtail.tuning._scan import TauScan
 
 Method = Literal["logit_adjustment", "weight_normalization"]
@@ -195,6 +195,8 @@ class TauIntervals:
     def with_stand_ins(self, prior: ClassPrior) -> TauIntervals:
         """The same, with what classes without examples weigh given to the nearest in size.
 
+        Classes that are as near, such as those of one size, share it evenly.
+
         Args:
             prior: π, whose probabilities say which class is near.
 
@@ -205,9 +207,7 @@ class TauIntervals:
             array([0.  , 0.5 , 0.25, 0.25])
         """
         _checks.prior(prior, "TauIntervals.with_stand_ins", num_classes=self.num_classes)
-        found = stand_ins(prior.probs, self.counts)
-        moved: FloatArray = np.zeros(self.num_classes)
-        np.add.at(moved, found, self.importance)
+        moved = given_to_nearest(self.importance, prior.probs, self.counts)
         return replace(self, importance=moved)
 
     def __add__(self, other: TauIntervals) -> TauIntervals:
@@ -268,7 +268,12 @@ def intervals(
     if target_prior is not None:
         importance = importance * target_prior.probs
     if complete:
-        refuse_missing_classes(np.bincount(target[weight_mask(weight)], minlength=width), caller)
+        refuse_missing_classes(
+            np.bincount(target[weight_mask(weight)], minlength=width),
+            caller,
+            instead="let the nearest class in size stand in (missing='nearest'), or pass "
+            "criterion='log_loss', which can do without some",
+        )
     scan = TauScan(direction, signed=method == "weight_normalization", caller=caller)
     lower, upper = scan.run(logits, target, offset if bias_mode == "drop" else None, chunk_rows)
     keep = weight_mask(weight)
@@ -309,15 +314,17 @@ def divided(amount: NDArray[Any], by: NDArray[Any]) -> FloatArray:
     return quotient
 
 
-def refuse_missing_classes(counts: IntArray, caller: str) -> None:
-    """The balanced error has one term per class, so every class needs held-out examples."""
+def refuse_missing_classes(counts: IntArray, caller: str, *, instead: str) -> None:
+    """The balanced error has one term per class, so every class needs held-out examples.
+
+    `instead` is what can be done without some, in the words of the caller.
+    """
     missing = np.flatnonzero(counts == 0)
     if len(missing):
         raise InputError(
             f"{caller}: every class needs held-out examples, but {len(missing)} of {len(counts)} "
             f"have none in `target`: {_checks.listing(missing)}; hold out at least one of each, "
-            f"let the nearest class in size stand in (missing='nearest'), or pass "
-            f"criterion='log_loss', which can do without some."
+            f"{instead}."
         )
 
 

@@ -11,40 +11,52 @@ import numpy as np
 
 from longtail._checks import FloatArray, InputError, IntArray
 
+# Logarithms of sizes that differ by less differ by rounding: the classes are as near.
+_AS_NEAR = 1e-9
 
-def stand_ins(sizes: IntArray | FloatArray, examples: IntArray) -> IntArray:
-    """For each class the class that speaks for it: itself, or the nearest in size.
+
+def given_to_nearest(
+    weights: FloatArray, sizes: IntArray | FloatArray, examples: IntArray
+) -> FloatArray:
+    """Weights of classes, with those of classes without examples given to the nearest in size.
+
+    Near is meant on a logarithmic scale. Classes that are as near share evenly, so that the
+    numbers by which classes of one size go mean nothing.
 
     Args:
+        weights: what each class counts, shape (num_classes,).
         sizes: training examples of each class or their shares, positive, shape (num_classes,).
         examples: held-out examples of each class, shape (num_classes,).
 
     Returns:
-        Shape (num_classes,); on a logarithmic scale, and of two that are as near the first.
+        Shape (num_classes,), with the same sum; 0 for classes without examples.
 
     Examples:
-        >>> stand_ins(np.array([500, 400, 90, 10]), np.array([0, 20, 50, 50]))
-        array([1, 1, 2, 3])
+        >>> given_to_nearest(np.ones(4), np.array([500, 400, 90, 10]), np.array([0, 20, 50, 50]))
+        array([0., 2., 1., 1.])
+        >>> given_to_nearest(np.ones(4), np.array([500, 10, 10, 10]), np.array([0, 9, 9, 0]))
+        array([0., 2., 2., 0.])
     """
-    logs, present = np.log(sizes), np.flatnonzero(examples > 0)
-    if not len(present):
+    logs, there = np.log(sizes), examples > 0
+    if not there.any():
         raise InputError("class_shares: `examples` has none of any class.")
-    found = np.arange(len(logs))
-    for label in np.flatnonzero(examples == 0):
-        found[label] = present[np.argmin(np.abs(logs[present] - logs[label]))]
-    return found
+    given = np.where(there, weights, 0.0)
+    for size in np.unique(logs[~there]):
+        away = np.abs(logs[there] - size)
+        near = np.flatnonzero(there)[away <= away.min() + _AS_NEAR]
+        given[near] += weights[~there & (logs == size)].sum() / len(near)
+    return given
 
 
 def class_shares(sizes: IntArray | FloatArray, examples: IntArray) -> FloatArray:
     """How much each class's error counts, shape (num_classes,); they add up to 1.
 
     Args:
-        sizes: as in `stand_ins`.
+        sizes: as in `given_to_nearest`.
         examples: likewise.
 
     Examples:
         >>> class_shares(np.array([500, 400, 90, 10]), np.array([0, 20, 50, 50]))
         array([0.  , 0.5 , 0.25, 0.25])
     """
-    found = stand_ins(sizes, examples)
-    return np.bincount(found, minlength=len(found)) / len(found)
+    return given_to_nearest(np.ones(len(sizes)), sizes, examples) / len(sizes)
