@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -88,6 +89,25 @@ def test_from_a_list_to_a_report(cli, published, name):
     assert "post-hoc" in Path("page.html").read_text()
     again = cli("evaluate", f"runs/{name}", *where, *HERE, "--json")
     assert json.loads(again.out)["runs"][0]["examples"] == HELD * len(COUNTS)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_printed_finds_the_images_again(cli, published, named):
+    """Lists by name and of one's own, apart from their images."""
+    published("places-lt")
+    WRITE["places-lt"](Path("disk"))
+    Path("lists").mkdir()
+    for file in Path("disk").glob("*.txt"):
+        shutil.move(file, "lists")
+    dataset = ("places-lt", "--data-dir", "lists") if named else ("lists",)
+    words = ("--root", "disk", "--recipe", "imagenet-lt", "--method", "softmax", "--no-evaluate")
+    trained = cli("train", "--dataset", *dataset, *words, *SMALL, *HERE)
+    assert trained.code == 0, trained.err
+    command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
+    where = dataset[1:] if named else ("--dataset", *dataset)
+    assert command[2:] == [*where, "--root", "disk"]
+    judged = cli(*command, *HERE)
+    assert judged.code == 0, judged.err
 
 
 @pytest.fixture

@@ -178,6 +178,15 @@ class RunData:
         pairs = ((name, str(value)) for name, value in given.items() if value is not None)
         return [word for pair in pairs for word in pair]
 
+    @property
+    def where(self) -> list[str]:
+        """`typed` without a name that runs tell by themselves: what commands about them need."""
+        from longtail.data import DATASETS
+        from longtail.data.large import LARGE
+
+        named = self.dataset in (*DATASETS, *LARGE)
+        return RunData(None, self.data_dir, self.root).typed if named else self.typed
+
     def of(self, run: Run) -> AnyData:
         """The data that a run was trained on, and their test set."""
         from longtail.runs import RunError
