@@ -110,6 +110,14 @@ def test_what_is_printed_finds_the_images_again(cli, published, named):
     assert judged.code == 0, judged.err
 
 
+def test_the_place_of_lists_and_of_their_images_is_asked_for(cli, places):
+    assert train(cli, "--no-evaluate").code == 0
+    refused = cli("evaluate", "runs", *HERE)
+    assert (refused.code, refused.out) == (1, "")
+    assert "trained on 'spots', lists or class folders of images on disk; say where" in refused.err
+    assert "--dataset PATH, and with --root FOLDER what the lists' paths start from" in refused.err
+
+
 @pytest.fixture
 def places(cli):
     return write_large(Path("spots"), "places-lt", counts=(12, 6, 4), held=2)

@@ -209,9 +209,12 @@ class RunData:
         from longtail.data.large import LARGE, load_listed
 
         if self.dataset is None and spec.name not in (*DATASETS, *LARGE):
+            what, how = "a folder of images or a frozen file; say where it is", ""
+            if "list" in spec.settings:
+                what = "lists or class folders of images on disk; say where they are"
+                how = ", and with --root FOLDER what the lists' paths start from, if elsewhere"
             raise InputError(
-                f"{run.folder} was trained on {spec.name!r}, a folder of images or a frozen file; "
-                f"say where it is: --dataset PATH."
+                f"{run.folder} was trained on {spec.name!r}, {what}: --dataset PATH{how}."
             )
         name = self.dataset or spec.name
         if "list" in spec.settings:
