@@ -194,6 +194,37 @@ def test_bad_input(tmp_path, make, settings, message):
     assert not (tmp_path / "out.safetensors").exists()
 
 
+OF_ANOTHER_KIND = {
+    "b.onnx": r"is an ONNX file by its name; write \S*b\.safetensors",
+    "b.ONNX": r"is an ONNX file by its name; write \S*b\.safetensors",
+    "b.pt": r"is a pickle by its name; write \S*b\.safetensors",
+    "b.bin": r"is a pickle by its name; write \S*b\.safetensors",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), OF_ANOTHER_KIND.items())
+@pytest.mark.parametrize("force", [False, True])
+def test_an_output_named_as_another_kind_is_refused(tmp_path, name, message, force):
+    path, out = saved(tmp_path, network()), tmp_path / name
+    if force:
+        out.write_bytes(b"as it was")
+    with pytest.raises(InputError, match=f"{message}, or export the model to ONNX and bake that"):
+        bake_logit_adjustment(path, PRIOR, out=out, force=force)
+    with pytest.raises(InputError, match=message):
+        bake_weight_normalization(path, layer="2", out=out, force=force)
+    baked = bake_logit_adjustment(path, PRIOR, out=tmp_path / "baked.safetensors")
+    with pytest.raises(InputError, match=rf"{message}\.$"):
+        unbake(baked, out=out, force=force)
+    assert (out.read_bytes() == b"as it was") if force else not out.exists()
+
+
+@pytest.mark.parametrize("name", ["baked", "baked.v2", "baked.sft"])
+def test_an_output_may_have_any_other_name(tmp_path, name):
+    out = bake_logit_adjustment(saved(tmp_path, network()), PRIOR, out=tmp_path / name)
+    assert bake_record(out) is not None
+    assert bake_record(unbake(out, out=tmp_path / "back")) is None
+
+
 def test_undo_refuses(tmp_path):
     with pytest.raises(InputError, match=r"model\.safetensors is not baked: it has no record"):
         unbake(saved(tmp_path, network()), out=tmp_path / "b.safetensors")

@@ -289,6 +289,11 @@ def test_a_run_without_weights(cli, tmp_path):
         (["m.safetensors", *COUNTS, "--layer", "head", "-o", "b"], 1, "it has 'fc' (3 outputs)"),
         (["counts.csv", *COUNTS, "-o", "b"], 1, "is neither an ONNX nor a safetensors file"),
         (["none.onnx", *COUNTS, "-o", "b"], 1, "there is no file none.onnx"),
+        (["m.onnx", *COUNTS, "-o", "b.safetensors"], 1,
+         "m.onnx is an ONNX file, and so is what is made of it, but b.safetensors is a safetensors "
+         "file by its name; write b.onnx."),
+        (["m.onnx", "--method", "weight-normalization", "-o", "b.pkl"], 1, "; write b.onnx."),
+        (["m.safetensors", *COUNTS, "-o", "b.onnx"], 1, "; write b.safetensors, or export the mo"),
     ],
 )  # fmt: skip
 def test_bad_input(cli, files, words, code, message):
@@ -296,7 +301,20 @@ def test_bad_input(cli, files, words, code, message):
     assert (result.code, result.out) == (code, "")
     assert message in result.err
     assert len(result.err.splitlines()) == 1
-    assert not Path("b").exists()
+    assert not list(Path().glob("b*"))
+
+
+def test_a_runs_weights_under_the_name_of_another_kind(cli, tmp_path):
+    folder = make_model_run(tmp_path, "softmax")
+    result = cli("bake", folder, "-o", "x.onnx")
+    assert (result.code, result.out) == (1, "")
+    assert "model.safetensors is a safetensors file" in result.err
+    assert "write x.safetensors, or export the model to ONNX and bake that." in result.err
+    assert cli("bake", folder, "-o", "x.safetensors").code == 0
+    undone = cli("bake", "x.safetensors", "--undo", "-o", "x.onnx")
+    assert undone.code == 1
+    assert undone.err.endswith("x.onnx is an ONNX file by its name; write x.safetensors.\n")
+    assert not Path("x.onnx").exists()
 
 
 def test_twice_and_force(cli, files):

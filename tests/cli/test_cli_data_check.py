@@ -224,3 +224,59 @@ def test_one_image_in_colour_beside_a_grey_split_is_told_of(cli, options):
     Image.new("RGB", (5, 6)).save("set/test/a/3.png")
     assert "in colour" not in cli("data", "check", "set", *options).out
     assert cli("data", "describe", "set").code == 0
+
+
+def see_through(mode):
+    """An image of a mode with transparency; of a palette, one colour of it."""
+    image = Image.new(mode, (5, 6))
+    if mode == "P":
+        image.info["transparency"] = 0
+    return image
+
+
+@pytest.mark.parametrize("options", [(), ("--quick",), ("--workers", "2")])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_an_image_with_transparency_is_told_of(cli, options, mode):
+    for split in ("train", "test"):
+        write_folder(Path("set", split), {"a": 20, "b": 20}, shape=(3, 6, 5))
+    assert "transparency" not in cli("data", "check", "set", *options).out
+    see_through(mode).save("set/test/b/7.png")
+    see_through(mode).save("set/test/b/8.png")
+    odd = cli("data", "check", "set", *options)
+    assert odd.code == 0  # a recipe that crops drops it
+    assert max(map(len, odd.out.splitlines())) <= 80
+    text = " ".join(odd.out.split())
+    assert "set/test/b/7.png has transparency: training needs a recipe that crops, such as" in text
+    assert "the others, describe and freeze take images without it, grey or RGB." in text
+    found = json.loads(cli("data", "check", "set", *options, "--json").out)["transparent"]
+    assert found == {"test": "set/test/b/7.png"}
+    assert "set/test/b/7.png has pixels of the kind" in cli("data", "describe", "set").err
+
+
+def test_grey_with_transparency_is_not_called_colour(cli):
+    for split in ("train", "test"):
+        write_folder(Path("set", split), {"a": 2, "b": 2}, shape=(1, 6, 5))
+    see_through("LA").save("set/train/a/1.png")
+    text = " ".join(cli("data", "check", "set").out.split())
+    assert "set/train/a/1.png has transparency" in text
+    assert "colour" not in text
+
+
+def test_only_what_training_reads_is_told_of(cli):
+    for split in ("train", "test"):
+        write_folder(Path("set", split), {"a": 2, "b": 2}, shape=(3, 6, 5))
+    write_photos(Path("set"), ["val/a/1.png", "val/b/1.png"], size=(5, 6))
+    see_through("RGBA").save("set/val/a/1.png")
+    assert "transparency" not in cli("data", "check", "set").out
+    assert cli("data", "describe", "set").code == 0
+
+
+def test_lists_may_hold_transparency(cli):
+    """Images of lists always stay on disk, where it is dropped."""
+    write_photos(Path("set"), ["a/1.png", "a/2.png"])
+    see_through("RGBA").save("set/a/1.png")
+    Path("set/train.txt").write_text("a/1.png 0\n")
+    Path("set/test.txt").write_text("a/2.png 0\n")
+    result = cli("data", "check", "set")
+    assert (result.code, "transparency" in result.out) == (0, False)
+    assert json.loads(cli("data", "check", "set", "--json").out)["transparent"] == {}

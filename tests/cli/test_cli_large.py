@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -88,6 +89,33 @@ def test_from_a_list_to_a_report(cli, published, name):
     assert "post-hoc" in Path("page.html").read_text()
     again = cli("evaluate", f"runs/{name}", *where, *HERE, "--json")
     assert json.loads(again.out)["runs"][0]["examples"] == HELD * len(COUNTS)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_printed_finds_the_images_again(cli, published, named):
+    """Lists by name and of one's own, apart from their images."""
+    published("places-lt")
+    WRITE["places-lt"](Path("disk"))
+    Path("lists").mkdir()
+    for file in Path("disk").glob("*.txt"):
+        shutil.move(file, "lists")
+    dataset = ("places-lt", "--data-dir", "lists") if named else ("lists",)
+    words = ("--root", "disk", "--recipe", "imagenet-lt", "--method", "softmax", "--no-evaluate")
+    trained = cli("train", "--dataset", *dataset, *words, *SMALL, *HERE)
+    assert trained.code == 0, trained.err
+    command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
+    where = dataset[1:] if named else ("--dataset", *dataset)
+    assert command[2:] == [*where, "--root", "disk"]
+    judged = cli(*command, *HERE)
+    assert judged.code == 0, judged.err
+
+
+def test_the_place_of_lists_and_of_their_images_is_asked_for(cli, places):
+    assert train(cli, "--no-evaluate").code == 0
+    refused = cli("evaluate", "runs", *HERE)
+    assert (refused.code, refused.out) == (1, "")
+    assert "trained on 'spots', lists or class folders of images on disk; say where" in refused.err
+    assert "--dataset PATH, and with --root FOLDER what the lists' paths start from" in refused.err
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_factory import write_folder
 from longtail.cli import main
 from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, find_runs
@@ -160,6 +161,23 @@ def test_saved_logits_in_the_place_of_networks(teachers, cli):
     alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
     assert alone.code == 2
     assert "--teacher-logits needs --teachers" in alone.err
+
+
+def test_saved_logits_of_data_of_ones_own_are_asked_for_with_their_place(cli):
+    for split in ("train", "test"):
+        write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
+    words = ("train", "--dataset", "birds", "--recipe", "digits", "--device", "cpu")
+    words += ("--set", "epochs=1", "--method", "softmax")
+    assert cli(*words).code == 0
+    student = ("--set", "distill_weight=0.5", "--teachers", "runs/birds", "--teacher-logits")
+    refused = cli(*words, *student)
+    assert refused.code == 1
+    (run,) = find_runs("runs")
+    command = f"evaluate {run.folder} --split train --dataset PATH"
+    assert refused.err.endswith(f"run: longtail {command}\n")
+    assert cli(*command.replace("PATH", "birds").split()).code == 0
+    taught = cli(*words, *student)
+    assert taught.code == 0, taught.err
 
 
 def test_students_may_lie_beside_their_teachers(teachers, cli):

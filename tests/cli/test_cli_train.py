@@ -151,7 +151,22 @@ def test_training_alone_leaves_the_test_set_closed(cli):
     (run,) = find_runs("runs")
     assert run.splits == ()
     assert result.out.splitlines()[1].split() == ["method", "seeds", "time", "a", "run"]
-    assert "longtail evaluate runs/digits-lt" in result.out
+    assert result.out.endswith("yet: longtail evaluate runs/digits-lt\n")
+
+
+@pytest.mark.parametrize("dataset", ["my birds", "my birds.frozen", "digits.frozen"])
+def test_the_command_that_judges_says_where_data_of_ones_own_are(cli, dataset):
+    for split in ("train", "test"):
+        write_folder(Path("my birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
+    for source in ("my birds", "digits-lt"):
+        assert cli("data", "freeze", source, "-o", f"{source.removesuffix('-lt')}.frozen").code == 0
+    words = ("--set", "epochs=1", "--device", "cpu", "--method", "softmax", "--no-evaluate")
+    trained = cli("train", "--dataset", dataset, "--recipe", "digits", *words, "--out", "a b")
+    assert trained.code == 0, trained.err
+    command = shlex.split(trained.out.splitlines()[-1].partition(": longtail ")[2])
+    assert command[-2:] == ["--dataset", dataset]
+    judged = cli(*command)
+    assert judged.code == 0, judged.err
 
 
 def test_a_held_out_part_is_judged_beside_the_test_set(cli):

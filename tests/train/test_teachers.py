@@ -320,8 +320,9 @@ def test_saved_logits_of_other_images_are_refused(teachers, tmp_path):
     RunWriter.reopen(bare.folder).write_logits(
         "train", np.zeros((len(turned), 10)), turned.labels, data=turned.fingerprint
     )
-    with pytest.raises(RunError, match="or in another order"):
+    with pytest.raises(RunError, match="or in another order") as refused:
         Staff([one], DATA.train, root=tmp_path)
+    assert str(refused.value).endswith(f"{bare.evaluation('train')} --force")
 
 
 def test_saved_logits_do_not_go_with_augmentation(teachers):

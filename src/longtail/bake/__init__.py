@@ -37,6 +37,11 @@ __all__ = [
     "unbake",
 ]
 
+# What a file is by its ending; any other ending, or none, says nothing.
+_PICKLE = "a pickle"
+_KINDS = {".onnx": "an ONNX file", ".safetensors": "a safetensors file"}
+_KINDS |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"), _PICKLE)
+
 
 def bake_logit_adjustment(
     model: Any,
@@ -67,7 +72,8 @@ def bake_logit_adjustment(
             won't do. For a torch module, what it is called with (a tensor, a tuple, or a
             dictionary of keywords): without it only the last layer is run, and what the module
             does behind that layer, such as a temperature, goes unnoticed.
-        out: the file to write, if `model` is a path.
+        out: the file to write, if `model` is a path; of the same kind, so an ending that means
+            another is refused.
         force: replace `out` if it exists.
 
     Returns:
@@ -154,7 +160,9 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
     caller = "unbake"
     if isinstance(model, str | Path):
         source, target = _paths(model, out, force, caller)
-        if _is_state_file(source, caller):
+        state = _is_state_file(source, caller)
+        _refuse_another_kind(source, target, state, caller)
+        if state:
             from longtail.bake import _safetensors
 
             _safetensors.unbake(source, target, caller=caller)
@@ -233,7 +241,9 @@ def _bake(
     caller = change.caller
     if isinstance(model, str | Path):
         source, target = _paths(model, out, force, caller)
-        if _is_state_file(source, caller):
+        state = _is_state_file(source, caller)
+        _refuse_another_kind(source, target, state, caller)
+        if state:
             from longtail.bake import _safetensors
 
             _refuse_onnx_options(output, inputs, caller)
@@ -322,18 +332,29 @@ def _refuse_onnx_options(output: str | None, inputs: Any, caller: str) -> None:
         raise InputError(f"{caller}: `inputs` is for ONNX models and torch modules; leave it out.")
 
 
+def _refuse_another_kind(source: Path, target: Path, state: bool, caller: str) -> None:
+    """Refuse an output that any reader would take for another kind of file than it will be."""
+    named, ending = _KINDS.get(target.suffix.lower()), ".safetensors" if state else ".onnx"
+    if named in (None, _KINDS[ending]):
+        return
+    export = ", or export the model to ONNX and bake that" if state and caller != "unbake" else ""
+    raise InputError(
+        f"{caller}: {source} is {_KINDS[ending]}, and so is what is made of it, but {target} is "
+        f"{named} by its name; write {target.with_suffix(ending)}{export}."
+    )
+
+
 def _is_state_file(path: Path, caller: str) -> bool:
     """Whether a file is a safetensors file; else it should be an ONNX file."""
-    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"):
+    kind = _KINDS.get(path.suffix.lower())
+    if kind == _PICKLE:
         raise InputError(
             f"{caller}: {path} is a pickle by its name, and pickles are never loaded; save the "
             f"state dict with safetensors.torch.save_file, export to ONNX, or load the model "
             f"yourself and bake it in Python."
         )
-    if path.suffix == ".onnx":
-        return False
-    if path.suffix == ".safetensors":
-        return True
+    if kind is not None:
+        return kind == _KINDS[".safetensors"]
     with open(path, "rb") as file:
         start = file.read(9)
     if start[8:] == b"{":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,8 +125,14 @@ def document(runs: list[Run]) -> dict[str, Any]:
     return {"methods": methods, "runs": listed}
 
 
-def show(runs: list[Run], job: _cohort.Job) -> None:
-    """The table of the finished runs, and what to do next."""
+def show(runs: list[Run], job: _cohort.Job, *, where: list[str]) -> None:
+    """The table of the finished runs, and what to do next.
+
+    Args:
+        runs: finished.
+        job: theirs.
+        where: options that say where the data are, for a command that reads them again.
+    """
     from longtail.report.tables import Table
     from longtail.runs.naming import by_method
 
@@ -149,12 +156,17 @@ def show(runs: list[Run], job: _cohort.Job) -> None:
     _console.show_table(Table(title, header, rows, note=note))
     folder = job.root / spec.dataset.name
     if "test" not in errors:
-        _console.line(f"Not judged on the test set yet: longtail evaluate {folder}")
+        _say_next("Not judged on the test set yet", "evaluate", folder, *where)
     elif spec.dataset.held_out:
         # Only plain runs: the other losses have their adjustment in them already.
         for run in [run for run in runs if run.spec.method.name == "softmax"][:1]:
-            _console.line(f"To choose tau on the held-out part: longtail tune {run.folder}")
+            _say_next("To choose tau on the held-out part", "tune", run.folder)
     elif absent:
-        _console.line(f"For classes with many, medium and few examples: longtail evaluate {folder}")
+        _say_next("For classes with many, medium and few examples", "evaluate", folder)
     else:
-        _console.line(f"For intervals, post-hoc methods and a page: longtail report {folder}")
+        _say_next("For intervals, post-hoc methods and a page", "report", folder)
+
+
+def _say_next(why: str, *command: str | Path) -> None:
+    """A line with a command to type next."""
+    _console.line(f"{why}: {shlex.join(['longtail', *map(str, command)])}")

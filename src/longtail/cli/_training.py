@@ -178,6 +178,15 @@ class RunData:
         pairs = ((name, str(value)) for name, value in given.items() if value is not None)
         return [word for pair in pairs for word in pair]
 
+    @property
+    def where(self) -> list[str]:
+        """`typed` without a name that runs tell by themselves: what commands about them need."""
+        from longtail.data import DATASETS
+        from longtail.data.large import LARGE
+
+        named = self.dataset in (*DATASETS, *LARGE)
+        return RunData(None, self.data_dir, self.root).typed if named else self.typed
+
     def of(self, run: Run) -> AnyData:
         """The data that a run was trained on, and their test set."""
         from longtail.runs import RunError
@@ -200,9 +209,12 @@ class RunData:
         from longtail.data.large import LARGE, load_listed
 
         if self.dataset is None and spec.name not in (*DATASETS, *LARGE):
+            what, how = "a folder of images or a frozen file; say where it is", ""
+            if "list" in spec.settings:
+                what = "lists or class folders of images on disk; say where they are"
+                how = ", and with --root FOLDER what the lists' paths start from, if elsewhere"
             raise InputError(
-                f"{run.folder} was trained on {spec.name!r}, a folder of images or a frozen file; "
-                f"say where it is: --dataset PATH."
+                f"{run.folder} was trained on {spec.name!r}, {what}: --dataset PATH{how}."
             )
         name = self.dataset or spec.name
         if "list" in spec.settings:

@@ -60,7 +60,10 @@ def bake(
         typer.Argument(metavar="MODEL", help="An .onnx or .safetensors file, or a run folder."),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Write the baked model here.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Write the baked model here, in MODEL's format."
+        ),
     ],
     counts: CountsOption = None,
     train_labels: TrainLabelsOption = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -337,8 +337,8 @@ def check(
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
     splits are found before training stops at them. Exit code 1 if there is any. Images of several
-    sizes in class folders, or in colour beside a split all in grey, are no problem, but told of:
-    only recipes that crop can train on them.
+    sizes in class folders, in colour beside a split all in grey, or with transparency are no
+    problem, but told of: only recipes that crop can train on them.
 
     \b
     Examples:
@@ -408,6 +408,7 @@ def _check_document(result: CheckResult) -> dict[str, Any]:
         "classes": result.classes,
         "num_sizes": len(result.sizes) if result.sizes else None,
         "colored": result.colored,
+        "transparent": result.transparent,
         "counts": result.counts,
         "problems": [
             {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
@@ -435,28 +436,23 @@ def _depth(result: CheckResult) -> str:
     return f"{there:,} of {result.files:,} files there, {how}"
 
 
-def _several_sizes(result: CheckResult) -> str:
-    """Who can use images of several sizes; it is no problem of photographs."""
-    small, large = (f"{height} x {width}" for height, width in (result.sizes[0], result.sizes[-1]))
-    return (
-        f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels (height x width): "
-        f"training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze "
-        f"take images of one size only."
-    )
-
-
-def _half_grey(result: CheckResult) -> str | None:
-    """Who can use training images in colour and grey test images, or the reverse."""
+def _only_cropped(result: CheckResult) -> Iterator[str]:
+    """What is no problem of photographs, but keeps recipes that don't crop from them."""
+    who = "training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze"
+    if len(result.sizes) > 1:
+        ends = (result.sizes[0], result.sizes[-1])
+        small, large = (f"{height} x {width}" for height, width in ends)
+        several = f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels"
+        yield f"{several} (height x width): {who} take images of one size only."
     halves = {"train", "test"} & set(result.images)
     colored = sorted(halves & set(result.colored))
-    if len(halves) < 2 or len(colored) != 1:
-        return None
-    grey = (halves - set(colored)).pop()
-    return (
-        f"{result.colored[colored[0]]} is in colour, but all images of {grey} are grey: training "
-        f"needs a recipe that crops, such as imagenet-lt; the others, describe and freeze take all "
-        f"grey or all colour."
-    )
+    if len(halves) == 2 and len(colored) == 1:
+        first, grey = result.colored[colored[0]], (halves - set(colored)).pop()
+        odd = f"{first} is in colour, but all images of {grey} are grey"
+        yield f"{odd}: {who} take all grey or all colour."
+    transparent = [file for split, file in result.transparent.items() if split in halves]
+    if transparent:
+        yield f"{transparent[0]} has transparency: {who} take images without it, grey or RGB."
 
 
 def _show_check(result: CheckResult, out: Path | None) -> None:
@@ -467,10 +463,8 @@ def _show_check(result: CheckResult, out: Path | None) -> None:
     depth = _depth(result)
     if result.ok:
         _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
-        if len(result.sizes) > 1:
-            _console.line(_console.wrapped(_several_sizes(result)))
-        if half_grey := _half_grey(result):
-            _console.line(_console.wrapped(half_grey))
+        for text in _only_cropped(result):
+            _console.line(_console.wrapped(text))
         return
     hidden = False
     for kind, count in result.counts.items():

@@ -255,6 +255,7 @@ def train(
     given = [name for name in context.params if _is_given(context, name)]
     if teacher_logits and not teachers:
         raise typer.BadParameter("--teacher-logits needs --teachers")
+    places = _training.RunData(dataset, data_dir, root)
     with _training.joined(device) as world:
         asked = _cohort.Asked(
             methods=method or [],
@@ -291,8 +292,7 @@ def train(
         if evaluate:
             _training.refuse_huge(job.data)
             if not force:
-                typed = _training.RunData(dataset, data_dir, root).typed
-                _refuse_judged_otherwise(job, typed)
+                _refuse_judged_otherwise(job, places.typed)
             if world.first:
                 _warn_of_absent(job.data.test)
         streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
@@ -312,7 +312,7 @@ def train(
     if json:
         _console.print_json(_trained.document(runs))
     else:
-        _trained.show(runs, job)
+        _trained.show(runs, job, where=places.where)
 
 
 def _named(first: list[Path] | None, more: list[Path] | None) -> list[Path]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -48,8 +49,17 @@ KINDS = {
 }
 _CHUNK = 32
 
-# Problems of some files; of the images without any, the sizes, and by folder the first in colour.
-_Found = tuple[list[Problem], set[tuple[int, int]], dict[str, str]]
+
+class _Found(NamedTuple):
+    """What there is in some files: problems; of images without any, sizes and kinds.
+
+    Of each kind the first image of each class folder.
+    """
+
+    problems: list[Problem]
+    sizes: set[tuple[int, int]]
+    colored: dict[str, str]
+    transparent: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class CheckResult:
             are several, only training that crops can take them. Empty for lists.
         colored: in class folders without lists, the first image in colour of each split that has
             any: where one of train and test is all grey, only training that crops takes them.
+        transparent: likewise the first with transparency, which only training that crops takes.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -77,6 +88,7 @@ class CheckResult:
     files: int = 0
     sizes: list[tuple[int, int]] = field(default_factory=list)
     colored: dict[str, str] = field(default_factory=dict)
+    transparent: dict[str, str] = field(default_factory=dict)
     quick: bool = False
     seconds: float = 0.0
 
@@ -126,10 +138,12 @@ def check_data(
     files = _all_files(sources, listings)
     sizes: set[tuple[int, int]] = set()
     colored: dict[str, str] = {}
-    for found, of_chunk, first in _results(files, workers=workers, quick=quick, progress=progress):
-        problems += found
-        sizes |= of_chunk
-        colored = first | colored
+    transparent: dict[str, str] = {}
+    for found in _results(files, workers=workers, quick=quick, progress=progress):
+        problems += found.problems
+        sizes |= found.sizes
+        colored = found.colored | colored
+        transparent = found.transparent | transparent
     order = list(KINDS)
     problems.sort(key=lambda problem: order.index(problem.kind))  # stable
     main = listings.get("train") or next(iter(listings.values()))
@@ -141,6 +155,7 @@ def check_data(
         len(files),
         sorted(sizes) if sources.are_trees else [],
         _by_split(colored, sources) if sources.are_trees else {},
+        _by_split(transparent, sources) if sources.are_trees else {},
         quick,
         time.monotonic() - started,
     )
@@ -287,17 +302,18 @@ def _by_split(by_folder: dict[str, str], sources: Sources) -> dict[str, str]:
 
 
 def _check_files(files: list[str], *, quick: bool) -> _Found:
-    problems, sizes = [], set()
-    colored: dict[str, str] = {}
+    found = _Found([], set(), {}, {})
     for file in files:
-        found = check_photo(file, quick=quick)
-        if isinstance(found, PhotoError):
-            problems.append(Problem(found.kind, file, found.reason))
-        else:
-            sizes.add((found.height, found.width))
-            if not found.grey:
-                colored.setdefault(os.path.dirname(file), file)
-    return problems, sizes, colored
+        photo = check_photo(file, quick=quick)
+        if isinstance(photo, PhotoError):
+            found.problems.append(Problem(photo.kind, file, photo.reason))
+            continue
+        found.sizes.add((photo.height, photo.width))
+        if not photo.grey:
+            found.colored.setdefault(os.path.dirname(file), file)
+        if photo.transparent:
+            found.transparent.setdefault(os.path.dirname(file), file)
+    return found
 
 
 def is_read_whole(name: str | Path) -> bool:

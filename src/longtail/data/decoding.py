@@ -31,6 +31,17 @@ _CHUNK = 256
 GREY, _COLOUR = ("1", "L"), ("RGB", "P", "CMYK", "YCbCr")
 
 
+def is_plain(image: Image.Image) -> bool:
+    """Whether an image, opened but not loaded yet, is grey or colour and nothing more.
+
+    Examples:
+        >>> from PIL import Image
+        >>> is_plain(Image.new("L", (3, 2))), is_plain(Image.new("RGBA", (3, 2)))
+        (True, False)
+    """
+    return image.mode in (*GREY, *_COLOUR) and "transparency" not in image.info
+
+
 def decode_images(
     sources: Sequence[bytes | Path],
     *,
@@ -132,8 +143,7 @@ def _decode(source: bytes | Path, name: str, caller: str, expected: tuple[str, .
         except UnidentifiedImageError:
             image = _open(source)
         with image:
-            mode = image.mode
-            lossless = mode in (*GREY, *_COLOUR) and "transparency" not in image.info
+            mode, lossless = image.mode, is_plain(image)
             kept = mode in ("L", "RGB")
             pixels = np.asarray(image if kept else image.convert("L" if mode == "1" else "RGB"))
     except UnidentifiedImageError as error:  # whose words name an object in memory

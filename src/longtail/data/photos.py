@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import GREY
+from longtail.data.decoding import GREY, is_plain
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -232,11 +232,12 @@ def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
 
 
 class Header(NamedTuple):
-    """What a good image is: its height and width in pixels, and whether it is grey."""
+    """What a good image is: its size in pixels, whether it is grey, and has transparency."""
 
     height: int
     width: int
     grey: bool
+    transparent: bool
 
 
 def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
@@ -248,8 +249,11 @@ def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
     """
     try:
         with _opened(file) as image:
+            # More than a byte a channel is refused already, so only transparency is left.
+            transparent = not is_plain(image)
             if not quick:
                 image.load()
-            return Header(image.height, image.width, image.mode in GREY)
+            grey = image.mode in (*GREY, "LA", "La")
+            return Header(image.height, image.width, grey, transparent)
     except PhotoError as error:
         return error

@@ -27,6 +27,7 @@ from longtail.data.official import verify_official, verify_subset
 from longtail.data.profiles import PROFILES, check_ratio, fit_counts, natural_counts, read_counts
 from longtail.data.subsets import DEVELOPMENT_IMAGES, make_long_tailed
 from longtail.runs import DataSpec
+from longtail.runs.spec import POOL
 
 VARIABLE = "LONGTAIL_DATA"
 FROZEN = ".frozen"
@@ -235,7 +236,7 @@ def _load_folder(path: Path, wanted: _Wanted, progress: Progress | None) -> Long
         )
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().name).lstrip("._+-") or "images"
     # Folders of one name may differ, so the record tells them apart by what is in them.
-    content = {"pool": train.fingerprint[:16]}
+    content = {POOL: train.fingerprint[:16]}
     if wanted.profile is None and wanted.ratio is None:
         return LongTailedData(train, test, DataSpec(name, settings=content))
     if wanted.counts is None and wanted.ratio is None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from longtail._checks import InputError, listing
 from longtail.priors import ClassPrior
 from longtail.runs import files
-from longtail.runs.spec import RunSpec
+from longtail.runs.spec import POOL, RunSpec
 
 FORMAT = 1
 RECORD, LOG, MODEL = "run.json", "log.jsonl", "model.safetensors"
@@ -236,11 +236,19 @@ class Run:
         """The names of the runs that a student learnt from; none for any other run."""
         return tuple(self.spec.settings.get(TEACHERS, ()))
 
-    def evaluation(self, split: str) -> str:
-        """What to type for a split's logits; an ensemble's are made from its members'."""
+    def evaluation(self, split: str, *, data: Sequence[str] | None = None) -> str:
+        """What to type for a split's logits; an ensemble's are made from its members'.
+
+        Args:
+            split: which.
+            data: options that say where the data are; if None, one to fill in where only the user
+                can tell.
+        """
         names = [str(self.folder.parent.parent / name) for name in self.members]
         words = ["longtail", "evaluate", *(names or [str(self.folder)]), "--split", split]
-        return shlex.join([*words, "--ensemble"] if names else words)
+        if data is None:
+            data = ["--dataset", "PATH"] if POOL in self.spec.dataset.settings else []
+        return shlex.join([*words, *(["--ensemble"] if names else []), *data])
 
     def logits(self, split: str) -> SplitLogits:
         """A split's logits and labels, memory-mapped.
@@ -466,11 +474,11 @@ def _judging_anew(runs: Sequence[Run], split: str, data: Sequence[str]) -> str:
     ensembles = [run for run in runs if run.members]
     covered = {name for run in ensembles for name in run.members}
     alone = [run.folder for run in runs if not run.members and run.name not in covered]
-    commands = [run.evaluation(split) for run in ensembles]
+    commands = [run.evaluation(split, data=data) for run in ensembles]
     if alone:
         named = map(str, _together(alone))
-        commands.insert(0, shlex.join(["longtail", "evaluate", *named, "--split", split]))
-    return " ; ".join(f"{command} {shlex.join([*data, '--force'])}" for command in commands)
+        commands.insert(0, shlex.join(["longtail", "evaluate", *named, "--split", split, *data]))
+    return " ; ".join(f"{command} --force" for command in commands)
 
 
 def _together(folders: list[Path]) -> list[Path]:

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 from longtail._checks import InputError
 from longtail.runs.files import canonical_json, sha256
 
+# The setting of data read from a folder of one's own: what it held. Its name leads to no files.
+POOL = "pool"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 

@@ -214,8 +214,7 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
         if run.record["splits"][SPLIT]["data"] != images.fingerprint:
             raise RunError(
                 f"train: the saved logits of {run.folder} are of other images than the training "
-                f"set, or in another order; write them with: longtail evaluate {run.folder} "
-                f"--split {SPLIT} --force"
+                f"set, or in another order; write them with: {run.evaluation(SPLIT)} --force"
             )
         return
     if not run.has_model and run.members:
