@@ -194,6 +194,16 @@ def test_everything_ignored_is_the_mean_over_nothing():
     assert head.loss(FEATURES[:0], TARGET[:0], criterion).isnan()
 
 
+@pytest.mark.parametrize("name", ["softmax", "smoothed"])
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+def test_a_second_derivative_is_refused(name, batch):
+    head = ShardedHead.from_linear(linear(), batch=batch)
+    features = FEATURES.clone().requires_grad_()
+    loss = head.loss(features, TARGET, criterion_of(name))
+    with pytest.raises(RuntimeError, match=r"ShardedHead\.loss has no second derivative; .*Linear"):
+        torch.autograd.grad(loss, features, create_graph=True)
+
+
 def test_predictions_are_those_of_the_logits():
     head = ShardedHead.from_linear(linear())
     logits = linear()(FEATURES)

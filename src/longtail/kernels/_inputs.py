@@ -72,3 +72,17 @@ def loss_dtype(logits: Tensor) -> torch.dtype:
     if under_autocast(logits.device):
         return torch.promote_types(logits.dtype, torch.float32)
     return logits.dtype
+
+
+def refuse_second_derivative(what: str, instead: str) -> None:
+    """Called in a backward pass that was written by hand: autograd can't differentiate it.
+
+    Args:
+        what: the loss, as the user knows it.
+        instead: what has a second derivative, as a command.
+    """
+    if torch.is_grad_enabled():  # create_graph=True
+        raise RuntimeError(
+            f"{what} has no second derivative; {instead} where the gradient is to be "
+            f"differentiated (create_graph=True)."
+        )

@@ -24,10 +24,12 @@ from longtail.kernels._inputs import (
     check_table,
     in_autocast_type,
     loss_dtype,
+    refuse_second_derivative,
 )
 from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
+WITH_SECOND = "compute the logits, and their loss with impl='torch',"  # a second derivative
 
 
 def linear_cross_entropy(
@@ -370,8 +372,7 @@ class _Accumulated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            _no_second()
+        refuse_second_derivative("linear_cross_entropy", WITH_SECOND)
         once = ctx.kernel and not cross_entropy.keeps_graph()
         saved = iter(ctx.saved_tensors)
         found = [
@@ -409,8 +410,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            _no_second()
+        refuse_second_derivative("linear_cross_entropy", WITH_SECOND)
         stats, *tensors = ctx.saved_tensors
         left: Any = iter(tensors)
         call = _Call(*(next(left) if arg is None else arg[0] for arg in ctx.args))
@@ -435,13 +435,6 @@ class _Recomputed(torch.autograd.Function):
                 )
             sums.add(rows, logits)
         return (*sums.result(), *(None,) * (len(_Call._fields) - 3))
-
-
-def _no_second() -> None:
-    raise RuntimeError(
-        "linear_cross_entropy has no second derivative; compute the logits, and their loss with "
-        "impl='torch', where the gradient is to be differentiated (create_graph=True)."
-    )
 
 
 @torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=())

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longtail.kernels._inputs import refuse_second_derivative
 from longtail.train.class_slices import Slice
 
 BLOCK_BYTES = 4 * 2**20  # of float32 scores at once; more if that is a sixteenth of the rows
@@ -128,6 +129,10 @@ class _SliceFunction(torch.autograd.Function):
     @staticmethod
     def take(ctx: Any) -> tuple[_Scores, Tensor, Tensor, Tensor | None]:
         """The scores, whose logits may be overwritten; computed again the second time."""
+        refuse_second_derivative(
+            "ShardedHead.loss",
+            "compute the logits with a whole nn.Linear, and their loss with the criterion itself,",
+        )
         features, weight, bias = ctx.saved_tensors
         scores, ctx.scores = ctx.scores, None
         if scores is None:
