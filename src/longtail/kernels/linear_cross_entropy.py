@@ -255,7 +255,9 @@ def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, li
             losses, grad = _torch_chunk(logits, target, tables, options, want=any(needs))
             total += losses.sum() / totals.sum()
             if grad is not None:
-                sums.add(rows, (grad / totals.sum()).to(logits.dtype))
+                # An ignored row's 0 stays 0 where nothing counts, and the mean's divisor is 0.
+                divisor = torch.where(target == call.ignore_index, 1.0, totals.sum())
+                sums.add(rows, (grad / divisor.unsqueeze(1)).to(logits.dtype))
         elif any(needs):
             work = logits.unsqueeze(0)
             total += cross_entropy.loss_and_gradient(
@@ -416,7 +418,9 @@ class _Recomputed(torch.autograd.Function):
         call = _Call(*(next(left) if arg is None else arg[0] for arg in ctx.args))
         tables, options = call.tables(), call.options
         sums = _Sums(call, tuple(ctx.needs_input_grad[:3]))
-        upstream = grads[0].float().contiguous()
+        # Where nothing counts a mean sends infinity, and 0 · ∞ would not be 0.
+        ignored = call.target == call.ignore_index
+        upstream = grads[0].float().masked_fill(ignored, 0.0).contiguous()
         for rows, logits in call.chunks():
             target, up = call.target[rows], upstream[rows]
             if not call.kernel:

@@ -46,6 +46,13 @@ class Margins(NamedTuple):
     scale: float
     epsilon: float
 
+    def counted_only(self, slopes: Tensor) -> Tensor:
+        """Slopes of the examples, shape (N, 1): 0 where not counted, whatever came in.
+
+        Where nothing counts a mean's denominator is 0, and infinity comes in.
+        """
+        return slopes.masked_fill(~self.counted, 0.0).unsqueeze(1)
+
 
 def slice_losses(
     features: Tensor, weight: Tensor, bias: Tensor | None, margins: Margins, part: Slice
@@ -171,7 +178,7 @@ class _Plain(_SliceFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scores, features, weight, bias_grad = _Plain.take(ctx)
-        factor = (ctx.margins.scale * ctx.slope * grads[0]).unsqueeze(1)
+        factor = ctx.margins.counted_only(ctx.margins.scale * ctx.slope * grads[0])
         for rows, z in scores.blocks():
             share = z.sub_(ctx.rest[rows].unsqueeze(1)).exp_()
             _swap(share, scores.index[rows], scores.mine[rows], -1.0)
@@ -229,7 +236,7 @@ class _Smoothed(_SliceFunction):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scores, features, weight, bias_grad = _Smoothed.take(ctx)
         terms = ctx.terms
-        factor = (ctx.margins.scale * ctx.margins.counted * grads[0]).unsqueeze(1)
+        factor = ctx.margins.counted_only(ctx.margins.scale * grads[0])
         for rows, z in scores.blocks():
             share, odds, coefficient, h = terms.of(rows, z)
             others, largest = ctx.others[rows].unsqueeze(1), ctx.largest[rows].unsqueeze(1)

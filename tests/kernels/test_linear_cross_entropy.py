@@ -1,0 +1,64 @@
+"""`linear_cross_entropy` in torch operations: batches that count for nothing.
+
+Values and gradients against the oracle, for the kernel too, are in `kernel_battery`.
+"""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from longtail.kernels.linear_cross_entropy import linear_cross_entropy
+
+ROWS, CLASSES, WIDTH = 5, 7, 3
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def layer(dtype, rows=ROWS):
+    """Features, weight and bias that need gradients."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((rows, WIDTH), (CLASSES, WIDTH), (CLASSES,))
+    return [torch.randn(n, generator=draw).to(dtype).requires_grad_() for n in shapes]
+
+
+def plain(features, weight, bias, target, **options):
+    return F.cross_entropy(F.linear(features, weight, bias), target, **options)
+
+
+@pytest.mark.parametrize("rows", [ROWS], ids=["all ignored"])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_that_counts_for_nothing_has_torchs_loss_and_no_gradient(
+    dtype, reduction, epsilon, rows
+):
+    options = {"reduction": reduction, "label_smoothing": epsilon}
+    target = torch.full((rows,), -100)
+    features, weight, bias = inputs = layer(dtype, rows)
+    loss = linear_cross_entropy(features, weight, target, bias=bias, **options)
+    torch.testing.assert_close(loss, plain(*inputs, target, **options), equal_nan=True)
+    for grad, tensor in zip(torch.autograd.grad(loss.sum(), inputs), inputs, strict=True):
+        torch.testing.assert_close(grad, torch.zeros_like(tensor), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_chunk_without_counted_rows_adds_nothing(dtype):
+    target = torch.tensor([-100, -100, 3, 1, -100])
+    features, weight, bias = inputs = layer(dtype)
+    chunk = 2 * CLASSES * features.element_size()
+    loss = linear_cross_entropy(features, weight, target, bias=bias, chunk_bytes=chunk)
+    found = torch.autograd.grad(loss, inputs)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    wanted = torch.autograd.grad(plain(*exact, target), exact)
+    tolerance = 4 * torch.finfo(dtype).eps
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_is_refused(reduction):
+    features, weight, bias = layer(torch.float32)
+    loss = linear_cross_entropy(
+        features, weight, torch.arange(ROWS), bias=bias, reduction=reduction
+    )
+    with pytest.raises(RuntimeError, match=r"linear_cross_entropy has no second.*impl='torch'"):
+        torch.autograd.grad(loss.sum(), features, create_graph=True)
