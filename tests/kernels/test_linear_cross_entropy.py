@@ -24,7 +24,7 @@ def plain(features, weight, bias, target, **options):
     return F.cross_entropy(F.linear(features, weight, bias), target, **options)
 
 
-@pytest.mark.parametrize("rows", [ROWS], ids=["all ignored"])
+@pytest.mark.parametrize("rows", [ROWS, 0], ids=["all ignored", "empty"])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -209,6 +209,9 @@ class _Sums:
         self.features = torch.empty_like(call.features) if needs[0] else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
+        if call.features.shape[0] == 0:  # no chunk will come
+            self.weight = call.weight.new_zeros(call.weight.shape) if needs[1] else None
+            self.bias = call.weight.new_zeros(len(call.weight)) if needs[2] else None
 
     def add(self, rows: slice, grad: Tensor) -> None:
         """Add what the gradient of a chunk's logits contributes."""
