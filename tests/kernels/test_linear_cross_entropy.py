@@ -1,4 +1,4 @@
-"""`linear_cross_entropy` in torch operations: batches that count for nothing.
+"""`linear_cross_entropy` in torch operations: batches that count for nothing, float64, chunks.
 
 Values and gradients against the oracle, for the kernel too, are in `kernel_battery`.
 """
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from longtail.kernels.linear_cross_entropy import linear_cross_entropy
 
 ROWS, CLASSES, WIDTH = 5, 7, 3
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def layer(dtype, rows=ROWS):
@@ -18,6 +18,12 @@ def layer(dtype, rows=ROWS):
     draw = torch.Generator().manual_seed(0)
     shapes = ((rows, WIDTH), (CLASSES, WIDTH), (CLASSES,))
     return [torch.randn(n, generator=draw).to(dtype).requires_grad_() for n in shapes]
+
+
+def tables():
+    draw = torch.Generator().manual_seed(1)
+    names = ("offset", "positive", "alpha", "class_weight")
+    return {name: 0.5 + torch.rand(CLASSES, generator=draw, dtype=torch.float64) for name in names}
 
 
 def plain(features, weight, bias, target, **options):
@@ -49,9 +55,40 @@ def test_a_chunk_without_counted_rows_adds_nothing(dtype):
     found = torch.autograd.grad(loss, inputs)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     wanted = torch.autograd.grad(plain(*exact, target), exact)
-    tolerance = 4 * torch.finfo(dtype).eps
+    tolerance = 1e-12 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rows_at_once", [2, ROWS])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_float64_has_the_digits_of_float64(reduction, epsilon, rows_at_once):
+    target = torch.tensor([0, 6, -100, 3, 3])
+    options = {**tables(), "reduction": reduction, "label_smoothing": epsilon, "scale": 1.5}
+
+    def loss(features, weight, bias):
+        chunk = rows_at_once * CLASSES * 8
+        return linear_cross_entropy(
+            features, weight, target, bias=bias, chunk_bytes=chunk, **options
+        )
+
+    assert torch.autograd.gradcheck(loss, layer(torch.float64))
+    features, weight, bias = inputs = layer(torch.float64)
+    assert loss(*inputs).dtype == torch.float64
+    whole = linear_cross_entropy(
+        F.linear(features, weight, bias), torch.eye(CLASSES).double(), target, **options
+    )
+    torch.testing.assert_close(loss(*inputs), whole, rtol=1e-13, atol=1e-13)
+
+
+def test_float64_equals_torchs_own():
+    target = torch.tensor([0, 6, 2, 3, 3])
+    features, weight, bias = inputs = layer(torch.float64)
+    given = {"bias": bias, "offset": tables()["offset"], "positive": -tables()["offset"]}
+    loss = linear_cross_entropy(features, weight, target, **given)
+    wanted = F.cross_entropy(F.linear(*inputs) + tables()["offset"], target)
+    torch.testing.assert_close(loss, wanted, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

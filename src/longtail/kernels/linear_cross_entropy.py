@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -25,8 +24,10 @@ from longtail.kernels._inputs import (
     in_autocast_type,
     loss_dtype,
     refuse_second_derivative,
+    work_dtype,
 )
 from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
+from longtail.kernels._reference import torch_losses
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
 WITH_SECOND = "compute the logits, and their loss with impl='torch',"  # a second derivative
@@ -52,8 +53,8 @@ def linear_cross_entropy(
     """`margin_cross_entropy` of features @ weight.T + bias, in chunks of rows.
 
     Bias and offset are added in float32, inside the loss. Gradients of the weights that come from
-    several chunks are added in float32. With `reduction="none"` the logits are computed once more
-    in the backward pass.
+    several chunks are added in float32. (In float64 where features and weights are.) With
+    `reduction="none"` the logits are computed once more in the backward pass.
 
     Args:
         features: shape (N, D).
@@ -141,7 +142,8 @@ def _check(
                 f"{caller}: `{name}` must have one value per class, shape ({weight.shape[0]},); "
                 f"its shape is {tuple(tensor.shape)}."
             )
-    return Tables(*(None if t is None else t.detach().float().contiguous() for t in tables))
+    work = work_dtype(features)
+    return Tables(*(None if t is None else t.detach().to(work).contiguous() for t in tables))
 
 
 def _choose(impl: str, features: Tensor, *, caller: str) -> bool:
@@ -179,7 +181,7 @@ class _Call(NamedTuple):
         """The loss's tables with the bias in them: u = s·(f + bias + b), t = s·(f + bias − a)."""
         offset, positive = self.offset, self.positive
         if self.bias is not None:
-            bias = self.bias.detach().float()
+            bias = self.bias.detach().to(work_dtype(self.features))
             offset = bias if offset is None else offset + bias
             positive = -bias if positive is None else positive - bias
         tables = (offset, positive, self.alpha, self.class_weight)
@@ -220,16 +222,15 @@ class _Sums:
         if self.needs[1]:
             self.weight = self._add_weight(grad.t(), self.call.features[rows])
         if self.needs[2]:
-            total = grad.sum(0, dtype=torch.float32)
+            total = grad.sum(0, dtype=work_dtype(grad))
             self.bias = total if self.bias is None else self.bias.add_(total)
 
     def _add_weight(self, grad: Tensor, features: Tensor) -> Tensor:
         if self.single:
             return grad @ features
         if self.weight is None:
-            shape = self.call.weight.shape
-            self.weight = torch.zeros(shape, dtype=torch.float32, device=grad.device)
-        if grad.dtype == torch.float32:
+            self.weight = self.call.weight.new_zeros(self.call.weight.shape, dtype=work_dtype(grad))
+        if grad.dtype == self.weight.dtype:
             return self.weight.addmm_(grad, features)
         if grad.is_cuda:  # half-precision factors, float32 sum
             return torch.addmm(
@@ -247,10 +248,10 @@ class _Sums:
 
 
 def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, list[Tensor | None]]:
-    """Reduced loss in float32 and gradients of (features, weight, bias), chunk by chunk."""
+    """Reduced loss and gradients of (features, weight, bias), chunk by chunk."""
     tables, options = call.tables(), call.options
     sums = _Sums(call, needs)
-    total = torch.zeros((), dtype=torch.float32, device=call.features.device)
+    total = call.features.new_zeros((), dtype=work_dtype(call.features))
     totals = _denominator(call)
     for rows, logits in call.chunks():
         target = call.target[rows]
@@ -276,11 +277,12 @@ def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, li
 
 def _denominator(call: _Call) -> Tensor:
     """What the mean divides by, over all chunks, shape (1, 1); 1 for a sum."""
+    work = work_dtype(call.features)
     if call.reduction != MEAN:
-        return torch.ones((1, 1), dtype=torch.float32, device=call.target.device)
+        return call.features.new_ones((1, 1), dtype=work)
     counted = call.target != call.ignore_index
     if call.class_weight is None:
-        return counted.sum(dtype=torch.float32).reshape(1, 1)
+        return counted.sum(dtype=work).reshape(1, 1)
     index = call.target.clamp(0, call.weight.shape[0] - 1)
     return (call.class_weight[index] * counted).sum().reshape(1, 1)
 
@@ -291,7 +293,7 @@ def _whole(call: _Call) -> Tensor:
     if call.bias is not None:
         logits = logits + call.bias
     tables = Tables(*(None if t is None else t.unsqueeze(0) for t in call[4:8]))
-    f = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    f = logits.to(work_dtype(logits))
     losses = torch_losses(f, call.target, tables, call.options)
     return losses if call.reduction == NONE else losses.sum() / _denominator(call).sum()
 
@@ -316,51 +318,11 @@ def _torch_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of a chunk and the gradient of their sum, in torch operations."""
     with torch.enable_grad():
-        f = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        f = logits.detach().to(work_dtype(logits))
         f.requires_grad_(want)
         losses = torch_losses(f, target, tables, options)
         grad = torch.autograd.grad(losses.sum(), f)[0] if want else None
     return losses.detach(), grad
-
-
-def torch_losses(f: Tensor, target: Tensor, tables: Tables, options: Options) -> Tensor:
-    """The losses of rows as the kernel defines them; slow, for machines without it.
-
-    Args:
-        f: logits in float32 or float64, shape (N, C).
-        target: shape (N,).
-        tables: (1, C) each.
-        options: the reduction plays no part.
-    """
-    classes = f.shape[1]
-    u, t = options.scale * f, options.scale * f
-    if tables.offset is not None:
-        u = options.scale * (f + tables.offset)
-    if tables.positive is not None:
-        t = options.scale * (f - tables.positive)
-    a = torch.ones(1, classes, dtype=f.dtype, device=f.device)
-    for table in (tables.alpha, tables.weight):
-        a = a if table is None else a * table
-    ignored = target == options.ignore_index
-    index = target.masked_fill(ignored, 0).unsqueeze(1)
-    never = torch.finfo(u.dtype).min / 4
-    if options.label_smoothing == 0:
-        rest = u.scatter(1, index, never).logsumexp(1, keepdim=True)
-        losses = a.expand_as(f).gather(1, index) * F.softplus(
-            rest - t.gather(1, index), threshold=40
-        )
-    else:
-        # log(e^R − e^{u_c}) is safe for all but the largest; that one has its own sum.
-        u = u.clamp_min(never)  # else −inf less −inf where every class is masked
-        total, top = u.logsumexp(1, keepdim=True), u.argmax(1, keepdim=True)
-        share = (u - total).exp().scatter(1, top, 0.0).clamp_max(0.75)
-        others = u.scatter(1, top, never).logsumexp(1, keepdim=True)
-        rest = (total + torch.log1p(-share)).scatter(1, top, others)
-        every = a * F.softplus(rest - t, threshold=40)
-        epsilon = options.label_smoothing
-        losses = (1 - epsilon) * every.gather(1, index)
-        losses = losses + epsilon / classes * every.sum(1, keepdim=True)
-    return losses.squeeze(1).masked_fill(ignored, 0.0)
 
 
 class _Accumulated(torch.autograd.Function):
@@ -395,7 +357,7 @@ class _Recomputed(torch.autograd.Function):
         call = _Call(*args)
         tables, options = call.tables(), call.options
         n = call.features.shape[0]
-        losses = torch.empty(n, dtype=torch.float32, device=call.features.device)
+        losses = call.features.new_empty(n, dtype=work_dtype(call.features))
         stats = torch.empty((1, 3, n), dtype=torch.float32, device=call.features.device)
         for rows, logits in call.chunks():
             target = call.target[rows]
@@ -423,7 +385,7 @@ class _Recomputed(torch.autograd.Function):
         sums = _Sums(call, tuple(ctx.needs_input_grad[:3]))
         # Where nothing counts a mean sends infinity, and 0 · ∞ would not be 0.
         ignored = call.target == call.ignore_index
-        upstream = grads[0].float().masked_fill(ignored, 0.0).contiguous()
+        upstream = grads[0].masked_fill(ignored, 0.0).contiguous()
         for rows, logits in call.chunks():
             target, up = call.target[rows], upstream[rows]
             if not call.kernel:
