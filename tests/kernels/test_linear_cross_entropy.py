@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from longtail.kernels import linear_cross_entropy as module
 from longtail.kernels.linear_cross_entropy import linear_cross_entropy
 
 ROWS, CLASSES, WIDTH = 5, 7, 3
@@ -99,3 +100,33 @@ def test_a_second_derivative_is_refused(reduction):
     )
     with pytest.raises(RuntimeError, match=r"linear_cross_entropy has no second.*impl='torch'"):
         torch.autograd.grad(loss.sum(), features, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "given", "chunks"),
+    [
+        (4, {}, [29, 29, 6]),  # rows of 8 MiB
+        (400, {}, [50, 14]),  # an eighth of the weights
+        (4, {"chunk_bytes": 10 * 4 * 70_000}, [10] * 6 + [4]),
+    ],
+)
+def test_chunks_on_a_cpu_are_small(monkeypatch, width, given, chunks):
+    seen, real = [], module._torch_chunk
+
+    def watched(logits, *args, **options):
+        seen.append(len(logits))
+        return real(logits, *args, **options)
+
+    monkeypatch.setattr(module, "_torch_chunk", watched)
+    features, weight = torch.ones(64, width), torch.zeros(70_000, width)
+    with torch.no_grad():
+        loss = linear_cross_entropy(features, weight, torch.arange(64), **given)
+    torch.testing.assert_close(loss, torch.tensor(70_000.0).log())
+    assert seen == chunks
+
+
+@pytest.mark.parametrize(("device", "kernel"), [("meta", False), ("cpu", True)])
+def test_chunks_elsewhere_are_as_large_as_the_weights(device, kernel):
+    small, large = (torch.empty(n, 1024, device=device) for n in (1000, 2**17))
+    sizes = [module._default_chunk(weight, kernel=kernel) for weight in (small, large)]
+    assert sizes == [256 * 2**20, 2**17 * 1024 * 4]

@@ -30,6 +30,7 @@ from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tab
 from longtail.kernels._reference import torch_losses
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
+CPU_CHUNK_BYTES = 8 * 2**20  # or an eighth of the weights: a chunk costs passes over them, too
 WITH_SECOND = "compute the logits, and their loss with impl='torch',"  # a second derivative
 
 
@@ -66,7 +67,9 @@ def linear_cross_entropy(
             `margin_cross_entropy`.
         class_weight: w there.
         chunk_bytes: how much memory the logits of a chunk may take; by default 256 MiB, or as
-            much as the weights if these are larger.
+            much as the weights if these are larger, so that a batch of up to D rows is one chunk.
+            On a CPU 8 MiB, or an eighth of the weights. The kernel needs no more than that; torch
+            operations take several times as much.
         impl: "triton" for the kernel, "torch" for torch operations, or "auto".
 
     Returns:
@@ -93,7 +96,7 @@ def linear_cross_entropy(
     )
     kernel = _choose(impl, features, caller=caller)
     if chunk_bytes is None:
-        chunk_bytes = max(CHUNK_BYTES, weight.numel() * weight.element_size())
+        chunk_bytes = _default_chunk(weight, kernel=kernel)
     rows = max(1, int(chunk_bytes) // max(weight.shape[0] * features.element_size(), 1))
     out = loss_dtype(features)
     args = (features, weight, bias, target.contiguous().long(), *tables, *options, rows, kernel)
@@ -153,6 +156,14 @@ def _choose(impl: str, features: Tensor, *, caller: str) -> bool:
     if impl == "triton" and reason is not None:
         raise InputError(f"{caller}: `impl` is 'triton', but {reason} pass impl='auto'.")
     return impl == "triton" or (impl == "auto" and reason is None and features.is_cuda)
+
+
+def _default_chunk(weight: Tensor, *, kernel: bool) -> int:
+    """Bytes of logits: on a CPU few, since torch operations pass over them many times."""
+    weight_bytes = weight.numel() * weight.element_size()
+    if weight.device.type == "cpu" and not kernel:
+        return max(CPU_CHUNK_BYTES, weight_bytes // 8)
+    return max(CHUNK_BYTES, weight_bytes)
 
 
 class _Call(NamedTuple):
