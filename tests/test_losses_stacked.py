@@ -103,6 +103,24 @@ def test_losses_that_differ_in_kind_keep_their_places(mixed):
     torch.testing.assert_close(alone[0], found[1])
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
+@pytest.mark.parametrize("ignored", [2, -1])
+def test_a_run_may_ignore_labels(ignored, mixed):
+    """A class of its own, or a label that is none."""
+    modules = [losses.SoftmaxLoss(PRIOR), losses.LogitAdjustedLoss(PRIOR, ignore_index=ignored)]
+    modules = [one.double() for one in modules]
+    logits, first, second, share = numbers(2, mixed=mixed)
+    first[:, 1], first[1, 2:4] = 2, ignored
+    found = StackedLoss(modules)(logits, first, **two_labels(second, share, mixed=mixed))
+    for n, one in enumerate(modules):
+        expected = (
+            one.mixed(logits[n], first[n], second[n], share[n])
+            if mixed
+            else one(logits[n], first[n])
+        )
+        torch.testing.assert_close(found[n], expected)
+
+
 def test_class_weights_are_changed_in_place():
     modules = [losses.SoftmaxLoss(PRIOR), losses.SoftmaxLoss(PRIOR, weight=torch.ones(4))]
     modules = [one.double() for one in modules]

@@ -499,6 +499,42 @@ def test_linear_under_autocast(given, half, reduction, impl):
         assert error < 2e-2
 
 
+def linear_gradients(target, dtype, **options):
+    """Loss of labels from random features, and the gradients of features, weight and bias."""
+    inputs = [
+        torch.randn(shape).to(DEVICE, dtype).requires_grad_()
+        for shape in ((len(target), 8), (37, 8), (37,))
+    ]
+    features, weight, bias = inputs
+    loss = linear_cross_entropy.linear_cross_entropy(
+        features, weight, target.to(DEVICE), bias=bias, impl="triton", **options
+    )
+    return loss, torch.autograd.grad(loss.sum(), inputs)
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", EPS)
+def test_linear_of_nothing(dtype, reduction, epsilon, rows):
+    """All ignored, or an empty batch."""
+    target = torch.full((rows,), -100)
+    loss, grads = linear_gradients(target, dtype, reduction=reduction, label_smoothing=epsilon)
+    assert loss.isnan() if reduction == "mean" else loss.eq(0).all()
+    for grad, shape in zip(grads, ((rows, 8), (37, 8), (37,)), strict=True):
+        assert grad.shape == shape
+        assert grad.eq(0).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_linear_of_an_empty_batch_compiles(reduction):
+    torch._dynamo.reset()
+    compiled = torch.compile(linear_gradients, backend="aot_eager")
+    loss, grads = compiled(torch.zeros(0).long(), torch.float32, reduction=reduction)
+    assert loss.isnan() if reduction == "mean" else loss == 0
+    assert all(grad.eq(0).all() for grad in grads)
+
+
 def test_linear_sums_chunks_in_float32():
     # 32 chunks of one row each: bfloat16 sums of these would be off by several percent.
     features = torch.ones(32, 8, device=DEVICE, dtype=torch.bfloat16)

@@ -131,15 +131,44 @@ def test_a_split_is_written_once(run):
     assert Run.open(run.folder).logits("test").target.tolist() == [2, 1, 0]
 
 
-def test_a_replacement_that_fails_does_not_look_like_an_edit(run, monkeypatch):
-    def full(*args, **keywords):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
+
+def test_a_replacement_that_is_refused_leaves_the_folder_as_it_was(run):
     writer = RunWriter.reopen(run.folder)
-    monkeypatch.setattr(files, "write_tensors", full)
-    with pytest.raises(OSError, match="No space left"):
-        writer.write_logits("test", np.eye(3), [2, 1, 0], replace=True)
-    assert Run.open(run.folder).splits == ()
+    writer.write_logits("val", np.eye(3), [0, 1, 2], norms=[1, 2, 3], bias=[0.5, 0, -0.5])
+    before = contents(run.folder)
+    with pytest.raises(InputError, match=r"differ from those stored with the split 'val'"):
+        writer.write_logits("test", np.eye(3), [2, 1, 0], norms=[9.0, 2.0, 3.0], replace=True)
+    assert contents(run.folder) == before
+
+
+@pytest.mark.parametrize("split", ["test", "new"])
+def test_a_replacement_that_fails_at_any_write_leaves_the_folder_as_it_was(run, monkeypatch, split):
+    before, real = contents(run.folder), os.fsync
+    for step in range(20):
+        left = [step]
+
+        def fsync(handle, left=left):
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(handle)
+
+        writer = RunWriter.reopen(run.folder)
+        monkeypatch.setattr(os, "fsync", fsync)
+        try:
+            writer.write_logits(split, np.eye(3), [2, 1, 0], replace=True)
+        except OSError:
+            assert contents(run.folder) == before
+            assert Run.open(run.folder).splits == ("test",)
+        else:
+            break
+    assert step > 4
+    monkeypatch.undo()
+    assert Run.open(run.folder).logits(split).target.tolist() == [2, 1, 0]
+    assert not [name for name in contents(run.folder) if name.endswith(".tmp")]
 
 
 # What may be wrong with a folder.

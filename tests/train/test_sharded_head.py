@@ -187,11 +187,30 @@ def test_the_compiler_leaves_it_alone():
     torch.testing.assert_close(*found)
 
 
-def test_everything_ignored_is_the_mean_over_nothing():
-    head = ShardedHead(WIDTH, CLASSES)
-    criterion = criterion_of("softmax")
-    assert head.loss(FEATURES, torch.full_like(TARGET, -100), criterion).isnan()
-    assert head.loss(FEATURES[:0], TARGET[:0], criterion).isnan()
+@pytest.mark.parametrize("rows", [ROWS, 0], ids=["all ignored", "empty"])
+@pytest.mark.parametrize("options", [{}, OPTIONS["weight"], OPTIONS["smoothed"], OPTIONS["all"]])
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+def test_everything_ignored_is_the_mean_over_nothing(batch, options, rows):
+    """As in torch the loss is NaN and the gradient 0: one such batch must not spoil the weights."""
+    head = ShardedHead.from_linear(linear(), batch=batch)
+    criterion = losses.LogitAdjustedLoss(PRIOR, **options)
+    features = FEATURES[:rows].clone().requires_grad_()
+    target = torch.full((rows,), criterion.ignore_index)
+    loss = head.loss(features, target, criterion)
+    loss.backward()
+    assert loss.isnan()
+    for tensor in (features, head.weight, head.bias):
+        assert torch.equal(tensor.grad, torch.zeros_like(tensor))
+
+
+@pytest.mark.parametrize("name", ["softmax", "smoothed"])
+@pytest.mark.parametrize("batch", ["replicated", "split"])
+def test_a_second_derivative_is_refused(name, batch):
+    head = ShardedHead.from_linear(linear(), batch=batch)
+    features = FEATURES.clone().requires_grad_()
+    loss = head.loss(features, TARGET, criterion_of(name))
+    with pytest.raises(RuntimeError, match=r"ShardedHead\.loss has no second derivative; .*Linear"):
+        torch.autograd.grad(loss, features, create_graph=True)
 
 
 def test_predictions_are_those_of_the_logits():

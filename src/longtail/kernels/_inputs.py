@@ -69,6 +69,23 @@ def in_autocast_type(tensor: Tensor) -> Tensor:
 
 def loss_dtype(logits: Tensor) -> torch.dtype:
     """Autocast keeps losses in float32; elsewhere the result has the type of the logits."""
-    if under_autocast(logits.device):
-        return torch.promote_types(logits.dtype, torch.float32)
-    return logits.dtype
+    return work_dtype(logits) if under_autocast(logits.device) else logits.dtype
+
+
+def work_dtype(tensor: Tensor) -> torch.dtype:
+    """What to compute and add up in: float32, but float64 where the tensor is."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def refuse_second_derivative(what: str, instead: str) -> None:
+    """Called in a backward pass that was written by hand: autograd can't differentiate it.
+
+    Args:
+        what: the loss, as the user knows it.
+        instead: what has a second derivative, as a command.
+    """
+    if torch.is_grad_enabled():  # create_graph=True
+        raise RuntimeError(
+            f"{what} has no second derivative; {instead} where the gradient is to be "
+            f"differentiated (create_graph=True)."
+        )

@@ -20,7 +20,13 @@ from torch import Tensor
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, _ring, _words, available
-from longtail.kernels._inputs import check_labels, check_table, loss_dtype, what_came
+from longtail.kernels._inputs import (
+    check_labels,
+    check_table,
+    loss_dtype,
+    refuse_second_derivative,
+    what_came,
+)
 from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Options, Tables
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -210,11 +216,7 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "longtail's Triton kernel has no second derivative; compute the loss with "
-                "impl='torch' where the gradient is to be differentiated (create_graph=True)."
-            )
+        refuse_second_derivative("longtail's Triton kernel", "compute the loss with impl='torch'")
         (grad,) = ctx.saved_tensors
         return times(grad, grads[0], once=not keeps_graph()), None, None, None, None, None
 

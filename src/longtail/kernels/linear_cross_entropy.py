@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
@@ -24,10 +23,15 @@ from longtail.kernels._inputs import (
     check_table,
     in_autocast_type,
     loss_dtype,
+    refuse_second_derivative,
+    work_dtype,
 )
 from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
+from longtail.kernels._reference import torch_losses
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
+CPU_CHUNK_BYTES = 8 * 2**20  # or an eighth of the weights: a chunk costs passes over them, too
+WITH_SECOND = "compute the logits, and their loss with impl='torch',"  # a second derivative
 
 
 def linear_cross_entropy(
@@ -50,8 +54,8 @@ def linear_cross_entropy(
     """`margin_cross_entropy` of features @ weight.T + bias, in chunks of rows.
 
     Bias and offset are added in float32, inside the loss. Gradients of the weights that come from
-    several chunks are added in float32. With `reduction="none"` the logits are computed once more
-    in the backward pass.
+    several chunks are added in float32. (In float64 where features and weights are.) With
+    `reduction="none"` the logits are computed once more in the backward pass.
 
     Args:
         features: shape (N, D).
@@ -63,7 +67,9 @@ def linear_cross_entropy(
             `margin_cross_entropy`.
         class_weight: w there.
         chunk_bytes: how much memory the logits of a chunk may take; by default 256 MiB, or as
-            much as the weights if these are larger.
+            much as the weights if these are larger, so that a batch of up to D rows is one chunk.
+            On a CPU 8 MiB, or an eighth of the weights. The kernel needs no more than that; torch
+            operations take several times as much.
         impl: "triton" for the kernel, "torch" for torch operations, or "auto".
 
     Returns:
@@ -90,7 +96,7 @@ def linear_cross_entropy(
     )
     kernel = _choose(impl, features, caller=caller)
     if chunk_bytes is None:
-        chunk_bytes = max(CHUNK_BYTES, weight.numel() * weight.element_size())
+        chunk_bytes = _default_chunk(weight, kernel=kernel)
     rows = max(1, int(chunk_bytes) // max(weight.shape[0] * features.element_size(), 1))
     out = loss_dtype(features)
     args = (features, weight, bias, target.contiguous().long(), *tables, *options, rows, kernel)
@@ -139,7 +145,8 @@ def _check(
                 f"{caller}: `{name}` must have one value per class, shape ({weight.shape[0]},); "
                 f"its shape is {tuple(tensor.shape)}."
             )
-    return Tables(*(None if t is None else t.detach().float().contiguous() for t in tables))
+    work = work_dtype(features)
+    return Tables(*(None if t is None else t.detach().to(work).contiguous() for t in tables))
 
 
 def _choose(impl: str, features: Tensor, *, caller: str) -> bool:
@@ -149,6 +156,14 @@ def _choose(impl: str, features: Tensor, *, caller: str) -> bool:
     if impl == "triton" and reason is not None:
         raise InputError(f"{caller}: `impl` is 'triton', but {reason} pass impl='auto'.")
     return impl == "triton" or (impl == "auto" and reason is None and features.is_cuda)
+
+
+def _default_chunk(weight: Tensor, *, kernel: bool) -> int:
+    """Bytes of logits: on a CPU few, since torch operations pass over them many times."""
+    weight_bytes = weight.numel() * weight.element_size()
+    if weight.device.type == "cpu" and not kernel:
+        return max(CPU_CHUNK_BYTES, weight_bytes // 8)
+    return max(CHUNK_BYTES, weight_bytes)
 
 
 class _Call(NamedTuple):
@@ -177,7 +192,7 @@ class _Call(NamedTuple):
         """The loss's tables with the bias in them: u = s·(f + bias + b), t = s·(f + bias − a)."""
         offset, positive = self.offset, self.positive
         if self.bias is not None:
-            bias = self.bias.detach().float()
+            bias = self.bias.detach().to(work_dtype(self.features))
             offset = bias if offset is None else offset + bias
             positive = -bias if positive is None else positive - bias
         tables = (offset, positive, self.alpha, self.class_weight)
@@ -207,6 +222,9 @@ class _Sums:
         self.features = torch.empty_like(call.features) if needs[0] else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
+        if call.features.shape[0] == 0:  # no chunk will come
+            self.weight = call.weight.new_zeros(call.weight.shape) if needs[1] else None
+            self.bias = call.weight.new_zeros(len(call.weight)) if needs[2] else None
 
     def add(self, rows: slice, grad: Tensor) -> None:
         """Add what the gradient of a chunk's logits contributes."""
@@ -215,16 +233,15 @@ class _Sums:
         if self.needs[1]:
             self.weight = self._add_weight(grad.t(), self.call.features[rows])
         if self.needs[2]:
-            total = grad.sum(0, dtype=torch.float32)
+            total = grad.sum(0, dtype=work_dtype(grad))
             self.bias = total if self.bias is None else self.bias.add_(total)
 
     def _add_weight(self, grad: Tensor, features: Tensor) -> Tensor:
         if self.single:
             return grad @ features
         if self.weight is None:
-            shape = self.call.weight.shape
-            self.weight = torch.zeros(shape, dtype=torch.float32, device=grad.device)
-        if grad.dtype == torch.float32:
+            self.weight = self.call.weight.new_zeros(self.call.weight.shape, dtype=work_dtype(grad))
+        if grad.dtype == self.weight.dtype:
             return self.weight.addmm_(grad, features)
         if grad.is_cuda:  # half-precision factors, float32 sum
             return torch.addmm(
@@ -242,10 +259,10 @@ class _Sums:
 
 
 def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, list[Tensor | None]]:
-    """Reduced loss in float32 and gradients of (features, weight, bias), chunk by chunk."""
+    """Reduced loss and gradients of (features, weight, bias), chunk by chunk."""
     tables, options = call.tables(), call.options
     sums = _Sums(call, needs)
-    total = torch.zeros((), dtype=torch.float32, device=call.features.device)
+    total = call.features.new_zeros((), dtype=work_dtype(call.features))
     totals = _denominator(call)
     for rows, logits in call.chunks():
         target = call.target[rows]
@@ -253,7 +270,9 @@ def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, li
             losses, grad = _torch_chunk(logits, target, tables, options, want=any(needs))
             total += losses.sum() / totals.sum()
             if grad is not None:
-                sums.add(rows, (grad / totals.sum()).to(logits.dtype))
+                # An ignored row's 0 stays 0 where nothing counts, and the mean's divisor is 0.
+                divisor = torch.where(target == call.ignore_index, 1.0, totals.sum())
+                sums.add(rows, (grad / divisor.unsqueeze(1)).to(logits.dtype))
         elif any(needs):
             work = logits.unsqueeze(0)
             total += cross_entropy.loss_and_gradient(
@@ -269,11 +288,12 @@ def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, li
 
 def _denominator(call: _Call) -> Tensor:
     """What the mean divides by, over all chunks, shape (1, 1); 1 for a sum."""
+    work = work_dtype(call.features)
     if call.reduction != MEAN:
-        return torch.ones((1, 1), dtype=torch.float32, device=call.target.device)
+        return call.features.new_ones((1, 1), dtype=work)
     counted = call.target != call.ignore_index
     if call.class_weight is None:
-        return counted.sum(dtype=torch.float32).reshape(1, 1)
+        return counted.sum(dtype=work).reshape(1, 1)
     index = call.target.clamp(0, call.weight.shape[0] - 1)
     return (call.class_weight[index] * counted).sum().reshape(1, 1)
 
@@ -284,7 +304,7 @@ def _whole(call: _Call) -> Tensor:
     if call.bias is not None:
         logits = logits + call.bias
     tables = Tables(*(None if t is None else t.unsqueeze(0) for t in call[4:8]))
-    f = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    f = logits.to(work_dtype(logits))
     losses = torch_losses(f, call.target, tables, call.options)
     return losses if call.reduction == NONE else losses.sum() / _denominator(call).sum()
 
@@ -309,51 +329,11 @@ def _torch_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of a chunk and the gradient of their sum, in torch operations."""
     with torch.enable_grad():
-        f = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+        f = logits.detach().to(work_dtype(logits))
         f.requires_grad_(want)
         losses = torch_losses(f, target, tables, options)
         grad = torch.autograd.grad(losses.sum(), f)[0] if want else None
     return losses.detach(), grad
-
-
-def torch_losses(f: Tensor, target: Tensor, tables: Tables, options: Options) -> Tensor:
-    """The losses of rows as the kernel defines them; slow, for machines without it.
-
-    Args:
-        f: logits in float32 or float64, shape (N, C).
-        target: shape (N,).
-        tables: (1, C) each.
-        options: the reduction plays no part.
-    """
-    classes = f.shape[1]
-    u, t = options.scale * f, options.scale * f
-    if tables.offset is not None:
-        u = options.scale * (f + tables.offset)
-    if tables.positive is not None:
-        t = options.scale * (f - tables.positive)
-    a = torch.ones(1, classes, dtype=f.dtype, device=f.device)
-    for table in (tables.alpha, tables.weight):
-        a = a if table is None else a * table
-    ignored = target == options.ignore_index
-    index = target.masked_fill(ignored, 0).unsqueeze(1)
-    never = torch.finfo(u.dtype).min / 4
-    if options.label_smoothing == 0:
-        rest = u.scatter(1, index, never).logsumexp(1, keepdim=True)
-        losses = a.expand_as(f).gather(1, index) * F.softplus(
-            rest - t.gather(1, index), threshold=40
-        )
-    else:
-        # log(e^R − e^{u_c}) is safe for all but the largest; that one has its own sum.
-        u = u.clamp_min(never)  # else −inf less −inf where every class is masked
-        total, top = u.logsumexp(1, keepdim=True), u.argmax(1, keepdim=True)
-        share = (u - total).exp().scatter(1, top, 0.0).clamp_max(0.75)
-        others = u.scatter(1, top, never).logsumexp(1, keepdim=True)
-        rest = (total + torch.log1p(-share)).scatter(1, top, others)
-        every = a * F.softplus(rest - t, threshold=40)
-        epsilon = options.label_smoothing
-        losses = (1 - epsilon) * every.gather(1, index)
-        losses = losses + epsilon / classes * every.sum(1, keepdim=True)
-    return losses.squeeze(1).masked_fill(ignored, 0.0)
 
 
 class _Accumulated(torch.autograd.Function):
@@ -370,8 +350,7 @@ class _Accumulated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            _no_second()
+        refuse_second_derivative("linear_cross_entropy", WITH_SECOND)
         once = ctx.kernel and not cross_entropy.keeps_graph()
         saved = iter(ctx.saved_tensors)
         found = [
@@ -389,7 +368,7 @@ class _Recomputed(torch.autograd.Function):
         call = _Call(*args)
         tables, options = call.tables(), call.options
         n = call.features.shape[0]
-        losses = torch.empty(n, dtype=torch.float32, device=call.features.device)
+        losses = call.features.new_empty(n, dtype=work_dtype(call.features))
         stats = torch.empty((1, 3, n), dtype=torch.float32, device=call.features.device)
         for rows, logits in call.chunks():
             target = call.target[rows]
@@ -409,14 +388,15 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            _no_second()
+        refuse_second_derivative("linear_cross_entropy", WITH_SECOND)
         stats, *tensors = ctx.saved_tensors
         left: Any = iter(tensors)
         call = _Call(*(next(left) if arg is None else arg[0] for arg in ctx.args))
         tables, options = call.tables(), call.options
         sums = _Sums(call, tuple(ctx.needs_input_grad[:3]))
-        upstream = grads[0].float().contiguous()
+        # Where nothing counts a mean sends infinity, and 0 · ∞ would not be 0.
+        ignored = call.target == call.ignore_index
+        upstream = grads[0].masked_fill(ignored, 0.0).contiguous()
         for rows, logits in call.chunks():
             target, up = call.target[rows], upstream[rows]
             if not call.kernel:
@@ -435,13 +415,6 @@ class _Recomputed(torch.autograd.Function):
                 )
             sums.add(rows, logits)
         return (*sums.result(), *(None,) * (len(_Call._fields) - 3))
-
-
-def _no_second() -> None:
-    raise RuntimeError(
-        "linear_cross_entropy has no second derivative; compute the logits, and their loss with "
-        "impl='torch', where the gradient is to be differentiated (create_graph=True)."
-    )
 
 
 @torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=())

@@ -23,8 +23,9 @@ from longtail.losses.modules import EqualizedThresholdLoss, PairwiseMarginLoss
 class StackedLoss:
     """The mean loss of each run.
 
-    Losses with a dense margin, with label smoothing or with competitors that drop out are
-    computed one by one, all others together; the values are the same.
+    Losses with a dense margin, with label smoothing, with competitors that drop out or with an
+    `ignore_index` of their own are computed one by one, all others together; the values are the
+    same.
 
     Args:
         criteria: one for each run, all with as many classes and on one device, with the reduction
@@ -78,7 +79,8 @@ class StackedLoss:
 
         Args:
             logits: f, shape (runs, examples, num_classes), float32 or wider.
-            target: y, class indices, shape (runs, examples).
+            target: y, class indices, shape (runs, examples); the `ignore_index` of a run whose
+                loss has one of its own, but not the usual -100.
             second: the labels of what was mixed in, likewise; None where nothing is.
             share: λ of the first label, likewise, in [0, 1].
             dropped: for each run what its loss has drawn, see `EqualizedThresholdLoss.draw`.
@@ -135,7 +137,8 @@ class StackedLoss:
 
 def _is_usual(loss: PairwiseMarginLoss) -> bool:
     drops = isinstance(loss, EqualizedThresholdLoss)
-    return loss.dense is None and loss.label_smoothing == 0.0 and not drops
+    ignores = loss.ignore_index != -100  # it may be a class, whose examples must not count
+    return loss.dense is None and loss.label_smoothing == 0.0 and not drops and not ignores
 
 
 def _joined_weights(criteria: Sequence[PairwiseMarginLoss]) -> Tensor | None:

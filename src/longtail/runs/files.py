@@ -75,6 +75,30 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     _sync(path.parent)
 
 
+@contextmanager
+def in_place_of(path: Path, staged: Path) -> Iterator[None]:
+    """Have a finished file take the place of another; if the block fails, the other is back.
+
+    Args:
+        path: the final name; there need not be such a file yet.
+        staged: the finished file, in the same folder.
+    """
+    kept = path.with_name(path.name + ".old.tmp")
+    kept.unlink(missing_ok=True)  # a killed writer's
+    with suppress(FileNotFoundError):
+        os.replace(path, kept)
+    try:
+        os.replace(staged, path)
+        _sync(path.parent)
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.replace(kept, path)
+        raise
+    kept.unlink(missing_ok=True)
+
+
 def _named(error: BaseException, path: Path | str) -> BaseException:
     """The error, saying for which file a full disk had no room."""
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:

@@ -5,11 +5,13 @@ The folder's layout is described in `folder`.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -213,19 +215,15 @@ class RunWriter:
             data: fingerprint of the split's examples.
             replace: write again what is there already.
         """
-        caller, name = "RunWriter.write_logits", logits_file(split)
+        caller = "RunWriter.write_logits"
         tensors = _logits_tensors(
             logits, target, indices, norms, bias, classes=len(self._record["prior"]["counts"])
         )
-        if split in self._record["splits"]:
-            if not replace:
-                raise RunError(
-                    f"{self.folder} has the logits of the split {split!r} already; pass --force "
-                    f"(replace=True) to write them again."
-                )
-            # Unlisted first: a kill before the new hash is known must not look like an edit.
-            del self._record["splits"][split], self._record["files"][name]
-            self._save()
+        if split in self._record["splits"] and not replace:
+            raise RunError(
+                f"{self.folder} has the logits of the split {split!r} already; pass --force "
+                f"(replace=True) to write them again."
+            )
         head = [tensors[key] for key in ("head_norms", "head_bias") if key in tensors]
         entry = {
             "examples": len(tensors["target"]),
@@ -235,16 +233,41 @@ class RunWriter:
             "head": files.fingerprint(*head) if head else None,
         }
         for other, found in self._record["splits"].items():
-            if None in (entry["head"], found["head"]) or entry["head"] == found["head"]:
+            if other == split or None in (entry["head"], found["head"]):
+                continue
+            if entry["head"] == found["head"]:
                 continue
             if not _same_head(tensors, self.folder / logits_file(other)):
                 raise InputError(
                     f"{caller}: the head's `norms` or `bias` differ from those stored with the "
                     f"split {other!r}, so these logits come from other weights."
                 )
-        files.write_tensors(self.folder / name, tensors, caller=caller)
-        self._record["splits"][split] = entry
-        self._list_file(name)
+        self._put_split(split, entry, tensors)
+
+    def _put_split(
+        self, split: str, entry: dict[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Write and list a split that was checked; if that fails, the folder is as before."""
+        name, before = logits_file(split), copy.deepcopy(self._record)
+        staged = self.folder / f"{name}.new.tmp"
+        try:
+            # A full disk ends it here, before anything is changed.
+            files.write_tensors(staged, tensors, caller="RunWriter.write_logits")
+            digest = files.sha256(staged)
+            if split in self._record["splits"]:
+                # Unlisted first: a kill before the new hash is known must not look like an edit.
+                del self._record["splits"][split], self._record["files"][name]
+                self._save()
+            with files.in_place_of(self.folder / name, staged):
+                self._record["splits"][split] = entry
+                self._record["files"][name] = digest
+                self._save()
+        except BaseException:
+            self._record = before
+            with suppress(OSError):  # the first error is the one to tell of
+                staged.unlink(missing_ok=True)
+                self._save()
+            raise
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from longtail.kernels._inputs import refuse_second_derivative
 from longtail.train.class_slices import Slice
 
 BLOCK_BYTES = 4 * 2**20  # of float32 scores at once; more if that is a sixteenth of the rows
@@ -44,6 +45,13 @@ class Margins(NamedTuple):
     strength: Tensor
     scale: float
     epsilon: float
+
+    def counted_only(self, slopes: Tensor) -> Tensor:
+        """Slopes of the examples, shape (N, 1): 0 where not counted, whatever came in.
+
+        Where nothing counts a mean's denominator is 0, and infinity comes in.
+        """
+        return slopes.masked_fill(~self.counted, 0.0).unsqueeze(1)
 
 
 def slice_losses(
@@ -128,6 +136,10 @@ class _SliceFunction(torch.autograd.Function):
     @staticmethod
     def take(ctx: Any) -> tuple[_Scores, Tensor, Tensor, Tensor | None]:
         """The scores, whose logits may be overwritten; computed again the second time."""
+        refuse_second_derivative(
+            "ShardedHead.loss",
+            "compute the logits with a whole nn.Linear, and their loss with the criterion itself,",
+        )
         features, weight, bias = ctx.saved_tensors
         scores, ctx.scores = ctx.scores, None
         if scores is None:
@@ -166,7 +178,7 @@ class _Plain(_SliceFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scores, features, weight, bias_grad = _Plain.take(ctx)
-        factor = (ctx.margins.scale * ctx.slope * grads[0]).unsqueeze(1)
+        factor = ctx.margins.counted_only(ctx.margins.scale * ctx.slope * grads[0])
         for rows, z in scores.blocks():
             share = z.sub_(ctx.rest[rows].unsqueeze(1)).exp_()
             _swap(share, scores.index[rows], scores.mine[rows], -1.0)
@@ -224,7 +236,7 @@ class _Smoothed(_SliceFunction):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scores, features, weight, bias_grad = _Smoothed.take(ctx)
         terms = ctx.terms
-        factor = (ctx.margins.scale * ctx.margins.counted * grads[0]).unsqueeze(1)
+        factor = ctx.margins.counted_only(ctx.margins.scale * grads[0])
         for rows, z in scores.blocks():
             share, odds, coefficient, h = terms.of(rows, z)
             others, largest = ctx.others[rows].unsqueeze(1), ctx.largest[rows].unsqueeze(1)
