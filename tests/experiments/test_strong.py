@@ -543,6 +543,16 @@ def test_students_of_longer_teachers_listen_to_these_alone(tmp_path, monkeypatch
     }  # fmt: skip
 
 
+def test_at_other_ratios_strong_alone_is_trained_as_before(tmp_path, monkeypatch):
+    """There are no other students there than the recipe's, hence no teachers either."""
+    monkeypatch.setattr(
+        Setting, "_in_trial", lambda _, k: replace(k, overrides={**k.overrides, "epochs": 1})
+    )
+    (part,) = small_run(tmp_path, stages=["earlier"], ratios=[10.0]).parts
+    assert part.records == list(part.earlier_strong.records)
+    assert len(find_runs(tmp_path / "runs")) == 1
+
+
 def test_another_ratio_has_its_own_data_and_records(tmp_path):
     study = small_run(tmp_path, stages=["strong"], ratios=[10.0])
     (part,) = study.parts

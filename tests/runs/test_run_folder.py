@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import math
@@ -169,6 +170,37 @@ def test_a_replacement_that_fails_at_any_write_leaves_the_folder_as_it_was(run, 
     monkeypatch.undo()
     assert Run.open(run.folder).logits(split).target.tolist() == [2, 1, 0]
     assert not [name for name in contents(run.folder) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace", "unlink"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
+def test_an_interrupted_replacement_leaves_the_old_split_or_the_new_one(
+    run, monkeypatch, name, error
+):
+    """Whichever call on files it is that fails, and if it is the last one."""
+    real, old = getattr(os, name), Run.open(run.folder).logits("test").target.tolist()
+    new = old[::-1]
+    assert new != old
+    for step in range(20):
+        left = [step]
+
+        def failing(*arguments, left=left, **options):
+            left[0] -= 1
+            if left[0] == -1:
+                raise error
+            return real(*arguments, **options)
+
+        logits = np.eye(3)[np.arange(len(old)) % 3]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing)
+            with contextlib.suppress(OSError, KeyboardInterrupt):
+                RunWriter.reopen(run.folder).write_logits("test", logits, new, replace=True)
+        found = Run.open(run.folder).logits("test").target.tolist()  # and the hash is right
+        assert found in (old, new)
+        if left[0] >= 0:  # nothing was left to fail
+            break
+    assert 0 < step < 19
+    assert found == new
 
 
 # What may be wrong with a folder.

@@ -248,7 +248,11 @@ class StrongTrainer(Trainer):
                     singles += setting.strong.specs([STRONG])
                 if {"earlier", "removal"} & set(stages):
                     singles += setting.strong.specs([setting.trial_strong])
-                taught = bool(set(stages) - {"strong", "longer-teachers", "ablation", "removal"})
+                untaught = {"strong", "longer-teachers", "ablation", "removal"}
+                # Of students at other ratios there are the recipe's alone.
+                both = "earlier" in stages and setting.ratio == RATIOS[0]
+                earlier = setting.earlier if both else ()
+                taught = bool(set(stages) - untaught - (set() if earlier else {"earlier"}))
                 teachers = setting.teachers()
                 if taught:
                     singles += teachers
@@ -267,7 +271,7 @@ class StrongTrainer(Trainer):
                 if "selection" in stages:
                     self._select(setting)
                 kinds = [STUDENT] if {"students", "second-generation"} & set(stages) else []
-                kinds += setting.earlier if "earlier" in stages else ()
+                kinds += earlier
                 self._teach(setting, *(([kind], teachers) for kind in kinds))
                 if more:
                     self._teach(setting, ([STUDENT], [*teachers, *more]))

@@ -334,7 +334,7 @@ def _use(study: Study) -> list[str]:
         "```sh\n"
         "longtail reproduce strong --minutes 30\n"
         "longtail reproduce strong --stage selection\n"
-        "longtail reproduce strong --stage earlier\n"
+        "longtail reproduce strong --stage earlier --rho 100 --rho 50 --rho 10\n"
         "longtail reproduce strong --stage ablation --stage removal\n"
         "longtail reproduce strong --rho 50 --rho 10\n" + _commands(trained) + "```",
     ]

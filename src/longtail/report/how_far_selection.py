@@ -9,6 +9,7 @@ from longtail.experiments import selection
 from longtail.experiments.exp_runs import CIFARS
 from longtail.experiments.selection import Selection
 from longtail.experiments.strong import Study
+from longtail.experiments.strong_part import Part
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong_selection
 from longtail.report.strong_cells import count_text, spread
@@ -57,7 +58,7 @@ def _preferred(study: Study) -> str:
         own = {one.name for one in part.trial_strong.records}
         named = f"{best.name} on {title_of(dataset)}"
         if best.records[0].name in own:
-            words.append(f"{named}, which is `strong` itself")
+            words.append(f"{named}, which is `strong` itself{_in_trial(part)}")
         else:
             errors = [
                 percent(float(line.dev_errors.mean()), digits=2)
@@ -65,11 +66,16 @@ def _preferred(study: Study) -> str:
             ]
             of = count_text(len(part.trial_strong.records))
             words.append(
-                f"{named} with {errors[0]}% (one run), where `strong` has {errors[1]}% ({of})"
+                f"{named} with {errors[0]}% (one run), where `strong` has {errors[1]}% "
+                f"({of}){_in_trial(part)}"
             )
     if not words:
         return ""
     return f" Of the teachers it prefers: {'; '.join(words)}."
+
+
+def _in_trial(part: Part) -> str:
+    return "" if part.earlier_strong is None else " in as many epochs"
 
 
 def _not_tried(study: Study) -> str:

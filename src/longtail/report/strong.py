@@ -6,7 +6,7 @@ The numbers come from `longtail.experiments.strong`; nothing is computed here bu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +131,23 @@ def summary_table(study: Study) -> Table:
         rows,
         note=(
             f"{note}; τ again: adjusted once more by a τ chosen on left-out training images. The "
-            "settings of `strong` were picked in a first trial that was judged on the test set. "
+            "settings of `strong` were picked in a first trial that was judged on the test set"
+            f"{_raised(parts.values())}. "
             f"Public code of {on_test} picks its epoch on the test set, too{unconfirmed}."
         ),
     )
+
+
+def _raised(parts: Iterable[Part | None]) -> str:
+    """Where and why the recipe `strong` has more epochs than the first trial."""
+    words = [
+        f"{part.strong.epochs} epochs on {title_of(part.setting.dataset)} after "
+        f"{part.earlier_strong.epochs} had missed a goal there "
+        f"({percent(float(part.earlier_strong.errors.mean()), digits=2)})"
+        for part in parts
+        if part is not None and part.strong is not None and part.earlier_strong is not None
+    ]
+    return f", but for its {'; '.join(words)}" if words else ""
 
 
 def _results_note(part: Part) -> str:

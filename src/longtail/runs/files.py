@@ -76,12 +76,15 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 
 
 @contextmanager
-def in_place_of(path: Path, staged: Path) -> Iterator[None]:
+def in_place_of(path: Path, staged: Path) -> Iterator[Path]:
     """Have a finished file take the place of another; if the block fails, the other is back.
 
     Args:
         path: the final name; there need not be such a file yet.
         staged: the finished file, in the same folder.
+
+    Yields:
+        Where the other is kept, to be removed after the block.
     """
     kept = path.with_name(path.name + ".old.tmp")
     kept.unlink(missing_ok=True)  # a killed writer's
@@ -90,13 +93,12 @@ def in_place_of(path: Path, staged: Path) -> Iterator[None]:
     try:
         os.replace(staged, path)
         _sync(path.parent)
-        yield
+        yield kept
     except BaseException:
         path.unlink(missing_ok=True)
         with suppress(FileNotFoundError):
             os.replace(kept, path)
         raise
-    kept.unlink(missing_ok=True)
 
 
 def _named(error: BaseException, path: Path | str) -> BaseException:

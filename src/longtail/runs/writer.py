@@ -258,16 +258,19 @@ class RunWriter:
                 # Unlisted first: a kill before the new hash is known must not look like an edit.
                 del self._record["splits"][split], self._record["files"][name]
                 self._save()
-            with files.in_place_of(self.folder / name, staged):
+            with files.in_place_of(self.folder / name, staged) as replaced:
                 self._record["splits"][split] = entry
                 self._record["files"][name] = digest
                 self._save()
         except BaseException:
             self._record = before
             with suppress(OSError):  # the first error is the one to tell of
-                staged.unlink(missing_ok=True)
                 self._save()
+            with suppress(OSError):
+                staged.unlink(missing_ok=True)
             raise
+        with suppress(OSError):  # all is written: what is left over does no harm
+            replaced.unlink(missing_ok=True)
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""

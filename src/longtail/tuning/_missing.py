@@ -7,6 +7,8 @@ be adjusted against them, and tau would come out too large; so the nearest in si
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from longtail._checks import FloatArray, InputError, IntArray
@@ -40,12 +42,35 @@ def given_to_nearest(
     logs, there = np.log(sizes), examples > 0
     if not there.any():
         raise InputError("class_shares: `examples` has none of any class.")
+    # By size, since there may be very many classes and few sizes.
+    present, place, classes = np.unique(logs[there], return_inverse=True, return_counts=True)
+    absent, which = np.unique(logs[~there], return_inverse=True)
+    wanted = np.bincount(which, weights=weights[~there], minlength=len(absent))
+    up_to = np.concatenate([[0], np.cumsum(classes)])
+    added = np.zeros(len(present))
+    for weight, *ranges in zip(wanted, *_nearest(present, absent), strict=True):
+        ranges = list(dict.fromkeys(ranges))  # one and the same where a size is there
+        number = sum(up_to[end] - up_to[begin] for begin, end in ranges)
+        for begin, end in ranges:
+            added[begin:end] += weight / number
     given = np.where(there, weights, 0.0)
-    for size in np.unique(logs[~there]):
-        away = np.abs(logs[there] - size)
-        near = np.flatnonzero(there)[away <= away.min() + _AS_NEAR]
-        given[near] += weights[~there & (logs == size)].sum() / len(near)
+    given[there] += added[place]
     return given
+
+
+def _nearest(present: FloatArray, absent: FloatArray) -> Iterator[list[tuple[int, int]]]:
+    """For each of `absent`, the ranges of `present` that are as near as the nearest: two lists.
+
+    Both rise. The first range is below or at it, the second above or at it.
+    """
+    after = np.searchsorted(present, absent)
+    below, above = present[np.maximum(after - 1, 0)], present[np.minimum(after, len(present) - 1)]
+    away = np.minimum(np.abs(absent - below), np.abs(above - absent))
+    away[away <= _AS_NEAR] = 0.0
+    for near in (absent - away, absent + away):
+        begin = np.searchsorted(present, near - _AS_NEAR, side="left")
+        end = np.searchsorted(present, near + _AS_NEAR, side="right")
+        yield list(zip(begin.tolist(), end.tolist(), strict=True))
 
 
 def class_shares(sizes: IntArray | FloatArray, examples: IntArray) -> FloatArray:
