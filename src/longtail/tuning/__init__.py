@@ -59,7 +59,7 @@ class TauResult:
             expect a little more on others.
         standard_error: of `error`, by resampling examples at this tau.
         confidence: ends of the bootstrap interval of tau, or None without replicates: quantiles
-            of the resampled taus, and `tau` itself where those would leave it out.
+            of the resampled taus, and all of `interval`, which the data can't tell apart.
         confidence_level: its nominal level; see `few_decide`.
         curve: the criterion as a function of tau; call it.
         counts: held-out examples of each class, shape (num_classes,).
@@ -367,16 +367,17 @@ class _Settings:
             random_state = _checks.whole(random_state, caller, name="random_state", at_least=0)
         return cls(level, count, np.random.default_rng(random_state))
 
-    def interval(self, taus: FloatArray, tau: float) -> tuple[float, float] | None:
-        """The quantiles of resampled taus, and the chosen one if it lies outside.
+    def interval(self, taus: FloatArray, best: tuple[float, float]) -> tuple[float, float] | None:
+        """The quantiles of resampled taus, and the best ones where they lie outside.
 
         That can happen where the criterion jumps: resampling may move its minimum one way only.
+        And of many that are as good it finds the same middle every time.
         """
         if self.n_bootstrap == 0:
             return None
         tail = (1.0 - self.confidence) / 2.0
         low, high = np.quantile(taus, [tail, 1.0 - tail])
-        return min(float(low), tau), max(float(high), tau)
+        return min(float(low), best[0]), max(float(high), best[1])
 
 
 def _bounds(bounds: Any, caller: str) -> tuple[float, float]:
@@ -417,7 +418,7 @@ def _from_intervals(
         interval=interval,
         error=curve(tau),
         standard_error=curve.standard_error(tau),
-        confidence=settings.interval(taus, tau),
+        confidence=settings.interval(taus, interval),
         confidence_level=settings.confidence,
         curve=curve,
         counts=parts.counts,
@@ -455,7 +456,7 @@ def _from_calibration(
         interval=(found.tau, found.tau),
         error=found.value,
         standard_error=found.standard_error,
-        confidence=settings.interval(found.replicates, found.tau),
+        confidence=settings.interval(found.replicates, (found.tau, found.tau)),
         confidence_level=settings.confidence,
         curve=found.curve,
         counts=np.bincount(counted, minlength=logits.shape[1]),
