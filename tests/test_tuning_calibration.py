@@ -245,8 +245,14 @@ def test_the_interval_is_finer_than_the_first_grid_and_holds_tau(criterion):
     assert spread < 0.1
 
 
-def test_an_interval_that_would_leave_tau_out_is_widened():
+def test_an_interval_that_would_leave_the_best_out_is_widened():
     settings = tuning._Settings.checked(0.9, 10, 0, "test")
-    assert settings.interval(np.linspace(1.0, 2.0, 101), 1.5) == pytest.approx((1.05, 1.95))
-    assert settings.interval(np.linspace(1.0, 2.0, 101), 1.97) == pytest.approx((1.05, 1.97))
-    assert settings.interval(np.linspace(1.0, 2.0, 101), 0.5) == pytest.approx((0.5, 1.95))
+    taus = np.linspace(1.0, 2.0, 101)
+    for best, wanted in {
+        (1.5, 1.5): (1.05, 1.95),
+        (1.97, 1.97): (1.05, 1.97),
+        (0.5, 0.5): (0.5, 1.95),
+        (1.2, 1.4): (1.05, 1.95),
+        (0.9, 2.4): (0.9, 2.4),
+    }.items():
+        assert settings.interval(taus, best) == pytest.approx(wanted)
