@@ -5,7 +5,7 @@ Made of records alone; which runs there are is in `strong_runs`, and `strong` is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from longtail.experiments.exp_runs import Kind, Shelf
 from longtail.experiments.records import Record
 from longtail.experiments.strong_kinds import STRONG, STUDENT, TEACHERS
 from longtail.experiments.strong_runs import Setting, is_judged
+from longtail.runs import RunSpec
 
 DISTILLED = "strong-distilled"
 
@@ -160,18 +161,20 @@ class Part:
     @cached_property
     def longer_teachers(self) -> list[Line]:
         """One line for each that trains longer; none while one is missing."""
-        specs = self.setting.longer_teachers()
-        kinds = TEACHERS[self.setting.dataset] if specs else ()
-        names = [f"{kind.name}, longer" for kind in kinds]
-        lines = [_line(n, [self.shelf.get(s)], 1) for n, s in zip(names, specs, strict=True)]
-        return [line for line in lines if line is not None] if None not in lines else []
+        kinds, specs = TEACHERS[self.setting.dataset], self.setting.longer_teachers()
+        pairs = zip(kinds, specs, strict=False)  # of a trial in small there are no such teachers
+        return self._all_or_none({f"{kind.name}, longer": spec for kind, spec in pairs})
 
     @cached_property
     def further_teachers(self) -> list[Line]:
         """One line for each further teacher; none while one is missing, since none teaches yet."""
-        wanted = self.setting.more_teachers().items()
-        lines = [_line(name, [self.shelf.get(spec)], 1) for name, spec in wanted]
-        return [line for line in lines if line is not None] if None not in lines else []
+        return self._all_or_none(self.setting.more_teachers())
+
+    def _all_or_none(self, wanted: Mapping[str, RunSpec]) -> list[Line]:
+        """A line for each of some runs by their names, once all are there."""
+        lines = [_line(name, [self.shelf.get(spec)], 1) for name, spec in wanted.items()]
+        found = [line for line in lines if line is not None]
+        return found if len(found) == len(lines) else []
 
     @property
     def all_teachers(self) -> list[Line]:

@@ -60,6 +60,8 @@ STAGES = (
     "ablation",
     "removal",
 )
+# Those that begin with the teachers and their mean; the ablation asks for weights alone.
+_WITH_TEACHERS = {"teachers", "selection", "students", "more-teachers", "second-generation"}
 RATIOS = (100.0, 50.0, 10.0)
 
 
@@ -248,11 +250,10 @@ class StrongTrainer(Trainer):
                     singles += setting.strong.specs([STRONG])
                 if {"earlier", "removal"} & set(stages):
                     singles += setting.strong.specs([setting.trial_strong])
-                untaught = {"strong", "longer-teachers", "ablation", "removal"}
                 # Of students at other ratios there are the recipe's alone.
                 both = "earlier" in stages and setting.ratio == RATIOS[0]
                 earlier = setting.earlier if both else ()
-                taught = bool(set(stages) - untaught - (set() if earlier else {"earlier"}))
+                taught = both or bool(_WITH_TEACHERS & set(stages))
                 teachers = setting.teachers()
                 if taught:
                     singles += teachers

@@ -85,7 +85,12 @@ def refuse_second_derivative(what: str, instead: str) -> None:
         instead: what has a second derivative, as a command.
     """
     if torch.is_grad_enabled():  # create_graph=True
-        raise RuntimeError(
-            f"{what} has no second derivative; {instead} where the gradient is to be "
-            f"differentiated (create_graph=True)."
-        )
+        raise no_second_derivative(what, instead)
+
+
+def no_second_derivative(what: str, instead: str) -> RuntimeError:
+    """What `refuse_second_derivative` raises; its arguments."""
+    return RuntimeError(
+        f"{what} has no second derivative; {instead} where the gradient is to be differentiated "
+        f"(create_graph=True)."
+    )

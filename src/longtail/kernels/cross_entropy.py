@@ -24,6 +24,7 @@ from longtail.kernels._inputs import (
     check_labels,
     check_table,
     loss_dtype,
+    no_second_derivative,
     refuse_second_derivative,
     what_came,
 )
@@ -31,6 +32,7 @@ from longtail.kernels._launch import BACKWARD, FORWARD, FUSED, MEAN, NONE, Optio
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 REDUCTIONS = ("none", "mean", "sum")  # in the order of `_launch`
+_NO_SECOND = ("longtail's Triton kernel", "compute the loss with impl='torch'")
 
 
 def margin_cross_entropy(
@@ -216,7 +218,7 @@ class _OnePass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative("longtail's Triton kernel", "compute the loss with impl='torch'")
+        refuse_second_derivative(*_NO_SECOND)
         (grad,) = ctx.saved_tensors
         return times(grad, grads[0], once=not keeps_graph()), None, None, None, None, None
 
@@ -370,10 +372,7 @@ def _differentiate(ctx: Any, grad_loss: Tensor, grad_stats: Tensor) -> tuple[Any
 
 
 def _refuse(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(
-        "longtail's Triton kernel has no second derivative; compute the loss with impl='torch' "
-        "where the gradient is to be differentiated (create_graph=True)."
-    )
+    raise no_second_derivative(*_NO_SECOND)
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)

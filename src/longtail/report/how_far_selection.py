@@ -58,7 +58,7 @@ def _preferred(study: Study) -> str:
         own = {one.name for one in part.trial_strong.records}
         named = f"{best.name} on {title_of(dataset)}"
         if best.records[0].name in own:
-            words.append(f"{named}, which is `strong` itself{_in_trial(part)}")
+            words.append(f"{named}, which is `strong` itself{_in_as_many(part)}")
         else:
             errors = [
                 percent(float(line.dev_errors.mean()), digits=2)
@@ -67,14 +67,15 @@ def _preferred(study: Study) -> str:
             of = count_text(len(part.trial_strong.records))
             words.append(
                 f"{named} with {errors[0]}% (one run), where `strong` has {errors[1]}% "
-                f"({of}){_in_trial(part)}"
+                f"({of}){_in_as_many(part)}"
             )
     if not words:
         return ""
     return f" Of the teachers it prefers: {'; '.join(words)}."
 
 
-def _in_trial(part: Part) -> str:
+def _in_as_many(part: Part) -> str:
+    """Which `strong` is meant, where its recipe has other epochs than the teachers."""
     return "" if part.earlier_strong is None else " in as many epochs"
 
 
