@@ -67,7 +67,9 @@ def precise(spec):
     return replace(spec, settings={**spec.settings, "precision": "bfloat16"})
 
 
-def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False, level=0.2):
+def made_up_setting(
+    setting: Setting, *, with_ablation=True, with_shorter=False, with_longer=False, level=0.2
+):
     """Made-up records of a whole setting, as a GPU would leave them."""
     classes = 10 if setting.dataset == "cifar10-lt" else 100
     marks = f"{setting.dataset} {setting.ratio}".encode().hex()
@@ -100,6 +102,17 @@ def made_up_setting(setting: Setting, *, with_ablation=True, with_shorter=False,
         found += [
             made_up(precise(spec), level=level - 0.01 * (number + 1), minutes=1.5, **more)
             for spec in setting.students(names, [kind])
+        ]
+    if with_longer:
+        longer = [
+            made_up(precise(spec), level=level + 0.01, minutes=4.0, **more)
+            for spec in setting.longer_teachers()
+        ]
+        names = [one.name for one in longer]
+        found += [*longer, made_up(setting.ensemble(names), level=level - 0.05, **more)]
+        found += [
+            made_up(precise(spec), level=level - 0.04, gain=0.03, minutes=5.0, **more)
+            for spec in setting.students(names)
         ]
     if with_ablation:
         for number, kind in enumerate(setting.ablated()):

@@ -12,7 +12,7 @@ from longtail import InputError
 from longtail.data.images import LongTailedData
 from longtail.experiments import records, strong
 from longtail.experiments.exp_runs import Shelf
-from longtail.experiments.records import DEV, TEST
+from longtail.experiments.records import DEV, TEST, Record
 from longtail.experiments.strong import Study
 from longtail.experiments.strong_kinds import (
     ABLATION_EPOCHS,
@@ -599,6 +599,19 @@ def test_lines_of_a_study(made):
     assert part.minutes == pytest.approx(
         sum(one.seconds for one in found if one.spec.method.name != "ensemble") / 60
     )
+
+
+def test_a_mean_costs_what_its_members_records_say(made):
+    """Its own record tells of folders, whose runs may have been trained again, alone."""
+    _, found = made
+    before = Study.of(found).part("cifar100-lt")
+    together = before.ensemble.records[0]
+    slow = Record(together.spec, {**together.document, "seconds": 1e6})
+    others = [one for one in found if one.name != together.name]
+    after = Study.of([*others, slow]).part("cifar100-lt")
+    assert after.ensemble.records[0].seconds == 1e6
+    assert after.ensemble.minutes == before.ensemble.minutes > 0
+    assert after.minutes == before.minutes
 
 
 def test_fewer_records_are_said(made):

@@ -13,7 +13,7 @@ from longtail.experiments.strong_part import DISTILLED
 from longtail.experiments.strong_runs import Setting
 from longtail.report import how_far
 from longtail.report.tables import title_of
-from strong_factory import made_up, made_up_setting, precise
+from strong_factory import made_up_setting
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,20 +143,58 @@ def test_what_is_not_trained_is_no_part_of_everything_else():
 
 
 def test_what_is_trained_of_it_is_part_of_everything_else():
-    setting = Setting("cifar10-lt")
-    found = made_up_setting(setting, with_ablation=False)
-    like = {"classes": 10, "data": found[0].data}
-    longer = [made_up(precise(spec), **like) for spec in setting.longer_teachers()]
-    names = [one.name for one in longer]
-    students = [made_up(precise(spec), **like) for spec in setting.students(names)]
-    all_of_it = {one.name: one for one in [*found, *longer, *students]}.values()
-    study = Study.of(all_of_it)
-    assert study.part("cifar10-lt").further[0].name == f"{DISTILLED}, longer teachers"
-    after = how_far.page(study).split("And so is everything else on this page")[1]
-    told, lacking = after.split("Not trained yet")
-    assert "--stage longer-teachers" in told
+    """On one data set, on the other, and on both."""
+    stage = "longtail reproduce strong --stage longer-teachers"
+    found = {
+        name: made_up_setting(Setting(name), with_ablation=False, with_longer=True)
+        for name in ("cifar10-lt", "cifar100-lt")
+    }
+    epochs = {"cifar10-lt": "500 epochs on CIFAR-10-LT", "cifar100-lt": "800 epochs on CIFAR-100"}
+    for (name, mine), other in zip(found.items(), reversed(found), strict=True):
+        after = how_far.page(Study.of(mine)).split("And so is everything else on this page")[1]
+        told, lacking = after.split("Not trained yet")
+        assert f"{stage} --dataset {name}\n" in told
+        assert f"{stage} --dataset {other}\n" in lacking
+        assert f"students of teachers that train longer, for {epochs[other]}" in lacking
+        assert epochs[name] not in lacking
+        assert "--stage more-teachers\n" in lacking
+    both = how_far.page(Study.of([one for mine in found.values() for one in mine]))
+    told, lacking = both.split("And so is everything else on this page")[1].split("Not trained yet")
+    assert f"{stage}\n" in told
     assert "longer" not in lacking
-    assert "--stage more-teachers" in lacking
+
+
+def test_students_of_longer_teachers_are_told_with_what_both_sets_say_of_them():
+    found = made_up_setting(Setting("cifar10-lt"), with_ablation=False, with_longer=True)
+    study = Study.of(found)
+    part = study.part("cifar10-lt")
+    (longer,) = part.further
+    text = how_far.page(study)
+    error, again = (f"{100 * errors.mean():.2f}%" for errors in (longer.errors, longer.again))
+    answer = text.split("## What was needed")[0]
+    assert f"*longer teachers*, has {error}, with that τ {again} (mean of 3 runs)." in answer
+    changes = [
+        f"{100 * (after.mean() - before.mean()):+.2f}".replace("-", "−")
+        for after, before in (
+            (longer.errors, part.distilled.errors),
+            (longer.again, part.distilled.again),
+        )
+    ]
+    assert changes[0] != changes[1]
+    assert f"longer teachers for students: {changes[0]} ({changes[1]} with τ again);" in text
+    dev = [
+        100 * sum(one.document["again"]["dev_error"] for one in line.records) / 3
+        for line in (longer, part.distilled)
+    ]
+    spread = r" ± [\d.]+"
+    wanted = f"longer teachers, {dev[0]:.2f}{spread} instead of {dev[1]:.2f}{spread} on CIFAR-10-LT"
+    assert re.search(wanted, text)
+    readme = how_far.readme_block(study)
+    assert f"| `{DISTILLED}`, longer teachers, τ again | {again[:-1]}" in readme
+    assert "– : not trained yet" in readme  # on CIFAR-100-LT
+    without = Study.of(made_up_setting(Setting("cifar10-lt"), with_ablation=False))
+    assert "longer teachers" not in how_far.readme_block(without)
+    assert "Attempts to go beyond" not in how_far.page(without)
 
 
 def test_running_twice_gives_the_same_bytes(site):

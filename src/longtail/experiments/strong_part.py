@@ -90,7 +90,7 @@ class Line:
     @property
     def minutes(self) -> float:
         """What one such network costs: its own training and all that it needed first."""
-        own = float(np.mean([one.seconds for one in self.records]))
+        own = float(np.mean([_own_seconds(one) for one in self.records]))
         return (own + self.shared_seconds) / 60.0
 
     @property
@@ -199,7 +199,7 @@ class Part:
 
     @cached_property
     def ensemble(self) -> Line | None:
-        """The mean logits of all teachers; its own seconds are those of its members."""
+        """The mean logits of all teachers."""
         return self._mean_of(self._first)
 
     @cached_property
@@ -216,7 +216,8 @@ class Part:
         if not members:
             return None
         found = self.shelf.get(self.setting.ensemble([one.name for one in members]))
-        return _line(f"ensemble of {len(members)} {what}", [found], 1)
+        line = _line(f"ensemble of {len(members)} {what}", [found], 1)
+        return line and replace(line, shared_seconds=_seconds_of(members))
 
     @cached_property
     def distilled(self) -> Line | None:
@@ -264,7 +265,7 @@ class Part:
         names = [one.name for one in teachers]
         found = [self.shelf.get(spec) for spec in self.setting.students(names, [kind])]
         line = _line(name, found, len(found))
-        return line and replace(line, shared_seconds=sum(one.seconds for one in teachers))
+        return line and replace(line, shared_seconds=_seconds_of(teachers))
 
     @cached_property
     def ablation(self) -> list[Line]:
@@ -308,13 +309,26 @@ class Part:
 
     @property
     def minutes(self) -> float:
-        """Training time of all its runs; an ensemble has none of its own."""
-        return sum(one.seconds for one in self.records if one.spec.method.name != "ensemble") / 60.0
+        """Training time of all its runs."""
+        return _seconds_of(self.records) / 60.0
 
 
 def _line(name: str, found: Iterable[Record | None], wanted: int) -> Line | None:
     kept = tuple(one for one in found if one is not None and is_judged(one))
     return Line(name, kept, wanted) if kept else None
+
+
+def _own_seconds(one: Record) -> float:
+    """Training time of a run alone.
+
+    An ensemble has none. What its record has is of the folders that were there, some of which may
+    have been trained again by themselves, for longer than their own records say.
+    """
+    return 0.0 if one.spec.method.name == "ensemble" else one.seconds
+
+
+def _seconds_of(runs: Iterable[Record]) -> float:
+    return sum(_own_seconds(one) for one in runs)
 
 
 def percents(values: Iterable[float]) -> list[float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from longtail.experiments import records, selection
 from longtail.experiments.exp_runs import CIFARS
 from longtail.experiments.strong import Study
 from longtail.experiments.strong_kinds import LONGER_EPOCHS, TEACHERS
-from longtail.experiments.strong_part import DISTILLED, Part
+from longtail.experiments.strong_part import DISTILLED, Line, Part
 from longtail.experiments.strong_runs import RATIOS, Setting
 from longtail.report import figures, how_far_selection, strong, strong_ablation, strong_selection
 from longtail.report.reproduction import with_block
-from longtail.report.strong_cells import count_text
+from longtail.report.strong_cells import count_text, further_name
 from longtail.report.tables import percent, signed, title_of
 from longtail.runs import files
 from longtail.train.recipe import recipe_values
@@ -45,18 +45,11 @@ _TRIAL = (
 )
 _REMOVAL = "What is lost when `strong` in the first trial's epochs goes without one of its parts"
 
-# Stages of students beyond the recipe's: what their lines end in, and what they are.
+# Stages of students beyond the recipe's: what they are.
 _FURTHER = {
-    "more-teachers": (
-        "more teachers",
-        "students of more teachers, among them networks four times as wide",
-    ),
-    "longer-teachers": (
-        "longer teachers",
-        "students of teachers that train longer, for "
-        + " and ".join(f"{n} epochs on {title_of(d)}" for d, n in LONGER_EPOCHS.items()),
-    ),
-    "second-generation": ("second generation", "students of teachers some of which are students"),
+    "more-teachers": "students of more teachers, among them networks four times as wide",
+    "longer-teachers": "students of teachers that train longer",
+    "second-generation": "students of teachers some of which are students",
 }
 
 logger = logging.getLogger("longtail")
@@ -108,9 +101,18 @@ def _answer(study: Study) -> list[str]:
                 f"On {title_of(dataset)} the balanced test error is {words}; with τ chosen "
                 f"again on the development set, {'% and '.join(means)}%."
             )
+            sentences += [_further_answer(line) for line in part.further] if part else []
         else:
             sentences.append(f"On {title_of(dataset)} nothing is trained yet.")
     return [" ".join(sentences)]
+
+
+def _further_answer(line: Line) -> str:
+    means = [percent(float(errors.mean()), digits=2) for errors in (line.errors, line.again)]
+    return (
+        f"An attempt to go on from there, *{further_name(line)}*, has {means[0]}%, with that τ "
+        f"{means[1]}% ({count_text(len(line.records))})."
+    )
 
 
 def _needed() -> list[str]:
@@ -265,6 +267,11 @@ def _helped(study: Study) -> list[str]:
             if part.ensemble is not None:
                 left = _gain(part.ensemble.errors, students.errors)
                 words.append(f"the teachers' own mean instead of a student: {left}")
+            words += [
+                f"{further_name(line)} for students: {_gain(line.errors, students.errors)} "
+                f"({_gain(line.again, students.again)} with τ again)"
+                for line in part.further
+            ]
         again = f"τ again: {_gain(part.strong.again, part.strong.errors)} for `strong`"
         if students is not None:
             again += f", {_gain(students.again, students.errors)} for students"
@@ -297,10 +304,8 @@ def _cost(study: Study) -> list[str]:
 
 
 def _use(study: Study) -> list[str]:
-    there = {line.name for part in study.parts for line in part.further}
-    lines = {stage: f"{DISTILLED}, {word}" for stage, (word, _) in _FURTHER.items()}
-    trained = [stage for stage, name in lines.items() if name in there]
-    lacking = [stage for stage in lines if stage not in trained]
+    trained = _with_further(study)
+    lacking = {stage: [d for d in CIFARS if d not in there] for stage, there in trained.items()}
     blocks = [
         "## Use it",
         "Every ingredient is a value of a recipe and works alone (`--set sam_rho=0.1`, `--set "
@@ -338,14 +343,40 @@ def _use(study: Study) -> list[str]:
         "longtail reproduce strong --stage ablation --stage removal\n"
         "longtail reproduce strong --rho 50 --rho 10\n" + _commands(trained) + "```",
     ]
-    if lacking:
-        words = "; ".join(_FURTHER[stage][1] for stage in lacking)
+    if any(lacking.values()):
+        words = "; ".join(_further_words(stage, on) for stage, on in lacking.items() if on)
         blocks += [f"Not trained yet: {words}:", f"```sh\n{_commands(lacking)}```"]
     return blocks
 
 
-def _commands(stages: Iterable[str]) -> str:
-    return "".join(f"longtail reproduce strong --stage {stage}\n" for stage in stages)
+def _with_further(study: Study) -> dict[str, list[str]]:
+    """On which data sets there are students of each stage beyond the recipe's."""
+    found = {dataset: study.part(dataset) for dataset in CIFARS}
+    there = {d: {further_name(line) for line in part.further} for d, part in found.items() if part}
+    return {
+        stage: [dataset for dataset in there if stage.replace("-", " ") in there[dataset]]
+        for stage in _FURTHER
+    }
+
+
+def _further_words(stage: str, datasets: Sequence[str]) -> str:
+    """What such students are, and where that is not on all data sets alike, on which."""
+    if stage == "longer-teachers":
+        epochs = (f"{LONGER_EPOCHS[one]} epochs on {title_of(one)}" for one in datasets)
+        return f"{_FURTHER[stage]}, for {' and '.join(epochs)}"
+    on = f" on {title_of(datasets[0])}" if len(datasets) < len(CIFARS) else ""
+    return f"{_FURTHER[stage]}{on}"
+
+
+def _commands(stages: Mapping[str, Sequence[str]]) -> str:
+    """What to type for stages on some data sets, which are named unless they are all."""
+    return "".join(
+        f"longtail reproduce strong --stage {stage}"
+        + ("" if len(on) == len(CIFARS) else "".join(f" --dataset {one}" for one in on))
+        + "\n"
+        for stage, on in stages.items()
+        if on
+    )
 
 
 def readme_block(study: Study) -> str:

@@ -9,10 +9,10 @@ from longtail.experiments import selection
 from longtail.experiments.exp_runs import CIFARS
 from longtail.experiments.selection import Selection
 from longtail.experiments.strong import Study
-from longtail.experiments.strong_part import Part
+from longtail.experiments.strong_part import DISTILLED, Part
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong_selection
-from longtail.report.strong_cells import count_text, spread
+from longtail.report.strong_cells import count_text, further_name, spread
 from longtail.report.tables import percent, title_of
 
 
@@ -149,6 +149,27 @@ def _longer_strong(study: Study) -> str:
     )
 
 
+def _further_students(study: Study) -> str:
+    """What the development set says of students beyond the recipe's, which came last."""
+    words = []
+    for dataset in CIFARS:
+        part = study.part(dataset)
+        if part is not None and part.distilled is not None:
+            before = spread(part.distilled.dev_errors_again)
+            words += [
+                f"{further_name(line)}, {spread(line.dev_errors_again)} instead of {before} on "
+                f"{title_of(dataset)}"
+                for line in part.further
+            ]
+    if not words:
+        return ""
+    return (
+        f" Attempts to go beyond `{DISTILLED}` were begun when all that had been judged on the "
+        "test set. Their error on the development set with that τ: "
+        f"{'; '.join(words)}."
+    )
+
+
 def _sizes(study: Study) -> str:
     """How many images that makes, by data set and ratio."""
     words = []
@@ -181,7 +202,8 @@ def blocks(study: Study) -> list[str]:
         f"{_sizes(study)}. None of them is one of the training or the test set; `longtail` refuses "
         "to train on them, and refuses teachers that saw any other data. The τ of the column *τ "
         "again* is chosen on it, "
-        f"{_chosen(selections)}.{_epochs_compared(study)}{_longer_strong(study)}\n"
+        f"{_chosen(selections)}.{_epochs_compared(study)}{_longer_strong(study)}"
+        f"{_further_students(study)}\n"
         "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
         "the subset leaves none of its images out, and of others nearly as large it may leave "
         "fewer than asked. In the development error the nearest class in size stands in for it and "

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from longtail.experiments.comparison import mean_interval
-from longtail.experiments.strong_kinds import INGREDIENTS
+from longtail.experiments.strong_kinds import INGREDIENTS, STUDENT
 from longtail.experiments.strong_part import Line, Part
 from longtail.report.strong_cells import GROUPS, by_group, minutes_text, name_of, where
 from longtail.report.tables import Table, percent, plural, signed
@@ -126,7 +126,9 @@ def short_strong(part: Part) -> str | None:
     if short is None or full is None or short.errors.mean() <= full.errors.mean():
         return None
     here, there = (percent(float(line.errors.mean()), digits=2) for line in (short, full))
-    least = min(lines.values(), key=lambda line: float(line.errors.mean()))
+    # Students have teachers of many more epochs.
+    alone = [line for line in lines.values() if base_of(line.name) != STUDENT.name]
+    least = min(alone, key=lambda line: float(line.errors.mean()))
     text = (
         f"**`strong` is a recipe for long training**: {here}% after these {short.epochs} epochs, "
         f"{there}% after its own {full.epochs}. What its rows above gain or lose tells of short "
@@ -134,7 +136,7 @@ def short_strong(part: Part) -> str | None:
     )
     if least is not short:
         error = percent(float(least.errors.mean()), digits=2)
-        text += f" The least error in so few epochs has *{least.name}*, {error}%."
+        text += f" Without teachers the least error in so few epochs has *{least.name}*, {error}%."
     return text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from longtail._checks import FloatArray
-from longtail.experiments.strong_part import Line, Part
+from longtail.experiments.strong_part import DISTILLED, Line, Part
 from longtail.report.tables import percent, title_of
 
 GROUPS = ("many", "medium", "few")
@@ -55,6 +55,11 @@ def name_of(line: Line) -> str:
     if line.is_whole:
         return line.name
     return f"{line.name} ({len(line.records)} of {line.wanted})"
+
+
+def further_name(line: Line) -> str:
+    """What makes students others than the recipe's: ``longer teachers``."""
+    return line.name.removeprefix(f"{DISTILLED}, ")
 
 
 def where(part: Part) -> str:
