@@ -349,14 +349,19 @@ def test_adjusting_twice_warns(margin):
 
 
 @pytest.mark.parametrize(
-    "aim",
-    [{"target_prior": ClassPrior.from_probs([0.1, 0.1, 0.8])}, {"costs": [1.0, 1.0, 8.0]}],
-    ids=["target_prior", "costs"],
+    ("aim", "mix"),
+    [
+        ({"target_prior": ClassPrior.from_probs([0.1, 0.1, 0.8])}, [0.1, 0.1, 0.8]),
+        ({"costs": [1.0, 1.0, 8.0]}, [0.1, 0.1, 0.8]),
+        # The shift is 0 then, and yet not what such logits need.
+        ({"target_prior": PRIOR}, PRIOR.probs),
+    ],
+    ids=["target_prior", "costs", "the training prior"],
 )
-def test_the_advice_for_another_target_is_right(aim):
+def test_the_advice_for_another_target_is_right(aim, mix):
     """Logits of a model that was balanced by its loss, and the errors of data mixed as wanted."""
     random = np.random.default_rng(0)
-    target = random.choice(3, 4000, p=[0.1, 0.1, 0.8])
+    target = random.choice(3, 4000, p=mix)
     balanced = 1.2 * (1.2 * np.eye(3)[target] + random.normal(size=(4000, 3)))
     loss = margins.logit_adjusted(PRIOR)
     with pytest.warns(
@@ -370,6 +375,15 @@ def test_the_advice_for_another_target_is_right(aim):
         np.mean(scores.argmax(1) != target) for scores in (advised, twice, balanced)
     )
     assert as_advised < min(as_called, as_they_are) - 0.01
+
+
+def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing():
+    uniform = ClassPrior.uniform(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for target in (None, PRIOR, uniform):
+            loss = margins.logit_adjusted(PRIOR)
+            adjust_logits(random_logits(), uniform, target_prior=target, trained_with=loss)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def adjust_logits(
     shift = -tau * log_ratio(prior, target_prior, costs, caller=caller)
     if trained_with is not None:
         elsewhere = target_prior is not None or costs is not None
-        _warn_if_already_adjusted(trained_with, prior, tau, shift, elsewhere=elsewhere)
+        _warn_if_already_adjusted(trained_with, prior, tau, elsewhere=elsewhere)
     return _apply(logits, lambda f, a: f + a, shift)
 
 
@@ -417,15 +417,19 @@ def from_uniform(num_classes: int) -> str:
 
 
 def _warn_if_already_adjusted(
-    margin: Margin, prior: ClassPrior, tau: float, shift: FloatArray, *, elsewhere: bool
+    margin: Margin, prior: ClassPrior, tau: float, *, elsewhere: bool
 ) -> None:
-    """`elsewhere`: the adjustment is to another target than the balanced error."""
+    """`elsewhere`: the adjustment is to another target than the balanced error.
+
+    A shift of 0 is no excuse: it is what the target π takes, and wrong of logits that training has
+    balanced. Only a uniform prior takes nothing off.
+    """
     if not hasattr(margin, "residual_adjustment"):
         raise InputError(
             f"adjust_logits: `trained_with` must be the Margin of the training loss, such as "
             f"margins.logit_adjusted(prior); got {type(margin).__name__}."
         )
-    if not margin.is_antisymmetric or not adjusts_again(tau) or np.ptp(shift) == 0:
+    if not margin.is_antisymmetric or not adjusts_again(tau) or prior.imbalance_ratio == 1:
         return
     if leaves_little(margin.residual_adjustment(prior), prior):
         instead = "use the logits as they are (tau=0)"

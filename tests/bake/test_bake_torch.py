@@ -356,10 +356,12 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss, tmp_path)
     assert found[0].filename == __file__
 
 
-@pytest.mark.parametrize("name", ["target_prior", "costs"])
+@pytest.mark.parametrize("name", ["target_prior", "costs", "the training prior"])
 def test_a_module_balanced_by_its_loss_is_baked_for_another_target_from_the_uniform_prior(name):
     model, numbers = holding(losses.LogitAdjustedLoss(PRIOR)), np.arange(1.0, len(COUNTS) + 1)
     aim = {name: numbers if name == "costs" else ClassPrior.from_weights(numbers)}
+    if name == "the training prior":  # where nothing would be baked in
+        aim = {"target_prior": PRIOR}
     uniform = ClassPrior.uniform(len(COUNTS))
     with pytest.warns(AdjustedTwiceWarning, match=rf"pass ClassPrior.uniform\({len(COUNTS)}\)"):
         bake_logit_adjustment(model, PRIOR, **aim)

@@ -10,8 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-import numpy as np
-
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change, LogitAdjustment
 from longtail.margins import Margin
@@ -39,11 +37,11 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
         change: what is baked in.
         name: of the model, for the message.
     """
-    if not isinstance(change, LogitAdjustment) or np.ptp(change.shift) == 0:
-        return
-    if not adjusts_again(change.tau):
+    if not isinstance(change, LogitAdjustment) or not adjusts_again(change.tau):
         return
     prior = ClassPrior.from_probs(change.settings["prior"])
+    if prior.imbalance_ratio == 1:  # takes nothing off
+        return
     instead = "use them as they are, or at most with a small tau that held-out data ask for"
     if "target_prior" in change.settings or "costs" in change.settings:
         instead = from_uniform(prior.num_classes)
