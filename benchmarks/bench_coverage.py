@@ -43,6 +43,9 @@ SEPARATIONS = (1.5, 3.0)  # of the classes' means, in deviations
 TAU_CLASSES = (2, 3, 10, 30)
 HELD_OUT = ((20, 20), (100, 100), (500, 500), (100, 5), (500, 5), (2000, 5), (500, 50), (2000, 200))
 SHIFT_CLASSES = (2, 3, 10, 30)
+# With so many classes a few examples of each are many in all.
+MANY_CLASSES = (300,)
+FEW_OF_EACH = ((1, 1), (2, 2), (5, 5), (12, 1))
 SHIFT_HELD_OUT = (200, 1000, 5000)
 IMBALANCE = 100
 
@@ -100,7 +103,11 @@ class GaussianClasses:
 
 
 def tau_cells(rng):
-    for classes, separation, (most, least) in itertools.product(TAU_CLASSES, SEPARATIONS, HELD_OUT):
+    grid = [
+        *itertools.product(TAU_CLASSES, SEPARATIONS, HELD_OUT),
+        *itertools.product(MANY_CLASSES, SEPARATIONS, FEW_OF_EACH),
+    ]
+    for classes, separation, (most, least) in grid:
         world = GaussianClasses(classes, separation)
         target = np.repeat(np.arange(classes), sizes_between(most, least, classes))
         results = [

@@ -236,7 +236,8 @@ def tune_tau(
             have no say against a large tau.
         confidence: level of the bootstrap interval of tau.
         n_bootstrap: how many times the held-out examples are drawn again, each class by itself
-            (or, for calibration, each group of classes alike in size); 0 for no interval. Beyond
+            and those with fewer than 10 examples together (or, for calibration, each group of
+            classes alike in size); 0 for no interval. Beyond
             3 million draws in all only examples that change near the minimum are drawn, or, if
             these are as many, the normal approximation of the same resampling is used. The
             interval shows how far the minimiser moves; since errors are counted, not smooth, it

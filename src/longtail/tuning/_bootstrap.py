@@ -1,7 +1,10 @@
 """How far the chosen tau moves when the held-out examples are drawn again.
 
-The classes keep their sizes, since the balanced error looks at each class by itself. Few
-examples are resampled one by one; for many, the normal approximation of the same resampling
+The classes keep their sizes, since the balanced error looks at each class by itself. But a class of
+one example would be the same in every draw, as if its error were known: those of few examples are
+drawn together, from all their examples, each with the share that its own class has in the error.
+
+Few examples are resampled one by one; for many, the normal approximation of the same resampling
 costs one more look at the intervals instead of a thousand. It shows where the minimisers lie, and
 where few of the many examples change anything there, these few are resampled one by one: of so few
 the normal law is a poor approximation.
@@ -10,6 +13,7 @@ the normal law is a poor approximation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +23,8 @@ from longtail.tuning._intervals import TauIntervals, divided
 
 # Examples times replicates up to which each replicate is drawn: well under a second.
 _EXACT_DRAWS = 3_000_000
+# Classes with fewer examples are drawn together.
+_FEW = 10
 # Taus at which the normal approximation is evaluated, in its first and second round.
 _POINTS = (128, 256)
 # Classes whose curves are held at once.
@@ -35,6 +41,22 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
         if len(events.moving) * replicates <= _EXACT_DRAWS:
             return resampled_taus(curve, replicates, rng, events)
     return taus
+
+
+def few_together(parts: TauIntervals) -> TauIntervals:
+    """The same examples and the same error, with all classes of few examples as one.
+
+    Classes differ, so that it varies more from draw to draw than with many examples of each. One
+    such class alone stays as it is.
+    """
+    few = np.flatnonzero((parts.counts > 0) & (parts.counts < _FEW))
+    if len(few) < 2:
+        return parts
+    group = np.arange(parts.num_classes)
+    group[few] = few[0]
+    importance = _sums(group, parts.importance, parts.num_classes)
+    shares = parts.shares[parts.target] * parts.weights
+    return replace(parts, target=group[parts.target], weight=shares, importance=importance)
 
 
 class _Events:
@@ -68,11 +90,11 @@ def resampled_taus(
 ) -> FloatArray:
     """Each class's examples drawn with replacement, the tau chosen as on the data themselves.
 
-    With `events` only the examples that move there are drawn one by one. Others change the error
-    by the same at every tau: how many they are is drawn, and of weighted ones their total, by the
-    normal law.
+    Classes of few examples are one for that. With `events` only the examples that move there are
+    drawn one by one. Others change the error by the same at every tau: how many they are is drawn,
+    and of weighted ones their total, by the normal law.
     """
-    parts = curve.intervals
+    parts = few_together(curve.intervals)
     some = np.arange(parts.num_examples) if events is None else events.moving
     events = events or _Events(parts, curve.bounds)
     labels, target = np.unique(parts.target[some], return_inverse=True)
@@ -139,12 +161,13 @@ def normal_rounds(
     cell are one, since nothing but rounding could tell which of them is best.
     """
     low, high = curve.bounds
+    parts = few_together(curve.intervals)
     for points in _POINTS:
         step = (high - low) / points
         taus = low + step * np.arange(0.5, points)
         cell = np.searchsorted(curve.breakpoints[1:-1], taus, side="right")
         cell, one = np.unique(cell, return_index=True)
-        covariance = resampling_covariance(curve.intervals, taus)[np.ix_(one, one)]
+        covariance = resampling_covariance(parts, taus)[np.ix_(one, one)]
         noise = normal_noise(covariance, replicates, rng)
         found = cell[np.argmin(curve(taus[one]) + noise, axis=1)]
         begin, end = curve.breakpoints[found], curve.breakpoints[found + 1]

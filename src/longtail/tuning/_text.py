@@ -10,9 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from longtail.tuning import TauResult
 
-# Below this many held-out examples a class's own error is hardly known.
-_FEW = 5
-
 
 def landmarks(result: TauResult) -> list[float]:
     """The taus that everybody asks about, as far as they were searched: 0 and 1."""
@@ -66,14 +63,10 @@ def _stand_ins(result: TauResult, class_names: Sequence[str] | None) -> list[str
 
 def _too_few(result: TauResult) -> list[str]:
     """What few examples of rare classes make of the interval."""
-    few = int(np.sum((result.counts > 0) & (result.counts < _FEW)))
-    if result.confidence is None or result.criterion != "balanced_error":
+    if result.confidence is None or not result.few_decide:
         return []
-    if result.few_decide:
-        number = f"{result.deciding_examples:.0f}"
-        return [f"  in effect {number} of them decide: the interval is likely too narrow"]
-    hides = f"  {few} classes have fewer than {_FEW}: the interval understates what they hide"
-    return [hides] if few else []
+    number = f"{result.deciding_examples:.0f}"
+    return [f"  in effect {number} of them decide: the interval is likely too narrow"]
 
 
 def _doubts(result: TauResult) -> list[str]:
