@@ -224,7 +224,8 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
     """
     caller = "mix"
     height, width = _sides(pixels, caller=caller)
-    if partners.shape != pixels.shape or not pixels.is_floating_point():
+    floating = pixels.is_floating_point() and partners.is_floating_point()
+    if partners.shape != pixels.shape or not floating:
         raise InputError(
             f"{caller}: `pixels` and `partners` must be floating point and of one shape; they are "
             f"{pixels.dtype} of shape {tuple(pixels.shape)} and {partners.dtype} of shape "
