@@ -58,6 +58,31 @@ def test_it_goes_on_from_what_was_saved():
     assert int(whole.steps) == 9
 
 
+SAVED = {"weight": torch.full((2, 2), 0.5), "bias": torch.full((2,), 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("sums", "steps", "message"),
+    [
+        (SAVED, -1, "`steps` must be a whole number, at least 0; got -1"),
+        (SAVED, 1.5, "`steps` must be a whole number"),
+        ({"weight": SAVED["weight"]}, 1, "`sums` lacks bias"),
+        (SAVED | {"scale": torch.ones(1)}, 1, "`sums` has scale, .* no such weight to average"),
+        (SAVED | {"bias": torch.ones(1)}, 1, r"`sums` has bias of shape \(1,\), .* shape \(2,\)"),
+        (SAVED | {"bias": SAVED["bias"] * 1j}, 1, "`sums` has bias of torch.complex64"),
+        (SAVED | {"bias": [0.5, 0.5]}, 1, "`sums` must hold tensors; its bias is list"),
+    ],
+)
+def test_what_is_no_average_of_the_network_is_not_loaded(sums, steps, message):
+    average = WeightAverage(nn.Linear(2, 2), decay=0.5)
+    with pytest.raises(InputError, match=f"WeightAverage.load: {message}"):
+        average.load(sums, steps)
+    assert int(average.steps) == 0
+    assert not any(value.any() for value in average.sums.values())  # nothing is half loaded
+    average.load(SAVED, torch.tensor(1))  # as `steps` is
+    assert torch.equal(average.state_dict()["weight"], torch.ones(2, 2))
+
+
 def test_before_the_first_step_it_is_the_network():
     model = nn.Linear(2, 2)
     average = WeightAverage(model, decay=0.9)
