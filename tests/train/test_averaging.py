@@ -145,6 +145,23 @@ def test_weights_in_half_precision_are_summed_in_float32(dtype):
     assert found.item() == pytest.approx(1.0, rel=1e-4)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_complex_weights_are_averaged(beside):
+    """As of a Fourier layer, alone or beside real ones."""
+    model = nn.ModuleList([nn.Linear(1, 1, bias=False, dtype=torch.complex64)])
+    model.extend([nn.Linear(1, 1, bias=False)] * beside)
+    average = WeightAverage(model, decay=0.5)
+    for value in (1.0 + 2.0j, 4.0 - 1.0j):
+        for layer in model:
+            layer.weight.data.fill_(value if layer.weight.is_complex() else value.real)
+        average.update()
+    found = average.state_dict()
+    assert found["0.weight"].dtype == torch.complex64
+    assert found["0.weight"].item() == pytest.approx(3.0)  # (0.5 (1 + 2i) + 1 (4 - i)) / 1.5
+    if beside:
+        assert found["1.weight"].item() == pytest.approx(3.0)
+
+
 def test_sums_that_were_saved_in_half_precision_still_load():
     average = WeightAverage(nn.Linear(1, 1, bias=False).bfloat16(), decay=0.5)
     average.load({"weight": torch.tensor([[0.5]], dtype=torch.bfloat16)}, 1)

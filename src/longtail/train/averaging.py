@@ -57,12 +57,12 @@ class WeightAverage:
         self.sums = {
             name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for name, value in state.items()
-            if isinstance(value, Tensor) and value.is_floating_point()
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
         }
         if not self.sums:
             raise InputError(
                 f"{caller}: `model` must have weights to average; got {type(model).__name__} "
-                f"without a tensor of floating point."
+                f"without a floating-point or complex tensor."
             )
         device = next(iter(self.sums.values())).device
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
