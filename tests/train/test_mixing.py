@@ -167,6 +167,14 @@ PLAN = plan_mixing(2, cutmix=1.0, generator=generator())
         (lambda: cutout(PIXELS, torch.zeros(2, 2), size=8), "8 pixels, .* smaller .* 8 x 8; take"),
         (lambda: cutout(PIXELS, torch.zeros(2, 2), size=0), "`size` must be a whole number"),
         (lambda: cutout(PIXELS, torch.zeros(3, 2), size=2), r"`centre` must .* is \(3, 2\)"),
+        (
+            lambda: cutout(PIXELS.byte(), torch.zeros(2, 2), size=2, fill=127.5),
+            "cutout: `fill` must be a whole number, since the pixels are torch.uint8; got 127.5",
+        ),
+        (
+            lambda: cutout(PIXELS.byte(), torch.zeros(2, 2), size=2, fill=-1.0),
+            r"cutout: `fill` must lie in \[0, 255\], since the pixels are torch.uint8; got -1",
+        ),
         (lambda: mix(PIXELS.byte(), PIXELS, PLAN), "must be floating point .* after normalising"),
         (
             lambda: mix(PIXELS, PIXELS.byte(), PLAN),

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.train.augment import check_fill
 
 PARTNERS = ("uniform", "minority")
 
@@ -55,7 +56,8 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
         pixels: shape (batch, channels, height, width), on any device.
         centre: as from `plan_cutout`, shape (batch, 2).
         size: side of the square in pixels, less than the height and the width.
-        fill: what it holds; after normalisation 0 is the mean colour.
+        fill: what it holds, a number that the pixels' dtype can hold; after normalisation 0 is the
+            mean colour.
 
     Returns:
         New pixels of the same shape, dtype and memory format.
@@ -68,6 +70,7 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
     caller = "cutout"
     height, width = _sides(pixels, caller=caller)
     check_cutout(size, height, width, caller=caller)
+    check_fill(fill, pixels.dtype, caller=caller)
     if tuple(centre.shape) != (len(pixels), 2):
         raise InputError(
             f"{caller}: `centre` must have a row and a column for each of the {len(pixels)} "
