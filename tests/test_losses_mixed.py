@@ -173,3 +173,11 @@ def test_the_threshold_form_has_one_draw_for_both_labels():
 def test_bad_shares_are_refused(share, message):
     with pytest.raises(InputError, match=f"LogitAdjustedLoss: .*{message}"):
         losses.LogitAdjustedLoss(PRIOR).mixed(LOGITS, FIRST, SECOND, share)
+
+
+def test_every_module_takes_two_labels_but_the_sampled_one():
+    """As the page of ingredients says."""
+    found = {name: getattr(losses, name) for name in losses.__all__ if name.endswith("Loss")}
+    assert [name for name, one in found.items() if not hasattr(one, "mixed")] == [
+        "SampledSoftmaxLoss"
+    ]

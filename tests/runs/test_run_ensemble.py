@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from longtail import InputError
+from longtail import InputError, margins
 from longtail.runs import Run, RunError, ensemble, find_runs, mean_logits
-from longtail.runs.spec import DataSpec
+from longtail.runs.ensemble import logit_scale
+from longtail.runs.spec import DataSpec, Part
 from run_factory import make_run, make_spec, make_writer
 
 TARGET = np.array([0, 1, 2, 0, 1, 2], np.int64)
@@ -36,6 +37,28 @@ def test_it_is_the_mean_of_the_logits(members, tmp_path):
     assert not together.has_model
     assert together.data == members[0].data
     assert Run.open(together.folder).record["splits"]["test"]["data"] == "e" * 64
+
+
+@pytest.mark.parametrize("name", margins.MARGINS)
+def test_the_scale_of_a_method_is_that_of_its_margin(name):
+    settings = {"consistent": {"delta": [1.0, 2.0]}, "two-parameter": {"tau1": 1.0, "tau2": 0.5}}
+    settings = settings.get(name, {})
+    margin = margins.by_name(name, margins.ClassPrior.from_counts([9, 1]), **settings)
+    for extra in ("", "+drw+label-smoothing"):
+        assert logit_scale(Part(name + extra, {**settings, "epsilon": 0.05})) == margin.scale
+
+
+def test_members_count_as_the_classifiers_that_their_losses_trained(tmp_path):
+    """LDAM's logits are cosines, of which its loss takes softmax(s·f)."""
+    methods = [Part("softmax"), Part("ldam+drw"), Part("ldam", {"scale": 20.0})]
+    members = [member(tmp_path, n, spec={"method": one}) for n, one in enumerate(methods)]
+    together = ensemble(members, root=tmp_path)
+    for i in range(6):
+        for j in range(3):
+            plain, drw, other = (float(run.logits("test").logits[i, j]) for run in members)
+            expected = (plain + 30.0 * drw + 20.0 * other) / 3
+            assert together.logits("test").logits[i, j] == pytest.approx(expected, rel=1e-5)
+    assert logit_scale(together.spec.method) == 1  # they are scaled already
 
 
 def test_one_folder_whatever_the_order_and_another_for_others(members, tmp_path):

@@ -58,6 +58,31 @@ def test_it_goes_on_from_what_was_saved():
     assert int(whole.steps) == 9
 
 
+SAVED = {"weight": torch.full((2, 2), 0.5), "bias": torch.full((2,), 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("sums", "steps", "message"),
+    [
+        (SAVED, -1, "`steps` must be a whole number, at least 0; got -1"),
+        (SAVED, 1.5, "`steps` must be a whole number"),
+        ({"weight": SAVED["weight"]}, 1, "`sums` lacks bias"),
+        (SAVED | {"scale": torch.ones(1)}, 1, "`sums` has scale, .* no such weight to average"),
+        (SAVED | {"bias": torch.ones(1)}, 1, r"`sums` has bias of shape \(1,\), .* shape \(2,\)"),
+        (SAVED | {"bias": SAVED["bias"] * 1j}, 1, "`sums` has bias of torch.complex64"),
+        (SAVED | {"bias": [0.5, 0.5]}, 1, "`sums` must hold tensors; its bias is list"),
+    ],
+)
+def test_what_is_no_average_of_the_network_is_not_loaded(sums, steps, message):
+    average = WeightAverage(nn.Linear(2, 2), decay=0.5)
+    with pytest.raises(InputError, match=f"WeightAverage.load: {message}"):
+        average.load(sums, steps)
+    assert int(average.steps) == 0
+    assert not any(value.any() for value in average.sums.values())  # nothing is half loaded
+    average.load(SAVED, torch.tensor(1))  # as `steps` is
+    assert torch.equal(average.state_dict()["weight"], torch.ones(2, 2))
+
+
 def test_before_the_first_step_it_is_the_network():
     model = nn.Linear(2, 2)
     average = WeightAverage(model, decay=0.9)
@@ -118,6 +143,23 @@ def test_weights_in_half_precision_are_summed_in_float32(dtype):
     found = average.state_dict()["weight"]
     assert found.dtype == dtype
     assert found.item() == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_complex_weights_are_averaged(beside):
+    """As of a Fourier layer, alone or beside real ones."""
+    model = nn.ModuleList([nn.Linear(1, 1, bias=False, dtype=torch.complex64)])
+    model.extend([nn.Linear(1, 1, bias=False)] * beside)
+    average = WeightAverage(model, decay=0.5)
+    for value in (1.0 + 2.0j, 4.0 - 1.0j):
+        for layer in model:
+            layer.weight.data.fill_(value if layer.weight.is_complex() else value.real)
+        average.update()
+    found = average.state_dict()
+    assert found["0.weight"].dtype == torch.complex64
+    assert found["0.weight"].item() == pytest.approx(3.0)  # (0.5 (1 + 2i) + 1 (4 - i)) / 1.5
+    if beside:
+        assert found["1.weight"].item() == pytest.approx(3.0)
 
 
 def test_sums_that_were_saved_in_half_precision_still_load():

@@ -191,6 +191,54 @@ def test_a_closure_that_fails_leaves_the_weights_and_the_next_step_goes_on(faili
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
 
 
+def test_a_closure_without_a_second_backward_is_refused_and_leaves_the_weights():
+    """Its loss is computed once and for all outside: nothing would ever be trained."""
+    model = network(norm=False)
+    before = [p.detach().clone() for p in model.parameters()]
+    sam, calls = sam_of(model), []
+
+    def closure():
+        calls.append(1)
+        return backward(model) if len(calls) == 1 else torch.zeros(())
+
+    with pytest.raises(InputError, match="also every time that a closure is called"):
+        sam.step(closure)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    sam.step(lambda: backward(model))
+
+
+def test_a_second_backward_that_was_forgotten_can_be_made_up_for():
+    model = network(norm=False)
+    expected = by_hand(model, rho=0.1, lr=0.1)
+    sam = sam_of(model)
+    backward(model)
+    sam.first_step()
+    with pytest.raises(InputError, match=r"backward\(\) must be called in both passes"):
+        sam.second_step()
+    backward(model)
+    sam.second_step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["float", "None", "tensor"])
+def test_a_closure_may_return_what_those_of_optimizers_do(what):
+    model = network(norm=False)
+    expected = by_hand(model, rho=0.1, lr=0.1)
+    first = F.cross_entropy(model(X), Y).item()
+
+    def closure():
+        loss = backward(model)
+        return {"float": loss.item(), "None": None, "tensor": loss}[what]
+
+    found = sam_of(model).step(closure)
+    if what == "tensor":
+        assert not found.requires_grad
+    assert found is None if what == "None" else float(found) == pytest.approx(first)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), expected[name], rtol=1e-9, atol=1e-12)
+
+
 def test_a_step_by_hand_can_be_given_up():
     model = network(norm=False)
     before = [p.detach().clone() for p in model.parameters()]

@@ -208,6 +208,23 @@ def test_distillation_by_hand(adjusted):
     assert found == pytest.approx(0.25 * loss + 0.75 * divergence, rel=1e-4)
 
 
+def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
+    """Beside one without a scale: each is compared as the classifier that its own loss trains."""
+    settings = {"batch_size": 47, "distill_weight": 1.0, "distill_temperature": 2.0}
+    settings |= {"head": "cosine", "image_seed": 0}
+    teachers, _ = linear_teachers()
+    planners = [planner("ldam:scale=20", **settings), planner("softmax", **settings)]
+    together = lane(*planners, teachers=teachers)
+    found = run_epoch([together], [0])[0]
+    images = together.team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    cosines = new_network(together.team.recipe, IMAGES, seed=0)(images).detach().double()
+    log_p = (teachers(images).double() / 2.0).log_softmax(1)
+    for loss, scale in zip(found, (20.0, 1.0), strict=True):
+        log_q = (scale * cosines / 2.0).log_softmax(1)
+        divergence = 4.0 * (log_p.exp() * (log_p - log_q)).sum(1).mean()
+        assert loss == pytest.approx(float(divergence), rel=1e-4)
+
+
 def test_runs_of_one_image_seed_share_images_and_teachers():
     settings = {"image_seed": 5, "distill_weight": 0.5}
     planners = [planner("logit-adjusted", seed, **settings) for seed in range(3)]

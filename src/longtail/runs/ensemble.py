@@ -1,10 +1,13 @@
 """Ensembles: the mean logits of several runs, as a run folder that everything else reads.
 
-It has no weights: its spec names the members, and its splits are those that were averaged.
+It has no weights: its spec names the members, and its splits are those that were averaged. Where
+the logits of several runs meet, here or as teachers and students, each run counts as the
+classifier that its loss trained: `logit_scale` says what its logits are multiplied by first.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail._checks import InputError
+from longtail.margins import MARGINS
 from longtail.runs import files
 from longtail.runs.folder import MEMBERS, Run, RunError, SplitLogits, same_data
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
@@ -61,10 +65,35 @@ def trained_seeds(spec: RunSpec) -> set[int | None]:
     return {None if match is None else int(match[1]) for match in found}
 
 
+def logit_scale(method: Part) -> float:
+    """s, by which a method's loss multiplies logits: the classifier that it trains is softmax(s·f).
+
+    1 for almost all. Of LDAM the logits are cosines, and s is its setting `scale`: without it they
+    would hardly count beside those of other methods. The scale of a cosine head (`head_scale`) is
+    part of the network, and so in f already.
+
+    Args:
+        method: of a run's spec; one that no loss here has the name of, as of an ensemble, has 1.
+
+    Examples:
+        >>> logit_scale(Part("softmax+drw")), logit_scale(Part("ldam", {"scale": 20.0}))
+        (1.0, 20.0)
+    """
+    loss = MARGINS.get(method.name.partition("+")[0])
+    own = inspect.signature(loss).parameters.get("scale") if loss else None
+    return 1.0 if own is None else float(method.settings.get("scale", own.default))
+
+
+def scaled_logits(run: Run, *, split: str) -> SplitLogits:
+    """What a run says of a split, its logits as they count beside others'; see `logit_scale`."""
+    part, scale = run.logits(split), logit_scale(run.spec.method)
+    return part if scale == 1 else part._replace(logits=scale * part.logits)
+
+
 def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
     """The mean of several runs' logits on a split, example by example.
 
-        f(x) = (1 / R) Σ_r f_r(x)
+        f(x) = (1 / R) Σ_r s_r f_r(x),   s_r the scale of the run's loss, see `logit_scale`
 
     Args:
         runs: of one data set and one part of it, with the split's logits of the same examples
@@ -77,7 +106,7 @@ def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
     runs = sorted(runs, key=lambda run: run.name)
     first = runs[0]
     same_data(runs, split=split)
-    parts = [run.logits(split) for run in runs]
+    parts = [scaled_logits(run, split=split) for run in runs]
     total: NDArray[np.float64] = np.zeros(parts[0].logits.shape)
     for run, part in zip(runs, parts, strict=True):
         if run.class_names != first.class_names:
@@ -131,7 +160,8 @@ def ensemble(
             return there
         raise RunError(
             f"{folder} holds other mean logits of the split {split!r}: a member was trained or "
-            f"evaluated again since; pass --force (replace=True) to write them again."
+            f"evaluated again since, or an older longtail averaged them; pass --force "
+            f"(replace=True) to write them again."
         )
     writer = (
         RunWriter.reopen(folder)

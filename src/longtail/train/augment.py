@@ -216,20 +216,49 @@ def _gather(
 
 
 def _filled(out: Tensor, outside: Tensor, fill: float | Tensor, *, caller: str) -> Tensor:
+    check_fill(fill, out.dtype, caller=caller)
     if not isinstance(fill, Tensor):
-        number = _checks.tau(fill, caller, name="fill")
-        if not out.is_floating_point() and not number.is_integer():
-            raise InputError(
-                f"{caller}: `fill` must be a whole number, since the pixels are {out.dtype}; "
-                f"got {number:g}. Normalise the images first to pad with any colour."
-            )
-        return out.masked_fill_(outside, number if out.is_floating_point() else int(number))
+        return out.masked_fill_(outside, float(fill))
     if fill.shape not in ((1,), (out.shape[1],)):
         raise InputError(
             f"{caller}: `fill` must be a number or one per channel, {out.shape[1]}; "
             f"its shape is {tuple(fill.shape)}."
         )
     return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
+
+
+def check_fill(fill: float | Tensor, dtype: torch.dtype, *, caller: str) -> None:
+    """Refuse a colour that pixels of a dtype can't hold; one on a device is not looked at."""
+    for value in _visible(fill if isinstance(fill, Tensor) else [fill]):
+        number = _checks.tau(value, caller, name="fill")
+        instead = "Normalise the images first to fill with any colour."
+        if not dtype.is_floating_point and not number.is_integer():
+            raise InputError(
+                f"{caller}: `fill` must be a whole number, since the pixels are {dtype}; "
+                f"got {number:g}. {instead}"
+            )
+        least, most = _bounds(dtype)
+        if not least <= number <= most:
+            raise InputError(
+                f"{caller}: `fill` must lie in [{least:g}, {most:g}], since the pixels are "
+                f"{dtype}; got {number:g}. {instead}"
+            )
+
+
+def _bounds(dtype: torch.dtype) -> tuple[float, float]:
+    if dtype == torch.bool:
+        return 0, 1
+    held = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return held.min, held.max
+
+
+def _visible(values: Sequence[float] | Tensor) -> list[float]:
+    """Numbers that can be looked at: not those on a device, or of a graph that is compiled."""
+    if not isinstance(values, Tensor):
+        return list(values)
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return []
+    return values.double().flatten().tolist()  # type: ignore[no-any-return]
 
 
 def normalize(
@@ -245,7 +274,7 @@ def normalize(
         pixels: shape (batch, channels, height, width), as they came.
         mean: one number per channel, or one for all. A tensor on the device of `pixels` needs
             no copy from the host, which the capture of a CUDA graph would refuse.
-        std: likewise.
+        std: likewise, above 0.
         pixel_range: the largest value that a pixel can have, such as 255.
 
     Returns:
@@ -261,13 +290,15 @@ def normalize(
     scaled = pixels.float() / _checks.positive(pixel_range, caller, name="pixel_range")
     channels = pixels.shape[1]
     parts = []
-    for name, values in (("mean", mean), ("std", std)):
+    for name, values, check in (("mean", mean, _checks.tau), ("std", std, _checks.positive)):
         part = torch.as_tensor(values, dtype=torch.float32, device=pixels.device)
         if part.shape not in ((1,), (channels,)):
             raise InputError(
                 f"{caller}: `{name}` must have one value, or one per channel; the pixels have "
                 f"{channels} channel(s), and its shape is {tuple(part.shape)}."
             )
+        for value in _visible(values):
+            check(value, caller, name=name)
         parts.append(part.view(1, -1, 1, 1))
     return (scaled - parts[0]) / parts[1]
 

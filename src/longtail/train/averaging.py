@@ -57,12 +57,12 @@ class WeightAverage:
         self.sums = {
             name: torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for name, value in state.items()
-            if isinstance(value, Tensor) and value.is_floating_point()
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
         }
         if not self.sums:
             raise InputError(
                 f"{caller}: `model` must have weights to average; got {type(model).__name__} "
-                f"without a tensor of floating point."
+                f"without a floating-point or complex tensor."
             )
         device = next(iter(self.sums.values())).device
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -87,11 +87,49 @@ class WeightAverage:
             for name, value in state.items()
         }
 
-    def load(self, sums: Mapping[str, Tensor], steps: int) -> None:
-        """Go on from an average that was saved: its `sums` and `steps`."""
+    def load(self, sums: Mapping[str, Tensor], steps: int | Tensor) -> None:
+        """Go on from an average that was saved.
+
+        Args:
+            sums: its `sums`, on any device.
+            steps: its `steps`.
+        """
+        count = _checks.whole(steps, "WeightAverage.load", name="steps", at_least=0)
+        self._check_sums(sums)
         for name, value in self.sums.items():
             value.copy_(sums[name])
-        self.steps.fill_(steps)
+        self.steps.fill_(count)
+
+    def _check_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Refuse sums that are not of this network's weights, before any is loaded."""
+        caller = "WeightAverage.load"
+        lacking, unknown = sorted(self.sums.keys() - sums), sorted(sums.keys() - self.sums)
+        if lacking:
+            raise InputError(
+                f"{caller}: `sums` lacks {_checks.listing(lacking)}; give the `sums` of an average "
+                f"of the same network, all of them."
+            )
+        if unknown:
+            raise InputError(
+                f"{caller}: `sums` has {_checks.listing(unknown)}, but the network has no such "
+                f"weight to average; give the `sums` of an average, not its state_dict()."
+            )
+        for name, own in self.sums.items():
+            saved = sums[name]
+            if not isinstance(saved, Tensor):
+                raise InputError(
+                    f"{caller}: `sums` must hold tensors; its {name} is {type(saved).__name__}."
+                )
+            if saved.shape != own.shape:
+                raise InputError(
+                    f"{caller}: `sums` has {name} of shape {tuple(saved.shape)}, but the network's "
+                    f"has shape {tuple(own.shape)}."
+                )
+            if not torch.can_cast(saved.dtype, own.dtype):
+                raise InputError(
+                    f"{caller}: `sums` has {name} of {saved.dtype}, but the network's is "
+                    f"{own.dtype}."
+                )
 
     def _state(self) -> dict[str, Any]:
         """What the network saves, as it is now, by name: tensors and modules' extra state."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
+from longtail.train.augment import check_fill
 
 PARTNERS = ("uniform", "minority")
 
@@ -55,7 +56,8 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
         pixels: shape (batch, channels, height, width), on any device.
         centre: as from `plan_cutout`, shape (batch, 2).
         size: side of the square in pixels, less than the height and the width.
-        fill: what it holds; after normalisation 0 is the mean colour.
+        fill: what it holds, a number that the pixels' dtype can hold; after normalisation 0 is the
+            mean colour.
 
     Returns:
         New pixels of the same shape, dtype and memory format.
@@ -68,6 +70,7 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
     caller = "cutout"
     height, width = _sides(pixels, caller=caller)
     check_cutout(size, height, width, caller=caller)
+    check_fill(fill, pixels.dtype, caller=caller)
     if tuple(centre.shape) != (len(pixels), 2):
         raise InputError(
             f"{caller}: `centre` must have a row and a column for each of the {len(pixels)} "
@@ -224,7 +227,8 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
     """
     caller = "mix"
     height, width = _sides(pixels, caller=caller)
-    if partners.shape != pixels.shape or not pixels.is_floating_point():
+    floating = pixels.is_floating_point() and partners.is_floating_point()
+    if partners.shape != pixels.shape or not floating:
         raise InputError(
             f"{caller}: `pixels` and `partners` must be floating point and of one shape; they are "
             f"{pixels.dtype} of shape {tuple(pixels.shape)} and {partners.dtype} of shape "

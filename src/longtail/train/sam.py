@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from longtail import _checks
 from longtail._checks import InputError
 
 _TINY = 1e-12  # keeps a gradient of zero from becoming NaN
+
+_Loss = TypeVar("_Loss", Tensor, float, None)  # what a closure returns
 
 
 class SAM:
@@ -102,14 +104,15 @@ class SAM:
             "scaler.step(sam), and scaler.update() after it."
         )
 
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:
+    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss:
         """Both passes and the step.
 
         Args:
-            closure: computes the loss of a batch, calls ``backward()`` and returns the loss.
+            closure: computes the loss of a batch, calls ``backward()`` and returns the loss, as a
+                tensor, as a number or not at all.
 
         Returns:
-            The loss at w, without its graph.
+            The loss at w as the closure returned it, a tensor without its graph.
         """
         if closure is None:
             raise InputError(
@@ -124,15 +127,15 @@ class SAM:
             )
         try:
             with torch.enable_grad():
-                loss = closure().detach()
+                loss = closure()
             self.first_step()
             with self._frozen(), torch.enable_grad():
                 closure()
+            self.second_step()
         except BaseException:
             self.abandon()
             raise
-        self.second_step()
-        return loss
+        return loss.detach() if isinstance(loss, Tensor) else loss
 
     def first_step(self) -> None:
         """After backward() at w: go to w + e, without gradients."""
@@ -156,6 +159,12 @@ class SAM:
         """After backward() at w + e: return to w and let the optimiser step; clears gradients."""
         if not self._away:
             raise InputError("SAM.second_step: first_step must come before it.")
+        if all(p.grad is None for p in self._parameters()):
+            raise InputError(
+                "SAM.second_step: no parameter has a gradient; backward() must be called in both "
+                "passes, so also every time that a closure is called. By hand, call it now, or "
+                "abandon() to give the step up."
+            )
         self.perturbation.back()
         self._away = False
         if self.scaler is None:

@@ -25,7 +25,7 @@ from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
-from longtail.runs.ensemble import trained_seeds
+from longtail.runs.ensemble import logit_scale, scaled_logits, trained_seeds
 from longtail.runs.folder import MODEL, TEACHERS, logits_file
 from longtail.train.recipe import Recipe
 from longtail.train.team import Resident, new_network
@@ -179,7 +179,7 @@ def _teacher_of(student: RunSpec, name: str, root: Path) -> Run:
 def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
     """The mean of the teachers' saved logits, shape (examples, num_classes)."""
     if len(runs) == 1:
-        return np.array(runs[0].logits(SPLIT).logits, dtype=np.float32)
+        return np.array(scaled_logits(runs[0], split=SPLIT).logits, dtype=np.float32)
     return np.asarray(mean_logits(runs, split=SPLIT).logits, dtype=np.float32)
 
 
@@ -247,7 +247,7 @@ def _refuse_other_held_out(run: Run, student: RunSpec) -> None:
 
 
 class Teachers:
-    """Several networks that answer as one: their mean logits.
+    """Several networks that answer as one: their mean logits, as `runs.mean_logits` takes it.
 
     On a GPU they compute in bfloat16, those of one architecture stacked if it is narrow (see
     `models.stacked.can_stack`); on a CPU they follow one another in float32.
@@ -272,7 +272,7 @@ class Teachers:
         stacked = device.type == "cuda" if stacked is None else stacked
         self.device, self.count, self.num_classes = device, len(runs), data.num_classes
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        groups: dict[tuple[object, ...], list[nn.Module]] = {}
+        groups: dict[tuple[Any, ...], list[nn.Module]] = {}
         for number, run in enumerate(runs):
             own = Recipe.of(run.spec)
             network = new_network(own, data, seed=run.spec.seed)
@@ -280,11 +280,14 @@ class Teachers:
             tensors = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
             network.load_state_dict(tensors)
             alone = not (stacked and can_stack(own.model))
-            key = (own.model, own.head, own.head_scale, own.mean, own.std, number if alone else -1)
+            place = number if alone else -1
+            scale = logit_scale(run.spec.method)
+            key = (own.mean, own.std, scale, own.model, own.head, own.head_scale, place)
             groups.setdefault(key, []).append(network)
         self.networks = [self._placed(stack(group)) for group in groups.values()]
         self.sizes = [len(group) for group in groups.values()]
-        self.changes = [_renormalize(recipe, key[3], key[4], device) for key in groups]
+        self.changes = [_renormalize(recipe, mean, std, device) for mean, std, *_ in groups]
+        self.scales = [scale for _, _, scale, *_ in groups]
 
     def _placed(self, network: nn.Module) -> nn.Module:
         network = network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -301,7 +304,8 @@ class Teachers:
             float32, shape (examples, num_classes).
         """
         total = torch.zeros(len(images), self.num_classes, device=self.device)
-        for network, size, change in zip(self.networks, self.sizes, self.changes, strict=True):
+        groups = zip(self.networks, self.sizes, self.changes, self.scales, strict=True)
+        for network, size, change, scale in groups:
             pixels = images if change is None else images * change[0] + change[1]
             each = pixels.to(self.dtype).repeat(1, size, 1, 1)
             each = each.contiguous(memory_format=torch.channels_last)
@@ -309,7 +313,7 @@ class Teachers:
                 with self._autocast():
                     features = network.features(each)  # type: ignore[operator]
                 logits = network.fc(features.float())  # type: ignore[operator]
-            total += logits.view(size, len(images), -1).sum(dim=0)
+            total.add_(logits.view(size, len(images), -1).sum(dim=0), alpha=scale)
         return total / self.count
 
     def _autocast(self) -> AbstractContextManager[object]:

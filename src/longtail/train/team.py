@@ -27,6 +27,7 @@ from longtail.data.lists import ListedImages
 from longtail.losses import EqualizedThresholdLoss
 from longtail.losses.stacked import StackedLoss
 from longtail.models.stacked import part_of, stack
+from longtail.runs.ensemble import logit_scale
 from longtail.train.averaging import WeightAverage
 from longtail.train.batches import ImagePlan
 from longtail.train.batches import Resident as Resident  # what a team trains on
@@ -201,10 +202,9 @@ class Team:
         """How each run learns from the teachers; one number where all do alike."""
         recipes = [planner.recipe for planner in self.planners]
         self.distill_weight = self._of_members([one.distill_weight for one in recipes])
-        temperature = self._of_members([one.distill_temperature for one in recipes])
-        if isinstance(temperature, Tensor):
-            temperature = temperature[:, None, None]
-        self.distill_temperature = temperature
+        self.distill_temperature = self._of_logits([one.distill_temperature for one in recipes])
+        # The teachers' come multiplied by the scales of their losses, so the runs' must be, too.
+        self.logit_scale = self._of_logits([logit_scale(p.method.part) for p in self.planners])
         self.log_priors: Tensor | None = None
         if any(one.distill_adjusted for one in recipes):
             added = [
@@ -216,6 +216,11 @@ class Team:
     def _of_members(self, values: Sequence[float]) -> float | Tensor:
         """What all members have, or a tensor of shape (members,) where they differ."""
         return values[0] if len(set(values)) == 1 else torch.tensor(values, device=self.device)
+
+    def _of_logits(self, values: Sequence[float]) -> float | Tensor:
+        """The same for logits of shape (members, size, num_classes)."""
+        found = self._of_members(values)
+        return found[:, None, None] if isinstance(found, Tensor) else found
 
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0."""
@@ -321,7 +326,7 @@ class Team:
         if batch.teacher_logits is None:
             return self._of_labels(logits, batch)
         divergence = distillation_loss(
-            logits,
+            self.logit_scale * logits,
             batch.teacher_logits,
             temperature=self.distill_temperature,
             log_prior=self.log_priors,
