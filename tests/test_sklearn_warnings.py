@@ -231,6 +231,61 @@ TWICE = {
 }
 
 
+class Boosting(LogisticRegression):
+    """Weighs two classes by the parameters of XGBoost and LightGBM, in their sense."""
+
+    def __init__(self, scale_pos_weight=None, is_unbalance=False):
+        super().__init__()
+        self.scale_pos_weight = scale_pos_weight
+        self.is_unbalance = is_unbalance
+
+    def fit(self, X, y):
+        counts = np.bincount(y)
+        weight = counts.max() / counts if self.is_unbalance else np.ones(len(counts))
+        if len(counts) == 2:
+            weight[1] *= self.scale_pos_weight or 1
+        return super().fit(X, y, sample_weight=weight[y])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes", "told"),
+    [
+        ({"scale_pos_weight": 32}, (640, 20), "scale_pos_weight=32"),
+        ({"scale_pos_weight": np.float32(4)}, (640, 20), "scale_pos_weight=4"),
+        ({"scale_pos_weight": 1 / 32}, (20, 640), "scale_pos_weight=0.03125"),
+        ({"is_unbalance": True}, (640, 20), "is_unbalance=True"),
+        ({"is_unbalance": True}, (20, 640), "is_unbalance=True"),
+    ],
+    ids=str,
+)
+def test_the_weights_of_boosting_libraries_are_told_of(settings, sizes, told):
+    X, y = long_tailed(sizes=sizes)
+    for estimator in (Boosting(**settings), make_pipeline(StandardScaler(), Boosting(**settings))):
+        with pytest.warns(AdjustedTwiceWarning) as caught:
+            LogitAdjustedClassifier(estimator).fit(X, y)
+        assert [one.filename for one in caught] == [__file__]
+        message = str(caught[0].message)
+        assert f"weighs classes itself ({told}), so" in message
+        assert f"use {told.partition('=')[0]}={'False' if 'True' in told else '1'}" in message
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({}, (640, 20)),
+        ({"scale_pos_weight": 1.0}, (640, 20)),
+        ({"scale_pos_weight": 4}, (20, 640)),  # favours the common class
+        ({"scale_pos_weight": 0.1}, (640, 20)),
+        ({"scale_pos_weight": 32}, (640, 80, 20)),  # without effect but for two classes
+        ({"is_unbalance": True}, (100, 100)),
+    ],
+    ids=str,
+)
+def test_weights_that_favour_no_rare_class_are_silent(settings, sizes):
+    LogitAdjustedClassifier(Boosting(**settings)).fit(*long_tailed(sizes=sizes))
+
+
 @pytest.mark.parametrize(("estimator", "told"), TWICE.values(), ids=TWICE.keys())
 def test_a_classifier_that_favours_rare_classes_itself_is_told_of(estimator, told):
     X, y = long_tailed()
