@@ -13,6 +13,7 @@ from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     RandomForestClassifier,
 )
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LogisticRegression
@@ -100,3 +101,17 @@ def test_what_cannot_be_compared_is_silent():
     holes = X.copy()
     holes[0, 0] = np.nan
     assert evidence(HistGradientBoostingClassifier(max_iter=2).fit(holes, y), holes, y) is None
+
+
+def as_they_are(words):
+    """An analyzer for rows that are lists of words already."""
+    return words
+
+
+def test_rows_of_different_lengths_cannot_be_compared_and_are_tuned_on():
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat([0, 1], [60, 20]))
+    words = [["some", "word", "more"][: 1 + k + rng.integers(2)] for k in y]
+    text = make_pipeline(TfidfVectorizer(analyzer=as_they_are), LogisticRegression())
+    model = LogitAdjustedClassifierCV(FrozenEstimator(text.fit(words[:40], y[:40])))
+    assert model.fit(words[40:], y[40:]).predict(words).shape == (80,)

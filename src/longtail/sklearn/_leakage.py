@@ -54,12 +54,12 @@ def evidence(estimator: Any, X: Any, labels: IntArray) -> str | None:
 
 
 def _dense(X: Any) -> FloatArray | None:
-    if np.prod(np.shape(X), dtype=float) > _MOST_VALUES:
-        return None
     try:
+        if np.prod(np.shape(X), dtype=float) > _MOST_VALUES:
+            return None
         full: Any = X.toarray() if hasattr(X, "toarray") else X
         return np.asarray(full, dtype=np.float64)
-    except (TypeError, ValueError):  # text, categories, mixed frames: nothing to compare
+    except (TypeError, ValueError):  # text, categories, lists of words: nothing to compare
         return None
 
 
