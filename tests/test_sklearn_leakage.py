@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
     BaggingClassifier,
@@ -115,3 +116,23 @@ def test_rows_of_different_lengths_cannot_be_compared_and_are_tuned_on():
     text = make_pipeline(TfidfVectorizer(analyzer=as_they_are), LogisticRegression())
     model = LogitAdjustedClassifierCV(FrozenEstimator(text.fit(words[:40], y[:40])))
     assert model.fit(words[40:], y[40:]).predict(words).shape == (80,)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2),
+        make_pipeline(StandardScaler(), LogisticRegression()).set_output(transform="pandas"),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_frames_are_looked_at_without_a_word_on_their_names(estimator):
+    pandas = pytest.importorskip("pandas")
+    X, y = rows(0)
+    frame = pandas.DataFrame(X, columns=list("abcde"))
+    fitted = clone(estimator).fit(frame[:120], y[:120])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LogitAdjustedClassifierCV(FrozenEstimator(fitted)).fit(frame[120:], y[120:])
+    assert evidence(fitted, frame[:120], y[:120]) is not None
