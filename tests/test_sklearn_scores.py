@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import load_digits
-from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier, StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -87,6 +87,24 @@ def test_an_underflow_is_read_from_the_logarithms(digits):
     np.testing.assert_allclose(model._logits(X_rest), model.estimator_.predict_log_proba(X_rest))
     tuned = LogitAdjustedClassifierCV(bayes, cv=3).fit(X, y)
     np.testing.assert_allclose(tuned._logits(X_rest), tuned.estimator_.predict_log_proba(X_rest))
+
+
+STACK = StackingClassifier([("bayes", GaussianNB())], cv=2)  # its final estimator is the default
+
+
+@pytest.mark.parametrize("method", ["auto", "predict_proba", "decision_function"])
+@pytest.mark.parametrize("kind", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("estimator", [STACK, make_pipeline(StandardScaler(), STACK)], ids=["", "|"])
+def test_stacking_is_read_as_with_its_default_said(digits, kind, estimator, method):
+    X, y, X_rest, _ = digits
+    X, y = X[y < 3], y[y < 3]
+    said = clone(estimator)
+    (said if estimator is STACK else said[-1]).final_estimator = LogisticRegression()
+    found, wanted = (
+        kind(one, response_method=method).fit(X, y).predict_proba(X_rest)
+        for one in (estimator, said)
+    )
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_zeros_that_fit_never_saw_rank_below_everything():

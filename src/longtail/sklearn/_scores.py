@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.ensemble import StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
@@ -53,9 +54,11 @@ def choose_method(estimator: Any, response_method: str, *, caller: str) -> str:
     for method in wanted:
         if hasattr(estimator, method):
             return method
+    final = final_estimator(estimator)
+    if isinstance(final, StackingClassifier) and final.final_estimator is None:
+        return wanted[0]  # logistic regression decides, which has all, but shows none before `fit`
     raise InputError(
-        f"{caller}: `estimator` must have {' or '.join(wanted)}; "
-        f"{type(final_estimator(estimator)).__name__} does not"
+        f"{caller}: `estimator` must have {' or '.join(wanted)}; {type(final).__name__} does not"
         f"{' (response_method=' + repr(response_method) + ')' if len(wanted) == 1 else ''}."
     )
 
