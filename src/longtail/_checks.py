@@ -357,7 +357,8 @@ def probability_rows(
     if len(off):
         raise InputError(
             f"{caller}: each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} "
-            f"sums to {sums[off[0]]:g} ({len(off)} such rows)."
+            f"sums to {sums[off[0]]:g} ({len(off)} such rows); if they were only rounded, divide "
+            f"each row by its sum."
         )
 
 
