@@ -82,7 +82,9 @@ def test_probabilities_with_zeros_get_there_by_the_messages(caller):
 @pytest.mark.parametrize("caller", WANT_PROBS)
 def test_rounded_probabilities_get_there_by_the_message(caller):
     rounded = PROBS.numpy().round(3)
-    with pytest.raises(InputError, match=r"such rows\); if they were only rounded, divide each row"):
+    with pytest.raises(
+        InputError, match=r"such rows\); if they were only rounded, divide each row"
+    ):
         WANT_PROBS[caller](rounded)
     again = rounded / rounded.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(WANT_PROBS[caller](again), WANT_PROBS[caller](PROBS), 0.05)
