@@ -37,6 +37,24 @@ def test_one_column_of_labels_in_an_npz_file(save, name, settings):
         np.testing.assert_array_equal(saved[name], TARGET[:, None])
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("name", ["target", "classes", "ids"])
+def test_names_that_are_python_objects_get_there_by_the_message(save, name):
+    """As pandas gives text: do what the refusal says."""
+    words = np.array(["cat", "dog", "emu"])
+    arrays = {"logits": LOGITS, "target": words[TARGET], "classes": words, "ids": words[TARGET]}
+    names = arrays[name].astype(object)
+    message = f"p.npz can't be read: `{name}` holds Python objects.*text, with names.astype.str."
+    save("p.npz", **{**arrays, name: names})
+    with pytest.raises(InputError, match=message):
+        open_predictions("p.npz")
+    save("p.npz", **{**arrays, name: names.astype(str)})
+    np.testing.assert_array_equal(open_predictions("p.npz").target, TARGET)
+    np.save("y.npy", names)
+    with pytest.raises(InputError, match=r"y.npy can't be read: it holds Python objects.*as text"):
+        read_labels(Path("y.npy"))
+
+
 def test_one_column_of_labels_from_elsewhere():
     np.savez("p.npz", logits=LOGITS)
     np.save("y.npy", TARGET[:, None])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.base import at_least_two
+from longtail.predictions.numpy_files import load_npy
 
 # What a column or array of labels is called where nothing else is said.
 LABEL_NAMES = ("target", "label", "labels", "y_true")
@@ -225,29 +226,6 @@ def check_class_names(
         shown = _checks.listing(map(repr, twice)) if twice else "some are empty or occur twice"
         raise InputError(f"{name}: class names must be distinct and not empty; {shown}.")
     return texts
-
-
-def load_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy file, memory-mapped."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    try:
-        with open(path, "rb") as file:
-            if file.read(6) != b"\x93NUMPY":
-                raise ValueError("it is not an .npy file")
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path | str, error: Exception) -> InputError:
-    """What to say of a file that NumPy can't read."""
-    reason = " ".join(str(error).split()).rstrip(".")
-    if "allow_pickle" in reason or "Object arrays" in reason or "can't be memory-mapped" in reason:
-        reason = "it holds Python objects, which are never loaded"
-    elif "mmap length" in reason or "cannot reshape" in reason:
-        reason = "it is shorter than its header says, as if cut off"
-    return InputError(f"{path} can't be read as numbers: {reason}.")
 
 
 def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray[Any]:
