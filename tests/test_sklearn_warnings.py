@@ -1,6 +1,7 @@
 """What the estimators say, or refuse, where they would do harm or nothing in silence."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
-from sklearn.metrics import balanced_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, make_scorer
 from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneOut
 from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.pipeline import make_pipeline
@@ -332,3 +333,33 @@ def test_adjusting_a_classifier_of_even_priors_does_harm():
 )
 def test_what_is_adjusted_once_is_silent(model):
     model.fit(*long_tailed())
+
+
+# ------------------------------------------------------------------ metrics that are no scorers
+
+
+def share_right(y_true, y_pred):
+    return np.mean(y_true == y_pred)
+
+
+@pytest.mark.parametrize("metric", [balanced_accuracy_score, share_right])
+def test_a_metric_for_a_scorer_gets_there_by_the_message(metric):
+    X, y = long_tailed()
+    message = (
+        rf"`scoring` is called as scoring\(estimator, X, y\).*make_scorer\({metric.__name__}\)"
+    )
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifierCV(LogisticRegression(), scoring=metric).fit(X, y)
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=2, scoring=make_scorer(metric))
+    assert model.fit(X, y).best_score_ > 0.3
+
+
+def test_any_callable_that_takes_an_estimator_is_a_scorer():
+    X, y = long_tailed()
+    scorers = [
+        lambda estimator, X, y: estimator.score(X, y),
+        lambda *given: given[0].score(*given[1:]),
+        partial(lambda extra, estimator, X, y: estimator.score(X, y), None),
+    ]
+    for scorer in scorers:
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=2, scoring=scorer).fit(X, y)
