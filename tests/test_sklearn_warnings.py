@@ -363,3 +363,29 @@ def test_any_callable_that_takes_an_estimator_is_a_scorer():
     ]
     for scorer in scorers:
         LogitAdjustedClassifierCV(LogisticRegression(), cv=2, scoring=scorer).fit(X, y)
+
+
+# ------------------------------------------------------------------ rows without a label
+
+
+def without(names, rows, missing, kind):
+    """The names as an array, list or Series of pandas, some of them missing."""
+    names = np.array(names, dtype=object)
+    names[list(rows)] = missing
+    if kind == "list":
+        return names.tolist()
+    return names if kind == "array" else pytest.importorskip("pandas").Series(names, dtype=kind)
+
+
+@pytest.mark.parametrize("wrapper", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("rows", [(3, 7), (0,)], ids=str)
+@pytest.mark.parametrize("missing", [None, np.nan], ids=str)
+@pytest.mark.parametrize("kind", ["array", "list", "object", "str", "string", "category"])
+def test_rows_without_a_name_are_named(wrapper, rows, missing, kind):
+    X, y = long_tailed()
+    names = np.array(["ant", "bee", "cat"])[y]
+    message = rf"`y` has no label at row {rows[0]} \({len(rows)} such row"
+    with pytest.raises(InputError, match=f"{wrapper.__name__}: {message}.*drop"):
+        wrapper(LogisticRegression()).fit(X, without(names, rows, missing, kind))
+    whole = wrapper(LogisticRegression()).fit(X, without(names, (), missing, kind))
+    assert whole.classes_.tolist() == ["ant", "bee", "cat"]
