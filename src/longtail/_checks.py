@@ -515,8 +515,7 @@ def prior(
         shaped = f", shape {tuple(shape)}" if shape is not None else ""
         raise InputError(
             f"{caller}: `{name}` has {value.num_classes} classes but "
-            f"{'the logits have' if of is None else f'`{of}` has'} "
-            f"{num_classes} columns{shaped}; pass num_classes={num_classes} to "
-            f"ClassPrior.from_labels if a class has no examples."
+            f"{'the logits have' if of is None else f'`{of}` has'} {num_classes} columns{shaped}; "
+            f"{value._advice_on_width(num_classes, shape)}."
         )
     return value
