@@ -344,15 +344,33 @@ def read_numbers(
             raise InputError(
                 f"{option} must be one number per class; {text} has the shape {numbers.shape}."
             )
-        if len(numbers) != num_classes:
-            raise InputError(
-                f"{option} has {len(numbers)} numbers but the scores have {num_classes} columns; "
-                f"give one number per class"
-                f"{', 0 for a class without examples' if option == '--counts' else ''}."
-            )
+        absent = ", 0 for a class without examples" if option == "--counts" else ""
+        one_number_each(numbers, num_classes, source=option, absent=absent)
     rounded = np.rint(numbers)
     finite = bool(np.all(np.isfinite(numbers)))
     return rounded.astype(np.int64) if finite and np.all(numbers == rounded) else numbers
+
+
+def one_number_each(
+    numbers: NDArray[Any],
+    num_classes: int,
+    *,
+    source: str,
+    absent: str = ", 0 for a class without examples",
+) -> None:
+    """Refuse more or fewer numbers than classes.
+
+    Args:
+        numbers: one-dimensional.
+        num_classes: how many there must be.
+        source: the option or array that they came from, for the message.
+        absent: what to give for a class that has none, if something.
+    """
+    if len(numbers) != num_classes:
+        raise InputError(
+            f"{source} has {len(numbers)} numbers but the scores have {num_classes} columns; give "
+            f"one number per class{absent}."
+        )
 
 
 def _given_numbers(text: str, option: str) -> Any:
