@@ -40,7 +40,7 @@ from longtail.predictions.labels import (
     one_label_each,
     one_per_class,
 )
-from longtail.predictions.numpy_files import holds_objects, load_npy, unreadable
+from longtail.predictions.small_files import holds_objects, load_npy, unreadable
 from longtail.runs.files import atomic_path
 
 # Arrays of an .npz file with one number per class.

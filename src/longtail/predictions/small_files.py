@@ -1,6 +1,6 @@
-"""NumPy's files of scores, labels or numbers: how one is loaded, what is said of a bad one.
+"""How an .npy or a text file is loaded, and what is said of a file that can't be read.
 
-What the arrays of an .npz file mean is in `arrays`.
+What is in it is the matter of `labels` and `arrays`.
 """
 
 from __future__ import annotations
@@ -43,3 +43,19 @@ def holds_objects(path: Path, what: str) -> InputError:
         f"{path} can't be read: {what} holds Python objects, which are never loaded; save names "
         f"as text, with names.astype(str), and numbers with .astype(float)."
     )
+
+
+def read_text(path: Path) -> str:
+    """The whole text of a file in UTF-8."""
+    if not path.is_file():
+        raise InputError(f"there is no file {path}.")
+    content = path.read_bytes()
+    if b"\0" in content:
+        raise InputError(
+            f"{path} is not a text file; labels and numbers are read from .npy, .csv, .tsv or text "
+            f"files."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8: {error}; save it in UTF-8.") from error
