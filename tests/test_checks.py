@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longtail import ClassPrior, InputError, adjust_logits, metrics
-from longtail.losses import logit_adjusted_loss
+from longtail.losses import LogitAdjustedLoss, logit_adjusted_loss
 from longtail.shift import effective_prior, estimate_prior, fit_bias_corrected_temperature
 from longtail.tuning import fit_temperature, tune_tau
 
@@ -100,15 +100,16 @@ ONE_SCORE = {
     "logit_adjusted_loss": lambda x: logit_adjusted_loss(
         torch.tensor(x), torch.tensor(BINARY), TWO
     ),
+    "LogitAdjustedLoss": lambda x: LogitAdjustedLoss(TWO)(torch.tensor(x), torch.tensor(BINARY)),
 }
 
 
 @pytest.mark.parametrize("caller", ONE_SCORE)
 def test_one_score_of_two_classes_gets_there_by_the_message(caller):
     d = 3 * LOGITS[:, :1]
-    with pytest.raises(InputError, match=r"`prior` has 2 classes but.* 1 column") as refused:
+    with pytest.raises(InputError, match=r"has 2 classes but .* 1 column") as refused:
         ONE_SCORE[caller](d)
-    advice = str(refused.value).split("pass two columns, ")[1].rstrip(".")
+    advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
     assert "num_classes" not in str(refused.value)
     ONE_SCORE[caller](eval(advice, {"numpy": np, "d": d}))
 
@@ -117,7 +118,7 @@ def test_margins_of_two_classes_in_one_dimension_get_there_by_the_message():
     d = 3 * LOGITS[:, 0]
     with pytest.raises(InputError, match=r"shape \(400,\); of one score d for") as refused:
         adjust_logits(d, TWO)
-    advice = str(refused.value).split("pass two columns, ")[1].rstrip(".")
+    advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
     wanted = d + np.log(900 / 100)
     np.testing.assert_allclose(
         np.diff(adjust_logits(eval(advice, {"numpy": np, "d": d}), TWO))[:, 0], wanted

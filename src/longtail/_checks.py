@@ -516,6 +516,6 @@ def prior(
         raise InputError(
             f"{caller}: `{name}` has {value.num_classes} classes but "
             f"{'the logits have' if of is None else f'`{of}` has'} {num_classes} columns{shaped}; "
-            f"{value._advice_on_width(num_classes, shape)}."
+            f"{ClassPrior._advice_on_width(value.num_classes, num_classes, shape)}."
         )
     return value
