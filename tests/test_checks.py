@@ -1,11 +1,12 @@
-"""What tells logits from probabilities, through the functions that take one of the two."""
+"""What tells logits from probabilities, and how wide they are, through what takes them."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from longtail import ClassPrior, InputError, metrics
+from longtail import ClassPrior, InputError, adjust_logits, metrics
+from longtail.losses import LogitAdjustedLoss, logit_adjusted_loss
 from longtail.shift import effective_prior, estimate_prior, fit_bias_corrected_temperature
 from longtail.tuning import fit_temperature, tune_tau
 
@@ -77,3 +78,55 @@ def test_probabilities_with_zeros_get_there_by_the_messages(caller):
         WANT_LOGITS[caller](np.log(probs))
     advice = str(refused.value).split("instead: ")[1].split(", with the prior")[0]
     WANT_LOGITS[caller](eval(advice, {"numpy": np, "probs": probs, "prior": PRIOR}))
+
+
+@pytest.mark.parametrize("caller", WANT_PROBS)
+def test_rounded_probabilities_get_there_by_the_message(caller):
+    rounded = PROBS.numpy().round(3)
+    with pytest.raises(
+        InputError, match=r"such rows\); if they were only rounded, divide each row"
+    ):
+        WANT_PROBS[caller](rounded)
+    again = rounded / rounded.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(WANT_PROBS[caller](again), WANT_PROBS[caller](PROBS), 0.05)
+
+
+TWO = ClassPrior.from_counts([900, 100])
+BINARY = TARGET % 2
+ONE_SCORE = {
+    "adjust_logits": lambda x: adjust_logits(x, TWO),
+    "adjust_logits of torch": lambda x: adjust_logits(torch.tensor(x), TWO),
+    "tune_tau": lambda x: tune_tau(x, BINARY, TWO, n_bootstrap=0),
+    "logit_adjusted_loss": lambda x: logit_adjusted_loss(
+        torch.tensor(x), torch.tensor(BINARY), TWO
+    ),
+    "LogitAdjustedLoss": lambda x: LogitAdjustedLoss(TWO)(torch.tensor(x), torch.tensor(BINARY)),
+}
+
+
+@pytest.mark.parametrize("caller", ONE_SCORE)
+def test_one_score_of_two_classes_gets_there_by_the_message(caller):
+    d = 3 * LOGITS[:, :1]
+    with pytest.raises(InputError, match=r"has 2 classes but .* 1 column") as refused:
+        ONE_SCORE[caller](d)
+    advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
+    assert "num_classes" not in str(refused.value)
+    ONE_SCORE[caller](eval(advice, {"numpy": np, "d": d}))
+
+
+def test_margins_of_two_classes_in_one_dimension_get_there_by_the_message():
+    d = 3 * LOGITS[:, 0]
+    with pytest.raises(InputError, match=r"shape \(400,\); of one score d for") as refused:
+        adjust_logits(d, TWO)
+    advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
+    wanted = d + np.log(900 / 100)
+    np.testing.assert_allclose(
+        np.diff(adjust_logits(eval(advice, {"numpy": np, "d": d}), TWO))[:, 0], wanted
+    )
+
+
+def test_a_prior_of_too_many_classes_is_not_to_be_widened():
+    with pytest.raises(InputError, match=r"10 classes but the logits have 9 columns") as refused:
+        adjust_logits(LOGITS[:, :9], PRIOR)
+    assert "num_classes" not in str(refused.value)
+    assert "one class for each column" in str(refused.value)

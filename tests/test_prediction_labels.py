@@ -37,6 +37,24 @@ def test_one_column_of_labels_in_an_npz_file(save, name, settings):
         np.testing.assert_array_equal(saved[name], TARGET[:, None])
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("name", ["target", "classes", "ids"])
+def test_names_that_are_python_objects_get_there_by_the_message(save, name):
+    """As pandas gives text: do what the refusal says."""
+    words = np.array(["cat", "dog", "emu"])
+    arrays = {"logits": LOGITS, "target": words[TARGET], "classes": words, "ids": words[TARGET]}
+    names = arrays[name].astype(object)
+    message = f"p.npz can't be read: `{name}` holds Python objects.*text, with names.astype.str."
+    save("p.npz", **{**arrays, name: names})
+    with pytest.raises(InputError, match=message):
+        open_predictions("p.npz")
+    save("p.npz", **{**arrays, name: names.astype(str)})
+    np.testing.assert_array_equal(open_predictions("p.npz").target, TARGET)
+    np.save("y.npy", names)
+    with pytest.raises(InputError, match=r"y.npy can't be read: it holds Python objects.*as text"):
+        read_labels(Path("y.npy"))
+
+
 def test_one_column_of_labels_from_elsewhere():
     np.savez("p.npz", logits=LOGITS)
     np.save("y.npy", TARGET[:, None])
@@ -232,3 +250,38 @@ def test_a_line_without_a_label_is_not_passed_over(folder, name, line):
     (folder / name).write_text(f"{header}{line}\n{header.splitlines()[1]}\n")
     with pytest.raises(InputError, match=r"row 1 has no label; drop the unlabelled examples"):
         LabelEncoder(3, None, name="p.npz")(folder / name)
+
+
+def test_names_without_classes_get_there_by_the_message():
+    """Whichever way the scores came: the command line, a file or arrays."""
+    words = np.array(["cat", "dog", "emu"])
+    np.savez("p.npz", logits=LOGITS, target=words[TARGET])
+    message = r"names need the classes' names, with --classes \(classes= in Python; class_names= of"
+    with pytest.raises(InputError, match=message):
+        open_predictions("p.npz")
+    with pytest.raises(InputError, match=message):
+        from_arrays(LOGITS, words[TARGET], kind="logits")
+    for found in (
+        open_predictions("p.npz", classes=words),
+        from_arrays(LOGITS, words[TARGET], kind="logits", class_names=words),
+    ):
+        np.testing.assert_array_equal(found.target, TARGET)
+
+
+@pytest.mark.parametrize("name", ["y.parquet", "y.txt", "y.csv", "y.tsv"])
+def test_labels_in_a_file_of_another_kind(name):
+    Path(name).write_bytes(b"PAR1\x15\x04\x00\x00\xca\xfe")
+    message = f"{name} is not a text file; labels and numbers are read from .npy, .csv, .tsv or "
+    with pytest.raises(InputError, match=message) as refused:
+        read_labels(Path(name))
+    assert "codec" not in str(refused.value)
+    with pytest.raises(InputError, match=message):
+        read_numbers(name, option="--counts", num_classes=3, class_names=None)
+
+
+def test_text_in_another_encoding_names_the_byte():
+    Path("y.txt").write_bytes("caf\u00e9\nbar\n".encode("latin-1"))
+    with pytest.raises(
+        InputError, match=r"y.txt is not text in UTF-8: .*position 3.*; save it in UTF"
+    ):
+        read_labels(Path("y.txt"))

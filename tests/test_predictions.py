@@ -609,9 +609,7 @@ def test_bad_npz(folder, scores):
     with pytest.raises(InputError, match=r"class names must be distinct and not empty; 'a'"):
         open_predictions("p.npz")
     np.savez("p.npz", logits=np.array([object()]))
-    with pytest.raises(
-        InputError, match=r"p.npz can't be read as numbers: it holds Python objects"
-    ):
+    with pytest.raises(InputError, match=r"p.npz can't be read: `logits` holds Python objects"):
         open_predictions("p.npz")
 
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
     BaggingClassifier,
@@ -13,6 +14,7 @@ from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     RandomForestClassifier,
 )
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.linear_model import LogisticRegression
@@ -100,3 +102,37 @@ def test_what_cannot_be_compared_is_silent():
     holes = X.copy()
     holes[0, 0] = np.nan
     assert evidence(HistGradientBoostingClassifier(max_iter=2).fit(holes, y), holes, y) is None
+
+
+def as_they_are(words):
+    """An analyzer for rows that are lists of words already."""
+    return words
+
+
+def test_rows_of_different_lengths_cannot_be_compared_and_are_tuned_on():
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat([0, 1], [60, 20]))
+    words = [["some", "word", "more"][: 1 + k + rng.integers(2)] for k in y]
+    text = make_pipeline(TfidfVectorizer(analyzer=as_they_are), LogisticRegression())
+    model = LogitAdjustedClassifierCV(FrozenEstimator(text.fit(words[:40], y[:40])))
+    assert model.fit(words[40:], y[40:]).predict(words).shape == (80,)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2),
+        make_pipeline(StandardScaler(), LogisticRegression()).set_output(transform="pandas"),
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
+def test_frames_are_looked_at_without_a_word_on_their_names(estimator):
+    pandas = pytest.importorskip("pandas")
+    X, y = rows(0)
+    frame = pandas.DataFrame(X, columns=list("abcde"))
+    fitted = clone(estimator).fit(frame[:120], y[:120])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LogitAdjustedClassifierCV(FrozenEstimator(fitted)).fit(frame[120:], y[120:])
+    assert evidence(fitted, frame[:120], y[:120]) is not None

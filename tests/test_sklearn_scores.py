@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.datasets import load_digits
-from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier, StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -89,6 +90,26 @@ def test_an_underflow_is_read_from_the_logarithms(digits):
     np.testing.assert_allclose(tuned._logits(X_rest), tuned.estimator_.predict_log_proba(X_rest))
 
 
+STACK = StackingClassifier([("bayes", GaussianNB())], cv=2)  # its final estimator is the default
+
+
+@pytest.mark.parametrize("method", ["auto", "predict_proba", "decision_function"])
+@pytest.mark.parametrize("kind", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize(
+    "estimator", [STACK, make_pipeline(StandardScaler(), STACK)], ids=["", "|"]
+)
+def test_stacking_is_read_as_with_its_default_said(digits, kind, estimator, method):
+    X, y, X_rest, _ = digits
+    X, y = X[y < 3], y[y < 3]
+    said = clone(estimator)
+    (said if estimator is STACK else said[-1]).final_estimator = LogisticRegression()
+    found, wanted = (
+        kind(one, response_method=method).fit(X, y).predict_proba(X_rest)
+        for one in (estimator, said)
+    )
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_zeros_that_fit_never_saw_rank_below_everything():
     reader = ScoreReader("predict_proba")
     answer = np.array([[0.0, 1.0], [5e-324, 1.0], [1e-300, 1.0]])
@@ -133,6 +154,54 @@ def test_rows_are_probed_by_weight(total):
     by_repetition = np.unique(again[probe_rows(len(again), None)])
     np.testing.assert_array_equal(by_weight, by_repetition)
     assert len(by_weight) <= 1000
+
+
+class Rough(ClassifierMixin, BaseEstimator):
+    """Probabilities and margins in half precision, as networks on a GPU give them."""
+
+    def __init__(self, kind="float16"):
+        self.kind = kind
+
+    def fit(self, X, y):
+        self.model_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.model_.classes_
+        return self
+
+    def _in_its_kind(self, scores):
+        scores = torch.tensor(scores)
+        return scores.bfloat16() if self.kind == "bfloat16" else scores.half().numpy()
+
+    def predict_proba(self, X):
+        return self._in_its_kind(self.model_.predict_proba(X))
+
+    def decision_function(self, X):
+        return self._in_its_kind(self.model_.decision_function(X))
+
+
+@pytest.mark.parametrize("method", ["predict_proba", "decision_function"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wrapper", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_half_precision_is_taken(digits, wrapper, kind, method, classes):
+    X, y, X_rest, _ = digits
+    X, y = X[y < classes], y[y < classes]
+    rough, exact = (
+        wrapper(one, response_method=method).fit(X, y)
+        for one in (Rough(kind), LogisticRegression())
+    )
+    assert rough._logits(X_rest).dtype == np.float64
+    assert np.mean(rough.predict(X_rest) == exact.predict(X_rest)) > 0.9
+
+
+def test_half_precision_has_to_add_up_as_well(digits):
+    X, y, _, _ = digits
+
+    class TooMuch(Rough):
+        def predict_proba(self, X):
+            return super().predict_proba(X) * np.float16(0.9)
+
+    with pytest.raises(InputError, match=r"`estimator.predict_proba\(X\)` must sum to 1"):
+        LogitAdjustedClassifier(TooMuch()).fit(X, y)
 
 
 class InItsOwnOrder(ClassifierMixin, BaseEstimator):

@@ -1,6 +1,7 @@
 """What the estimators say, or refuse, where they would do harm or nothing in silence."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis, QuadraticD
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
-from sklearn.metrics import balanced_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, make_scorer
 from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneOut
 from sklearn.naive_bayes import BernoulliNB, GaussianNB
 from sklearn.pipeline import make_pipeline
@@ -231,6 +232,61 @@ TWICE = {
 }
 
 
+class Boosting(LogisticRegression):
+    """Weighs two classes by the parameters of XGBoost and LightGBM, in their sense."""
+
+    def __init__(self, scale_pos_weight=None, is_unbalance=False):
+        super().__init__()
+        self.scale_pos_weight = scale_pos_weight
+        self.is_unbalance = is_unbalance
+
+    def fit(self, X, y):
+        counts = np.bincount(y)
+        weight = counts.max() / counts if self.is_unbalance else np.ones(len(counts))
+        if len(counts) == 2:
+            weight[1] *= self.scale_pos_weight or 1
+        return super().fit(X, y, sample_weight=weight[y])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes", "told"),
+    [
+        ({"scale_pos_weight": 32}, (640, 20), "scale_pos_weight=32"),
+        ({"scale_pos_weight": np.float32(4)}, (640, 20), "scale_pos_weight=4"),
+        ({"scale_pos_weight": 1 / 32}, (20, 640), "scale_pos_weight=0.03125"),
+        ({"is_unbalance": True}, (640, 20), "is_unbalance=True"),
+        ({"is_unbalance": True}, (20, 640), "is_unbalance=True"),
+    ],
+    ids=str,
+)
+def test_the_weights_of_boosting_libraries_are_told_of(settings, sizes, told):
+    X, y = long_tailed(sizes=sizes)
+    for estimator in (Boosting(**settings), make_pipeline(StandardScaler(), Boosting(**settings))):
+        with pytest.warns(AdjustedTwiceWarning) as caught:
+            LogitAdjustedClassifier(estimator).fit(X, y)
+        assert [one.filename for one in caught] == [__file__]
+        message = str(caught[0].message)
+        assert f"weighs classes itself ({told}), so" in message
+        assert f"use {told.partition('=')[0]}={'False' if 'True' in told else '1'}" in message
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({}, (640, 20)),
+        ({"scale_pos_weight": 1.0}, (640, 20)),
+        ({"scale_pos_weight": 4}, (20, 640)),  # favours the common class
+        ({"scale_pos_weight": 0.1}, (640, 20)),
+        ({"scale_pos_weight": 32}, (640, 80, 20)),  # without effect but for two classes
+        ({"is_unbalance": True}, (100, 100)),
+    ],
+    ids=str,
+)
+def test_weights_that_favour_no_rare_class_are_silent(settings, sizes):
+    LogitAdjustedClassifier(Boosting(**settings)).fit(*long_tailed(sizes=sizes))
+
+
 @pytest.mark.parametrize(("estimator", "told"), TWICE.values(), ids=TWICE.keys())
 def test_a_classifier_that_favours_rare_classes_itself_is_told_of(estimator, told):
     X, y = long_tailed()
@@ -277,3 +333,59 @@ def test_adjusting_a_classifier_of_even_priors_does_harm():
 )
 def test_what_is_adjusted_once_is_silent(model):
     model.fit(*long_tailed())
+
+
+# ------------------------------------------------------------------ metrics that are no scorers
+
+
+def share_right(y_true, y_pred):
+    return np.mean(y_true == y_pred)
+
+
+@pytest.mark.parametrize("metric", [balanced_accuracy_score, share_right])
+def test_a_metric_for_a_scorer_gets_there_by_the_message(metric):
+    X, y = long_tailed()
+    message = (
+        rf"`scoring` is called as scoring\(estimator, X, y\).*make_scorer\({metric.__name__}\)"
+    )
+    with pytest.raises(InputError, match=message):
+        LogitAdjustedClassifierCV(LogisticRegression(), scoring=metric).fit(X, y)
+    model = LogitAdjustedClassifierCV(LogisticRegression(), cv=2, scoring=make_scorer(metric))
+    assert model.fit(X, y).best_score_ > 0.3
+
+
+def test_any_callable_that_takes_an_estimator_is_a_scorer():
+    X, y = long_tailed()
+    scorers = [
+        lambda estimator, X, y: estimator.score(X, y),
+        lambda *given: given[0].score(*given[1:]),
+        partial(lambda extra, estimator, X, y: estimator.score(X, y), None),
+    ]
+    for scorer in scorers:
+        LogitAdjustedClassifierCV(LogisticRegression(), cv=2, scoring=scorer).fit(X, y)
+
+
+# ------------------------------------------------------------------ rows without a label
+
+
+def without(names, rows, missing, kind):
+    """The names as an array, list or Series of pandas, some of them missing."""
+    names = np.array(names, dtype=object)
+    names[list(rows)] = missing
+    if kind == "list":
+        return names.tolist()
+    return names if kind == "array" else pytest.importorskip("pandas").Series(names, dtype=kind)
+
+
+@pytest.mark.parametrize("wrapper", [LogitAdjustedClassifier, LogitAdjustedClassifierCV])
+@pytest.mark.parametrize("rows", [(3, 7), (0,)], ids=str)
+@pytest.mark.parametrize("missing", [None, np.nan], ids=str)
+@pytest.mark.parametrize("kind", ["array", "list", "object", "str", "string", "category"])
+def test_rows_without_a_name_are_named(wrapper, rows, missing, kind):
+    X, y = long_tailed()
+    names = np.array(["ant", "bee", "cat"])[y]
+    message = rf"`y` has no label at row {rows[0]} \({len(rows)} such row"
+    with pytest.raises(InputError, match=f"{wrapper.__name__}: {message}.*drop"):
+        wrapper(LogisticRegression()).fit(X, without(names, rows, missing, kind))
+    whole = wrapper(LogisticRegression()).fit(X, without(names, (), missing, kind))
+    assert whole.classes_.tolist() == ["ant", "bee", "cat"]

@@ -357,7 +357,8 @@ def probability_rows(
     if len(off):
         raise InputError(
             f"{caller}: each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} "
-            f"sums to {sums[off[0]]:g} ({len(off)} such rows)."
+            f"sums to {sums[off[0]]:g} ({len(off)} such rows); if they were only rounded, divide "
+            f"each row by its sum."
         )
 
 
@@ -514,8 +515,7 @@ def prior(
         shaped = f", shape {tuple(shape)}" if shape is not None else ""
         raise InputError(
             f"{caller}: `{name}` has {value.num_classes} classes but "
-            f"{'the logits have' if of is None else f'`{of}` has'} "
-            f"{num_classes} columns{shaped}; pass num_classes={num_classes} to "
-            f"ClassPrior.from_labels if a class has no examples."
+            f"{'the logits have' if of is None else f'`{of}` has'} {num_classes} columns{shaped}; "
+            f"{ClassPrior._advice_on_width(value.num_classes, num_classes, shape)}."
         )
     return value

@@ -275,6 +275,22 @@ class ClassPrior:
             )
         return self.counts
 
+    @staticmethod
+    def _advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] | None) -> str:
+        """What to do about logits that have not one column for each class of a prior."""
+        one_score = num_columns == 1 or (shape is not None and len(shape) == 1)
+        if num_classes == 2 and one_score:
+            return (
+                "of one score d for two classes pass two columns, -d / 2 and d / 2, as "
+                "numpy.c_[-d / 2, d / 2] makes them"
+            )
+        if num_classes < num_columns:
+            return (
+                f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no "
+                f"examples"
+            )
+        return "there must be one class for each column, in the same order"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassPrior) and np.array_equal(self.probs, other.probs)
 

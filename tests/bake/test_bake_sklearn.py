@@ -1,6 +1,7 @@
 """Baked linear models of scikit-learn: decisions, probabilities, pipelines, and the way back."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -126,6 +127,20 @@ def test_pipelines_and_searches():
         bake_logit_adjustment(search, PRIOR).predict_proba(NEW), wanted, atol=1e-10
     )
     assert bake_record(baked).how == "added to the intercepts of LogisticRegression"
+
+
+def test_models_of_named_columns_are_baked_without_a_word_on_them():
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=list("abcdef"))
+    scaled = make_pipeline(StandardScaler(), LogisticRegression()).set_output(transform="pandas")
+    for model in (LogisticRegression(), RidgeClassifier(), scaled):
+        model.fit(frame, Y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            baked = bake_logit_adjustment(model, PRIOR)
+            wanted = model.decision_function(frame) - LOG_PI
+            np.testing.assert_allclose(baked.decision_function(frame), wanted, atol=1e-10)
+        final = baked[-1] if model is scaled else baked
+        assert final.feature_names_in_.tolist() == list("abcdef")
 
 
 @pytest.mark.parametrize("bias_mode", ["scale", "keep", "drop"])

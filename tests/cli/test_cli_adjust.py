@@ -170,6 +170,16 @@ def test_a_page(cli, files):
     assert cli(*words, "--force").code == 0
 
 
+@pytest.mark.parametrize("how", [[], ["--tune-on", 0.5], ["--cross-fit", 3]], ids=str)
+def test_examples_of_classes_left_out_were_read_too(cli, files, how):
+    logits, target = files
+    keep = (target < 2) | (np.cumsum(target == 2) <= 1)
+    np.savez("few.npz", logits=logits[keep], target=target[keep])
+    result = cli("adjust", "few.npz", "--counts", COUNTS, "--missing", "skip", *how)
+    assert result.out.startswith(f"few.npz: logits of {keep.sum()} labelled examples, 3 classes.")
+    assert "Left out of all means, for lack of labelled examples: 2." in result.out
+
+
 def test_classes_left_out_are_listed(cli, files):
     logits, target = files
     keep = target < 2

@@ -186,6 +186,8 @@ def write_bad_files():
     Path("words.txt").write_text("one two")
     np.savez("probs.npz", probs=np.full((150, 3), 1 / 3), target=np.arange(150) % 3)
     Path("empty.txt").write_text("")
+    for name, counts in (("few.npz", [900, 90]), ("more.npz", [900, 90, 10, 1])):
+        np.savez(name, logits=np.load("logits.npy"), target=np.load("labels.npy"), counts=counts)
     np.savez("objects.npz", logits=np.array([object()]), target=np.zeros(1))
     np.save("objects.npy", np.array([object()]))
     whole = Path("held-out.npz").read_bytes()
@@ -206,12 +208,9 @@ def write_bad_files():
         ),
         (["text.npz"], "text.npz is not an .npz file, or a damaged one"),
         (["cut.npz"], "cut.npz is not an .npz file, or a damaged one"),
-        (["objects.npz"], "objects.npz can't be read as numbers: it holds Python objects"),
+        (["objects.npz"], "objects.npz can't be read: `logits` holds Python objects"),
         (["text.npy", "--logits"], "text.npy can't be read as numbers: it is not"),
-        (
-            ["objects.npy", "--logits"],
-            "objects.npy can't be read as numbers: it holds",
-        ),
+        (["objects.npy", "--logits"], "objects.npy can't be read: it holds Python objects"),
         (["logits.npy"], "logits.npy doesn't say whether its scores are logits or probabilities"),
         (["logits.npy", "--logits", "--counts", "9,1,1"], "logits.npy has no labels, so tau can't"),
         (["logits.npy", "--probs", "--labels", "labels.npy", "--counts", "9,1,1"], "like logits"),
@@ -221,6 +220,12 @@ def write_bad_files():
         (["held-out.npz"], "training examples per class are needed: pass --counts 900,90,10"),
         (["held-out.npz", "--counts", "gone.txt"], "there is no file 'gone.txt'"),
         (["held-out.npz", "--counts", "9,1"], "--counts has 2 numbers but the scores have 3"),
+        (
+            ["few.npz"],
+            "`counts` in few.npz has 2 numbers but the scores have 3 columns; give one number per "
+            "class, 0 for a class without examples.",
+        ),
+        (["more.npz"], "`counts` in more.npz has 4 numbers but the scores have 3 columns; give"),
         (["held-out.npz", "--counts", "9,1,0"], "class(es) 2 have no training examples"),
         (["held-out.npz", "--counts", "9,1,0"], "pass --smoothing 1 to"),
         (["held-out.npz", "--counts", "9,1,-1"], "must not be negative, but class 2 has -1"),

@@ -43,7 +43,7 @@ def bake(model: Any, change: Change, *, layer: str | None) -> Any:
     after = final_estimator(baked)
     for part, tensor in new.tensors.items():
         setattr(after, _PARTS[part], _array(tensor))
-    _check(classifier, after, change)
+    _check(_without_names(classifier), _without_names(after), change)
     # Without fit_intercept some classifiers keep the number 0.0, others an array.
     undo = {**new.undo, "number": isinstance(classifier.intercept_, float)}
     record = BakeRecord.of(change, where=name, how=_how(new.how), undo=undo)
@@ -104,6 +104,7 @@ def _refuse_others(model: Any, classifier: Any, caller: str) -> None:
     check_is_fitted(model)
     if not hasattr(classifier, "predict_proba"):
         return
+    classifier = _without_names(classifier)
     rows = np.random.default_rng(0).normal(size=(_ROWS, classifier.n_features_in_))
     wanted = _softmax(_scores(classifier, rows))
     if not np.allclose(classifier.predict_proba(rows), wanted, atol=1e-5):
@@ -112,6 +113,13 @@ def _refuse_others(model: Any, classifier: Any, caller: str) -> None:
             f"function (they are one-vs-rest), so adjusting its intercepts would not adjust "
             f"them; wrap it in LogitAdjustedClassifier, or bake its ONNX export."
         )
+
+
+def _without_names(classifier: Any) -> Any:
+    """The same classifier without its columns' names, which random rows don't have."""
+    same = copy.copy(classifier)
+    vars(same).pop("feature_names_in_", None)
+    return same
 
 
 def _layer_of(classifier: Any, change: Change) -> Layer:

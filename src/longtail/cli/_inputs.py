@@ -141,7 +141,7 @@ def read_prior(
 
     from longtail._checks import InputError
     from longtail.predictions.base import hinting
-    from longtail.predictions.labels import LabelEncoder, read_numbers
+    from longtail.predictions.labels import LabelEncoder, one_number_each, read_numbers
 
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
@@ -158,6 +158,8 @@ def read_prior(
             numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
     elif found.counts is not None:
         source, numbers = f"`counts` in {found.name}", found.counts
+        with hinting(found.hint):
+            one_number_each(numbers, width, source=source)
     elif found.prior is not None:
         if not smoothing or found.prior.counts is None:
             return found.prior

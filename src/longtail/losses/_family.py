@@ -27,6 +27,7 @@ from longtail._checks import InputError
 from longtail.kernels._inputs import loss_dtype
 from longtail.losses import _kernel
 from longtail.losses._tensors import MarginTensors
+from longtail.priors import ClassPrior
 
 REDUCTIONS = ("none", "mean", "sum")
 IMPLS = ("auto", "torch", "triton")
@@ -374,8 +375,8 @@ def _check_margin(margin: MarginTensors, logits: Tensor, num_classes: int, *, ca
     if len(margin.alpha) != num_classes:
         raise InputError(
             f"{caller}: the margin has {len(margin.alpha)} classes but the logits have "
-            f"{num_classes} columns, shape {tuple(logits.shape)}; pass num_classes={num_classes} "
-            f"to ClassPrior.from_labels if a class has no examples."
+            f"{num_classes} columns, shape {tuple(logits.shape)}; "
+            f"{ClassPrior._advice_on_width(len(margin.alpha), num_classes, tuple(logits.shape))}."
         )
     if margin.alpha.device != logits.device:
         raise InputError(

@@ -141,6 +141,7 @@ def adjust_predictions(
         tau = tuning.tau
         if protocol == "cross-fit":
             fold_taus = _fold_taus(splits, source, kept, bounds, workers)
+    left_out = np.setdiff1d(np.arange(predictions.num_classes), kept)
     taus = fold_taus if len(fold_taus) else np.full(len(splits), tau)
     return AdjustResult(
         predictions,
@@ -152,7 +153,8 @@ def adjust_predictions(
         num_tuned=0 if tuning is None else int(tuning.counts.sum()),
         tally=_judge(splits, taus, source),
         intervals=source.intervals(_union(judge for _, judge in splits), kept),
-        left_out=np.setdiff1d(np.arange(predictions.num_classes), kept),
+        left_out=left_out,
+        num_left_out=int(np.isin(source.target, left_out).sum()),
         **found,
     )
 

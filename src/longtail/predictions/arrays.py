@@ -36,12 +36,11 @@ from longtail.predictions.labels import (
     check_class_names,
     is_label_shape,
     is_vector,
-    load_npy,
     one_dimensional,
     one_label_each,
     one_per_class,
-    unreadable,
 )
+from longtail.predictions.small_files import holds_objects, load_npy, unreadable
 from longtail.runs.files import atomic_path
 
 # Arrays of an .npz file with one number per class.
@@ -296,6 +295,9 @@ def from_npz(
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is not an .npz file, or a damaged one; make it with numpy.savez.")
     members = {member.name: member for member in _members(path)}
+    for member in members.values():
+        if member.dtype.hasobject:
+            raise holds_objects(path, f"`{member.name}`")
     if ADJUSTED in members:
         tau = float(_load(path, members[ADJUSTED]))
         raise adjusted_already(str(path), seen=f" (tau = {tau:g})")
@@ -409,8 +411,6 @@ def _members(path: Path) -> Iterator[_Member]:
                 with archive.open(info) as file:
                     shape, fortran, dtype = _header(file)
                     header = file.tell()
-                if dtype.hasobject:
-                    raise ValueError("Object arrays cannot be loaded when allow_pickle=False")
                 stored = info.compress_type == zipfile.ZIP_STORED
                 # The local header's own lengths count: they may differ from the directory's.
                 raw.seek(info.header_offset + 26)

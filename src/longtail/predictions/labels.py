@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.base import at_least_two
+from longtail.predictions.small_files import load_npy, read_text
 
 # What a column or array of labels is called where nothing else is said.
 LABEL_NAMES = ("target", "label", "labels", "y_true")
@@ -153,7 +154,10 @@ class LabelEncoder:
         if self.class_names is None:
             known = f"0 to {self.num_classes - 1}, the columns of the scores"
             if whole(label) is None:
-                known += "; labels that are names need the classes' names, with --classes"
+                known += (
+                    "; labels that are names need the classes' names, with --classes (classes= "
+                    "in Python; class_names= of from_arrays)"
+                )
         else:
             known = _checks.listing(self.class_names, most=8)
         return InputError(
@@ -227,29 +231,6 @@ def check_class_names(
     return texts
 
 
-def load_npy(path: Path) -> NDArray[Any]:
-    """The array of an .npy file, memory-mapped."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    try:
-        with open(path, "rb") as file:
-            if file.read(6) != b"\x93NUMPY":
-                raise ValueError("it is not an .npy file")
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path | str, error: Exception) -> InputError:
-    """What to say of a file that NumPy can't read."""
-    reason = " ".join(str(error).split()).rstrip(".")
-    if "allow_pickle" in reason or "Object arrays" in reason or "can't be memory-mapped" in reason:
-        reason = "it holds Python objects, which are never loaded"
-    elif "mmap length" in reason or "cannot reshape" in reason:
-        reason = "it is shorter than its header says, as if cut off"
-    return InputError(f"{path} can't be read as numbers: {reason}.")
-
-
 def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray[Any]:
     """Labels of a file: .npy, text with one per line, or a csv or tsv file with a column of them.
 
@@ -266,7 +247,7 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
     if _is_table(path):
         known = class_names or ()
         return np.array(_bare_numbers(path, known) or _label_column(path, known))
-    lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     parts = " ".join(lines).replace(",", " ").split()
     if all(map(is_number, parts)):
         lines = parts
@@ -277,7 +258,7 @@ def read_labels(path: Path, class_names: Sequence[str] | None = None) -> NDArray
 
 def _bare_numbers(path: Path, class_names: Sequence[str]) -> list[str]:
     """The labels of a csv file of whole numbers in one line, or in lines that have no columns."""
-    lines = [line.strip() for line in _text(path).splitlines() if line]
+    lines = [line.strip() for line in read_text(path).splitlines() if line]
     words = [re.findall(rf"[^{DELIMITERS}\s]+", line) for line in lines]
     columns = len(lines) > 1 and any(mark in line for line in lines for mark in DELIMITERS)
     if columns or not all(words):  # an empty line lacks a label
@@ -334,7 +315,7 @@ def read_class_names(text: str) -> list[str]:
     """Names from ``a,b,c`` or from a file with one per line."""
     path = Path(text)
     if path.is_file():
-        return [line.strip() for line in _text(path).splitlines() if line.strip()]
+        return [line.strip() for line in read_text(path).splitlines() if line.strip()]
     return [part.strip() for part in text.split(",")]
 
 
@@ -366,15 +347,33 @@ def read_numbers(
             raise InputError(
                 f"{option} must be one number per class; {text} has the shape {numbers.shape}."
             )
-        if len(numbers) != num_classes:
-            raise InputError(
-                f"{option} has {len(numbers)} numbers but the scores have {num_classes} columns; "
-                f"give one number per class"
-                f"{', 0 for a class without examples' if option == '--counts' else ''}."
-            )
+        absent = ", 0 for a class without examples" if option == "--counts" else ""
+        one_number_each(numbers, num_classes, source=option, absent=absent)
     rounded = np.rint(numbers)
     finite = bool(np.all(np.isfinite(numbers)))
     return rounded.astype(np.int64) if finite and np.all(numbers == rounded) else numbers
+
+
+def one_number_each(
+    numbers: NDArray[Any],
+    num_classes: int,
+    *,
+    source: str,
+    absent: str = ", 0 for a class without examples",
+) -> None:
+    """Refuse more or fewer numbers than classes.
+
+    Args:
+        numbers: one-dimensional.
+        num_classes: how many there must be.
+        source: the option or array that they came from, for the message.
+        absent: what to give for a class that has none, if something.
+    """
+    if len(numbers) != num_classes:
+        raise InputError(
+            f"{source} has {len(numbers)} numbers but the scores have {num_classes} columns; give "
+            f"one number per class{absent}."
+        )
 
 
 def _given_numbers(text: str, option: str) -> Any:
@@ -399,11 +398,11 @@ def _number_file(path: Path) -> Any:
     if path.suffix == ".npy":
         return load_npy(path)
     if path.suffix == ".json":
-        values = json.loads(_text(path))
+        values = json.loads(read_text(path))
         return {str(k): float(v) for k, v in values.items()} if isinstance(values, dict) else values
     if _is_table(path):
         return _number_table(path)
-    return _floats([_text(path).replace(",", " ")])
+    return _floats([read_text(path).replace(",", " ")])
 
 
 def _number_table(path: Path) -> list[float] | dict[str, float]:
@@ -458,7 +457,7 @@ def _csv_rows(
     Returns:
         The cells of the first line, and those of the others.
     """
-    lines = [line for line in _text(path).splitlines() if line]
+    lines = [line for line in read_text(path).splitlines() if line]
     if not lines:
         raise InputError(f"{path} is empty.")
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -487,12 +486,3 @@ def _row_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first of several columns numbers the rows, as pandas and R write it."""
     unnamed = len(header) > 1 and header[0].lower() in _UNNAMED
     return unnamed and all(whole(row[0]) is not None for row in rows)
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise InputError(f"there is no file {path}.")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not a text file (UTF-8): {error}.") from error

@@ -54,6 +54,7 @@ class AdjustResult:
         num_tuned: examples that chose `tau`.
         tally: judged examples by class, or None without labels.
         left_out: classes with too few examples to be judged; they have no part in any mean.
+        num_left_out: labelled examples of these classes.
         intervals: of the judged examples, without the classes left out; None without labels.
         level: of the confidence intervals.
         many: bound of the group "many".
@@ -71,6 +72,7 @@ class AdjustResult:
     num_tuned: int = 0
     tally: Tally | None = None
     left_out: IntArray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    num_left_out: int = 0
     intervals: TauIntervals | None = None
     level: float = 0.95
     many: float = 100

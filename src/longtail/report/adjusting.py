@@ -73,7 +73,7 @@ def _too_narrow(result: AdjustResult) -> list[str]:
 def _read(result: AdjustResult) -> str:
     source = result.predictions
     what = {"logits": "logits", "probs": "probabilities"}[source.kind]
-    amount = result.num_judged
+    amount = result.num_judged + result.num_left_out
     if result.protocol == "split":
         amount += result.num_tuned
     if result.tally is None:

@@ -47,19 +47,19 @@ def evidence(estimator: Any, X: Any, labels: IntArray) -> str | None:
     rows = _dense(X)
     if rows is None or not np.all(np.isfinite(rows)):
         return None
-    for witness in (_stored_rows, _leaf_counts, _class_means, _stationary):
+    for witness in (_stored_rows, _leaf_counts, _class_means):
         if (found := witness(estimator, rows, labels)) is not None:
             return found
-    return None
+    return _stationary(estimator, X, rows, labels)
 
 
 def _dense(X: Any) -> FloatArray | None:
-    if np.prod(np.shape(X), dtype=float) > _MOST_VALUES:
-        return None
     try:
+        if np.prod(np.shape(X), dtype=float) > _MOST_VALUES:
+            return None
         full: Any = X.toarray() if hasattr(X, "toarray") else X
         return np.asarray(full, dtype=np.float64)
-    except (TypeError, ValueError):  # text, categories, mixed frames: nothing to compare
+    except (TypeError, ValueError):  # text, mixed frames, lists of words: nothing to compare
         return None
 
 
@@ -142,8 +142,10 @@ def _class_means(estimator: Any, rows: FloatArray, labels: IntArray) -> str | No
     return None
 
 
-def _stationary(estimator: Any, rows: FloatArray, labels: IntArray) -> str | None:
+def _stationary(estimator: Any, X: Any, rows: FloatArray, labels: IntArray) -> str | None:
     """The gradient of an L2-penalised logistic regression vanishes on these rows.
+
+    `rows` are the numbers of `X`, which is asked about itself, since it may have names of columns.
 
     Its minimiser satisfies coef / C = Σ_i (1[y_i = k] − p_ik) x_i. On other rows of the same kind
     the right side differs by far more than the 5% allowed here; with very many rows the solver's
@@ -153,7 +155,7 @@ def _stationary(estimator: Any, rows: FloatArray, labels: IntArray) -> str | Non
         return None
     if estimator.penalty in ("l1", "elasticnet", None) or (estimator.l1_ratio or 0) > 0:
         return None
-    residual = np.eye(len(estimator.classes_))[labels] - estimator.predict_proba(rows)
+    residual = np.eye(len(estimator.classes_))[labels] - estimator.predict_proba(X)
     pull = residual.T @ rows
     if len(estimator.coef_) == 1:
         pull = pull[1:]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.ensemble import StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
@@ -53,9 +54,11 @@ def choose_method(estimator: Any, response_method: str, *, caller: str) -> str:
     for method in wanted:
         if hasattr(estimator, method):
             return method
+    final = final_estimator(estimator)
+    if isinstance(final, StackingClassifier) and final.final_estimator is None:
+        return wanted[0]  # logistic regression decides, which has all, but shows none before `fit`
     raise InputError(
-        f"{caller}: `estimator` must have {' or '.join(wanted)}; "
-        f"{type(final_estimator(estimator)).__name__} does not"
+        f"{caller}: `estimator` must have {' or '.join(wanted)}; {type(final).__name__} does not"
         f"{' (response_method=' + repr(response_method) + ')' if len(wanted) == 1 else ''}."
     )
 
@@ -108,7 +111,8 @@ class ScoreReader:
     def ask(self, estimator: Any, X: Any, *, num_classes: int, caller: str) -> FloatArray:
         """The classifier's answer as (examples, num_classes) float64, before logarithms."""
         with np.errstate(divide="ignore"):  # log 0 inside predict_log_proba is case 2
-            answer = np.asarray(_checks.as_numpy(getattr(estimator, self.method)(X)), np.float64)
+            found = _checks.as_numpy(getattr(estimator, self.method)(X))
+        answer = np.asarray(found, np.float64)
         if answer.ndim == 1 and num_classes == 2:
             answer = np.stack([-answer / 2, answer / 2], axis=1)
         if answer.ndim != 2 or answer.shape[1] != num_classes:
@@ -119,7 +123,9 @@ class ScoreReader:
             )
         name = f"estimator.{self.method}(X)"
         if self.method == "predict_proba":
-            _checks.probability_rows(answer, caller=caller, name=name)
+            # In their own type, which says how far rounding may take their sums from 1.
+            own = found if found.shape == answer.shape and found.dtype.kind == "f" else answer
+            _checks.probability_rows(own, caller=caller, name=name)
         else:
             finite = (
                 np.maximum(answer, _UNDERFLOW) if self.method == "predict_log_proba" else answer

@@ -22,6 +22,7 @@ def check_labels(y: Any, *, caller: str) -> NDArray[Any]:
     """One label per example, as an array; at least two classes."""
     if y is None:
         raise InputError(f"{caller} requires y to be passed, but the target y is None.")
+    _refuse_missing(y, caller=caller)
     check_classification_targets(y)
     if type_of_target(y, input_name="y") not in ("binary", "multiclass"):
         raise InputError(
@@ -29,6 +30,36 @@ def check_labels(y: Any, *, caller: str) -> NDArray[Any]:
             f"its type is {type_of_target(y)!r}, which is not supported."
         )
     return np.asarray(column_or_1d(y, warn=True))
+
+
+def _refuse_missing(y: Any, *, caller: str) -> None:
+    """Refuse names some of which are missing; of numbers scikit-learn says so itself."""
+    try:
+        names = np.asarray(y)
+    except ValueError:  # rows of different lengths, which scikit-learn refuses
+        return
+    if isinstance(y, list | tuple) and names.dtype.kind == "U":
+        names = np.asarray(y, dtype=object)  # else a NaN is the text "nan" by now
+    if names.dtype != object or names.shape[:1] != (names.size,):  # a vector, or a column
+        return
+    rows = [row for row, name in enumerate(names.ravel()) if _is_missing(name)]
+    if rows:
+        raise InputError(
+            f"{caller}: `y` has no label at row {rows[0]} ({len(rows)} such row(s)); drop these "
+            f"rows from `X` and `y`."
+        )
+
+
+def _is_missing(name: Any) -> bool:
+    """Whether it is None, NaN or what pandas has for them."""
+    if name is None:
+        return True
+    try:
+        return not isinstance(name, str) and bool(name != name)
+    except TypeError:  # pandas.NA is neither equal nor unequal to itself
+        return True
+    except ValueError:  # an array in place of a label, which scikit-learn refuses
+        return False
 
 
 def at_least_two(labels: NDArray[Any], *, caller: str) -> None:

@@ -365,11 +365,29 @@ def scorer_of(scoring: Any, *, caller: str) -> Any:
     if isinstance(scoring, str) and scoring in get_scorer_names():
         return get_scorer(scoring)
     if callable(scoring):
+        _refuse_metric(scoring, caller=caller)
         return scoring
     raise InputError(
         f"{caller}: `scoring` must be 'target', the name of a scikit-learn scorer or a callable "
         f"scorer(estimator, X, y); got {scoring!r}."
     )
+
+
+def _refuse_metric(scoring: Any, *, caller: str) -> None:
+    """Refuse a callable that can't be called with an estimator and its rows, as metrics can't."""
+    try:
+        signature = inspect.signature(scoring)
+    except ValueError:  # of some compiled functions nothing is known
+        return
+    try:
+        signature.bind_partial(None, None, None)  # metadata may follow by name
+    except TypeError as error:
+        name = getattr(scoring, "__name__", "metric")
+        raise InputError(
+            f"{caller}: `scoring` is called as scoring(estimator, X, y), but {name} does not take "
+            f"these; if it is a metric of labels and predictions, pass make_scorer({name}) of "
+            f"sklearn.metrics, or the name of a scorer, such as scoring='balanced_accuracy'."
+        ) from error
 
 
 def check_scoring(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,11 @@ def own_correction(estimator: Any, prior: ClassPrior) -> Correction | None:
         if np.ptp(classifier.adjustment_) == 0:
             return None
         return Correction(f"is adjusted already ({type(classifier).__name__})", "adjust it once")
-    return _by_weights(classifier) or _by_prior(classifier, prior)
+    return (
+        _by_weights(classifier)
+        or _by_weight_of_positives(classifier, prior)
+        or _by_prior(classifier, prior)
+    )
 
 
 def _members(classifier: Any) -> list[Any]:
@@ -80,6 +85,23 @@ def _by_weights(classifier: Any) -> Correction | None:
     if weights is None or (isinstance(weights, Mapping) and _all_equal(weights, classifier)):
         return None
     return Correction(f"weighs classes itself (class_weight={weights!r})", "use class_weight=None")
+
+
+def _by_weight_of_positives(classifier: Any, prior: ClassPrior) -> Correction | None:
+    """XGBoost's and LightGBM's own ways to weigh two classes; other classifiers have none."""
+    if prior.num_classes != 2:
+        return None
+    if getattr(classifier, "is_unbalance", None) is True:
+        return Correction("weighs classes itself (is_unbalance=True)", "use is_unbalance=False")
+    weight = getattr(classifier, "scale_pos_weight", None)
+    if not isinstance(weight, Real) or weight <= 0:
+        return None
+    # Above 1 it favours the second class, below 1 the first.
+    if np.log(float(weight)) * (prior.log_probs[0] - prior.log_probs[1]) <= 0:
+        return None
+    return Correction(
+        f"weighs classes itself (scale_pos_weight={weight:g})", "use scale_pos_weight=1"
+    )
 
 
 def _all_equal(weights: Mapping[Any, Any], classifier: Any) -> bool:
