@@ -1,11 +1,11 @@
-"""What tells logits from probabilities, through the functions that take one of the two."""
+"""What tells logits from probabilities, through the functions that take one of the two; lists."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from longtail import ClassPrior, InputError, metrics
+from longtail import ClassPrior, InputError, _checks, metrics
 from longtail.shift import effective_prior, estimate_prior, fit_bias_corrected_temperature
 from longtail.tuning import fit_temperature, tune_tau
 
@@ -77,3 +77,22 @@ def test_probabilities_with_zeros_get_there_by_the_messages(caller):
         WANT_LOGITS[caller](np.log(probs))
     advice = str(refused.value).split("instead: ")[1].split(", with the prior")[0]
     WANT_LOGITS[caller](eval(advice, {"numpy": np, "probs": probs, "prior": PRIOR}))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, np.array, dict.fromkeys])
+def test_a_listing_shows_the_first_and_counts_the_rest(kind):
+    assert _checks.listing(kind([])) == ""
+    assert _checks.listing(kind([3, 7, 9]), most=3) == "3, 7, 9"
+    assert _checks.listing(kind([3, 7, 9, 1]), most=3) == "3, 7, 9 and 1 more"
+
+
+def test_a_listing_looks_at_no_more_than_it_shows():
+    class Countable(list):
+        def __iter__(self):
+            return (self.look(k) for k in range(len(self)))
+
+        def look(self, k):
+            assert k < 10
+            return self[k]
+
+    assert _checks.listing(Countable([1] * 1000)).endswith("and 990 more")

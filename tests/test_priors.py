@@ -172,6 +172,22 @@ def test_bad_input_gets_one_clear_error(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("labels", "smoothing"), [([10**12, 5], 0.0), ([10**12, 5], 1.0), ([3, 100_000, 7], 0.0)]
+)
+def test_ids_are_told_from_class_numbers_before_they_are_counted(labels, smoothing):
+    advice = "look like ids; .* all arrays by one list `classes`.*pass num_classes=1000"
+    with pytest.raises(InputError, match=f"but {max(labels)} occurs .* {advice}"):
+        ClassPrior.from_labels(labels, smoothing=smoothing)
+
+
+def test_many_classes_of_few_examples_are_no_ids_where_the_caller_says_so():
+    assert ClassPrior.from_labels([3, 200_000], smoothing=1.0).num_classes == 200_001
+    assert ClassPrior.from_labels(np.arange(150_000)).num_classes == 150_000
+    with pytest.raises(InputError, match=r"and 199989 more have no examples.*smoothing=1.0"):
+        ClassPrior.from_labels([0], num_classes=200_000)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble, np.uint8])
 def test_counts_may_be_stored_in_any_type(kind):
