@@ -117,6 +117,19 @@ def test_long_priors_are_shown_short():
     text = repr(ClassPrior.from_counts(range(1000, 0, -1)))
     assert len(text) < 120
     assert "1000, 999, 998, 997, …, 2, 1" in text
+    assert "counts=[1, 2, 3, 4, 5, 6, 7, 8])" in repr(ClassPrior.from_counts(range(1, 9)))
+    assert "counts=[1, 2, 3, 4, …, 8, 9])" in repr(ClassPrior.from_counts(range(1, 10)))
+
+
+def test_what_is_not_shown_is_not_formatted():
+    class Counts(np.ndarray):
+        def __iter__(self):
+            assert len(self) <= 8
+            return super().__iter__()
+
+    prior = ClassPrior.from_counts(range(1, 1001))
+    object.__setattr__(prior, "counts", prior.counts.view(Counts))
+    assert "1, 2, 3, 4, …, 999, 1000" in repr(prior)
 
 
 @pytest.mark.parametrize(

@@ -286,9 +286,10 @@ class ClassPrior:
 
     def __repr__(self) -> str:
         shown, what = (self.probs, "probs") if self.counts is None else (self.counts, "counts")
-        texts = [f"{v:.6g}" for v in shown]
-        if len(texts) > 8:
-            texts = [*texts[:4], "…", *texts[-2:]]
+        first, last = (shown, shown[:0]) if len(shown) <= 8 else (shown[:4], shown[-2:])
+        texts = [f"{v:.6g}" for v in first]
+        if len(last):
+            texts += ["…", *(f"{v:.6g}" for v in last)]
         return (
             f"ClassPrior(num_classes={self.num_classes}, "
             f"imbalance_ratio={self.imbalance_ratio:.6g}, {what}=[{', '.join(texts)}])"
