@@ -1,11 +1,11 @@
-"""What tells logits from probabilities, and how wide they are, through what takes them."""
+"""What tells logits from probabilities, and how wide they are, through what takes them; lists."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from longtail import ClassPrior, InputError, adjust_logits, metrics
+from longtail import ClassPrior, InputError, _checks, adjust_logits, metrics
 from longtail.losses import LogitAdjustedLoss, logit_adjusted_loss
 from longtail.shift import effective_prior, estimate_prior, fit_bias_corrected_temperature
 from longtail.tuning import fit_temperature, tune_tau
@@ -130,3 +130,22 @@ def test_a_prior_of_too_many_classes_is_not_to_be_widened():
         adjust_logits(LOGITS[:, :9], PRIOR)
     assert "num_classes" not in str(refused.value)
     assert "one class for each column" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, np.array, dict.fromkeys])
+def test_a_listing_shows_the_first_and_counts_the_rest(kind):
+    assert _checks.listing(kind([])) == ""
+    assert _checks.listing(kind([3, 7, 9]), most=3) == "3, 7, 9"
+    assert _checks.listing(kind([3, 7, 9, 1]), most=3) == "3, 7, 9 and 1 more"
+
+
+def test_a_listing_looks_at_no_more_than_it_shows():
+    class Countable(list):
+        def __iter__(self):
+            return (self.look(k) for k in range(len(self)))
+
+        def look(self, k):
+            assert k < 10
+            return self[k]
+
+    assert _checks.listing(Countable([1] * 1000)).endswith("and 990 more")

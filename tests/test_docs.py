@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -67,6 +68,17 @@ def run_console(block: Block, folder: Path, where: str) -> None:
         expect(output or "...", done.stdout + done.stderr, f"{where}: $ {command}")
 
 
+@pytest.fixture
+def torch_warns_every_time():
+    """torch gives some of its warnings once in a process, to the first page that has them."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+@pytest.mark.usefixtures("torch_warns_every_time")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, Margin, losses, margins
+from longtail.kernels.linear_cross_entropy import linear_cross_entropy
 from longtail.losses import SampledSoftmaxLoss, sampled_softmax_loss
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import PRIOR
@@ -289,6 +290,22 @@ def test_autocast_keeps_the_loss_in_float32():
     assert loss.dtype == torch.float32
     wanted = sampled_softmax_loss(FEATURES, WEIGHT, TARGET, Q, sampled=SAMPLED)
     torch.testing.assert_close(loss.double(), wanted, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_features_meet_float32_weights_under_autocast_alone(dtype):
+    features, loss = FEATURES.to(dtype), SampledSoftmaxLoss(Q, num_sampled=2)
+    with torch.autocast("cpu", dtype=dtype):
+        found = loss(features, WEIGHT.float(), TARGET, sampled=SAMPLED)
+    wanted = sampled_softmax_loss(FEATURES, WEIGHT, TARGET, Q, sampled=SAMPLED)
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=0)
+    message = f"must have one type, but are in {dtype} and torch.float32; .*autocast"
+    with pytest.raises(InputError, match=f"SampledSoftmaxLoss: .*{message}"):
+        loss(features, WEIGHT.float(), TARGET)
+    with pytest.raises(InputError, match=f"sampled_softmax_loss: .*{message}"):
+        sampled_softmax_loss(features, WEIGHT.float(), TARGET, Q, num_sampled=2)
+    with pytest.raises(InputError, match=f"linear_cross_entropy: .*{message}"):
+        linear_cross_entropy(features, WEIGHT.float(), TARGET)
 
 
 def call(features=FEATURES, weight=WEIGHT, target=TARGET, q=Q, **options):

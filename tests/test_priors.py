@@ -117,6 +117,19 @@ def test_long_priors_are_shown_short():
     text = repr(ClassPrior.from_counts(range(1000, 0, -1)))
     assert len(text) < 120
     assert "1000, 999, 998, 997, …, 2, 1" in text
+    assert "counts=[1, 2, 3, 4, 5, 6, 7, 8])" in repr(ClassPrior.from_counts(range(1, 9)))
+    assert "counts=[1, 2, 3, 4, …, 8, 9])" in repr(ClassPrior.from_counts(range(1, 10)))
+
+
+def test_what_is_not_shown_is_not_formatted():
+    class Counts(np.ndarray):
+        def __iter__(self):
+            assert len(self) <= 8
+            return super().__iter__()
+
+    prior = ClassPrior.from_counts(range(1, 1001))
+    object.__setattr__(prior, "counts", prior.counts.view(Counts))
+    assert "1, 2, 3, 4, …, 999, 1000" in repr(prior)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +183,22 @@ def test_long_priors_are_shown_short():
 def test_bad_input_gets_one_clear_error(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("labels", "smoothing"), [([10**12, 5], 0.0), ([10**12, 5], 1.0), ([3, 100_000, 7], 0.0)]
+)
+def test_ids_are_told_from_class_numbers_before_they_are_counted(labels, smoothing):
+    advice = "look like ids; .* all arrays by one list `classes`.*pass num_classes=1000"
+    with pytest.raises(InputError, match=f"but {max(labels)} occurs .* {advice}"):
+        ClassPrior.from_labels(labels, smoothing=smoothing)
+
+
+def test_many_classes_of_few_examples_are_no_ids_where_the_caller_says_so():
+    assert ClassPrior.from_labels([3, 200_000], smoothing=1.0).num_classes == 200_001
+    assert ClassPrior.from_labels(np.arange(150_000)).num_classes == 150_000
+    with pytest.raises(InputError, match=r"and 199989 more have no examples.*smoothing=1.0"):
+        ClassPrior.from_labels([0], num_classes=200_000)
 
 
 @pytest.mark.filterwarnings("error")

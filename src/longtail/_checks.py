@@ -11,7 +11,8 @@ import importlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from itertools import islice
 from numbers import Integral
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,9 @@ def require(module: str, *, extra: str, caller: str) -> ModuleType:
 
 def listing(items: Iterable[object], *, most: int = 10) -> str:
     """A short, readable enumeration for messages: ``3, 7, 9 and 4 more``."""
-    texts = [str(item) for item in items]
-    if len(texts) <= most:
-        return ", ".join(texts)
-    return f"{', '.join(texts[:most])} and {len(texts) - most} more"
+    items = items if isinstance(items, Sized) else list(items)
+    shown = ", ".join(str(item) for item in islice(items, most))
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
@@ -81,19 +81,25 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return array
 
 
-def vector(values: Any, *, caller: str, name: str) -> NDArray[Any]:
-    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
+def _row(values: Any, what: str, per: str, *, caller: str, name: str) -> NDArray[Any]:
+    """A non-empty one-dimensional array, of one `what` per `per`."""
     try:
         array = as_numpy(values)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{caller}: `{name}` is not an array of numbers: {error}") from error
+        raise InputError(f"{caller}: `{name}` is not an array of {what}s: {error}") from error
     if array.ndim != 1:
         raise InputError(
-            f"{caller}: `{name}` must be one-dimensional, one value per class or example; "
+            f"{caller}: `{name}` must be one-dimensional, one {what} per {per}; "
             f"its shape is {array.shape}."
         )
     if array.size == 0:
-        raise InputError(f"{caller}: `{name}` is empty; at least one value is needed.")
+        raise InputError(f"{caller}: `{name}` is empty; at least one {what} is needed.")
+    return array
+
+
+def vector(values: Any, *, caller: str, name: str) -> NDArray[Any]:
+    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
+    array = _row(values, "number", "class or example", caller=caller, name=name)
     if array.dtype.kind not in "iufb":
         raise InputError(
             f"{caller}: `{name}` must hold numbers; its dtype is {array.dtype}"
@@ -245,6 +251,14 @@ def totals(values: Any, num_classes: int, *, caller: str, name: str = "counts") 
     return array
 
 
+# Not numpy.unique, which numbers each array by the names that happen to be in it.
+BY_ONE_LIST = (
+    "all arrays by one list `classes` in the order of the logits' columns (scikit-learn: "
+    "model.classes_): number = {name: k for k, name in enumerate(classes)}, then "
+    "[number[name] for name in names]"
+)
+
+
 def labels(
     values: Any,
     *,
@@ -253,28 +267,12 @@ def labels(
     num_classes: int | None = None,
 ) -> IntArray:
     """Integer class labels, one per example, in 0 .. num_classes - 1."""
-    try:
-        array = as_numpy(values)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{caller}: `{name}` is not an array of labels: {error}") from error
-    if array.ndim != 1:
-        raise InputError(
-            f"{caller}: `{name}` must be one-dimensional, one label per example; "
-            f"its shape is {array.shape}."
-        )
-    if array.size == 0:
-        raise InputError(f"{caller}: `{name}` is empty; at least one label is needed.")
+    array = _row(values, "label", "example", caller=caller, name=name)
     if array.dtype.kind not in "iu":
         hint = {
             "f": "cast them with .astype(int) if they are whole numbers",
             "b": "cast them with .astype(int) if False and True mean classes 0 and 1",
-        }.get(
-            array.dtype.kind,
-            # Not numpy.unique, which numbers each array by the names that happen to be in it.
-            "number names first, all arrays by one list `classes` in the order of the logits' "
-            "columns (scikit-learn: model.classes_): number = {name: k for k, name in "
-            "enumerate(classes)}, then [number[name] for name in names]",
-        )
+        }.get(array.dtype.kind, f"number names first, {BY_ONE_LIST}")
         raise InputError(
             f"{caller}: `{name}` must be integer class labels; their dtype is {array.dtype}; "
             f"{hint}."

@@ -63,7 +63,8 @@ class ClassPrior:
         Args:
             labels: shape (examples,), integers in 0 .. num_classes - 1; a list, NumPy
                 array, torch tensor or pandas Series.
-            num_classes: how many classes the model has, if more than the largest label + 1.
+            num_classes: how many classes the model has, if more than the largest label + 1. Without
+                it, a largest label far above the number of examples is refused as an id.
             smoothing: added to every count (1.0 is Laplace's rule), see `from_counts`.
 
         Returns:
@@ -75,6 +76,8 @@ class ClassPrior:
         """
         caller = "ClassPrior.from_labels"
         labels = _checks.labels(labels, caller=caller, name="labels", num_classes=num_classes)
+        if num_classes is None:
+            _refuse_ids(labels, smoothing=smoothing, caller=caller)
         counts = np.bincount(labels, minlength=num_classes or 0)
         return cls._from_totals(counts, smoothing=smoothing, caller=caller)
 
@@ -299,10 +302,28 @@ class ClassPrior:
 
     def __repr__(self) -> str:
         shown, what = (self.probs, "probs") if self.counts is None else (self.counts, "counts")
-        texts = [f"{v:.6g}" for v in shown]
-        if len(texts) > 8:
-            texts = [*texts[:4], "…", *texts[-2:]]
+        first, last = (shown, shown[:0]) if len(shown) <= 8 else (shown[:4], shown[-2:])
+        texts = [f"{v:.6g}" for v in first]
+        if len(last):
+            texts += ["…", *(f"{v:.6g}" for v in last)]
         return (
             f"ClassPrior(num_classes={self.num_classes}, "
             f"imbalance_ratio={self.imbalance_ratio:.6g}, {what}=[{', '.join(texts)}])"
         )
+
+
+def _refuse_ids(labels: IntArray, *, smoothing: float, caller: str) -> None:
+    """Refuse what can't be class numbers before memory for every number up to it is asked for.
+
+    Without smoothing, more classes than examples are refused in any case; with it they may be
+    meant, so that only a number of classes that nobody has is taken for ids.
+    """
+    highest = int(labels.max())
+    if highest < max(10 * len(labels), 100_000_000 if smoothing else 100_000):
+        return
+    raise InputError(
+        f"{caller}: `labels` must be class numbers 0 .. num_classes - 1, but {highest} occurs "
+        f"among {len(labels)} examples, so they look like ids; number them as one numbers names, "
+        f"{_checks.BY_ONE_LIST}. If there are that many classes, pass num_classes={highest + 1} "
+        f"and smoothing=1.0."
+    )

@@ -26,6 +26,7 @@ from longtail import (
     bake_weight_normalization,
     unbake,
 )
+from longtail.bake._onnx_run import random_inputs
 
 COUNTS = np.array([900, 90, 10])
 PRIOR = ClassPrior.from_counts(COUNTS)
@@ -315,3 +316,23 @@ def test_skl2onnx_weight_normalization():
     np.testing.assert_allclose(probs, wanted, atol=1e-5)
     np.testing.assert_array_equal(label, wanted.argmax(axis=1))
     assert unbake(baked) == model
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "classes", "rows"),
+    [
+        ("n, 8", "n, 3", 3, 256),
+        ("n, 3, 224, 224", "n, 3", 3, 16),
+        ("n, 8", "n, 200000", None, 20),  # the model says how many
+        ("n, 8", "n, k", 200_000, 20),  # the prior does
+        ("n, t", "n, t, 50000", 50_000, 8),  # for each of 32 words
+        ("n, 8", "n, 3000000", 3_000_000, 8),
+        ("64, 8", "64, 200000", 200_000, 64),  # the model takes no other
+    ],
+)
+def test_the_made_up_batch_is_small_where_the_classes_are_many(x, y, classes, rows):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> '
+        f"net (float[{x}] x) => (float[{y}] y) {{ y = Identity(x) }}"
+    )
+    assert len(random_inputs(model, open_size=32, num_classes=classes)["x"]) == rows

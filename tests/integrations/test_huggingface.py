@@ -67,6 +67,29 @@ def test_without_a_number_of_items_it_is_the_mean_over_what_counts(loss):
     assert loss((logits,), labels).item() == pytest.approx(equation(logits, labels) / 7, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("items", [None, 100_000])
+@pytest.mark.parametrize("kind", ["indices", "probabilities"])
+def test_half_precision_logits_add_up_in_float32(dtype, items, kind):
+    """Their sum is beyond float16, as is the number of items; bfloat16 has three digits."""
+    logits, labels = batch(8, 2_500)
+    logits = (8 * logits).to(dtype).requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    assert F.cross_entropy(exact.reshape(-1, 3), labels.reshape(-1), reduction="sum") > 2 * 65_504
+    if kind == "probabilities":  # of which Trainer counts one for each class
+        labels, items = F.one_hot(labels, 3).to(dtype), items and 3 * items
+    value = TrainerLoss(LogitAdjustedLoss(PRIOR))((logits,), labels, items)
+    wanted = TrainerLoss(LogitAdjustedLoss(PRIOR).double())((exact,), labels, items)
+    value.backward()
+    wanted.backward()
+    assert value.item() == pytest.approx(wanted.item(), rel=1e-4)
+    # Of the gradient what its type can hold: 1 / 100,000 is among float16's smallest numbers.
+    kind = torch.finfo(dtype)
+    torch.testing.assert_close(
+        logits.grad.double(), exact.grad, rtol=kind.eps, atol=kind.smallest_normal * kind.eps
+    )
+
+
 def test_narrow_labels_never_wrap_around_to_the_ignored_one():
     """-100 in uint8 is 156."""
     logits = torch.arange(400.0).reshape(2, 200).sin()

@@ -210,6 +210,25 @@ def test_an_evaluation_without_collected_logits_is_told_once(caplog):
     assert "no test_balanced_error; call self.collect(logits, target) in test_step" in line
 
 
+def test_only_a_run_folder_has_the_logits_kept(tmp_path):
+    """The balanced error needs what they decide; they may be larger than the memory."""
+    net = example.Net()
+    trainer().validate(net, example.Data(16), verbose=False)
+    assert {batch.logits is None for batch in net._collected} == {True}
+    recorded = example.record(example.Net(), tmp_path)
+    trainer(max_epochs=1).fit(recorded, example.Data(16))
+    assert recorded._collected is None  # not beside the run folder's copy
+    (run,) = find_runs(tmp_path)
+    np.testing.assert_array_equal(run.logits("held-out").logits, logits_of(recorded, example.HELD))
+
+
+def test_batches_of_different_width_are_refused():
+    net = example.Net()
+    net.collect(torch.zeros(2, 3), torch.tensor([0, 1]))
+    with pytest.raises(InputError, match=r"`logits` has 4 columns, but .* batches before 3"):
+        net.collect(torch.zeros(2, 4), torch.tensor([0, 1]))
+
+
 def test_missing_classes_are_an_error_or_skipped():
     few = torch.utils.data.Subset(example.HELD, np.flatnonzero(example.HELD.tensors[1] != 1))
     message = '1 of 3 classes have no val examples: 1; set `missing = "skip"` in your class'

@@ -137,7 +137,7 @@ def _work(rank, ports, folder):
         interrupted(data, folder / "two to one", world)
     assert not torch.distributed.is_initialized()
     os.environ["MASTER_PORT"] = str(ports[1])
-    with pytest.raises(InputError) as caught, joined(CPU) as world:
+    with pytest.raises(InputError) as caught, joined("cpu") as world:  # by name
         skipped(folder, world, on_error="stop")
     found["stopped"] = str(caught.value)
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
@@ -366,6 +366,11 @@ def test_a_lost_neighbour_is_said_plainly():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     with pytest.raises(RuntimeError, match="shape"), distributed.said_plainly():
         raise RuntimeError("shape '[2]' is invalid")
+
+
+def test_one_process_joins_on_a_device_by_name():
+    with joined("cpu") as world:
+        assert world == World(device=CPU)
 
 
 def test_one_process_is_a_world_of_one():

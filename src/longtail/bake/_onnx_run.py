@@ -22,19 +22,26 @@ from longtail._checks import InputError
 Arrays = dict[str, Any]  # tensors by name
 # Sizes to try where a dimension other than the first is left open: images, sequences.
 _OPEN_SIZES = (32, 64, 224, 8, 1)
+# How many scores to compare: each is held in float64, and several times over.
+_MOST_SCORES = 4_000_000
 
 
-def random_inputs(model: ModelProto, *, open_size: int, seed: int = 0) -> Arrays:
+def random_inputs(
+    model: ModelProto, *, open_size: int, num_classes: int | None, seed: int = 0
+) -> Arrays:
     """Something of the right type and shape for each input.
 
-    Whole numbers are 0 or 1, which every vocabulary has.
+    Whole numbers are 0 or 1, which every vocabulary has. An open first dimension gets fewer rows
+    where they are long, in the inputs or in the outputs.
     """
     random = np.random.default_rng(seed)
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in constants]
     shapes = {info.name: _shape(info, open_size) for info in inputs}
-    per_row = max((math.prod(shape[1:]) for shape in shapes.values()), default=1)
-    rows = 256 if per_row <= 10_000 else 16
+    given = max((math.prod(shape[1:]) for shape in shapes.values()), default=1)
+    made = [math.prod(_shape(info, open_size)[1:]) for info in model.graph.output]
+    longest = max(*made, num_classes or 1, 1)  # a model need not say how wide its outputs are
+    rows = min(256 if given <= 10_000 else 16, max(8, _MOST_SCORES // longest))
     found = {}
     for info in inputs:
         first, *rest = shapes[info.name] or (1,)
@@ -66,7 +73,8 @@ class Runner:
         model: whose inputs are made up.
         folder: where external data lie.
         inputs: the inputs by name, if the caller has better ones.
-        num_classes: a size that no open dimension gets, lest it be taken for the classes.
+        num_classes: a size that no open dimension gets, lest it be taken for the classes; the
+            more there are, the fewer rows are made up.
         caller: for messages.
     """
 
@@ -88,7 +96,7 @@ class Runner:
             self._try(model)
             return
         for size in (size for size in _OPEN_SIZES if size != num_classes):
-            self.inputs = random_inputs(model, open_size=size)
+            self.inputs = random_inputs(model, open_size=size, num_classes=num_classes)
             try:
                 self._try(model)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,45 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 from longtail._checks import InputError, IntArray
 
 
+class Batch(NamedTuple):
+    """What is kept of a batch that was handed over: what its logits decide, which is small.
+
+    Attributes:
+        decided: the class with the largest logit, shape (examples,).
+        target: labels, shape (examples,).
+        indices: position in the data set, shape (examples,), where the caller told it.
+        marks: see `marks`, shape (examples,).
+        num_classes: columns of the logits.
+        finite: whether all logits are.
+        logits: shape (examples, num_classes), where they are to be written to a run folder.
+    """
+
+    decided: IntArray
+    target: IntArray
+    indices: IntArray | None
+    marks: NDArray[Any]
+    num_classes: int
+    finite: bool
+    logits: NDArray[Any] | None
+
+    @classmethod
+    def of(
+        cls, logits: NDArray[Any], target: IntArray, indices: IntArray | None, *, whole: bool
+    ) -> Batch:
+        """A batch, with its logits if it is kept `whole`."""
+        return cls(
+            logits.argmax(axis=1),
+            target,
+            indices,
+            marks(logits),
+            logits.shape[1],
+            bool(np.isfinite(logits).all()),
+            logits if whole else None,
+        )
+
+
 class Examples(NamedTuple):
-    """A batch, a process's part of a split, or all of it.
+    """A process's part of a split, or all of it.
 
     Attributes:
         scores: logits, shape (examples, num_classes); or what they decide, shape (examples,).
@@ -35,9 +73,14 @@ def marks(logits: NDArray[Any]) -> NDArray[Any]:
 
     It goes to the other processes in place of the logits, which may be large.
     """
-    direction = np.random.default_rng(0).standard_normal((logits.shape[1],), np.float32)
+    direction = _direction(logits.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):  # diverged logits are refused elsewhere
         return np.asarray(logits.astype(np.float32, copy=False) @ direction)
+
+
+@cache  # every batch has the same
+def _direction(width: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal(width, np.float32)
 
 
 def positions(loader: Any, rows: int) -> IntArray | None:

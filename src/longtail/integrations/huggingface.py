@@ -22,6 +22,7 @@ from torch import Tensor  # noqa: E402
 from transformers.trainer_callback import TrainerCallback  # noqa: E402
 from transformers.trainer_utils import has_length  # noqa: E402
 
+from longtail.kernels._inputs import work_dtype  # noqa: E402
 from longtail.losses import PairwiseMarginLoss  # noqa: E402
 
 # Trainer counts the labels that differ from this one; no setting of its changes that.
@@ -81,7 +82,7 @@ class TrainerLoss:
                 f"margin instead, such as margins.logit_adjusted(prior) + margins.balanced(prior)."
             )
         self.loss = copy.deepcopy(loss)
-        self.loss.reduction = "sum"
+        self.loss.reduction = "none"  # a sum would be in the logits' type, which may be float16
         self._alpha = self.loss.alpha
 
     def __call__(
@@ -98,7 +99,7 @@ class TrainerLoss:
             num_items_in_batch: of the whole optimizer step; None for the mean over this batch.
 
         Returns:
-            A scalar.
+            A scalar, in float32 for logits in half precision.
         """
         logits = _logits(outputs)
         if labels is None:
@@ -112,13 +113,14 @@ class TrainerLoss:
         soft = labels.shape == logits.shape
         if soft:
             _refuse_several(labels)
-        total: Tensor = self.loss(
+        losses: Tensor = self.loss(
             logits.reshape(-1, num_classes),
             labels.reshape(-1, num_classes) if soft else _flat_labels(labels, logits),
         )
         if num_items_in_batch is None:
             # In uint8 a comparison with -100 would find 156.
             num_items_in_batch = ((labels if soft else labels.long()) != COUNTED_OUT).sum()
+        total = losses.sum(dtype=work_dtype(losses))
         # Trainer counts numbers, and a soft label has one for each class.
         return total / (num_items_in_batch / num_classes if soft else num_items_in_batch)
 

@@ -31,8 +31,8 @@ from longtail.integrations._lightning_drw import (  # noqa: E402
     DeferredReweighting as DeferredReweighting,
 )
 from longtail.integrations._lightning_examples import (  # noqa: E402
+    Batch,
     Examples,
-    marks,
     positions,
     shares_out,
     together,
@@ -74,7 +74,8 @@ class LongTailMixin:
     The balanced error is then logged as ``val_balanced_error`` and ``test_balanced_error``: exact,
     over all processes, each example counted once. With `record_run`, the training also becomes
     a run folder that `longtail report` reads: the log, the weights at the end, the logits of
-    a validation after the last step (split ``held-out``) and of the test.
+    a validation after the last step (split ``held-out``) and of the test. All logits of an
+    evaluation are then kept in memory; without it no more than what they decide.
 
     Behind `LightningModule` its hooks would never be called, so that order is a TypeError. An
     evaluation from which nothing was collected is told in a warning, once. A hook of your own with
@@ -94,7 +95,7 @@ class LongTailMixin:
     parameters: Callable[[], Any]
     state_dict: Callable[[], dict[str, Tensor]]
 
-    _collected: list[Examples] | None = None
+    _collected: list[Batch] | None = None
     _collected_at: int | None = None
     _told: _Recording | None = None
     _writer: RunWriter | None = None
@@ -124,17 +125,22 @@ class LongTailMixin:
                 a batch sampler of its own, a sampler that draws at random, or one that is neither
                 torch's DistributedSampler, which Lightning puts in by itself, nor of its kind.
         """
-        batch = Examples(
-            # Whether they are finite is asked once, of all of them.
-            _checks.matrix(logits, caller="LongTailMixin.collect", finite=False),
-            _checks.labels(target, caller="LongTailMixin.collect"),
-            None
-            if indices is None
-            else _checks.labels(indices, caller="LongTailMixin.collect", name="indices"),
-        )
-        _checks.same_length(batch.scores, batch.target, caller="LongTailMixin.collect")
+        caller = "LongTailMixin.collect"
+        # Whether they are finite is judged at the end, in all processes together.
+        scores = _checks.matrix(logits, caller=caller, finite=False)
+        labels = _checks.labels(target, caller=caller)
+        _checks.same_length(scores, labels, caller=caller)
+        told = None
+        if indices is not None:
+            told = _checks.labels(indices, caller=caller, name="indices")
+        batch = Batch.of(scores, labels, told, whole=self._told is not None)
         if self._collected is None:
             self._collected = []
+        if self._collected and self._collected[0].num_classes != batch.num_classes:
+            raise InputError(
+                f"{caller}: `logits` has {batch.num_classes} columns, but had in the batches "
+                f"before {self._collected[0].num_classes}; an evaluation is of one set of classes."
+            )
         self._collected.append(batch)
 
     def record_run(
@@ -246,7 +252,7 @@ class LongTailMixin:
         split = None
         if any(_of_all_processes(mine is not None)):
             if self._collected_at == self.trainer.global_step:
-                split = together(_of_all_processes(mine))
+                split = together(_of_all_processes(self._with_logits(mine)))
             else:
                 _logger.warning(
                     "LongTailMixin: training went on after the last validation, so its logits are "
@@ -261,7 +267,7 @@ class LongTailMixin:
     def on_test_epoch_end(self) -> None:
         """Log the balanced error, and add the logits to the run folder."""
         if self._judge("test") and self._recording is not None:
-            split = together(_of_all_processes(self._mine("test")))
+            split = together(_of_all_processes(self._with_logits(self._mine("test"))))
             self._first_process(lambda: self._add_test(split))
 
     # The evaluation.
@@ -269,8 +275,9 @@ class LongTailMixin:
     def _judge(self, stage: Literal["val", "test"]) -> bool:
         """Log the balanced error of what was collected; False if nothing was."""
         mine = self._mine(stage)
+        batches = self._collected or []
         facts = _of_all_processes(
-            None if mine is None else (mine.scores.shape[1], bool(np.isfinite(mine.scores).all()))
+            (batches[0].num_classes, all(batch.finite for batch in batches)) if batches else None
         )
         known = [fact for fact in facts if fact is not None]
         if not known:
@@ -280,9 +287,7 @@ class LongTailMixin:
             raise InputError(
                 f"LongTailMixin: some {stage} logits are not finite; the training has diverged."
             )
-        # What the processes send each other is as short as it can be: labels, not logits.
-        decided = None if mine is None else mine._replace(scores=mine.scores.argmax(axis=1))
-        split = together(_of_all_processes(decided))
+        split = together(_of_all_processes(mine))
         missing = "skip" if self.trainer.fast_dev_run else self.missing
         self._refuse_missing(split.target, known[0][0], missing, stage)
         error = metrics.balanced_error(
@@ -315,20 +320,27 @@ class LongTailMixin:
             )
 
     def _mine(self, stage: Literal["val", "test"]) -> Examples | None:
-        """What this process has collected, and which examples that is: as told, or as found."""
+        """What this process's logits decide, and which examples that is: as told, or as found."""
         batches = self._collected
         if not batches:
             return None
-        scores = np.concatenate([batch.scores for batch in batches])
+        decided = np.concatenate([batch.decided for batch in batches])
         target = np.concatenate([batch.target for batch in batches])
         told = [batch.indices for batch in batches if batch.indices is not None]
         if len(told) == len(batches):
-            return Examples(scores, target, np.concatenate(told))
+            return Examples(decided, target, np.concatenate(told))
         loader = self._loader(stage)
         shared = shares_out(loader, self.trainer.world_size)
-        return Examples(
-            scores, target, positions(loader, len(target)), None if shared else marks(scores)
-        )
+        marks = None if shared else np.concatenate([batch.marks for batch in batches])
+        return Examples(decided, target, positions(loader, len(target)), marks)
+
+    def _with_logits(self, mine: Examples | None) -> Examples | None:
+        """The same examples with their logits, which may be large: the batches are let go of."""
+        if mine is None:
+            return None
+        batches, self._collected = self._collected or [], None
+        kept = [batch.logits for batch in batches if batch.logits is not None]
+        return mine._replace(scores=np.concatenate(kept))
 
     def _loader(self, stage: Literal["val", "test"]) -> Any:
         """The one loader of an evaluation."""

@@ -10,12 +10,24 @@ from torch import Tensor
 from longtail._checks import InputError
 
 
-def check_matrix(tensor: Any, *, name: str, caller: str) -> None:
-    """Refuse what is not a floating-point matrix, such as features or weights."""
-    if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
+def check_factors(features: Any, weight: Any, *, caller: str) -> None:
+    """Refuse features and weights that have no product, one row of logits for each of features."""
+    for name, tensor in (("features", features), ("weight", weight)):
+        if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
+            raise InputError(
+                f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got "
+                f"{what_came(tensor)}."
+            )
+    if features.shape[1] != weight.shape[1]:
         raise InputError(
-            f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got "
-            f"{what_came(tensor)}."
+            f"{caller}: `features` and `weight` must agree in their last dimension; their shapes "
+            f"are {tuple(features.shape)} and {tuple(weight.shape)}."
+        )
+    if _factor_dtype(features) != _factor_dtype(weight):
+        raise InputError(
+            f"{caller}: `features` and `weight` must have one type, but are in {features.dtype} "
+            f"and {weight.dtype}; pass features.to(weight.dtype), or use torch.autocast, which "
+            f"brings both into its own."
         )
 
 
@@ -62,9 +74,13 @@ def under_autocast(device: torch.device) -> bool:
 
 def in_autocast_type(tensor: Tensor) -> Tensor:
     """As autocast hands a factor of a matrix product on: in its type, but float64 as it is."""
+    return tensor.to(_factor_dtype(tensor))
+
+
+def _factor_dtype(tensor: Tensor) -> torch.dtype:
     if not under_autocast(tensor.device) or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+        return tensor.dtype
+    return torch.get_autocast_dtype(tensor.device.type)
 
 
 def loss_dtype(logits: Tensor) -> torch.dtype:

@@ -18,8 +18,8 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import _launch, cross_entropy
 from longtail.kernels._inputs import (
+    check_factors,
     check_labels,
-    check_matrix,
     check_table,
     in_autocast_type,
     loss_dtype,
@@ -82,8 +82,7 @@ def linear_cross_entropy(
     """
     caller = "linear_cross_entropy"
     _checks.choice(reduction, cross_entropy.REDUCTIONS, caller, name="reduction")
-    for name, matrix in (("features", features), ("weight", weight)):
-        check_matrix(matrix, name=name, caller=caller)
+    check_factors(features, weight, caller=caller)
     features, weight = in_autocast_type(features), in_autocast_type(weight)
     tables = _check(
         features, weight, target, bias, Tables(offset, positive, alpha, class_weight), caller=caller
@@ -116,12 +115,6 @@ def linear_cross_entropy(
 def _check(
     features: Tensor, weight: Tensor, target: Any, bias: Any, tables: Tables, *, caller: str
 ) -> Tables:
-    if features.shape[1] != weight.shape[1] or features.dtype != weight.dtype:
-        raise InputError(
-            f"{caller}: `features` and `weight` must agree in their last dimension and type; "
-            f"they have {tuple(features.shape)}, {features.dtype} and {tuple(weight.shape)}, "
-            f"{weight.dtype}."
-        )
     check_labels(target, len(features), of="features", caller=caller)
     per_class = {
         "bias": bias,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.kernels._inputs import check_labels, check_matrix, loss_dtype, what_came
+from longtail.kernels._inputs import check_factors, check_labels, loss_dtype, what_came
 from longtail.losses import _family, _tensors
 from longtail.losses._loading import LoadsMargins
 from longtail.losses._tensors import MarginTensors
@@ -57,7 +57,7 @@ def sampled_softmax_loss(
 
     Args:
         features: shape (N, D).
-        weight: of the classifier, shape (C, D).
+        weight: of the classifier, shape (C, D), in the type of the features; under autocast in any.
         target: class indices, shape (N,).
         q: what the negatives are drawn from, such as the prior of the training data, or
             `ClassPrior.uniform(C)`.
@@ -309,13 +309,7 @@ def _draw(cumulative: Tensor, count: int, generator: torch.Generator | None) -> 
 
 
 def _check_inputs(features: Any, weight: Any, target: Any, bias: Any, *, caller: str) -> None:
-    for name, tensor in (("features", features), ("weight", weight)):
-        check_matrix(tensor, name=name, caller=caller)
-    if features.shape[1] != weight.shape[1]:
-        raise InputError(
-            f"{caller}: `features` and `weight` must agree in their last dimension; their shapes "
-            f"are {tuple(features.shape)} and {tuple(weight.shape)}."
-        )
+    check_factors(features, weight, caller=caller)
     if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
         raise InputError(
             f"{caller}: `bias` must have one value per class, shape ({weight.shape[0]},); "

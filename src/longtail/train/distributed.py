@@ -154,16 +154,17 @@ def launched() -> bool:
 
 
 @contextmanager
-def joined(device: torch.device, *, patience: timedelta = _PATIENCE) -> Iterator[World]:
+def joined(device: torch.device | str, *, patience: timedelta = _PATIENCE) -> Iterator[World]:
     """Join the processes that torchrun started, for as long as the context lasts.
 
     Args:
-        device: a CPU, or any GPU: each process of a machine takes one of its own.
+        device: "cpu", or "cuda" without a number: each process of a machine takes a GPU of its own.
         patience: how long to wait for the others, here and at every step.
 
     Yields:
         The world; without a launcher, that of one process.
     """
+    device = torch.device(device)
     if distributed.is_initialized():  # by whoever calls this, and theirs to end
         yield World(distributed.get_rank(), distributed.get_world_size(), device)
         return
@@ -190,8 +191,9 @@ def own_device(device: torch.device) -> torch.device:
         return device
     if device.index is not None:
         raise InputError(
-            f"--device {device}: torchrun gives each process a GPU of its own; leave --device out, "
-            f"and choose among GPUs with CUDA_VISIBLE_DEVICES."
+            f"--device {device}: torchrun gives each process a GPU of its own; leave --device out "
+            f'(in Python: "cuda", without a number), and choose among GPUs with '
+            f"CUDA_VISIBLE_DEVICES."
         )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count()
