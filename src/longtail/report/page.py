@@ -142,7 +142,11 @@ def page_of(
 def _tiles(comparison: Comparison) -> list[Tile]:
     base, winner = comparison.baseline, texts.best(comparison)
     tiles = [
-        Tile(texts.name(row), f"{texts.percent(float(row.errors.mean()))}%", "balanced error")
+        Tile(
+            texts.name(row),
+            f"{texts.percent(texts.mean_error(comparison, row))}%",
+            "balanced error",
+        )
         for row in dict.fromkeys((base, winner))
         if row is not None
     ]
