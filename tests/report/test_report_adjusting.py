@@ -9,6 +9,8 @@ import pytest
 from longtail import ClassPrior, InputError
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting as texts
+from longtail.report._plotly import class_ticks
+from longtail.report.sections import ClassAxis
 
 PRIOR = ClassPrior.from_counts([900, 90, 10])
 
@@ -88,7 +90,27 @@ def test_tables_hold_the_numbers_of_the_result():
     assert changed.rows[0][:3] == ("emu", "10", "200")
     assert changed.rows[-1][0] == "cat"
     long = result(names=("cat", "dog", "a very long name of a class"))
-    assert texts.most_changed(long).rows[0][0] == "a very long name …"
+    assert texts.most_changed(long).rows[0][0] == "a very long name of a class"
+    assert texts.most_changed(long, width=80).rows[0][0] == "a very long name …"
+    alike = result(names=tuple(f"a very long name of {animal}" for animal in ("cat", "dog", "emu")))
+    for width, cut in ((80, True), (120, False)):
+        shown = [row[0] for row in texts.tables(alike, width=width)[1].rows]
+        assert len(set(shown)) == len(shown) == 3
+        assert any("…" in name for name in shown) == cut
+        assert max(map(len, shown)) <= (18 if cut else 23)
+
+
+def test_long_names_stay_apart_below_the_charts():
+    pytest.importorskip("plotly")
+    names = [f"Carnivora/Felidae/Panthera {k}" for k in ("leo", "onca", "pardus", "uncia")] * 3
+    names = [f"{name} {i}" for i, name in enumerate(names)]
+    axis = ClassAxis.of(ClassPrior.from_counts(np.arange(12, 0, -1)), names)
+    ticks = class_ticks(axis)
+    assert len(set(ticks["ticktext"])) == 12
+    assert all(": <span" in text for text in ticks["ticktext"])  # leaning, so in one line
+    assert ticks["ticklabeloverflow"] == "allow"
+    short = class_ticks(ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ["cat", "dog", "emu"]))
+    assert short["ticktext"][0].startswith("cat<br>")
 
 
 def page_data(html):

@@ -246,7 +246,7 @@ def _finish(
     for text in texts.summary(result):
         _console.line(_console.wrapped(text))
     _console.line()
-    for table in texts.tables(result):
+    for table in texts.tables(result, width=_console.console().width):
         _console.show_table(table)
     if written is not None:
         _console.line(_console.wrapped(texts.written(result, written)))

@@ -10,10 +10,13 @@ import numpy as np
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.result import Written
+from longtail.report.names import shortened
 from longtail.report.tables import Table, percent, plural, signed
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
 _FEW = 5
+# Characters of a line that the numbers of a class take, and what its name has at least.
+_NUMBERS, _LEAST_NAME = 62, 18
 
 
 def ends(change: Change) -> str:
@@ -140,12 +143,17 @@ def conclusion(result: AdjustResult) -> str:
     return f"{text}: more than chance."
 
 
-def tables(result: AdjustResult) -> list[Table]:
-    """Errors before and after: overall and by group, and of the most changed classes."""
+def tables(result: AdjustResult, *, width: int | None = None) -> list[Table]:
+    """Errors before and after: overall and by group, and of the most changed classes.
+
+    Args:
+        result: what came out.
+        width: characters that a line has room for; names of classes give way. None: any number.
+    """
     if result.tally is None:
         return []
     found = [errors(result)]
-    changed = most_changed(result)
+    changed = most_changed(result, width=width)
     return [*found, changed] if changed.rows else found
 
 
@@ -175,14 +183,17 @@ def errors(result: AdjustResult) -> Table:
     )
 
 
-def most_changed(result: AdjustResult, number: int = 5) -> Table:
-    """The classes whose errors fell and rose most."""
+def most_changed(result: AdjustResult, number: int = 5, *, width: int | None = None) -> Table:
+    """The classes whose errors fell and rose most; their names whole, or cut to fit `width`."""
     better, worse = result.most_changed(number)
-    counts = result.prior.counts
+    counts, classes = result.prior.counts, [*better, *reversed(worse)]
+    names = [result.predictions.label(k) for k in classes]
+    if width is not None:
+        names = shortened(names, max(_LEAST_NAME, width - _NUMBERS))
     rows = []
-    for k in [*better, *reversed(worse)]:
+    for name, k in zip(names, classes, strict=True):
         trained = "" if counts is None else f"{counts[k]:g}"
-        rows.append((_short(result.predictions.label(k)), trained, *_cells(result.of_class(k))[1:]))
+        rows.append((name, trained, *_cells(result.of_class(k))[1:]))
     return Table(
         "Most changed classes",
         (
@@ -220,7 +231,3 @@ def written(result: AdjustResult, files: Written) -> str:
     if result.predictions.left_out:
         text += f" Not copied: {_checks.listing(result.predictions.left_out)}."
     return text
-
-
-def _short(name: str, width: int = 18) -> str:
-    return name if len(name) <= width else f"{name[: width - 1]}…"
