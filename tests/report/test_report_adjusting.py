@@ -9,7 +9,7 @@ import pytest
 from longtail import ClassPrior, InputError
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting as texts
-from longtail.report._plotly import class_ticks
+from longtail.report._plotly import class_hover, class_ticks
 from longtail.report.sections import ClassAxis
 
 PRIOR = ClassPrior.from_counts([900, 90, 10])
@@ -111,6 +111,16 @@ def test_long_names_stay_apart_below_the_charts():
     assert ticks["ticklabeloverflow"] == "allow"
     short = class_ticks(ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ["cat", "dog", "emu"]))
     assert short["ticktext"][0].startswith("cat<br>")
+
+
+def test_quotes_of_names_are_quotes_in_charts_and_tags_no_tags():
+    pytest.importorskip("plotly")
+    axis = ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ['a "b"', "it's", "<b>&amp;"])
+    ticks, hover = class_ticks(axis)["ticktext"], class_hover(axis)
+    assert ticks[0].startswith('a "b"<br>')
+    assert hover[0].startswith('class a "b", ')
+    assert hover[1].startswith("class it's, ")
+    assert hover[2].startswith("class &lt;b&gt;&amp;amp;, ")
 
 
 def page_data(html):

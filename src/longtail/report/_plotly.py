@@ -169,7 +169,7 @@ def class_ticks(axis: ClassAxis) -> dict[str, Any]:
         # Names that have to lean have their counts in the same line, or those lie on the next name.
         between = "<br>" if len(names) * longest <= _MOST_LEVEL else ": "
         labels = [
-            f"{escape(n)}{between}<span style='font-size:11px'>{c}</span>"
+            f"{_text(n)}{between}<span style='font-size:11px'>{c}</span>"
             for n, c in zip(names, axis.counts, strict=True)
         ]
         title, level = "class, and its training examples", longest <= 4
@@ -191,12 +191,20 @@ def class_ticks(axis: ClassAxis) -> dict[str, Any]:
     }
 
 
+def _text(name: str) -> str:
+    """A name as it is in plotly's own markup, which has <b> and the like but no &quot;.
+
+    Plotly makes text nodes of it, and the page's data are JSON: quotes mean nothing to either.
+    """
+    return escape(name, quote=False)
+
+
 def class_hover(axis: ClassAxis) -> list[str]:
     """What a pointer on each bar is told about its class."""
     if axis.binned:
         return [f"{n} with {c} examples each" for n, c in zip(axis.names, axis.counts, strict=True)]
     return [
-        f"class {escape(name)}, {count} training examples"
+        f"class {_text(name)}, {count} training examples"
         for name, count in zip(axis.names, axis.counts, strict=True)
     ]
 
