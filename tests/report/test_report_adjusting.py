@@ -9,8 +9,9 @@ import pytest
 from longtail import ClassPrior, InputError
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting as texts
+from longtail.report import charts
 from longtail.report._plotly import class_hover, class_ticks
-from longtail.report.sections import ClassAxis
+from longtail.report.sections import ClassAxis, ClassErrors, Frequencies, Series
 
 PRIOR = ClassPrior.from_counts([900, 90, 10])
 
@@ -121,6 +122,25 @@ def test_quotes_of_names_are_quotes_in_charts_and_tags_no_tags():
     assert hover[0].startswith('class a "b", ')
     assert hover[1].startswith("class it's, ")
     assert hover[2].startswith("class &lt;b&gt;&amp;amp;, ")
+
+
+@pytest.mark.parametrize(("classes", "each"), [(400, "20"), (410, "about 20")])
+def test_groups_of_many_classes_are_not_called_classes(classes, each):
+    pytest.importorskip("plotly")
+    counts = np.linspace(1000, 2, classes).astype(int)
+    axis = ClassAxis.of(ClassPrior.from_counts(counts))
+    section = Frequencies(axis, axis.mean(counts.astype(float)))
+    assert charts.frequencies(section).label == (
+        f"Bar chart: training examples per class, from 1,000 down to 2; a bar is the mean of a "
+        f"group of {each} classes."
+    )
+    series = (Series("before", "#000000"),)
+    chart, table = charts.class_blocks(ClassErrors(axis, series, np.full((1, 20), 50.0)), "")
+    assert chart.chart.label == (
+        f"Lines: error of each group of {each} classes, most frequent first. Rarest group: "
+        f"before 50.0%."
+    )
+    assert table.caption == f"The numbers: error of each group of {each} classes in percent"
 
 
 def page_data(html):

@@ -176,7 +176,7 @@ def class_ticks(axis: ClassAxis) -> dict[str, Any]:
     else:
         places = np.linspace(0, len(axis) - 1, 6).round().astype(int).tolist()
         labels = [axis.counts[place].partition("–")[0] for place in places]
-        labels[-1] = axis.counts[-1].rpartition("–")[2]
+        labels[-1] = axis.ends[1]
         title, level = "training examples of the class", True
     return {
         "title": {"text": title},

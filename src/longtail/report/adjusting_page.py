@@ -147,7 +147,7 @@ def _read(result: AdjustResult) -> Section:
     blocks: list[Facts | Pair] = [Facts(facts)]
     if counts is not None:
         chart = charts.frequencies(Frequencies(axis, values))
-        blocks = [Pair(Facts(facts), Plot(chart, "Training examples per class."))]
+        blocks = [Pair(Facts(facts), Plot(chart, f"Training examples of each {axis.each}."))]
     return Section("read", "What was adjusted", (), blocks)
 
 
@@ -266,24 +266,12 @@ def _classes(result: AdjustResult) -> Section:
     axis = _axis(result)
     values = axis.mean(_both(result))
     section = ClassErrors(axis, (_series(after=False), _series(after=True)), values)
-    rows = [
-        (axis.names[i], axis.counts[i], *(f"{value:.1f}" for value in values[:, i]))
-        for i in range(len(axis))
-    ]
-    what = "classes" if axis.binned else "class"
+    many = f"Each point is the mean of a {axis.each}. " if axis.binned else ""
     return Section(
         "classes",
-        "Error of each class",
-        ("Classes stand in order of frequency.",),
-        [
-            Plot(charts.class_errors(section), "Of the judged examples."),
-            Grid(
-                "The numbers: error of each class in percent",
-                (what, "training examples", "before", "after"),
-                [Body("", rows)],
-                folded=True,
-            ),
-        ],
+        f"Error of each {axis.each}",
+        (f"{many}Classes stand in order of frequency.",),
+        charts.class_blocks(section, "Of the judged examples."),
     )
 
 

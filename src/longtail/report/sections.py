@@ -110,6 +110,20 @@ class ClassAxis:
         """Whether a bar stands for several classes."""
         return any(len(part) > 1 for part in self.members)
 
+    @property
+    def each(self) -> str:
+        """What a bar stands for: ``class``, or ``group of about 100 classes``."""
+        if not self.binned:
+            return "class"
+        sizes = [len(part) for part in self.members]
+        about = "" if min(sizes) == max(sizes) else "about "
+        return f"group of {about}{round(sum(sizes) / len(sizes)):,} classes"
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Training examples of the most and of the least frequent class, as text."""
+        return self.counts[0].partition("–")[0], self.counts[-1].rpartition("–")[2]
+
     def mean(self, values: FloatArray) -> FloatArray:
         """The mean over each bar's classes of one value per class, shape (…, num_classes)."""
         return np.stack([values[..., part].mean(axis=-1) for part in self.members], axis=-1)

@@ -157,8 +157,8 @@ def slider_classes(section: TauSlider) -> Chart:
     return chart(
         "chart-slider-classes",
         _bars(section, method, method.per_class, list(range(len(section.axis))), section.axis),
-        label="Bar chart: error of each class at the slider's τ, most frequent class first; "
-        "the line above the slider says the same in words.",
+        label=f"Bar chart: error of each {section.axis.each} at the slider's τ, most frequent "
+        "first; the line above the slider says the same in words.",
         height=360,
         barmode="overlay",
         bargap=0.2 if len(section.axis) <= _DENSE else 0.05,
