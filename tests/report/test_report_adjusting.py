@@ -80,6 +80,12 @@ def test_few_examples_that_decide_about_tau_are_told():
     assert not any("narrow" in text for text in texts.summary(result()))
 
 
+def test_where_tau_changes_nothing_wider_bounds_are_not_advised():
+    said = " ".join(texts.summary(result(scale=1e5)))
+    assert "Every tau within the bounds 0 and 4 is equally good" in said
+    assert "consider wider" not in said
+
+
 def test_tables_hold_the_numbers_of_the_result():
     found = result()
     errors, changed = texts.tables(found)

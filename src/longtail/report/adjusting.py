@@ -12,6 +12,7 @@ from longtail.predictions import AdjustResult, Change
 from longtail.predictions.result import Written
 from longtail.report.names import shortened
 from longtail.report.tables import Table, percent, plural, signed
+from longtail.tuning import TauResult
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
 _FEW = 5
@@ -49,16 +50,7 @@ def summary(result: AdjustResult) -> list[str]:
             f"examples: trust the means more than single classes."
         )
     found += _too_narrow(result)
-    if result.tuning is not None and result.tuning.at_zero:
-        found.append(
-            "Any adjustment makes it worse: are the counts in the order of the score columns, and "
-            "were the logits not adjusted already?"
-        )
-    elif result.tuning is not None and result.tuning.at_bound:
-        low, high = result.tuning.bounds
-        found.append(
-            f"The best tau touches the bounds {low:g} and {high:g}: consider wider ones (--bounds)."
-        )
+    found += _doubts(result.tuning)
     return found
 
 
@@ -71,6 +63,25 @@ def _too_narrow(result: AdjustResult) -> list[str]:
         f"In effect {tuning.deciding_examples:.0f} of the examples decide about tau, those of rare "
         f"classes, so its interval is likely too narrow."
     ]
+
+
+def _doubts(tuning: TauResult | None) -> list[str]:
+    """What a tau at an end of its bounds, or anywhere within them, may mean."""
+    if tuning is None:
+        return []
+    low, high = tuning.bounds
+    if tuning.indifferent:
+        return [f"Every tau within the bounds {low:g} and {high:g} is equally good."]
+    if tuning.at_zero:
+        return [
+            "Any adjustment makes it worse: are the counts in the order of the score columns, and "
+            "were the logits not adjusted already?"
+        ]
+    if tuning.at_bound:
+        return [
+            f"The best tau touches the bounds {low:g} and {high:g}: consider wider ones (--bounds)."
+        ]
+    return []
 
 
 def _read(result: AdjustResult) -> str:

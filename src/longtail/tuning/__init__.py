@@ -88,6 +88,11 @@ class TauResult:
         return float(self.curve(_checks.tau(tau, "TauResult.error_at")))
 
     @property
+    def indifferent(self) -> bool:
+        """Whether every tau within the bounds is equally good, as for logits of a huge scale."""
+        return self.interval == self.curve.bounds
+
+    @property
     def at_bound(self) -> bool:
         """Whether the best tau touches an end of the bounds: a better one may lie outside.
 

@@ -79,7 +79,7 @@ def _too_few(result: TauResult) -> list[str]:
 
 def _doubts(result: TauResult) -> list[str]:
     """What a tau at an end of its bounds, or anywhere within them, may mean."""
-    if result.interval == result.curve.bounds:
+    if result.indifferent:
         return [f"  every tau within the bounds {result.bounds} is equally good"]
     if result.at_zero:
         return [
