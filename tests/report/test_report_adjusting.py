@@ -223,6 +223,27 @@ def test_the_page_reaches_as_far_as_its_tau(tmp_path, scale, settings):
     assert f"{before:.1f}% at τ = 0" in said
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.02, 3e-4, -0.02])
+def test_logits_of_a_small_scale_have_an_axis_and_a_slider_of_their_own(tmp_path, scale):
+    """Cosines, say: tau is small, and on an axis to 4 nothing could be seen."""
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+
+    found = result(scale=scale, bounds=(-4.0, 4.0))
+    assert 0 < abs(found.tau) < 0.2
+    data = page_data(adjusting_page.write(found, tmp_path / "page.html").read_text())
+    slider, (method,) = data["slider"], data["slider"]["methods"]
+    taus = np.array(slider["taus"])
+    assert np.all(np.diff(taus) >= 0)  # the chosen and the best may be equal to all digits
+    assert 5 <= np.sum(np.abs(taus) <= abs(found.tau)) <= len(taus) / 2
+    assert 3 * abs(found.tau) <= np.abs(taus).max() <= 12 * abs(found.tau)
+    assert taus[slider["start"]] == pytest.approx(found.tau, rel=0.02)
+    assert [name for name, _ in method["presets"]] == ["no adjustment", "chosen"]
+    tau_axis = data["charts"]["chart-tau"]["layout"]["xaxis"]["range"]
+    assert tau_axis == pytest.approx([taus[0], taus[-1]])
+    assert f"{taus[slider['start']]:.{slider['digits']}f}".strip("-0.") != ""
+
+
 def test_a_page_of_an_ordinary_tau_has_the_grid_of_every_page(tmp_path):
     pytest.importorskip("plotly")
     from longtail.report import adjusting_page

@@ -48,6 +48,16 @@ SLIDER_TAUS = tau_grid(0, 4, most=SLIDER_STEPS)
 CURVE_TAUS = tau_grid(0, 4, most=CURVE_STEPS)
 
 
+def decimals(taus: FloatArray) -> int:
+    """Digits after the point with which a page writes taus that lie so close.
+
+    Examples:
+        >>> decimals(CURVE_TAUS), decimals(0.01 * SLIDER_TAUS)
+        (2, 4)
+    """
+    return max(2, 2 - math.floor(math.log10(taus[-1] - taus[0])))
+
+
 def unadjusted(taus: FloatArray) -> int:
     """The place of tau = 0 in a grid, where nothing is adjusted."""
     return int(np.argmin(np.abs(taus)))
