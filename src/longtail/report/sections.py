@@ -240,7 +240,7 @@ class SliderMethod:
         per_class: shape (taus, bars).
         groups: shape (taus, groups).
         balanced: shape (taus,).
-        presets: taus worth a button, by what they are; on the slider's grid.
+        presets: taus worth a button, by what they are; positions of the slider.
     """
 
     series: Series
