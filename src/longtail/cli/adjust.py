@@ -219,6 +219,7 @@ def _refuse_early(found: Predictions, out: Path | None, report: Path | None, for
         )
     for module in ("plotly", "jinja2"):
         _checks.require(module, extra="report", caller="longtail adjust --report")
+    _console.refuse_no_page(report, "--report")
     _console.refuse_overwrite(report, force)
     if not report.parent.is_dir():
         raise _checks.InputError(f"--report: there is no folder {report.parent}.")
