@@ -19,6 +19,7 @@ from scipy import stats
 
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
 from longtail.posthoc import adjust_logits, adjustment, normalize_weights
+from longtail.predictions.estimates import Tally
 from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
 from longtail.tuning import _bootstrap as bootstrap
 from longtail.tuning import _scan as scan
@@ -571,8 +572,43 @@ def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
     np.testing.assert_allclose(
         bootstrap.resampling_covariance(parts, taus), expected, rtol=1e-10, atol=1e-16
     )
-    curve = TauCurve(parts, bounds=(0.0, 4.0))
-    assert curve.standard_error(taus[3]) == pytest.approx(np.sqrt(expected[3, 3]))
+
+
+def test_the_standard_error_of_many_examples_is_the_usual_one():
+    prior, logits, target = long_tailed(60_000)
+    curve = tune_tau(logits, target, prior, n_bootstrap=0).curve
+    rates = curve.per_class(1.0)
+    usual = np.sqrt(np.sum(rates * (1 - rates) / curve.intervals.counts)) / 5
+    assert curve.standard_error(1.0) == pytest.approx(usual, rel=0.01)
+    # Examples of one weight are as many as they are, whatever the weight.
+    weighted = TauIntervals.from_logits(logits, target, prior, sample_weight=np.full(60_000, 7.0))
+    again = TauCurve(weighted, bounds=(0.0, 4.0)).standard_error(1.0)
+    assert again == pytest.approx(curve.standard_error(1.0))
+
+
+def test_few_examples_leave_an_error_uncertain():
+    """One example of each class is right or wrong as a whole: none has a spread of its own."""
+    prior = ClassPrior.from_counts([1000, 300, 100, 30, 10])
+    logits = 5.0 * np.eye(5)
+    logits[4] = np.roll(logits[4], 1)
+    result = tune_tau(logits, np.arange(5), prior, n_bootstrap=0)
+    assert result.error == pytest.approx(0.2)
+    assert 0.1 < result.standard_error < 0.3
+    assert f"± {result.standard_error:.2g} (standard error)" in str(result)
+    assert not result.at_zero
+
+
+def test_the_standard_error_is_that_of_an_adjusted_file():
+    """Of the same errors `adjust` says the same."""
+    prior, logits, target = long_tailed(40)
+    result = tune_tau(logits, target, prior, n_bootstrap=0)
+    predicted = adjust_logits(logits, prior, tau=result.tau).argmax(axis=1)
+    right = predicted == target
+    tally = Tally.of(target, right, right, 5)
+    found = tally.change(np.ones(5), level=0.95).before
+    assert (result.error, result.standard_error) == pytest.approx(
+        (found.value, found.standard_error)
+    )
 
 
 def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():

@@ -304,6 +304,7 @@ BAD = [
     (["p.npz", "--counts", COUNTS, "-o", "x.csv"], "x.csv must end in .npz"),
     (["p.npz", "--counts", COUNTS, "-o", "gone/x.npz"], "--out: there is no folder gone"),
     (["p.npz", "--counts", COUNTS, "--report", "exists.html"], "exists.html exists; pass --force"),
+    (["p.npz", "--counts", COUNTS, "--report", "x.txt"], "must end in .html or .htm; got x.txt"),
     (["p.npz", "--counts", COUNTS, "--report", "gone/x.html"], "--report: there is no folder"),
     (["unlabelled.npz", "--counts", COUNTS], "has no labels, so nothing can be measured; name"),
     (

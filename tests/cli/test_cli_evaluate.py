@@ -412,6 +412,14 @@ def test_a_frozen_file_without_development_set_says_how_to_get_one(runs, cli):
     assert "freeze it with --dev N" in result.err
 
 
+def test_rows_whose_groups_are_of_other_classes_are_told(runs, cli):
+    """Of 20 examples four are held out, and the class is one of few."""
+    said = "so a group is not of the same classes in every row"
+    assert said in words_of(cli("evaluate", runs).out)
+    whole = [run.folder for run in find_runs(runs) if not run.spec.dataset.held_out]
+    assert said not in words_of(cli("evaluate", *whole).out)
+
+
 def test_an_ensemble_is_one_more_run(runs, cli):
     members = sorted((runs / "digits-lt").glob("softmax-*"))
     result = cli("evaluate", *members, "--ensemble")

@@ -29,6 +29,7 @@ def test_a_page_is_rendered_at_80_columns(cli, name):
     assert max(map(len, result.out.splitlines())) <= 80
     assert "When to use it" in result.out
     assert "## " not in result.out
+    assert ".md" not in result.out
 
 
 def test_spelling_is_forgiving(cli):

@@ -121,6 +121,15 @@ def test_a_folder_where_a_file_is_meant_and_the_reverse(cli, folders):
     )
 
 
+@pytest.mark.parametrize("name", ["page.txt", "page"])
+def test_a_page_that_no_browser_would_open_is_refused(cli, folders, name):
+    assert refused(cli("report", *folders, "--out", name)) == (
+        f"--out writes a page for a browser, so its file must end in .html or .htm; got {name}."
+    )
+    assert not Path(name).exists()
+    assert cli("report", *folders, "--out", "PAGE.HTM").code == 0
+
+
 def test_a_run_that_is_not_there(cli):
     assert "there is no run folder runs/digits-lt/gone" in refused(
         cli("report", "runs/digits-lt/gone")

@@ -134,7 +134,7 @@ def test_the_slider_moves_the_bars_to_pythons_values(desktop, compared, method, 
         f"medium {medium:.1f}%, few {few:.1f}%."
     )
     line = desktop.page.evaluate("document.getElementById('chart-tau').layout.shapes[0].x0")
-    assert line == pytest.approx(tau)
+    assert line == pytest.approx(tau, abs=0.0005 + 1e-9)  # as rounded for the page
 
 
 def test_the_bars_on_the_screen_are_as_high_as_their_values(desktop, compared):
@@ -151,14 +151,15 @@ def test_the_bars_on_the_screen_are_as_high_as_their_values(desktop, compared):
     )
 
 
-def test_keyboard_and_buttons_move_the_slider(desktop):
+def test_keyboard_and_buttons_move_the_slider(desktop, compared):
+    following = f"{arrange.tau_slider(compared).taus[21]:.2f}"
     knob = desktop.page.locator("#tau-knob")
     desktop.slide(20)
     knob.focus()
     desktop.page.keyboard.press("ArrowRight")
     desktop.settle()
-    assert desktop.page.locator("#tau-value").inner_text() == "1.05"
-    assert knob.get_attribute("aria-valuetext") == "τ = 1.05"
+    assert desktop.page.locator("#tau-value").inner_text() == following
+    assert knob.get_attribute("aria-valuetext") == f"τ = {following}"
     desktop.page.get_by_role("button", name="no adjustment: 0.00").click()
     assert desktop.page.locator("#tau-value").inner_text() == "0.00"
     outline = desktop.page.evaluate("document.getElementById('chart-slider-groups').data[1].y")

@@ -9,6 +9,9 @@ import pytest
 from longtail import ClassPrior, InputError
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting as texts
+from longtail.report import charts
+from longtail.report._plotly import class_hover, class_ticks
+from longtail.report.sections import ClassAxis, ClassErrors, Frequencies, Series
 
 PRIOR = ClassPrior.from_counts([900, 90, 10])
 
@@ -77,6 +80,12 @@ def test_few_examples_that_decide_about_tau_are_told():
     assert not any("narrow" in text for text in texts.summary(result()))
 
 
+def test_where_tau_changes_nothing_wider_bounds_are_not_advised():
+    said = " ".join(texts.summary(result(scale=1e5)))
+    assert "Every tau within the bounds 0 and 4 is equally good" in said
+    assert "consider wider" not in said
+
+
 def test_tables_hold_the_numbers_of_the_result():
     found = result()
     errors, changed = texts.tables(found)
@@ -88,7 +97,56 @@ def test_tables_hold_the_numbers_of_the_result():
     assert changed.rows[0][:3] == ("emu", "10", "200")
     assert changed.rows[-1][0] == "cat"
     long = result(names=("cat", "dog", "a very long name of a class"))
-    assert texts.most_changed(long).rows[0][0] == "a very long name …"
+    assert texts.most_changed(long).rows[0][0] == "a very long name of a class"
+    assert texts.most_changed(long, width=80).rows[0][0] == "a very long name …"
+    alike = result(names=tuple(f"a very long name of {animal}" for animal in ("cat", "dog", "emu")))
+    for width, cut in ((80, True), (120, False)):
+        shown = [row[0] for row in texts.tables(alike, width=width)[1].rows]
+        assert len(set(shown)) == len(shown) == 3
+        assert any("…" in name for name in shown) == cut
+        assert max(map(len, shown)) <= (18 if cut else 23)
+
+
+def test_long_names_stay_apart_below_the_charts():
+    pytest.importorskip("plotly")
+    names = [f"Carnivora/Felidae/Panthera {k}" for k in ("leo", "onca", "pardus", "uncia")] * 3
+    names = [f"{name} {i}" for i, name in enumerate(names)]
+    axis = ClassAxis.of(ClassPrior.from_counts(np.arange(12, 0, -1)), names)
+    ticks = class_ticks(axis)
+    assert len(set(ticks["ticktext"])) == 12
+    assert all(": <span" in text for text in ticks["ticktext"])  # leaning, so in one line
+    assert ticks["ticklabeloverflow"] == "allow"
+    short = class_ticks(ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ["cat", "dog", "emu"]))
+    assert short["ticktext"][0].startswith("cat<br>")
+
+
+def test_quotes_of_names_are_quotes_in_charts_and_tags_no_tags():
+    pytest.importorskip("plotly")
+    axis = ClassAxis.of(ClassPrior.from_counts([3, 2, 1]), ['a "b"', "it's", "<b>&amp;"])
+    ticks, hover = class_ticks(axis)["ticktext"], class_hover(axis)
+    assert ticks[0].startswith('a "b"<br>')
+    assert hover[0].startswith('class a "b", ')
+    assert hover[1].startswith("class it's, ")
+    assert hover[2].startswith("class &lt;b&gt;&amp;amp;, ")
+
+
+@pytest.mark.parametrize(("classes", "each"), [(400, "20"), (410, "about 20")])
+def test_groups_of_many_classes_are_not_called_classes(classes, each):
+    pytest.importorskip("plotly")
+    counts = np.linspace(1000, 2, classes).astype(int)
+    axis = ClassAxis.of(ClassPrior.from_counts(counts))
+    section = Frequencies(axis, axis.mean(counts.astype(float)))
+    assert charts.frequencies(section).label == (
+        f"Bar chart: training examples per class, from 1,000 down to 2; a bar is the mean of a "
+        f"group of {each} classes."
+    )
+    series = (Series("before", "#000000"),)
+    chart, table = charts.class_blocks(ClassErrors(axis, series, np.full((1, 20), 50.0)), "")
+    assert chart.chart.label == (
+        f"Lines: error of each group of {each} classes, most frequent first. Rarest group: "
+        f"before 50.0%."
+    )
+    assert table.caption == f"The numbers: error of each group of {each} classes in percent"
 
 
 def page_data(html):
@@ -163,6 +221,27 @@ def test_the_page_reaches_as_far_as_its_tau(tmp_path, scale, settings):
     assert chart["layout"]["shapes"][0]["x0"] == pytest.approx(found.tau, abs=1e-3)
     said = adjusting_page.tau_charts.tau_curves(curve, start=found.tau).label
     assert f"{before:.1f}% at τ = 0" in said
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.02, 3e-4, -0.02])
+def test_logits_of_a_small_scale_have_an_axis_and_a_slider_of_their_own(tmp_path, scale):
+    """Cosines, say: tau is small, and on an axis to 4 nothing could be seen."""
+    pytest.importorskip("plotly")
+    from longtail.report import adjusting_page
+
+    found = result(scale=scale, bounds=(-4.0, 4.0))
+    assert 0 < abs(found.tau) < 0.2
+    data = page_data(adjusting_page.write(found, tmp_path / "page.html").read_text())
+    slider, (method,) = data["slider"], data["slider"]["methods"]
+    taus = np.array(slider["taus"])
+    assert np.all(np.diff(taus) >= 0)  # the chosen and the best may be equal to all digits
+    assert 5 <= np.sum(np.abs(taus) <= abs(found.tau)) <= len(taus) / 2
+    assert 3 * abs(found.tau) <= np.abs(taus).max() <= 12 * abs(found.tau)
+    assert taus[slider["start"]] == pytest.approx(found.tau, rel=0.02)
+    assert [name for name, _ in method["presets"]] == ["no adjustment", "chosen"]
+    tau_axis = data["charts"]["chart-tau"]["layout"]["xaxis"]["range"]
+    assert tau_axis == pytest.approx([taus[0], taus[-1]])
+    assert f"{taus[slider['start']]:.{slider['digits']}f}".strip("-0.") != ""
 
 
 def test_a_page_of_an_ordinary_tau_has_the_grid_of_every_page(tmp_path):

@@ -164,6 +164,42 @@ def test_without_softmax_there_is_nothing_to_compare_to():
     assert texts.headline(comparison(BETTER), (BETTER,)).rows[0][2] == ""
 
 
+def test_without_softmax_methods_are_compared_over_the_seeds_that_all_have():
+    """Five seeds, of which the first is a hard one, against that one alone."""
+    five = row("equalized", np.array([0.30, 0.12, 0.13, 0.13, 0.13])[:, None].repeat(3, axis=1))
+    one = row("adaptive", [[0.28] * 3])
+    compared = comparison(five, one)
+    assert texts.best(compared) is one
+    assert texts.summary(compared)[0] == (
+        "Of 2 methods, adaptive has the lowest balanced error, 28.0% with the one seed that all "
+        "share (each has 1 to 5); this may be noise."
+    )
+    two = row("adaptive", [[0.28] * 3, [0.10] * 3])
+    assert texts.summary(comparison(five, two))[0] == (
+        "Of 2 methods, adaptive has the lowest balanced error, 19.0%, over the 2 seeds that all "
+        "share (each has 2 to 5); this may be noise."
+    )
+
+
+def test_without_softmax_and_common_seeds_the_lowest_may_be_noise():
+    one, other = row("equalized", [[0.3] * 3]), row("adaptive", [[0.28] * 3])
+    assert texts.summary(comparison(one, other))[0].endswith(
+        "adaptive has the lowest balanced error, 28.0%, but it is of one seed and may be noise."
+    )
+    other = replace(other, scored=(replace(other.scored[0], seed=7),))
+    assert texts.summary(comparison(one, other))[0].endswith(
+        "28.0%; they share no seed (each has 1), so this may be noise."
+    )
+    together = ensemble_row([0.0, 0.1, 0.2], (1, 2))
+    assert texts.summary(comparison(one, together))[0].endswith(
+        "ensemble has the lowest balanced error, 10.0%; it is the mean of 2 networks, so this may "
+        "be noise."
+    )
+    assert texts.summary(comparison(one))[0] == (
+        "The one method, equalized, has a balanced error of 30.0%."
+    )
+
+
 def test_the_oracle_is_never_the_best_and_is_named_in_every_table():
     compared = comparison(SOFTMAX, BETTER, ORACLE)
     assert texts.best(compared) is BETTER

@@ -188,6 +188,17 @@ def refuse_overwrite(path: Path, force: bool) -> None:
         raise InputError(f"{path} exists; pass --force to replace it.")
 
 
+def refuse_no_page(path: Path, option: str) -> None:
+    """Refuse a name for a page that a browser would not open as one."""
+    from longtail._checks import InputError
+
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(
+            f"{option} writes a page for a browser, so its file must end in .html or .htm; got "
+            f"{path}."
+        )
+
+
 @contextmanager
 def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
     """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.

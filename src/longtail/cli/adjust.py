@@ -219,6 +219,7 @@ def _refuse_early(found: Predictions, out: Path | None, report: Path | None, for
         )
     for module in ("plotly", "jinja2"):
         _checks.require(module, extra="report", caller="longtail adjust --report")
+    _console.refuse_no_page(report, "--report")
     _console.refuse_overwrite(report, force)
     if not report.parent.is_dir():
         raise _checks.InputError(f"--report: there is no folder {report.parent}.")
@@ -246,7 +247,7 @@ def _finish(
     for text in texts.summary(result):
         _console.line(_console.wrapped(text))
     _console.line()
-    for table in texts.tables(result):
+    for table in texts.tables(result, width=_console.console().width):
         _console.show_table(table)
     if written is not None:
         _console.line(_console.wrapped(texts.written(result, written)))

@@ -357,10 +357,24 @@ def _show(errors_of: dict[Path, Judged], split: Split) -> None:
         title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
         header = ("balanced", *GROUP_BOUNDS)
         _console.show_table(Table(title, ("run", *header), rows))
-        note = f"Classes by training examples: {bounds}."
+        note = f"Classes by training examples: {bounds}.{_groups_words(together)}"
         absent = errors_of[together[0].folder].absent
         if absent:
             note += f" Without examples there: {absent}, left out of the means."
         if any(len(group) > 1 for group in methods.values()):
             note = f"Means over the seeds, ± standard deviation. {note}"
         _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))
+
+
+def _groups_words(runs: list[Run]) -> str:
+    """That a column is of other classes in some rows, if it is.
+
+    What is held out is missing from the training set, and with it classes fall into lower groups.
+    """
+    found = {tuple(map(tuple, run.prior.groups().values())) for run in runs}
+    if len(found) == 1:
+        return ""
+    return (
+        " Runs with a held-out part count what was left to train on, so a group is not of the same "
+        "classes in every row."
+    )

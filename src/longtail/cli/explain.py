@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -109,7 +110,17 @@ def explain(
         for position, one in enumerate(texts):
             if position:
                 _console.line()
-            _console.show(Markdown(one, hyperlinks=False))
+            _console.show(Markdown(_without_pages(one), hyperlinks=False))
+
+
+def _without_pages(text: str) -> str:
+    """A page whose links to others are their words alone: a terminal has no files to follow.
+
+    Examples:
+        >>> _without_pages("use [LDAM](ldam.md), see [what is proved](../theory.md#links)")
+        'use LDAM, see what is proved'
+    """
+    return re.sub(r"\[([^][]+)\]\([\w./-]+\.md(?:#[\w-]+)?\)", r"\1", text)
 
 
 def _known(method: str, found: dict[str, Path]) -> list[str]:

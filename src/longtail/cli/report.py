@@ -88,6 +88,7 @@ def _refuse_early(out: Path, figures: Path | None, force: bool) -> None:
         _checks.require(module, extra="report", caller="longtail report")
     if out.is_dir():
         raise _checks.InputError(f"--out must be a file, but {out} is a folder.")
+    _console.refuse_no_page(out, "--out")
     _console.refuse_overwrite(out, force)
     if figures is not None:
         if figures.exists() and not figures.is_dir():

@@ -95,6 +95,13 @@ class Row:
         known = [seed for seed in behind if seed is not None]
         return tuple(sorted(known)) if len(known) == len(behind) else ()
 
+    def errors_of(self, seeds: Sequence[int]) -> FloatArray:
+        """Balanced errors of some seeds, in their order; the one that an ensemble has."""
+        if self.members:
+            return self.errors
+        of_seed = dict(zip(self.seeds, self.errors, strict=True))
+        return np.array([of_seed[seed] for seed in seeds])
+
     @property
     def per_class(self) -> FloatArray:
         """Error of each class, mean over seeds, shape (num_classes,)."""
@@ -194,7 +201,7 @@ class Comparison:
                 f"Comparison.difference: {row.method!r} and {base.method!r} share no seed, or not "
                 f"all of an ensemble's."
             )
-        mine, theirs = _errors_of(row, common), _errors_of(base, common)
+        mine, theirs = row.errors_of(common), base.errors_of(common)
         if row.members or base.members:
             change = float(mine.mean() - theirs.mean())
             return Interval(change, float("nan"), float("nan"), len(common))
@@ -250,14 +257,6 @@ def _common_seeds(one: Row, other: Row) -> list[int]:
     both = set(one.seeds) & set(other.seeds)
     whole = all(set(row.seeds) == both for row in (one, other) if row.members)
     return sorted(both) if whole else []
-
-
-def _errors_of(row: Row, seeds: Sequence[int]) -> FloatArray:
-    """A row's errors of some seeds, in their order; the one that an ensemble has."""
-    if row.members:
-        return row.errors
-    of_seed = dict(zip(row.seeds, row.errors, strict=True))
-    return np.array([of_seed[seed] for seed in seeds])
 
 
 def compare(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
+from longtail.metrics._variance import mean_variance
 
 
 @dataclass(frozen=True)
@@ -139,14 +140,8 @@ def estimate(
 ) -> Estimate:
     """Σ_y share_y (plus_y − minus_y) / n_y, with a normal interval.
 
-    The variance of a class's term, p₊ + p₋ − (p₊ − p₋)² over n_y, uses rates that are drawn a
-    little towards the common ones, since a class of one or two examples shows no spread of its
-    own: one example's worth of the pooled rates is added to each class, and two examples, spread
-    evenly over the possible outcomes, to all classes together (Agresti and Min 2005 do that for
-    one class). So few examples widen the interval instead of closing it. The class that may vary
-    most is an exception: it counts at least as it would alone, with both of these examples to
-    itself. For where a few examples of one class decide, the pooled rates are those of others.
-    The value itself is as counted.
+    Few examples widen the interval instead of closing it (`mean_variance`). The value itself is
+    as counted.
 
     Args:
         plus: events that add, per class, shape (classes,).
@@ -164,39 +159,9 @@ def estimate(
         >>> round(found.value, 2), round(found.low, 3), round(found.high, 3)
         (0.2, 0.12, 0.28)
     """
-    classes = len(counts)
-    together = share**2 * _variance(
-        plus, minus, counts, pooled=float(classes > 1), spread=2.0 / classes
-    )
-    alone = share**2 * _variance(plus, minus, counts, pooled=0.0, spread=2.0)
-    # How often intervals hold the truth is simulated by benchmarks/bench_coverage.py. Without this
-    # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
-    # a hundred classes of two examples would have far too wide ones.
-    most = int(np.argmax(alone))
-    variance = together.sum() + max(0.0, alone[most] - together[most])
     net = plus if minus is None else plus - minus
     value = float(np.sum(share * net / counts))
-    error = float(np.sqrt(variance))
+    error = float(np.sqrt(mean_variance(plus, minus, counts, share)))
     reach = NormalDist().inv_cdf(0.5 + level / 2) * error
     least = 0.0 if minus is None else -1.0
     return Estimate(value, error, max(least, value - reach), min(1.0, value + reach))
-
-
-def _variance(
-    plus: IntArray, minus: IntArray | None, counts: IntArray, *, pooled: float, spread: float
-) -> FloatArray:
-    """Of each class's (plus − minus) / n, from padded rates.
-
-    `pooled` examples with the rates of all classes together and `spread` examples, as many of
-    every possible outcome, are added to each class.
-    """
-    padded = counts + pooled + spread
-
-    def rate(events: IntArray, share_of_spread: float) -> FloatArray:
-        common = events.sum() / counts.sum()
-        return np.asarray((events + pooled * common + spread * share_of_spread) / padded)
-
-    up = rate(plus, 0.5 if minus is None else 0.25)
-    down = np.zeros(len(counts)) if minus is None else rate(minus, 0.25)
-    # The estimated rates vary themselves, which takes n / padded² of the variance away.
-    return np.asarray((up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2))

@@ -18,6 +18,7 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import FloatArray
 from longtail.report import figures
+from longtail.report.names import shortened
 from longtail.report.sections import ClassAxis, Series
 
 INK, MUTED, GRID, PAPER = "#1F2328", "#57606A", "#E4E7EB", "#FFFFFF"
@@ -57,6 +58,9 @@ _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "triangle-down", "x", 
 _LINE_WIDTH = 2.2
 # Beyond this many classes their names no longer fit below the bars.
 _MOST_NAMES = 20
+_LONGEST_NAME = 12
+# Characters of all names together that stand side by side below a wide chart.
+_MOST_LEVEL = 100
 PERCENT = "%{y:.1f}%"
 
 
@@ -160,15 +164,19 @@ def class_ticks(axis: ClassAxis) -> dict[str, Any]:
     """Names and counts below each class where they fit, else a few counts along the way."""
     if len(axis) <= _MOST_NAMES and not axis.binned:
         places = list(range(len(axis)))
+        names = shortened(axis.names, _LONGEST_NAME)
+        longest = max(map(len, names))
+        # Names that have to lean have their counts in the same line, or those lie on the next name.
+        between = "<br>" if len(names) * longest <= _MOST_LEVEL else ": "
         labels = [
-            f"{escape(_short(n))}<br><span style='font-size:11px'>{c}</span>"
-            for n, c in zip(axis.names, axis.counts, strict=True)
+            f"{_text(n)}{between}<span style='font-size:11px'>{c}</span>"
+            for n, c in zip(names, axis.counts, strict=True)
         ]
-        title, level = "class, and its training examples", max(map(len, axis.names)) <= 4
+        title, level = "class, and its training examples", longest <= 4
     else:
         places = np.linspace(0, len(axis) - 1, 6).round().astype(int).tolist()
         labels = [axis.counts[place].partition("–")[0] for place in places]
-        labels[-1] = axis.counts[-1].rpartition("–")[2]
+        labels[-1] = axis.ends[1]
         title, level = "training examples of the class", True
     return {
         "title": {"text": title},
@@ -176,12 +184,19 @@ def class_ticks(axis: ClassAxis) -> dict[str, Any]:
         "tickvals": places,
         "ticktext": labels,
         "tickangle": 0 if level else None,
+        # Leaning names end at their tick, so that the last one stays on the chart.
+        "autotickangles": [0, -45, -90],
+        "ticklabeloverflow": "allow",
         "range": [-0.6, len(axis) - 0.4],
     }
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 12 else f"{name[:11]}…"
+def _text(name: str) -> str:
+    """A name as it is in plotly's own markup, which has <b> and the like but no &quot;.
+
+    Plotly makes text nodes of it, and the page's data are JSON: quotes mean nothing to either.
+    """
+    return escape(name, quote=False)
 
 
 def class_hover(axis: ClassAxis) -> list[str]:
@@ -189,7 +204,7 @@ def class_hover(axis: ClassAxis) -> list[str]:
     if axis.binned:
         return [f"{n} with {c} examples each" for n, c in zip(axis.names, axis.counts, strict=True)]
     return [
-        f"class {escape(name)}, {count} training examples"
+        f"class {_text(name)}, {count} training examples"
         for name, count in zip(axis.names, axis.counts, strict=True)
     ]
 

@@ -10,10 +10,14 @@ import numpy as np
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
 from longtail.predictions.result import Written
+from longtail.report.names import shortened
 from longtail.report.tables import Table, percent, plural, signed
+from longtail.tuning import TauResult
 
 # Classes with fewer judged examples than this have wide intervals, and it is said.
 _FEW = 5
+# Characters of a line that the numbers of a class take, and what its name has at least.
+_NUMBERS, _LEAST_NAME = 62, 18
 
 
 def ends(change: Change) -> str:
@@ -46,16 +50,7 @@ def summary(result: AdjustResult) -> list[str]:
             f"examples: trust the means more than single classes."
         )
     found += _too_narrow(result)
-    if result.tuning is not None and result.tuning.at_zero:
-        found.append(
-            "Any adjustment makes it worse: are the counts in the order of the score columns, and "
-            "were the logits not adjusted already?"
-        )
-    elif result.tuning is not None and result.tuning.at_bound:
-        low, high = result.tuning.bounds
-        found.append(
-            f"The best tau touches the bounds {low:g} and {high:g}: consider wider ones (--bounds)."
-        )
+    found += _doubts(result.tuning)
     return found
 
 
@@ -68,6 +63,25 @@ def _too_narrow(result: AdjustResult) -> list[str]:
         f"In effect {tuning.deciding_examples:.0f} of the examples decide about tau, those of rare "
         f"classes, so its interval is likely too narrow."
     ]
+
+
+def _doubts(tuning: TauResult | None) -> list[str]:
+    """What a tau at an end of its bounds, or anywhere within them, may mean."""
+    if tuning is None:
+        return []
+    low, high = tuning.bounds
+    if tuning.indifferent:
+        return [f"Every tau within the bounds {low:g} and {high:g} is equally good."]
+    if tuning.at_zero:
+        return [
+            "Any adjustment makes it worse: are the counts in the order of the score columns, and "
+            "were the logits not adjusted already?"
+        ]
+    if tuning.at_bound:
+        return [
+            f"The best tau touches the bounds {low:g} and {high:g}: consider wider ones (--bounds)."
+        ]
+    return []
 
 
 def _read(result: AdjustResult) -> str:
@@ -140,12 +154,17 @@ def conclusion(result: AdjustResult) -> str:
     return f"{text}: more than chance."
 
 
-def tables(result: AdjustResult) -> list[Table]:
-    """Errors before and after: overall and by group, and of the most changed classes."""
+def tables(result: AdjustResult, *, width: int | None = None) -> list[Table]:
+    """Errors before and after: overall and by group, and of the most changed classes.
+
+    Args:
+        result: what came out.
+        width: characters that a line has room for; names of classes give way. None: any number.
+    """
     if result.tally is None:
         return []
     found = [errors(result)]
-    changed = most_changed(result)
+    changed = most_changed(result, width=width)
     return [*found, changed] if changed.rows else found
 
 
@@ -175,14 +194,17 @@ def errors(result: AdjustResult) -> Table:
     )
 
 
-def most_changed(result: AdjustResult, number: int = 5) -> Table:
-    """The classes whose errors fell and rose most."""
+def most_changed(result: AdjustResult, number: int = 5, *, width: int | None = None) -> Table:
+    """The classes whose errors fell and rose most; their names whole, or cut to fit `width`."""
     better, worse = result.most_changed(number)
-    counts = result.prior.counts
+    counts, classes = result.prior.counts, [*better, *reversed(worse)]
+    names = [result.predictions.label(k) for k in classes]
+    if width is not None:
+        names = shortened(names, max(_LEAST_NAME, width - _NUMBERS))
     rows = []
-    for k in [*better, *reversed(worse)]:
+    for name, k in zip(names, classes, strict=True):
         trained = "" if counts is None else f"{counts[k]:g}"
-        rows.append((_short(result.predictions.label(k)), trained, *_cells(result.of_class(k))[1:]))
+        rows.append((name, trained, *_cells(result.of_class(k))[1:]))
     return Table(
         "Most changed classes",
         (
@@ -220,7 +242,3 @@ def written(result: AdjustResult, files: Written) -> str:
     if result.predictions.left_out:
         text += f" Not copied: {_checks.listing(result.predictions.left_out)}."
     return text
-
-
-def _short(name: str, width: int = 18) -> str:
-    return name if len(name) <= width else f"{name[: width - 1]}…"

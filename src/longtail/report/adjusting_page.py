@@ -7,6 +7,7 @@ tables are those of the terminal (`adjusting`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,8 @@ from longtail.report.sections import (
 from longtail.report.tables import Table, percent, signed
 from longtail.runs import files
 
+# Where every tau is below the one, the axis ends at about the other times the largest.
+_SMALL, _REACH = 0.4, 4.0
 _METHOD = "posthoc-logit-adjusted"
 _PRIMER = (
     "A classifier trained on data with common and rare classes leans to the common ones. Logit "
@@ -147,7 +150,7 @@ def _read(result: AdjustResult) -> Section:
     blocks: list[Facts | Pair] = [Facts(facts)]
     if counts is not None:
         chart = charts.frequencies(Frequencies(axis, values))
-        blocks = [Pair(Facts(facts), Plot(chart, "Training examples per class."))]
+        blocks = [Pair(Facts(facts), Plot(chart, f"Training examples of each {axis.each}."))]
     return Section("read", "What was adjusted", (), blocks)
 
 
@@ -179,8 +182,8 @@ def _tau(result: AdjustResult) -> Section:
         "tau",
         "What τ does",
         (
-            "The curve is exact: each example is right in one interval of τ, found from its "
-            "scores. Move the slider and watch common classes pay for rare ones.",
+            "Each point of the curve is exact: an example is right in one interval of τ, found "
+            "from its scores. Move the slider and watch common classes pay for rare ones.",
         ),
         [
             Plot(
@@ -195,15 +198,33 @@ def _tau(result: AdjustResult) -> Section:
 def _taus(result: AdjustResult, steps: int) -> FloatArray:
     """Taus that the page shows: those of every page, further where a tau is, and the very best."""
     best = result.judged_curve.minimizer()[0]
-    marks = [result.tau, *result.fold_taus, best]
+    grid = _grid_around([result.tau, *result.fold_taus, best], steps)
+    marks = [tau for tau in (0.0, 1.0, result.tau, best) if grid[0] <= tau <= grid[-1]]
+    return np.union1d(grid, marks)
+
+
+def _grid_around(marks: Sequence[float], steps: int) -> FloatArray:
+    """From 0 to 4, or as far as these taus are; closer where all of them are small.
+
+    Logits of a small scale, such as cosines, have small taus: on an axis to 4 all that happens
+    would lie in a hair's breadth of it.
+    """
+    largest = max(map(abs, marks))
+    if 0 < largest < _SMALL:
+        unit = 10.0 ** math.floor(math.log10(_REACH * largest))
+        low, high = (_REACH * end / unit for end in (min(marks), max(marks)))
+        return unit * tau_grid(min(0, math.floor(low)), max(1, math.ceil(high)), most=steps)
     # A quarter beyond it, so that one sees the error rise again.
     low = min(0, math.floor(1.25 * min(marks)))
     high = 4 if max(marks) <= 4 else math.ceil(1.25 * max(marks))
-    return np.union1d(tau_grid(low, high, most=steps), [0.0, 1.0, result.tau, best])
+    return tau_grid(low, high, most=steps)
 
 
 def _curve(result: AdjustResult) -> TauCurves:
-    curve, taus = result.judged_curve, np.union1d(CURVE_TAUS, _taus(result, CURVE_STEPS))
+    curve, taus = result.judged_curve, _taus(result, CURVE_STEPS)
+    # A long way beyond 4 has wide steps; up to there they are those of every page.
+    inside = (taus[0] <= CURVE_TAUS) & (taus[-1] >= CURVE_TAUS)
+    taus = np.union1d(CURVE_TAUS[inside], taus)
     if result.target_prior is None:
         values = 100 * curve(taus)
     else:  # the curve is of the error under the target, the chart of the balanced one
@@ -232,6 +253,7 @@ def _slider(result: AdjustResult) -> TauSlider:
     per_class = mean_per_class([result.judged_curve], taus)
     groups = _members(result)
     what = "chosen" if result.tuning is not None else "given"
+    theory = {"theory": 1.0} if taus[-1] >= 1.0 else {}
     method = SliderMethod(
         Series(figures.label(_METHOD), figures.color(_METHOD)),
         axis.mean(per_class),
@@ -239,7 +261,7 @@ def _slider(result: AdjustResult) -> TauSlider:
         if groups
         else np.empty((len(taus), 0)),
         per_class.mean(axis=1),
-        {"no adjustment": 0.0, "theory": 1.0, what: result.tau},
+        {"no adjustment": 0.0, **theory, what: result.tau},
     )
     return TauSlider(taus, axis, tuple(groups), (method,), start=result.tau)
 
@@ -266,24 +288,12 @@ def _classes(result: AdjustResult) -> Section:
     axis = _axis(result)
     values = axis.mean(_both(result))
     section = ClassErrors(axis, (_series(after=False), _series(after=True)), values)
-    rows = [
-        (axis.names[i], axis.counts[i], *(f"{value:.1f}" for value in values[:, i]))
-        for i in range(len(axis))
-    ]
-    what = "classes" if axis.binned else "class"
+    many = f"Each point is the mean of a {axis.each}. " if axis.binned else ""
     return Section(
         "classes",
-        "Error of each class",
-        ("Classes stand in order of frequency.",),
-        [
-            Plot(charts.class_errors(section), "Of the judged examples."),
-            Grid(
-                "The numbers: error of each class in percent",
-                (what, "training examples", "before", "after"),
-                [Body("", rows)],
-                folded=True,
-            ),
-        ],
+        f"Error of each {axis.each}",
+        (f"{many}Classes stand in order of frequency.",),
+        charts.class_blocks(section, "Of the judged examples."),
     )
 
 

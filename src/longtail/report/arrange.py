@@ -138,27 +138,33 @@ def tau_slider(comparison: Comparison) -> TauSlider | None:
     """Errors of the post-hoc methods at each position of a slider; None without softmax runs."""
     if not comparison.curves:
         return None
-    axis = class_axis(comparison)
-    groups = _groups(comparison)
+    axis, groups = class_axis(comparison), _groups(comparison)
+    presets = {method: _presets(comparison, method) for method in comparison.curves}
+    # With the very taus that the buttons name, between the steps.
+    taus = np.union1d(SLIDER_TAUS, [tau for of in presets.values() for tau in of.values()])
     methods = []
     for method, curves in comparison.curves.items():
-        per_class = mean_per_class(list(curves.values()), SLIDER_TAUS)
-        presets = {"no adjustment": 0.0, "theory": 1.0}
-        for label, source in (("held-out", "held-out"), ("oracle", "oracle")):
-            choice = _choice(comparison, method, source)
-            if choice is not None:
-                nearest = int(np.argmin(np.abs(SLIDER_TAUS - choice.tau)))
-                presets[label] = float(SLIDER_TAUS[nearest])
+        per_class = mean_per_class(list(curves.values()), taus)
         methods.append(
             SliderMethod(
                 Series(figures.label(method), figures.color(method)),
                 axis.mean(per_class),
                 np.stack([per_class[:, k].mean(axis=1) for k in groups.values()], axis=1),
                 per_class.mean(axis=1),
-                presets,
+                presets[method],
             )
         )
-    return TauSlider(SLIDER_TAUS, axis, tuple(groups), tuple(methods), start=1.0)
+    return TauSlider(taus, axis, tuple(groups), tuple(methods), start=1.0)
+
+
+def _presets(comparison: Comparison, method: str) -> dict[str, float]:
+    """Taus worth a button, by what they are."""
+    found = {"no adjustment": 0.0, "theory": 1.0}
+    for source in ("held-out", "oracle"):
+        choice = _choice(comparison, method, source)
+        if choice is not None:
+            found[source] = choice.tau
+    return found
 
 
 def _groups(comparison: Comparison) -> dict[str, IntArray]:

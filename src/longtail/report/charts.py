@@ -26,6 +26,7 @@ from longtail.report._plotly import (
     upright,
     y_percent,
 )
+from longtail.report.blocks import Block, Body, Grid, Plot
 from longtail.report.sections import (
     Calibration,
     ClassErrors,
@@ -42,6 +43,8 @@ FEWEST = 10
 
 def frequencies(section: Frequencies) -> Chart:
     """Training examples per class."""
+    most, least = section.axis.ends
+    means = f"; a bar is the mean of a {section.axis.each}" if section.axis.binned else ""
     trace = {
         "type": "bar",
         "x": list(range(len(section.axis))),
@@ -53,8 +56,7 @@ def frequencies(section: Frequencies) -> Chart:
     return chart(
         "chart-frequencies",
         [trace],
-        label=f"Bar chart: training examples per class, from {section.values.max():,.0f} "
-        f"down to {section.values.min():,.0f}.",
+        label=f"Bar chart: training examples per class, from {most} down to {least}{means}.",
         height=280,
         xaxis=class_ticks(section.axis),
         yaxis={"title": {"text": "training examples"}, "rangemode": "tozero"},
@@ -145,7 +147,8 @@ def class_errors(section: ClassErrors) -> Chart:
     return chart(
         "chart-classes",
         traces,
-        label="Lines: error of each class, most frequent first. Rarest class: "
+        label=f"Lines: error of each {section.axis.each}, most frequent first. Rarest "
+        f"{'group' if section.axis.binned else 'class'}: "
         + listed(section.series, section.values[:, -1])
         + ".",
         height=400,
@@ -153,6 +156,27 @@ def class_errors(section: ClassErrors) -> Chart:
         xaxis=class_ticks(section.axis),
         yaxis=y_percent("error"),
     )
+
+
+def class_blocks(section: ClassErrors, caption: str, *, note: str = "") -> list[Block]:
+    """The chart of errors by class and the table of its numbers, as every page shows them."""
+    axis = section.axis
+    rows = [
+        (axis.names[i], axis.counts[i], *(f"{value:.1f}" for value in section.values[:, i]))
+        for i in range(len(axis))
+    ]
+    table = Grid(
+        f"The numbers: error of each {axis.each} in percent",
+        (
+            "classes" if axis.binned else "class",
+            "training examples",
+            *(one.label for one in section.series),
+        ),
+        [Body("", rows)],
+        note,
+        folded=True,
+    )
+    return [Plot(class_errors(section), caption), table]
 
 
 def group_errors(section: GroupErrors) -> Chart:
@@ -274,8 +298,10 @@ def weight_norms(section: WeightNorms) -> Chart:
     return chart(
         "chart-norms",
         traces,
-        label="Norms of the last layer's weights against training examples per class. "
-        "Correlation with the logarithm of the frequency: " + "; ".join(said) + ".",
+        label=f"Norms of the last layer's weights against training examples, of each "
+        f"{section.axis.each}. Correlation with the logarithm of the frequency: "
+        + "; ".join(said)
+        + ".",
         height=420,
         legend=legend_of(section.series, notes=notes),
         xaxis={

@@ -61,9 +61,28 @@ def honest(row: Row) -> bool:
 
 
 def best(comparison: Comparison) -> Row:
-    """The honest row with the lowest mean balanced error; the earlier of two equals."""
-    rows = [row for row in comparison.rows if honest(row)]
-    return min(rows, key=lambda row: float(row.errors.mean()))
+    """The honest row with the lowest mean balanced error; the earlier of two equals.
+
+    Softmax is what each is held against, over the seeds that it shares with it. Without softmax
+    they are held against each other, over the seeds that all of them share, if there are any.
+    """
+    return min(_honest(comparison), key=lambda row: mean_error(comparison, row))
+
+
+def mean_error(comparison: Comparison, row: Row) -> float:
+    """The error by which `best` compares: over the row's own seeds, or those that all share."""
+    seeds = shared_seeds(comparison) if comparison.baseline is None else ()
+    return float((row.errors_of(seeds) if seeds else row.errors).mean())
+
+
+def shared_seeds(comparison: Comparison) -> tuple[int, ...]:
+    """The seeds of every honest row; ensembles, which are no seed among others, aside."""
+    found = [set(row.seeds) for row in _honest(comparison) if not row.members]
+    return tuple(sorted(set.intersection(*found))) if found else ()
+
+
+def _honest(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.rows if honest(row)]
 
 
 def mean_half_width(interval: Interval) -> str:
@@ -106,7 +125,7 @@ def against_softmax(comparison: Comparison, row: Row, *, picked: bool = False) -
 
 def rivals(comparison: Comparison) -> int:
     """How many honest rows there are besides softmax."""
-    return len([row for row in comparison.rows if honest(row) and row is not comparison.baseline])
+    return len([row for row in _honest(comparison) if row is not comparison.baseline])
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -199,13 +218,34 @@ def summary(comparison: Comparison) -> list[str]:
     """What happened, in two plain sentences made from the numbers."""
     base, winner = comparison.baseline, best(comparison)
     if base is None:
-        others = len([row for row in comparison.rows if honest(row)])
         return [
-            f"Of {others} methods, {name(winner)} has the lowest balanced error, "
-            f"{percent(float(winner.errors.mean()))}%.",
+            _lowest_sentence(comparison, winner),
             "Without a run trained with plain softmax there is nothing to compare it to.",
         ]
     return [_softmax_sentence(comparison, base), _winner_sentence(comparison, base, winner)]
+
+
+def _lowest_sentence(comparison: Comparison, winner: Row) -> str:
+    """Who is lowest where there is no softmax, and by how much luck that may be."""
+    rows, shared = _honest(comparison), shared_seeds(comparison)
+    error = f"{percent(mean_error(comparison, winner))}%"
+    if len(rows) == 1:
+        return f"The one method, {name(winner)}, has a balanced error of {error}."
+    text = f"Of {len(rows)} methods, {name(winner)} has the lowest balanced error, {error}"
+    if winner.members:
+        return f"{text}; it is the mean of {len(winner.members)} networks, so this may be noise."
+    numbers = sorted({len(row.seeds) for row in rows if not row.members})
+    spans = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    if not shared:
+        return f"{text}; they share no seed (each has {spans}), so this may be noise."
+    if len(numbers) == 1 and numbers[0] == len(shared):
+        return f"{text}, but it is of one seed and may be noise." if numbers == [1] else f"{text}."
+    if len(shared) == 1:
+        return f"{text} with the one seed that all share (each has {spans}); this may be noise."
+    return (
+        f"{text}, over the {len(shared)} seeds that all share (each has {spans}); this may be "
+        f"noise."
+    )
 
 
 def _softmax_sentence(comparison: Comparison, base: Row) -> str:

@@ -15,10 +15,12 @@ from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import ListedData
 from longtail.priors import GROUPS, ClassPrior
 from longtail.report import figures
+from longtail.report.names import shortened
 from longtail.report.tables import plural
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
 GROUP_RULES = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
+_LONGEST_NAME = 16
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
@@ -149,13 +151,14 @@ def draw(data: LongTailedData) -> Any:
         figure, axes = figures.panels(columns=2, height=3.0, width_ratios=(1.0, 1.0))
         _draw_profile(axes[0, 0], train.counts)
         classes = sample_classes(train.counts)
+        names = shortened([train.class_names[c] for c in classes], _LONGEST_NAME)
         picture = mosaic(train, classes)
         samples = axes[0, 1]
         samples.imshow(picture, interpolation="nearest")
         step = picture.shape[0] / len(classes)
         samples.set_yticks(
             [(row + 0.5) * step for row in range(len(classes))],
-            [f"{_short(train.class_names[c])}  {train.counts[c]:,}" for c in classes],
+            [f"{name}  {train.counts[c]:,}" for name, c in zip(names, classes, strict=True)],
         )
         samples.set_xticks([])
         samples.tick_params(length=0)
@@ -181,10 +184,6 @@ def _draw_profile(axes: Any, counts: IntArray) -> None:
     axes.set_xlabel("classes, most frequent first")
     axes.set_title(f"training images per class, {int(counts.sum()):,} in all")
     axes.legend(loc="upper right")
-
-
-def _short(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def write(data: LongTailedData, stem: Path | str) -> tuple[Path, Path]:

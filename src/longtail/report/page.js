@@ -44,7 +44,7 @@
     });
   }
 
-  const startSlider = ({ taus, unadjusted, methods }) => {
+  const startSlider = ({ taus, digits, unadjusted, methods }) => {
     const knob = document.getElementById("tau-knob");
     const presets = document.getElementById("presets");
     const bars = { "chart-slider-groups": "groups", "chart-slider-classes": "classes" };
@@ -53,7 +53,7 @@
 
     const move = () => {
       const place = Number(knob.value);
-      const tau = taus[place].toFixed(2);
+      const tau = taus[place].toFixed(digits);
       for (const [id, key] of Object.entries(bars)) {
         const { data: [moving, without], layout } = page.charts[id];
         moving.y = method[key][place];
@@ -86,7 +86,7 @@
           const button = document.createElement("button");
           button.type = "button";
           button.value = place;
-          button.textContent = `${name}: ${taus[place].toFixed(2)}`;
+          button.textContent = `${name}: ${taus[place].toFixed(digits)}`;
           button.addEventListener("click", () => {
             knob.value = place;
             move();

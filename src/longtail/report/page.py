@@ -30,7 +30,6 @@ from longtail.report.blocks import (
     Tile,
     render,
 )
-from longtail.report.sections import ClassErrors
 from longtail.runs import Run, files
 
 _PRIMER = (
@@ -142,7 +141,11 @@ def page_of(
 def _tiles(comparison: Comparison) -> list[Tile]:
     base, winner = comparison.baseline, texts.best(comparison)
     tiles = [
-        Tile(texts.name(row), f"{texts.percent(float(row.errors.mean()))}%", "balanced error")
+        Tile(
+            texts.name(row),
+            f"{texts.percent(texts.mean_error(comparison, row))}%",
+            "balanced error",
+        )
         for row in dict.fromkeys((base, winner))
         if row is not None
     ]
@@ -172,7 +175,7 @@ def _trained(comparison: Comparison) -> Section:
                 Facts(_facts(comparison)),
                 Plot(
                     charts.frequencies(arrange.frequencies(comparison)),
-                    "Training examples per class.",
+                    f"Training examples of each {arrange.class_axis(comparison).each}.",
                 ),
             ),
             Pair(Facts(_recipe(comparison)), Facts(_machine(comparison))),
@@ -341,38 +344,15 @@ def _tau(comparison: Comparison) -> Section | None:
 
 def _classes(comparison: Comparison) -> Section:
     section = arrange.class_errors(comparison)
-    many = "Each point is the mean of a group of classes. " if section.axis.binned else ""
+    many = f"Each point is the mean of a {section.axis.each}. " if section.axis.binned else ""
     return Section(
         "classes",
-        "Error of each class",
+        f"Error of each {section.axis.each}",
         (
             f"{many}Classes stand in order of frequency; names in the legend are buttons that "
             "show and hide a method.",
         ),
-        [
-            Plot(charts.class_errors(section), "Mean over seeds."),
-            _class_table(section, texts.bias_note(comparison)),
-        ],
-    )
-
-
-def _class_table(section: ClassErrors, note: str) -> Grid:
-    axis = section.axis
-    rows = [
-        (axis.names[i], axis.counts[i], *(f"{value:.1f}" for value in section.values[:, i]))
-        for i in range(len(axis))
-    ]
-    what = "classes" if axis.binned else "class"
-    return Grid(
-        "The numbers: error of each class in percent",
-        (
-            what,
-            "training examples",
-            *(s.label for s in section.series),
-        ),
-        [Body("", rows)],
-        note,
-        folded=True,
+        charts.class_blocks(section, "Mean over seeds.", note=texts.bias_note(comparison)),
     )
 
 

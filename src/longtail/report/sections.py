@@ -48,6 +48,16 @@ SLIDER_TAUS = tau_grid(0, 4, most=SLIDER_STEPS)
 CURVE_TAUS = tau_grid(0, 4, most=CURVE_STEPS)
 
 
+def decimals(taus: FloatArray) -> int:
+    """Digits after the point with which a page writes taus that lie so close.
+
+    Examples:
+        >>> decimals(CURVE_TAUS), decimals(0.01 * SLIDER_TAUS)
+        (2, 4)
+    """
+    return max(2, 2 - math.floor(math.log10(taus[-1] - taus[0])))
+
+
 def unadjusted(taus: FloatArray) -> int:
     """The place of tau = 0 in a grid, where nothing is adjusted."""
     return int(np.argmin(np.abs(taus)))
@@ -109,6 +119,20 @@ class ClassAxis:
     def binned(self) -> bool:
         """Whether a bar stands for several classes."""
         return any(len(part) > 1 for part in self.members)
+
+    @property
+    def each(self) -> str:
+        """What a bar stands for: ``class``, or ``group of about 100 classes``."""
+        if not self.binned:
+            return "class"
+        sizes = [len(part) for part in self.members]
+        about = "" if min(sizes) == max(sizes) else "about "
+        return f"group of {about}{round(sum(sizes) / len(sizes)):,} classes"
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Training examples of the most and of the least frequent class, as text."""
+        return self.counts[0].partition("–")[0], self.counts[-1].rpartition("–")[2]
 
     def mean(self, values: FloatArray) -> FloatArray:
         """The mean over each bar's classes of one value per class, shape (…, num_classes)."""
@@ -216,7 +240,7 @@ class SliderMethod:
         per_class: shape (taus, bars).
         groups: shape (taus, groups).
         balanced: shape (taus,).
-        presets: taus worth a button, by what they are; on the slider's grid.
+        presets: taus worth a button, by what they are; positions of the slider.
     """
 
     series: Series

@@ -26,6 +26,7 @@ from longtail.report.sections import (
     TauCurves,
     TauLine,
     TauSlider,
+    decimals,
     rounded,
     unadjusted,
 )
@@ -37,7 +38,7 @@ def tau_curves(section: TauCurves, *, start: float) -> Chart:
     """Balanced error against tau; the first shape is the line that the slider moves."""
     traces: list[dict[str, Any]] = []
     legend: list[LegendItem] = []
-    ends = [float(section.taus[0]), float(section.taus[-1])]
+    ends, digits = [float(section.taus[0]), float(section.taus[-1])], decimals(section.taus)
     for line in section.lines:
         first = len(traces)
         traces += _band_and_line(section.taus, line)
@@ -50,7 +51,7 @@ def tau_curves(section: TauCurves, *, start: float) -> Chart:
     ):
         first = len(traces)
         traces += [
-            _marker(line, getattr(line, source), symbol, what)
+            _marker(line, getattr(line, source), symbol, what, digits)
             for line in section.lines
             if getattr(line, source) is not None
         ]
@@ -69,7 +70,7 @@ def tau_curves(section: TauCurves, *, start: float) -> Chart:
             }
         )
     zero = unadjusted(section.taus)
-    said = [_said(line, zero) for line in section.lines]
+    said = [_said(line, zero, digits) for line in section.lines]
     return chart(
         "chart-tau",
         traces,
@@ -91,7 +92,8 @@ def ceiling(section: TauCurves) -> float:
 
 
 def _band_and_line(taus: FloatArray, line: TauLine) -> list[dict[str, Any]]:
-    color, x = line.series.color, rounded(taus)
+    color, digits = line.series.color, decimals(taus)
+    x = rounded(taus, digits + 1)
     edge = {"type": "scatter", "x": x, "mode": "lines", "hoverinfo": "skip"}
     return [
         {**edge, "y": rounded(line.low), "line": {"width": 0, "color": color}},
@@ -108,16 +110,17 @@ def _band_and_line(taus: FloatArray, line: TauLine) -> list[dict[str, Any]]:
             "y": rounded(line.mean),
             "mode": "lines",
             "line": {"color": color, "width": 2.8},
-            "hovertemplate": f"{line.series.label}<br>τ = %{{x:.2f}}: %{{y:.1f}}%<extra></extra>",
+            "hovertemplate": f"{line.series.label}<br>τ = %{{x:.{digits}f}}: %{{y:.1f}}%"
+            "<extra></extra>",
         },
     ]
 
 
-def _marker(line: TauLine, choice: Any, symbol: str, what: str) -> dict[str, Any]:
+def _marker(line: TauLine, choice: Any, symbol: str, what: str, digits: int) -> dict[str, Any]:
     color = line.series.color
     return {
         "type": "scatter",
-        "x": [round(choice.tau, 3)],
+        "x": [round(choice.tau, digits + 1)],
         "y": [round(choice.error, 3)],
         "mode": "markers",
         "marker": {
@@ -129,25 +132,25 @@ def _marker(line: TauLine, choice: Any, symbol: str, what: str) -> dict[str, Any
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [round(choice.high - choice.tau, 3)],
-            "arrayminus": [round(choice.tau - choice.low, 3)],
+            "array": [round(choice.high - choice.tau, digits + 1)],
+            "arrayminus": [round(choice.tau - choice.low, digits + 1)],
             "color": INK,
             "thickness": 1.4,
             "width": 4,
             "visible": choice.high > choice.low,
         },
         "hovertemplate": (
-            f"{line.series.label}<br>{what}<br>τ = {choice.tau:.2f} "
-            f"({choice.low:.2f} to {choice.high:.2f})<br>%{{y:.1f}}%<extra></extra>"
+            f"{line.series.label}<br>{what}<br>τ = {choice.tau:.{digits}f} "
+            f"({choice.low:.{digits}f} to {choice.high:.{digits}f})<br>%{{y:.1f}}%<extra></extra>"
         ),
     }
 
 
-def _said(line: TauLine, zero: int) -> str:
+def _said(line: TauLine, zero: int, digits: int) -> str:
     text = f"{line.series.label}: {line.mean[zero]:.1f}% at τ = 0, least {line.mean.min():.1f}%"
     for choice, what in ((line.chosen, "held-out"), (line.oracle, "oracle")):
         if choice is not None:
-            text += f", {choice.error:.1f}% at the {what} τ (mean {choice.tau:.2f})"
+            text += f", {choice.error:.1f}% at the {what} τ (mean {choice.tau:.{digits}f})"
     return f"{text}."
 
 
@@ -157,8 +160,8 @@ def slider_classes(section: TauSlider) -> Chart:
     return chart(
         "chart-slider-classes",
         _bars(section, method, method.per_class, list(range(len(section.axis))), section.axis),
-        label="Bar chart: error of each class at the slider's τ, most frequent class first; "
-        "the line above the slider says the same in words.",
+        label=f"Bar chart: error of each {section.axis.each} at the slider's τ, most frequent "
+        "first; the line above the slider says the same in words.",
         height=360,
         barmode="overlay",
         bargap=0.2 if len(section.axis) <= _DENSE else 0.05,
@@ -240,8 +243,10 @@ def slider_block(section: TauSlider) -> Slider:
 
 def slider_values(section: TauSlider) -> dict[str, Any]:
     """What the script needs to move the bars: every number that it will show, rounded here."""
+    digits = decimals(section.taus)
     return {
-        "taus": rounded(section.taus),
+        "taus": rounded(section.taus, digits + 1),
+        "digits": digits,
         "start": int(np.argmin(np.abs(section.taus - section.start))),
         "unadjusted": unadjusted(section.taus),
         "methods": [

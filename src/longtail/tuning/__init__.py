@@ -57,7 +57,8 @@ class TauResult:
         interval: the cell of minimisers that holds it: no tau in it is better or worse.
         error: the criterion at `tau`. It was chosen for being low on these very examples, so
             expect a little more on others.
-        standard_error: of `error`, by resampling examples at this tau.
+        standard_error: of `error` at this tau on other examples; a class that has few, or was
+            all right, still adds to it.
         confidence: ends of the bootstrap interval of tau, or None without replicates: quantiles
             of the resampled taus, and all of `interval`, which the data can't tell apart.
         confidence_level: its nominal level; see `few_decide`.
@@ -85,6 +86,11 @@ class TauResult:
     def error_at(self, tau: float) -> float:
         """The criterion at another tau, such as 0 (no adjustment) or 1 (the theory's)."""
         return float(self.curve(_checks.tau(tau, "TauResult.error_at")))
+
+    @property
+    def indifferent(self) -> bool:
+        """Whether every tau within the bounds is equally good, as for logits of a huge scale."""
+        return self.interval == self.curve.bounds
 
     @property
     def at_bound(self) -> bool:
@@ -164,7 +170,7 @@ class TauResult:
             >>> target = np.repeat([0, 1], [20, 10])
             >>> prior = ClassPrior.from_counts([90, 10])
             >>> result = tune_tau(noise + np.eye(2)[target], target, prior)
-            >>> result.describe(class_names=["cat", "dog"]).splitlines()[3]
+            >>> result.describe(class_names=["cat", "dog"]).splitlines()[4]
             '  30 held-out examples of 2 classes, fewest 10 (class dog)'
         """
         if class_names is not None and len(class_names) != len(self.counts):
@@ -259,7 +265,8 @@ def tune_tau(
         >>> print(result)
         tau = 0.9374 (logit adjustment)
           95% bootstrap interval 0.8356 to 1.008
-          balanced error 0.1267 ± 0.027, 0.54 at tau = 0, 0.1533 at tau = 1
+          balanced error 0.1267 ± 0.028 (standard error)
+          0.54 at tau = 0, 0.1533 at tau = 1
           150 held-out examples of 3 classes, fewest 50 (class 0)
         >>> [round(end, 4) for end in result.interval]
         [0.9357, 0.9391]

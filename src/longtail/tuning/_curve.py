@@ -6,11 +6,13 @@ The pass over the logits is in `_intervals`, resampling in `_bootstrap`. Import
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
+from longtail.metrics._variance import mean_variance
 from longtail.tuning._intervals import TauIntervals, divided, refuse_missing_classes
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.
@@ -93,12 +95,17 @@ class TauCurve:
         return np.where(totals > 0, divided(missed, totals), np.nan)
 
     def standard_error(self, tau: float) -> float:
-        """Of the error at this tau: √(Σ_y w_y² Var_y / n_y), the classes' own sizes fixed."""
+        """Of the error at this tau, the classes' own sizes fixed.
+
+        Not the examples' own spread, which is nil in a class of one: `mean_variance` says how
+        few of them widen it.
+        """
         parts = self.intervals
-        wrong = ~((parts.lower <= tau) & (tau < parts.upper))
-        residual = (wrong - self.per_class(tau)[parts.target]) * parts.weights
-        squares = np.bincount(parts.target, weights=residual**2, minlength=parts.num_classes)
-        return float(np.sqrt(np.sum(parts.shares**2 * squares)))
+        some = np.flatnonzero((parts.importance > 0) & (parts.counts > 0))
+        alike = parts.effective_counts[some]
+        return math.sqrt(
+            mean_variance(self.per_class(tau)[some] * alike, None, alike, parts.importance[some])
+        )
 
     def minimizer(self) -> tuple[float, tuple[float, float]]:
         """The minimising cell nearest to tau = 1, as (midpoint, (lower end, upper end))."""

@@ -179,16 +179,20 @@ class TauIntervals:
         return divided(self.importance, self.totals)
 
     @property
+    def effective_counts(self) -> FloatArray:
+        """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
+        squares = np.bincount(self.target, weights=self.weights**2, minlength=self.num_classes)
+        return divided(self.totals**2, squares)
+
+    @property
     def deciding_examples(self) -> float:
         """How many examples decide about the error, in effect.
 
         Their variances v_y = importance_y² / n_y add up to that of the error. As with the degrees
         of freedom of such a sum (Satterthwaite), it is known as well as from (Σ v)² / Σ (v² / n)
         examples: all of them in balanced data, those of the rarest class where it alone is small.
-        Of weighted examples n is the number of alike ones that tell as much (Kish).
         """
-        squares = np.bincount(self.target, weights=self.weights**2, minlength=self.num_classes)
-        alike = divided(self.totals**2, squares)
+        alike = self.effective_counts
         variances = divided(self.importance**2, alike)
         return float(variances.sum() ** 2 / divided(variances**2, alike).sum())
 

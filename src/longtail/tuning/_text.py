@@ -20,12 +20,13 @@ def landmarks(result: TauResult) -> list[float]:
 def describe(result: TauResult, class_names: Sequence[str] | None) -> str:
     """A result in a few lines; classes by their numbers where they have no names."""
     counts = result.counts
-    others = "".join(f", {result.error_at(t):.4g} at tau = {t:g}" for t in landmarks(result))
+    others = ", ".join(f"{result.error_at(t):.4g} at tau = {t:g}" for t in landmarks(result))
     name = result.criterion.replace("_", " ")
     fewest = int(np.argmin(counts))
     lines = [
         *_choice(result),
-        f"  {name} {result.error:.4g} ± {result.standard_error:.2g}{others}",
+        f"  {name} {result.error:.4g} ± {result.standard_error:.2g} (standard error)",
+        *([f"  {others}"] if others else []),
         f"  {int(counts.sum())} held-out examples of {len(counts)} classes, "
         f"fewest {int(counts[fewest])} ({_class(fewest, class_names)})",
         *_stand_ins(result, class_names),
@@ -71,7 +72,7 @@ def _too_few(result: TauResult) -> list[str]:
 
 def _doubts(result: TauResult) -> list[str]:
     """What a tau at an end of its bounds, or anywhere within them, may mean."""
-    if result.interval == result.curve.bounds:
+    if result.indifferent:
         return [f"  every tau within the bounds {result.bounds} is equally good"]
     if result.at_zero:
         return [
