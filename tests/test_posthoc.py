@@ -377,6 +377,14 @@ def test_the_advice_for_another_target_is_right(aim, mix):
     assert as_advised < min(as_called, as_they_are) - 0.01
 
 
+def test_the_warning_says_whether_anything_is_shifted():
+    loss = margins.logit_adjusted(PRIOR)
+    aims = {"favoured twice": None, "adjusting to it changes nothing": PRIOR}
+    for said, aim in aims.items():
+        with pytest.warns(AdjustedTwiceWarning, match=said):
+            adjust_logits(random_logits(), PRIOR, target_prior=aim, trained_with=loss)
+
+
 def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing():
     uniform = ClassPrior.uniform(3)
     with warnings.catch_warnings():

@@ -279,6 +279,16 @@ def test_labels_in_a_file_of_another_kind(name):
         read_numbers(name, option="--counts", num_classes=3, class_names=None)
 
 
+def test_text_in_utf_16_is_told():
+    for encoding in ("utf-16", "utf-16-le"):
+        Path("y.csv").write_bytes("label\n0\n1\n".encode(encoding))
+        with pytest.raises(InputError, match=r"y.csv is .*UTF-8"):
+            read_labels(Path("y.csv"))
+    Path("y.csv").write_bytes("label\n0\n1\n".encode("utf-16"))
+    with pytest.raises(InputError, match=r"in UTF-16, not in UTF-8; save it in UTF-8"):
+        read_labels(Path("y.csv"))
+
+
 def test_text_in_another_encoding_names_the_byte():
     Path("y.txt").write_bytes("caf\u00e9\nbar\n".encode("latin-1"))
     with pytest.raises(

@@ -452,21 +452,25 @@ def test_resampling_one_by_one_is_the_bootstrap():
     assert stats.ks_2samp(ours, brute).statistic < 0.12
 
 
-def test_classes_of_few_examples_are_drawn_together():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_classes_of_few_examples_are_drawn_together(weighted):
     """By the formula: their examples are drawn from all of theirs, each with its class's share."""
-    counts = np.array([40, 30, 3, 2, 1, 1, 1, 1])
+    counts = np.array([40, 30, 9, 9, 9, 1, 1, 1])
     prior, target = ClassPrior.from_counts(10 * counts), np.repeat(np.arange(8), counts)
+    weight = np.ones(100)
+    if weighted:  # within classes and between them
+        weight = np.exp(3 * np.random.default_rng(3).normal(size=100)) * (1 + target)
     logits = np.random.default_rng(0).normal(size=(len(target), 8)) + 2 * np.eye(8)[target]
     logits += prior.log_probs
-    curve = tune_tau(logits, target, prior, n_bootstrap=0).curve
-    ours = bootstrap.resampled_taus(curve, 400, np.random.default_rng(1))
+    curve = tune_tau(logits, target, prior, sample_weight=weight, n_bootstrap=0).curve
+    ours = bootstrap.resampled_taus(curve, 1000, np.random.default_rng(1))
     taus = np.linspace(0.0, 4.0, 4001)
     right = np.array([adjust_logits(logits, prior, tau=t).argmax(axis=1) == target for t in taus])
-    share = 1 / 8 / counts[target]
+    share = weight / 8 / np.bincount(target, weights=weight)[target]
     small = counts[target] < 10
     pools = [small, *(target == y for y in range(8) if counts[y] >= 10)]
     rng, brute = np.random.default_rng(2), []
-    for _ in range(400):
+    for _ in range(1000):
         total = np.zeros(len(taus))
         for pool in pools:
             rows = rng.choice(np.flatnonzero(pool), pool.sum())
@@ -475,7 +479,19 @@ def test_classes_of_few_examples_are_drawn_together():
         plateaus = np.split(taus[best], np.flatnonzero(np.diff(best) > 1) + 1)
         brute.append(min(plateaus, key=lambda some: abs(some - 1).min()).mean())
     assert ours.std() == pytest.approx(np.std(brute), rel=0.1)
-    assert stats.ks_2samp(ours.round(2), np.round(brute, 2)).statistic < 0.12  # as fine as the grid
+    assert stats.ks_2samp(ours.round(2), np.round(brute, 2)).statistic < 0.08  # as fine as the grid
+
+
+def test_the_normal_approximation_draws_them_together_too():
+    prior = ClassPrior.from_counts(np.geomspace(1000, 10, 200).astype(int))
+    target = np.arange(200)
+    logits = 3.0 * np.random.default_rng(0).normal(size=(200, 200)) + prior.log_probs
+    logits[target, target] += 9.0
+    curve = tune_tau(logits, target, prior, n_bootstrap=0).curve
+    one = bootstrap.resampled_taus(curve, 400, np.random.default_rng(1))
+    *_, (two, _) = bootstrap.normal_rounds(curve, 1000, np.random.default_rng(2))
+    assert one.std() > 0.05
+    assert two.std() == pytest.approx(one.std(), rel=0.3)
 
 
 @pytest.mark.parametrize("each", [1, 2, 6])

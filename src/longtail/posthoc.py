@@ -124,7 +124,8 @@ def adjust_logits(
     shift = -tau * log_ratio(prior, target_prior, costs, caller=caller)
     if trained_with is not None:
         elsewhere = target_prior is not None or costs is not None
-        _warn_if_already_adjusted(trained_with, prior, tau, elsewhere=elsewhere)
+        moved = bool(np.ptp(shift))
+        _warn_if_already_adjusted(trained_with, prior, tau, elsewhere=elsewhere, moved=moved)
     return _apply(logits, lambda f, a: f + a, shift)
 
 
@@ -416,14 +417,17 @@ def from_uniform(num_classes: int) -> str:
     )
 
 
-def _warn_if_already_adjusted(
-    margin: Margin, prior: ClassPrior, tau: float, *, elsewhere: bool
-) -> None:
-    """`elsewhere`: the adjustment is to another target than the balanced error.
+# For warnings: a shift of 0 is what the target π takes of logits whose prior is π, and no others.
+LEFT_BALANCED = (
+    "its logits are not those of the training prior, and adjusting to it changes nothing"
+)
+_AGAIN = "adjusting its logits again is incoherent: the rare classes are favoured twice"
 
-    A shift of 0 is no excuse: it is what the target π takes, and wrong of logits that training has
-    balanced. Only a uniform prior takes nothing off.
-    """
+
+def _warn_if_already_adjusted(
+    margin: Margin, prior: ClassPrior, tau: float, *, elsewhere: bool, moved: bool
+) -> None:
+    """`elsewhere`: the target is another than the balanced error; `moved`: the shift is not 0."""
     if not hasattr(margin, "residual_adjustment"):
         raise InputError(
             f"adjust_logits: `trained_with` must be the Margin of the training loss, such as "
@@ -435,7 +439,7 @@ def _warn_if_already_adjusted(
         instead = "use the logits as they are (tau=0)"
         warnings.warn(
             f"adjust_logits: the loss '{margin.name}' already aims at the balanced error, so "
-            f"adjusting its logits again is incoherent: the rare classes are favoured twice; "
+            f"{_AGAIN if moved else LEFT_BALANCED}; "
             f"{from_uniform(prior.num_classes) if elsewhere else instead}.",
             AdjustedTwiceWarning,
             stacklevel=3,

@@ -149,6 +149,17 @@ def test_logits_of_earlier_weights_are_not_taken_for_the_runs(tmp_path, caplog):
     assert "training went on after the last validation" in caplog.text
 
 
+def test_an_earlier_fit_leaves_nothing_behind(tmp_path):
+    """Of as many steps, so that nothing but the fit tells its validation from one of this."""
+    net = example.Net()
+    trainer(max_epochs=1).fit(net, example.Data(16))
+    example.record(net, tmp_path)
+    trainer(max_epochs=1, limit_val_batches=0).fit(net, example.Data(16))
+    (run,) = find_runs(tmp_path)
+    assert run.splits == ()
+    assert run.has_model
+
+
 def test_the_sanity_check_leaves_nothing_behind(tmp_path):
     net = example.record(example.Net(), tmp_path)
     trainer(max_epochs=1, check_val_every_n_epoch=2, num_sanity_val_steps=2).fit(

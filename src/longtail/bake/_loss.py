@@ -10,10 +10,18 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+import numpy as np
+
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change, LogitAdjustment
 from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning, adjusts_again, from_uniform, leaves_little
+from longtail.posthoc import (
+    LEFT_BALANCED,
+    AdjustedTwiceWarning,
+    adjusts_again,
+    from_uniform,
+    leaves_little,
+)
 from longtail.priors import ClassPrior
 
 
@@ -42,6 +50,8 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
     prior = ClassPrior.from_probs(change.settings["prior"])
     if prior.imbalance_ratio == 1:  # takes nothing off
         return
+    twice = "adjusting its logits favours the rare classes twice"
+    what = twice if np.ptp(change.shift) else LEFT_BALANCED
     instead = "use them as they are, or at most with a small tau that held-out data ask for"
     if "target_prior" in change.settings or "costs" in change.settings:
         instead = from_uniform(prior.num_classes)
@@ -49,8 +59,7 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
         if _leaves_little(margin, prior):
             warnings.warn(
                 f"{change.caller}: {name} holds a loss ({place}) that already aims at the "
-                f"balanced error. If it was trained with that, adjusting its logits favours the "
-                f"rare classes twice; {instead}.",
+                f"balanced error. If it was trained with that, {what}; {instead}.",
                 AdjustedTwiceWarning,
                 stacklevel=5,  # from the bake of a kind of model, `_bake` and the public function
             )

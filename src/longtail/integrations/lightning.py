@@ -204,6 +204,8 @@ class LongTailMixin:
 
     def on_train_start(self) -> None:
         """Open the run folder."""
+        # An earlier fit's validation tells nothing of the weights at the end of this one.
+        self._collected = self._collected_at = None
         if self._recording is not None:
             self._first_process(lambda: self._open_run(self._recording))
 

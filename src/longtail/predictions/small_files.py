@@ -50,10 +50,12 @@ def read_text(path: Path) -> str:
     if not path.is_file():
         raise InputError(f"there is no file {path}.")
     content = path.read_bytes()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"{path} is text in UTF-16, not in UTF-8; save it in UTF-8.")
     if b"\0" in content:
         raise InputError(
             f"{path} is not a text file; labels and numbers are read from .npy, .csv, .tsv or text "
-            f"files."
+            f"files, in UTF-8."
         )
     try:
         return content.decode("utf-8-sig")
