@@ -289,6 +289,23 @@ def test_the_development_set_on_teachers_and_epochs(dataset):
     assert "trained for twice the epochs" not in without
 
 
+def test_what_teachers_gain_is_told_for_each_ratio():
+    """A ratio that has no students yet is none of them."""
+    found = [one for ratio in (100, 10) for one in made_up_setting(Setting("cifar10-lt", ratio))]
+    half = made_up_setting(Setting("cifar10-lt", 50), with_ablation=False)
+    started = [one for one in half if one.spec.recipe.name != "strong-student"]
+    study = Study.of([*found, *started])
+    text = how_far.page(study)
+    (said,) = re.findall(r"^From `strong` to `strong-distilled`, .*: (.*)\.$", text, re.MULTILINE)
+    words = []
+    for ratio in (100, 10):
+        part = study.part("cifar10-lt", ratio)
+        change = 100 * (part.distilled.errors.mean() - part.strong.errors.mean())
+        words.append(f"{change:+.2f} at ratio {ratio}".replace("-", "−"))
+    assert study.part("cifar10-lt", 50).strong is not None
+    assert said == ", ".join(words) + " on CIFAR-10-LT"
+
+
 def test_a_ratio_that_is_half_trained_is_still_to_be_trained():
     setting = Setting("cifar10-lt", 50.0)
     found = made_up_setting(setting, with_ablation=False)

@@ -201,13 +201,32 @@ def _ratios(study: Study) -> list[str]:
     blocks = ["## Other imbalance ratios"]
     table = strong.ratios_table(study)
     if table is not None:
-        blocks.append(table.markdown())
+        blocks += [table.markdown(), *_by_ratio(study)]
     begun = [part.setting for part in study.parts if part.missing()]
     lacking = [one for one in (*begun, *study.absent) if one.ratio != RATIOS[0]]
     if lacking:
         commands = "\n".join(setting.command() for setting in lacking)
         blocks.append(f"Not trained yet:\n\n```sh\n{commands}\n```")
     return blocks
+
+
+def _by_ratio(study: Study) -> list[str]:
+    """What teachers gain at each ratio, in one sentence."""
+    words = []
+    for dataset in CIFARS:
+        both = [
+            (ratio, part.distilled, part.strong)
+            for ratio in RATIOS
+            if (part := study.part(dataset, ratio)) and part.distilled and part.strong
+        ]
+        gains = [
+            f"{_gain(student.errors, alone.errors)} at ratio {ratio:g}"
+            for ratio, student, alone in both
+        ]
+        words += [f"{', '.join(gains)} on {title_of(dataset)}"] if gains else []
+    if not words:
+        return []
+    return [f"From `strong` to `{DISTILLED}`, in points of that error: {'; '.join(words)}."]
 
 
 def _ablation(study: Study) -> list[str]:
