@@ -521,15 +521,19 @@ def test_students_of_longer_teachers_listen_to_these_alone(tmp_path, monkeypatch
         return replace(kind, overrides={**kind.overrides, "epochs": half})
 
     monkeypatch.setattr(Setting, "_in_trial", shorter)
-    part = small_run(tmp_path, stages=["longer-teachers"]).part("cifar10-lt")
+    stages = ["longer-teachers", "longer-students"]
+    part = small_run(tmp_path, stages=stages).part("cifar10-lt")
     assert [line.name for line in part.longer_teachers] == [
         f"{kind.name}, longer" for kind in TEACHERS["cifar10-lt"]
     ]
     assert {line.epochs for line in part.longer_teachers} == {2 * half}
-    (students,) = part.further
+    students, longer = part.further
     assert students.name == f"{DISTILLED}, longer teachers"
+    assert longer.name == f"{DISTILLED}, longer teachers and students"
+    assert (students.epochs, longer.epochs) == (2 * half, 4 * half)
     members = {line.records[0].name for line in part.longer_teachers}
-    assert set(names_of(students.records[0].spec)) == members
+    for line in part.further:
+        assert set(names_of(line.records[0].spec)) == members
     (mean,) = part.ensembles
     assert mean.name == "ensemble of 5 longer teachers"
     assert set(mean.records[0].spec.settings["runs"]) == members
@@ -539,7 +543,7 @@ def test_students_of_longer_teachers_listen_to_these_alone(tmp_path, monkeypatch
     assert part.teachers == []
     assert part.distilled is None
     assert {one.name for one in part.records} == {
-        *members, students.records[0].name, mean.records[0].name,
+        *members, students.records[0].name, longer.records[0].name, mean.records[0].name,
     }  # fmt: skip
 
 

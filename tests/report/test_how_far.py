@@ -161,7 +161,8 @@ def test_what_is_trained_of_it_is_part_of_everything_else():
     both = how_far.page(Study.of([one for mine in found.values() for one in mine]))
     told, lacking = both.split("And so is everything else on this page")[1].split("Not trained yet")
     assert f"{stage}\n" in told
-    assert "longer" not in lacking
+    assert stage not in lacking
+    assert "longtail reproduce strong --stage longer-students\n" in lacking
 
 
 def test_students_of_longer_teachers_are_told_with_what_both_sets_say_of_them():

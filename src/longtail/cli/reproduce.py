@@ -133,10 +133,10 @@ def reproduce(
             "development set; ratio 100 only), students (with their teachers), earlier (strong "
             "and, at ratio 100, students as they were trained before), more-teachers (students "
             "of more networks, some wider), longer-teachers (students of teachers that train "
-            "longer), second-generation (students of students, too), ablation (ingredients "
-            "added and taken away, in a few epochs) or removal (strong in the first trial's "
-            "epochs without each of its parts); may be repeated. strong and students if absent; "
-            "of strong-distilled, teachers and students.",
+            "longer), longer-students (these for twice the epochs), second-generation (students "
+            "of students, too), ablation (ingredients added and taken away, in a few epochs) or "
+            "removal (strong in the first trial's epochs without each of its parts); may be "
+            "repeated. strong and students if absent; of strong-distilled, teachers and students.",
             metavar="NAME",
         ),
     ] = None,

@@ -242,17 +242,18 @@ class Part:
 
     @cached_property
     def further(self) -> list[Line]:
-        """Students of more or longer teachers, and with the first ones for teachers too."""
+        """Students of more or longer teachers, longer ones, and with the first for teachers too."""
         first = self.distilled
         second = [*self._first, *first.records] if first and first.is_whole else []
         wanted = {
-            "more teachers": self._more,
-            "longer teachers": self._longer,
-            "second generation": second,
+            "more teachers": (STUDENT, self._more),
+            "longer teachers": (STUDENT, self._longer),
+            "longer teachers and students": (self.setting.longer_student, self._longer),
+            "second generation": (STUDENT, second),
         }
         lines = [
-            self._students(f"{DISTILLED}, {name}", STUDENT, teachers)
-            for name, teachers in wanted.items()
+            self._students(f"{DISTILLED}, {name}", kind, teachers)
+            for name, (kind, teachers) in wanted.items()
         ]
         return [line for line in lines if line is not None]
 

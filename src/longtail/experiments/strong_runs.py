@@ -2,9 +2,10 @@
 
 A `Setting` is a data set at an imbalance ratio. Its runs are the recipe `strong`; teachers, each
 trained in another way; students of all of them together; both as they were trained before;
-students of more teachers, some of them wider networks, of teachers that train longer, and those of
-a second generation, which have the first students for teachers too; the ablation,
-which in a few epochs adds every ingredient to a plain recipe and to `strong`, or takes it away; and
+students of more teachers, some of them wider networks, of teachers that train longer, these for
+twice the epochs too, and those of a second generation, which have the first students for teachers
+too; the ablation, which in a few epochs adds every ingredient to a plain recipe and to `strong`, or
+takes it away; and
 `strong` in the first trial's epochs without each of its parts. Candidates for how students are
 trained are not among them: those never see the test set, see `selection`. `StrongTrainer` does what
 has no record yet, judges each finished run once on the development and the test set, and can be
@@ -56,6 +57,7 @@ STAGES = (
     "earlier",
     "more-teachers",
     "longer-teachers",
+    "longer-students",
     "second-generation",
     "ablation",
     "removal",
@@ -192,6 +194,12 @@ class Setting:
         first, half = (replace(kind, overrides={**kind.overrides, **epochs}) for kind in kinds)
         return first, half
 
+    @property
+    def longer_student(self) -> Kind:
+        """Students for twice the recipe's epochs."""
+        epochs = {"epochs": 2 * self.student.spec(STUDENT, 0).recipe.values["epochs"]}
+        return replace(STUDENT, overrides={**STUDENT.overrides, **epochs})
+
     def ensemble(self, names: Iterable[str]) -> RunSpec:
         """The teachers' mean logits."""
         return ensemble_spec(self.strong.spec(STRONG, 0).dataset, list(names))
@@ -260,7 +268,9 @@ class StrongTrainer(Trainer):
                 more: list[RunSpec] = []
                 if "more-teachers" in stages:
                     more += setting.more_teachers().values()
-                longer = setting.longer_teachers() if "longer-teachers" in stages else []
+                of_longer = [STUDENT] if "longer-teachers" in stages else []
+                of_longer += [setting.longer_student] if "longer-students" in stages else []
+                longer = setting.longer_teachers() if of_longer else []
                 singles += [*more, *longer]
                 self._train(setting.strong, list({one.folder: one for one in singles}.values()))
                 if taught:
@@ -277,7 +287,7 @@ class StrongTrainer(Trainer):
                 if more:
                     self._teach(setting, ([STUDENT], [*teachers, *more]))
                 if longer:
-                    self._teach(setting, ([STUDENT], longer))
+                    self._teach(setting, (of_longer, longer))
                 if "second-generation" in stages:
                     first = setting.students(self._names(teachers))
                     self._teach(setting, ([STUDENT], [*teachers, *first]))

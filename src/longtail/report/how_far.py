@@ -45,11 +45,21 @@ _TRIAL = (
 )
 _REMOVAL = "What is lost when `strong` in the first trial's epochs goes without one of its parts"
 
-# Stages of students beyond the recipe's: what they are.
+# Stages of students beyond the recipe's: what tables call them, and what they are.
 _FURTHER = {
-    "more-teachers": "students of more teachers, among them networks four times as wide",
-    "longer-teachers": "students of teachers that train longer",
-    "second-generation": "students of teachers some of which are students",
+    "more-teachers": (
+        "more teachers",
+        "students of more teachers, among them networks four times as wide",
+    ),
+    "longer-teachers": ("longer teachers", "students of teachers that train longer"),
+    "longer-students": (
+        "longer teachers and students",
+        "students of such longer teachers that train for twice the epochs themselves",
+    ),
+    "second-generation": (
+        "second generation",
+        "students of teachers some of which are students",
+    ),
 }
 
 logger = logging.getLogger("longtail")
@@ -373,18 +383,19 @@ def _with_further(study: Study) -> dict[str, list[str]]:
     found = {dataset: study.part(dataset) for dataset in CIFARS}
     there = {d: {further_name(line) for line in part.further} for d, part in found.items() if part}
     return {
-        stage: [dataset for dataset in there if stage.replace("-", " ") in there[dataset]]
-        for stage in _FURTHER
+        stage: [dataset for dataset in there if name in there[dataset]]
+        for stage, (name, _) in _FURTHER.items()
     }
 
 
 def _further_words(stage: str, datasets: Sequence[str]) -> str:
     """What such students are, and where that is not on all data sets alike, on which."""
+    _, words = _FURTHER[stage]
     if stage == "longer-teachers":
         epochs = (f"{LONGER_EPOCHS[one]} epochs on {title_of(one)}" for one in datasets)
-        return f"{_FURTHER[stage]}, for {' and '.join(epochs)}"
+        return f"{words}, for {' and '.join(epochs)}"
     on = f" on {title_of(datasets[0])}" if len(datasets) < len(CIFARS) else ""
-    return f"{_FURTHER[stage]}{on}"
+    return f"{words}{on}"
 
 
 def _commands(stages: Mapping[str, Sequence[str]]) -> str:
