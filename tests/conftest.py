@@ -22,6 +22,23 @@ class Result:
 
 
 @pytest.fixture
+def no_data_folder(monkeypatch):
+    """As on a machine that names no folder of data."""
+    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+
+
+@pytest.fixture
+def one_thread():
+    """Small networks train faster so, and do not crowd out tests beside them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def root(tmp_path):
     """The folder of runs of a test, not made yet."""
     return tmp_path / "runs"

@@ -11,10 +11,7 @@ from data_factory import cifar_files, write_archive, write_folder, write_large
 from longtail.data import load, official
 from longtail.data.digits import load_digits_lt
 
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 @pytest.fixture

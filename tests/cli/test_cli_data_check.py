@@ -9,10 +9,7 @@ from PIL import Image
 from data_factory import write_folder, write_large, write_photos
 from longtail.data import load
 
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 def test_a_sound_data_set(cli):

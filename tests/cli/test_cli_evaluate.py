@@ -18,12 +18,9 @@ from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec, Run, find_runs
 from run_factory import make_run, make_spec, make_writer
 
+pytestmark = pytest.mark.usefixtures("no_data_folder")
+
 DIGITS = ("train", "--dataset", "digits-lt", "--device", "cpu", "--set", "epochs=2")
-
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
 
 
 @pytest.fixture(scope="module")

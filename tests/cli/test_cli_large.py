@@ -18,15 +18,12 @@ from longtail.data.large import load_listed
 from longtail.runs import Run, find_runs
 from longtail.train import engine, evaluation
 
+pytestmark = pytest.mark.usefixtures("no_data_folder")
+
 COUNTS, HELD = (120, 60, 30, 12, 6), 6  # some hundred images of five classes
 SMALL = [f"--set={word}" for word in ("model=small-conv", "batch_size=32", "image_size=16")]
 SMALL += [f"--set={word}" for word in ("epochs=3", "lr=0.05", "warmup_epochs=1")]
 HERE = ("--device", "cpu", "--workers", 0)
-
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
 
 
 def write_competition(root):

@@ -14,15 +14,12 @@ from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, find_runs
 from longtail.train import engine
 
+pytestmark = pytest.mark.usefixtures("no_data_folder")
+
 TRAIN = ("train", "--dataset", "digits-lt", "--device", "cpu")
 DIGITS = (*TRAIN, "--set", "epochs=2")
 LISTENING = ("--method", "logit-adjusted", "--set", "distill_weight=0.8")
 STUDENT = (*DIGITS, *LISTENING)
-
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,9 @@ from longtail.train.methods import EXTRAS
 from longtail.train.named_recipes import RECIPES
 from longtail.train.recipe import make_spec
 
+pytestmark = pytest.mark.usefixtures("no_data_folder")
+
 DIGITS = ("train", "--dataset", "digits-lt", "--set", "epochs=2", "--device", "cpu")
-
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
 
 
 def by_hand(run, split="test"):

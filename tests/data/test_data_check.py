@@ -26,10 +26,7 @@ from longtail.data.check import KINDS, check_data
 from longtail.data.large import LARGE
 from longtail.data.photos import check_photo
 
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 def found(result):

@@ -24,12 +24,9 @@ from longtail.data.large import LARGE, find_sources, load_listed
 from longtail.data.lists import ListedImages, Paths, list_folder, read_list
 from longtail.runs import DataSpec
 
+pytestmark = pytest.mark.usefixtures("no_data_folder")
+
 REAL = Path(os.environ.get("LONGTAIL_DATA", "-"))
-
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
 
 
 def touched(root, paths):

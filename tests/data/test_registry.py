@@ -21,10 +21,7 @@ from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.runs import RunSpec
 
-
-@pytest.fixture(autouse=True)
-def no_data_folder(monkeypatch):
-    monkeypatch.delenv("LONGTAIL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("no_data_folder")
 
 
 @pytest.fixture

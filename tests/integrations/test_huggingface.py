@@ -24,6 +24,8 @@ from longtail.losses import (
     SoftmaxLoss,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COUNTS = trainer_example.COUNTS
 PRIOR = ClassPrior.from_counts(COUNTS)
 LOG_PRIOR = torch.tensor(PRIOR.log_probs)

@@ -18,7 +18,10 @@ from longtail.integrations.lightning import LongTailMixin
 from longtail.runs import Run, RunError, find_runs
 
 LONGTAIL = [sys.executable, "-c", "from longtail.cli import main; main()"]
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 @pytest.fixture(scope="module")

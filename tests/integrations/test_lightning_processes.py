@@ -12,7 +12,10 @@ from longtail import InputError, balanced_error
 from longtail.integrations import lightning as adapter
 from longtail.integrations._lightning_examples import Examples, marks, positions, together
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def test_processes_with_data_of_their_own_are_refused():

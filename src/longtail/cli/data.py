@@ -164,8 +164,7 @@ def _row(label: str, text: str) -> None:
 
 
 def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
-    from longtail.report.describe import GROUP_RULES
-    from longtail.report.tables import plural
+    from longtail.report.tables import GROUP_BOUNDS, plural
 
     pixels = f", {' x '.join(map(str, shape))}" if shape is not None else ""
     _row("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")
@@ -176,7 +175,7 @@ def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
     )
     for name, group in train["groups"].items():
         sizes = plural(group["classes"], "class  ", "classes")
-        words = f"{name:<7} {GROUP_RULES[name]:<10}{sizes:>14}{group['examples']:>9,} images"
+        words = f"{name:<7} {GROUP_BOUNDS[name]:<10}{sizes:>14}{group['examples']:>9,} images"
         _row("groups" if name == "many" else "", words)
 
 

@@ -338,8 +338,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _show(errors_of: dict[Path, Judged], split: Split) -> None:
-    from longtail.report.comparison import GROUP_BOUNDS
-    from longtail.report.tables import Table, percent
+    from longtail.report.tables import GROUP_BOUNDS, Table, percent
     from longtail.runs.naming import by_method
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())

@@ -1,8 +1,8 @@
 """ImageSet and LongTailedData: labelled images as arrays, with a fingerprint.
 
-Training is given an ImageSet and nothing else: the test set and the development set are separate
-ones that only `evaluate` sees. Pixels stay the integers they came as; recipes say how to
-normalise them.
+Training is given an ImageSet (or `lists.ListedImages`, which are read when they are needed) and
+nothing else: the test set and the development set are separate ones that only `evaluate` sees.
+Pixels stay the integers they came as; recipes say how to normalise them.
 """
 
 from __future__ import annotations

@@ -213,9 +213,9 @@ class Comparison:
             return None
         return self.difference(row, level=level)
 
-    def group_errors(self, row: Row, *, many: float = 100, few: float = 20) -> dict[str, float]:
+    def group_errors(self, row: Row) -> dict[str, float]:
         """Mean error of many-, medium- and few-shot classes; NaN for a group without classes."""
-        groups = self.runs[0].prior.groups(many=many, few=few)
+        groups = self.runs[0].prior.groups()
         return {
             name: float(row.per_class[classes].mean()) if len(classes) else float("nan")
             for name, classes in groups.items()

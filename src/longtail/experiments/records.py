@@ -231,8 +231,8 @@ def _wrong(shares: FloatArray, examples: IntArray) -> list[int]:
     return [int(count) for count in np.rint(np.nan_to_num(shares) * examples)]
 
 
-def _rounded(values: Any, *, digits: int = 6) -> list[float]:
-    return [float(f"{value:.{digits}g}") for value in np.asarray(values, dtype=np.float64)]
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=np.float64)]
 
 
 def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:

@@ -48,7 +48,6 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
         self.method = Method("softmax", drw=True, drw_start=start, drw_beta=beta)
         self.loss = loss
         self._weighed: PairwiseMarginLoss | None = None
-        self._hook: Any = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the loss weights of one, which move with it to its device."""
@@ -65,9 +64,6 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
             raise InputError(
                 f"{caller}: the loss has class weights already; leave `weight` out of it."
             )
-        self._hook = found.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-            _leave_saved_weights
-        )
         found.register_buffer("weight", torch.ones_like(found.alpha), persistent=False)
         self._weighed = found
 
@@ -89,9 +85,8 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
 
     def _unweigh(self) -> None:
         if self._weighed is not None:
-            self._hook.remove()
             self._weighed.register_buffer("weight", None)
-        self._weighed = self._hook = None
+        self._weighed = None
 
     def _weigh(self, trainer: Any, pl_module: Any) -> None:
         weights = self.method.class_weights(
@@ -123,8 +118,3 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
             f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}."
             f"{' Say which with `loss`.' if len(losses) > 1 else ''}"
         )
-
-
-def _leave_saved_weights(loss: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state is loaded: checkpoints used to hold an epoch's weights, which it knows."""
-    state.pop(f"{prefix}weight", None)

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from longtail._checks import listing
 from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
 from longtail.report import figures
-from longtail.report.tables import Table
+from longtail.report.tables import GROUP_BOUNDS, Table
 from longtail.report.tables import percent as percent
-
-GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
 # Settings whose key in a run's record does not say enough, or too much.
 _SETTINGS = {"drw_start=": "DRW start=", "drw_beta=": "DRW beta="}

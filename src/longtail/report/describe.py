@@ -16,10 +16,9 @@ from longtail.data.large import ListedData
 from longtail.priors import GROUPS, ClassPrior
 from longtail.report import figures
 from longtail.report.names import shortened
-from longtail.report.tables import plural
+from longtail.report.tables import GROUP_BOUNDS, plural
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
-GROUP_RULES = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 _LONGEST_NAME = 16
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -173,7 +172,7 @@ def _draw_profile(axes: Any, counts: IntArray) -> None:
     groups = ClassPrior.from_counts(counts).groups()
     for name, classes in groups.items():
         if len(classes):
-            label = f"{name} ({GROUP_RULES[name]}): {plural(len(classes), 'class', 'classes')}"
+            label = f"{name} ({GROUP_BOUNDS[name]}): {plural(len(classes), 'class', 'classes')}"
             axes.bar(classes, counts[classes], width=1.0, color=GROUP_COLORS[name], label=label)
     if counts.max() >= 10 * counts.min():
         axes.set_yscale("log")

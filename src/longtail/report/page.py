@@ -30,6 +30,7 @@ from longtail.report.blocks import (
     Tile,
     render,
 )
+from longtail.report.tables import GROUP_BOUNDS
 from longtail.runs import Run, files
 
 _PRIMER = (
@@ -357,7 +358,7 @@ def _classes(comparison: Comparison) -> Section:
 
 
 def _groups(comparison: Comparison) -> Section:
-    bounds = ", ".join(f"{name} {bound}" for name, bound in texts.GROUP_BOUNDS.items())
+    bounds = ", ".join(f"{name} {bound}" for name, bound in GROUP_BOUNDS.items())
     return Section(
         "groups",
         "Many, medium, few",

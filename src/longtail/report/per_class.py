@@ -13,7 +13,7 @@ import numpy as np
 from longtail.experiments.per_class import ErrorsByClass, by_frequency_group, by_size
 from longtail.experiments.table_exp import Part, Row
 from longtail.report import figures
-from longtail.report.comparison import GROUP_BOUNDS
+from longtail.report.tables import GROUP_BOUNDS
 
 CLASSES_TITLE = "Error by class, from the most frequent to the rarest"
 GROUPS_TITLE = "Error of the classes with many, medium and few training examples"

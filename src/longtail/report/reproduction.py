@@ -15,7 +15,7 @@ from pathlib import Path
 
 from longtail._checks import InputError
 from longtail.experiments import records
-from longtail.experiments.exp_runs import CIFARS, PLAIN
+from longtail.experiments.exp_runs import PLAIN
 from longtail.experiments.records import Record
 from longtail.experiments.table_exp import ROWS, Part, Row, Study
 from longtail.report import table_exp
@@ -41,9 +41,9 @@ _RECIPE_WORDS = {
 logger = logging.getLogger("longtail")
 
 
-def study_of(found: list[Record], *, seeds: int = 5, datasets: tuple[str, ...] = CIFARS) -> Study:
+def study_of(found: list[Record]) -> Study:
     """The table of the recipes that there are records of."""
-    study = Study.of(found, recipes=RECIPES, datasets=datasets, seeds=seeds)
+    study = Study.of(found, recipes=RECIPES)
     study.require_parts()
     return study
 

@@ -16,9 +16,9 @@ from longtail.experiments.strong_kinds import TRIAL_EPOCHS, WIDE
 from longtail.experiments.strong_part import DISTILLED, Line, Part
 from longtail.experiments.strong_published import PUBLISHED, Published
 from longtail.experiments.strong_runs import RATIOS
+from longtail.priors import GROUPS
 from longtail.report import figures, strong_ablation, strong_selection
 from longtail.report.strong_cells import (
-    GROUPS,
     by_group,
     groups_note,
     minutes_text,

@@ -6,9 +6,8 @@ import math
 
 from longtail._checks import FloatArray
 from longtail.experiments.strong_part import DISTILLED, Line, Part
+from longtail.priors import GROUPS
 from longtail.report.tables import percent, title_of
-
-GROUPS = ("many", "medium", "few")
 
 
 def spread(values: FloatArray) -> str:

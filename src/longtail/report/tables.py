@@ -10,6 +10,9 @@ from typing import Any
 
 from longtail.runs import files
 
+# What `ClassPrior.groups` takes for many, medium and few training examples, in words.
+GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
+
 
 @dataclass(frozen=True)
 class Table:

@@ -1,9 +1,10 @@
 """Held-out logits in, tau out, with the whole curve behind the choice and its uncertainty.
 
-`tune_tau` is the front door. The pass over the logits is in `_intervals`, the curve in
-`_curve`, resampling in `_bootstrap`, and the criteria that see tau as a temperature in
-`_calibration`; for these, `_mix` weighs examples as the training data are mixed. What
-becomes of classes without held-out examples is in `_missing`, and how a result reads in `_text`.
+`tune_tau` is the front door. The pass over the logits is in `_scan`, what it leaves in
+`_intervals`, the curve in `_curve`, resampling in `_bootstrap`, and the criteria that see tau as a
+temperature in `_calibration`; for these, `_mix` weighs examples as the training data are mixed.
+`fit_temperature` is in `_temperature`. What becomes of classes without held-out examples is in
+`_missing`, and how a result reads in `_text`.
 Applying a tau is in `posthoc`.
 """
 

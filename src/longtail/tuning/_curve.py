@@ -1,6 +1,6 @@
 """Intervals in, the error as a function of tau out: exact, piecewise constant, with minimisers.
 
-The pass over the logits is in `_intervals`, resampling in `_bootstrap`. Import
+The pass over the logits is in `_scan`, resampling in `_bootstrap`. Import
 `TauCurve` from `tuning`.
 """
 
