@@ -234,6 +234,18 @@ def test_torch_compile_sees_a_changed_array():
     torch.testing.assert_close(compiled(logits), first / 2)
 
 
+@pytest.mark.parametrize("as_array", [list, np.asarray])
+def test_torch_compile_with_costs(as_array):
+    costs = as_array([1.0, 2.0, 3.0])
+
+    def model(logits):
+        return adjust_logits(logits, PRIOR, target_prior=TARGET, costs=costs)
+
+    compiled = torch.compile(model, backend="aot_eager")
+    logits = torch.tensor(random_logits())
+    torch.testing.assert_close(compiled(logits), model(logits))
+
+
 def test_masked_classes_stay_masked():
     logits = np.array([[1.0, -np.inf, 0.0]])
     for call in CALLS.values():

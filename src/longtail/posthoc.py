@@ -278,7 +278,8 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
     rounding = 8 * np.finfo(np.float64).eps * max(1.0, float(np.abs(values).max()))
     first = np.diff(values[order], prepend=-np.inf) > rounding
     same = np.empty_like(values)
-    same[order] = values[order][first][np.cumsum(first) - 1]
+    place = np.cumsum(first, dtype=np.int64) - 1  # torch.compile has no cumsum of bools
+    same[order] = values[order][first][place]
     return same
 
 
