@@ -229,7 +229,11 @@ def test_scores_agree_with_scikit_learn(weighted):
 def test_log_loss_neither_overflows_nor_loses_a_tiny_loss():
     logits = np.array([[1000.0, 0.0], [80.0, 0.0]])
     assert metrics.log_loss([1, 1], logits) == pytest.approx(540.0)
-    assert metrics.log_loss([0, 0], logits[1:].repeat(2, 0)) == pytest.approx(np.exp(-80.0))
+    assert metrics.log_loss([0, 0], logits[1:].repeat(2, 0)) == pytest.approx(
+        math.exp(-80.0), rel=1e-12, abs=0.0
+    )
+    tiny = metrics.log_loss([0, 1], [[40.0, 0.0], [0.0, 40.0]])  # −log(1 / (1 + e^−40))
+    assert tiny == pytest.approx(4.248354255291589e-18, rel=1e-12, abs=0.0)
 
 
 def test_probability_zero_of_the_true_class_is_infinite_and_counted():

@@ -17,6 +17,7 @@ from longtail.posthoc import (
     AdjustedTwiceWarning,
     adjust_logits,
     adjustment,
+    leaves_little,
     normalize_weights,
     scale_temperature,
 )
@@ -458,6 +459,18 @@ def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing():
         for target in (None, PRIOR, uniform):
             loss = margins.logit_adjusted(PRIOR)
             adjust_logits(random_logits(), uniform, target_prior=target, trained_with=loss)
+
+
+@pytest.mark.parametrize("prior", [PRIOR, TARGET], ids=["steep", "flat"])
+def test_less_than_a_quarter_of_the_adjustment_is_little(prior):
+    for share, little in {-0.5: True, 0.0: True, 0.249: True, 0.251: False, 1.0: False}.items():
+        assert leaves_little(-share * prior.log_probs, prior) is little
+    # Trained for all but that share of the whole adjustment.
+    with pytest.warns(AdjustedTwiceWarning):
+        adjust_logits(random_logits(), prior, trained_with=margins.logit_adjusted(prior, tau=0.751))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adjust_logits(random_logits(), prior, trained_with=margins.logit_adjusted(prior, tau=0.749))
 
 
 @pytest.mark.parametrize(
