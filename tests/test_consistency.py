@@ -316,6 +316,21 @@ def test_a_deviation_below_double_precision_is_undecided():
     assert "undecided" in str(verdict)
 
 
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("rare", [1e-12, 1e-10, 1e-9])
+def test_two_classes_that_are_next_to_never_there_count_as_well(rare, dense):
+    """Where both lead and the third is far below, class 1 or 2 wins wrongly by a clear margin."""
+    prior = ClassPrior.from_probs([1 - 2.5 * rare, rare, 1.5 * rare])
+    # Theorem 1's margins, but for 0.3 on the last class.
+    margin = Margin(np.ones(3), [0, 0, 0.3] - prior.log_probs, prior.log_probs)
+    if dense:
+        margin = Margin.from_matrix(margin.matrix())
+    verdict = check_consistency(margin, prior)
+    assert_refutes(verdict, prior, margin)
+    ratio = verdict.witness.ratio
+    assert ratio[verdict.witness.should_win] > 1.05 * ratio[verdict.witness.wins]
+
+
 @pytest.mark.parametrize("size", [1000, 20_000])
 def test_many_classes(size):
     prior = ClassPrior.from_weights(1.0 / np.arange(1, size + 1))

@@ -71,10 +71,7 @@ def test_gradient_flows_to_class_probabilities():
     assert torch.autograd.gradcheck(lambda q: losses.logit_adjusted_loss(logits, q, PRIOR), q)
 
 
-@pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
-@contracts
-def test_vmap_and_grad(contract, kind):
-    module = contract.module(label_smoothing=0.1 if kind == "smoothed" else 0.0)
+def assert_transforms_agree_with_a_loop(module, kind):
     logits = randn(5, 3, NUM_CLASSES)
     targets = torch.stack([TARGET.roll(i) for i in range(5)])
     if kind == "soft":
@@ -85,6 +82,29 @@ def test_vmap_and_grad(contract, kind):
     torch.testing.assert_close(vmap(grad(module))(logits, targets), slope)
     x = logits.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(vmap(module)(x, targets).sum(), x)[0], slope)
+
+
+@pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
+@contracts
+def test_vmap_and_grad(contract, kind):
+    epsilon = 0.1 if kind == "smoothed" else 0.0
+    assert_transforms_agree_with_a_loop(contract.module(label_smoothing=epsilon), kind)
+
+
+@pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
+def test_vmap_and_grad_of_a_dense_margin(kind):
+    epsilon = 0.1 if kind == "smoothed" else 0.0
+    module = losses.PairwiseMarginLoss(DENSE, label_smoothing=epsilon).double()
+    assert_transforms_agree_with_a_loop(module, kind)
+
+
+def test_per_example_derivatives_of_a_dense_margin():
+    loss = losses.PairwiseMarginLoss(DENSE).double()
+    f = randn(3, NUM_CLASSES)
+    slope = torch.stack([grad(loss)(f[i], TARGET[i]) for i in range(3)])
+    torch.testing.assert_close(vmap(grad(loss))(f, TARGET), slope)  # logits (C,), target ()
+    curvature = torch.stack([hessian(loss)(f[i], TARGET[i]) for i in range(3)])
+    torch.testing.assert_close(vmap(hessian(loss))(f, TARGET), curvature)
 
 
 def test_vmap_over_the_target_alone_over_the_logits_alone_and_per_example():
@@ -106,7 +126,8 @@ def test_vmap_over_the_target_alone_over_the_logits_alone_and_per_example():
 def test_no_operation_lacks_a_batching_rule(recwarn):
     loss = losses.LogitAdjustedLoss(PRIOR, label_smoothing=0.1)
     vmap(grad(loss))(randn(5, 3, NUM_CLASSES), TARGET.expand(5, 3))
-    vmap(grad(losses.LogitAdjustedLoss(PRIOR)))(randn(5, 3, NUM_CLASSES), TARGET.expand(5, 3))
+    for loss in (losses.LogitAdjustedLoss(PRIOR), losses.PairwiseMarginLoss(DENSE)):
+        vmap(grad(loss))(randn(5, 3, NUM_CLASSES), TARGET.expand(5, 3))
     assert [str(w.message) for w in recwarn if "performance drop" in str(w.message)] == []
 
 

@@ -1,6 +1,8 @@
 """Metrics against slow loops, scikit-learn and torchmetrics; bad input; shards and weights."""
 
+import dataclasses
 import functools
+import itertools
 import json
 import logging
 import math
@@ -229,7 +231,11 @@ def test_scores_agree_with_scikit_learn(weighted):
 def test_log_loss_neither_overflows_nor_loses_a_tiny_loss():
     logits = np.array([[1000.0, 0.0], [80.0, 0.0]])
     assert metrics.log_loss([1, 1], logits) == pytest.approx(540.0)
-    assert metrics.log_loss([0, 0], logits[1:].repeat(2, 0)) == pytest.approx(np.exp(-80.0))
+    assert metrics.log_loss([0, 0], logits[1:].repeat(2, 0)) == pytest.approx(
+        math.exp(-80.0), rel=1e-12, abs=0.0
+    )
+    tiny = metrics.log_loss([0, 1], [[40.0, 0.0], [0.0, 40.0]])  # −log(1 / (1 + e^−40))
+    assert tiny == pytest.approx(4.248354255291589e-18, rel=1e-12, abs=0.0)
 
 
 def test_probability_zero_of_the_true_class_is_infinite_and_counted():
@@ -325,6 +331,23 @@ def test_results_of_different_problems_do_not_add():
         coarse + fine
     with pytest.raises(TypeError):
         two + coarse
+
+
+def test_evaluations_with_other_groups_do_not_add():
+    # Equal priors of other numbers of examples: many, or few.
+    counts = [200, 200], [10, 10]
+    many, few = (
+        metrics.evaluate([0, 1], [[2.0, 0.0], [3.0, 1.0]], prior=ClassPrior.from_counts(n))
+        for n in counts
+    )
+    assert many.prior == few.prior
+    unknown = dataclasses.replace(many, prior=ClassPrior.from_probs([0.5, 0.5]))
+    for one, other in itertools.permutations([many, few, unknown], 2):
+        with pytest.raises(InputError, match=r"Evaluation.*but their `prior.counts` differ"):
+            one + other
+    weights = dataclasses.replace(many, prior=ClassPrior.from_weights([200.0, 200.0]))
+    for one, other in [(many, many), (many, weights), (unknown, unknown)]:
+        assert (one + other).prior is one.prior
 
 
 def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):

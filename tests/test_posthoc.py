@@ -17,6 +17,7 @@ from longtail.posthoc import (
     AdjustedTwiceWarning,
     adjust_logits,
     adjustment,
+    leaves_little,
     normalize_weights,
     scale_temperature,
 )
@@ -234,6 +235,72 @@ def test_torch_compile_sees_a_changed_array():
     torch.testing.assert_close(compiled(logits), first / 2)
 
 
+@pytest.mark.parametrize("as_array", [list, np.asarray])
+def test_torch_compile_with_costs(as_array):
+    costs = as_array([1.0, 2.0, 3.0])
+
+    def model(logits):
+        return adjust_logits(logits, PRIOR, target_prior=TARGET, costs=costs)
+
+    compiled = torch.compile(model, backend="aot_eager")
+    logits = torch.tensor(random_logits())
+    torch.testing.assert_close(compiled(logits), model(logits))
+
+
+# Times its largest 1/π, 2000, a logit of 33 is beyond float16.
+STEEP = ClassPrior.from_counts([10_000, 9_990, 10])
+HALVES = {
+    "numpy": lambda f: f.astype(np.float16),
+    "torch": lambda f: torch.tensor(f).half(),
+    "jax": lambda f: jnp.asarray(f, dtype=jnp.float16),
+}
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_factors_that_float16_cannot_hold_are_refused(half):
+    logits = half(random_logits())
+    message = re.escape(
+        "normalize_weights: class 2 has its logits multiplied by 2000, and in float16, which ends "
+        "at 65504, those above 32.8 would be infinite; convert them first, to float32 for example."
+    )
+    for options in ({}, {"bias": BIAS, "bias_mode": "keep"}):
+        with pytest.raises(InputError, match=message):
+            normalize_weights(logits, norms=STEEP, **options)
+    with pytest.raises(InputError, match=message):
+        normalize_weights(logits, norms=STEEP.probs)
+    with pytest.raises(InputError, match="class 0 has its logits multiplied by 1100"):
+        normalize_weights(logits, norms=[1100.0, 1.0, 1.0], tau=-1.0)
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_factors_that_float16_can_hold_leave_room_for_a_logit_of_64(half):
+    got = normalize_weights(half(np.array([64.0, 0.0, 0.0])), norms=[1 / 1023, 1.0, 1.0])
+    np.testing.assert_array_equal(np.asarray(got), np.array([65472.0, 0.0, 0.0], dtype=np.float16))
+    normalize_weights(half(random_logits()), norms=STEEP, tau=0.5)
+
+
+def test_wider_dtypes_take_any_factor():
+    logits = random_logits().astype(np.float32)
+    for wide in (logits, logits.astype(np.float64), torch.tensor(logits).bfloat16()):
+        got = np.asarray(torch.as_tensor(normalize_weights(wide, norms=STEEP)).double())
+        np.testing.assert_allclose(got, logits / STEEP.probs, rtol=2**-7)
+
+
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+def test_factors_that_float16_cannot_hold_under_torch_compile(tau):
+    compiled = torch.compile(
+        lambda f: normalize_weights(f, norms=STEEP, tau=tau), fullgraph=True, backend="aot_eager"
+    )
+    logits = torch.tensor(random_logits()).half()
+    if tau == 0.5:
+        torch.testing.assert_close(
+            compiled(logits), normalize_weights(logits, norms=STEEP, tau=tau)
+        )
+    else:
+        with pytest.raises(Exception, match="class 2 has its logits multiplied by 2000"):
+            compiled(logits)
+
+
 def test_masked_classes_stay_masked():
     logits = np.array([[1.0, -np.inf, 0.0]])
     for call in CALLS.values():
@@ -392,6 +459,18 @@ def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing():
         for target in (None, PRIOR, uniform):
             loss = margins.logit_adjusted(PRIOR)
             adjust_logits(random_logits(), uniform, target_prior=target, trained_with=loss)
+
+
+@pytest.mark.parametrize("prior", [PRIOR, TARGET], ids=["steep", "flat"])
+def test_less_than_a_quarter_of_the_adjustment_is_little(prior):
+    for share, little in {-0.5: True, 0.0: True, 0.249: True, 0.251: False, 1.0: False}.items():
+        assert leaves_little(-share * prior.log_probs, prior) is little
+    # Trained for all but that share of the whole adjustment.
+    with pytest.warns(AdjustedTwiceWarning):
+        adjust_logits(random_logits(), prior, trained_with=margins.logit_adjusted(prior, tau=0.751))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adjust_logits(random_logits(), prior, trained_with=margins.logit_adjusted(prior, tau=0.749))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ arrays (the array API standard); dtype and device stay, gradients flow. Choosing
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,10 @@ BIAS_MODES = ("scale", "keep", "drop")
 
 # Rows along each leading axis that are looked at to tell logits from probabilities.
 _FIRST = 16
+
+_FLOAT16_MAX = 65504.0
+# A logit as large as this is still ordinary; its product must be a number too.
+_ORDINARY_LOGIT = 64.0
 
 
 def _traced_as_constant(function: _F) -> _F:
@@ -170,7 +175,8 @@ def normalize_weights(
     Args:
         logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
         norms: ν, shape (num_classes,), positive: the norms of the last layer's weight vectors;
-            or a ClassPrior, for ν = π.
+            or a ClassPrior, for ν = π. Of float16 logits a factor 1/ν_y^τ above 1000 or so is
+            refused: it would make ordinary logits infinite.
         tau: τ; 0 changes nothing.
         bias: b, shape (num_classes,), of the last layer; "keep" and "drop" need it.
         bias_mode: "scale" divides the whole logit, as in the paper (the bias is the weight of a
@@ -192,8 +198,9 @@ def normalize_weights(
     caller = "normalize_weights"
     logits = _logits(logits, caller)
     tau = _checks.tau(tau, caller)
-    # ν^−τ through the log: a power of a tiny ν would overflow where its log does not.
-    factor = np.exp(-tau * log_norms(norms, num_classes=logits.shape[-1], caller=caller))
+    log_nu = log_norms(norms, num_classes=logits.shape[-1], caller=caller)
+    _refuse_overflow(logits, norms, log_nu, tau, caller)
+    factor = np.exp(-tau * log_nu)
     offset = checked_bias(bias, bias_mode, num_classes=logits.shape[-1], caller=caller)
     if bias_mode == "scale" or offset is None:
         return _apply(logits, lambda f, s: f * s, factor)
@@ -237,6 +244,38 @@ def log_norms(norms: Any, *, num_classes: int, caller: str) -> FloatArray:
     return np.log(_positive_per_class(norms, num_classes, caller, "norms"))
 
 
+def _refuse_overflow(logits: Any, norms: Any, log_nu: FloatArray, tau: float, caller: str) -> None:
+    """Refuse float16 logits that 1/ν^τ may make infinite, by the factors alone.
+
+    The logits are not looked at: on a GPU they would have to be waited for.
+    """
+    if str(logits.dtype).rpartition(".")[2] != "float16":
+        return
+    of_prior = isinstance(norms, ClassPrior)
+    smallest, largest = _extremes_of_prior(norms) if of_prior else _extremes(log_nu)
+    k, log_of_k = smallest if tau > 0 else largest
+    if -tau * log_of_k <= math.log(_FLOAT16_MAX / _ORDINARY_LOGIT):
+        return
+    factor = math.exp(min(-tau * log_of_k, 700.0))
+    raise InputError(
+        f"{caller}: class {k} has its logits multiplied by {factor:.4g}, and in float16, which "
+        f"ends at {_FLOAT16_MAX:.0f}, those above {_FLOAT16_MAX / factor:.3g} would be infinite; "
+        f"convert them first, to float32 for example."
+    )
+
+
+def _extremes(values: FloatArray) -> tuple[tuple[int, float], tuple[int, float]]:
+    """The smallest and the largest value, each after its class."""
+    low, high = int(np.argmin(values)), int(np.argmax(values))
+    return (low, float(values[low])), (high, float(values[high]))
+
+
+@_traced_as_constant
+def _extremes_of_prior(prior: ClassPrior) -> tuple[tuple[int, float], tuple[int, float]]:
+    """`_extremes` of log π, which torch.compile may branch on."""
+    return _extremes(prior.log_probs)
+
+
 def checked_bias(bias: Any, bias_mode: str, *, num_classes: int, caller: str) -> FloatArray | None:
     """The last layer's bias in float64, required by every mode but "scale"."""
     _checks.choice(bias_mode, BIAS_MODES, caller, name="bias_mode")
@@ -278,7 +317,8 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
     rounding = 8 * np.finfo(np.float64).eps * max(1.0, float(np.abs(values).max()))
     first = np.diff(values[order], prepend=-np.inf) > rounding
     same = np.empty_like(values)
-    same[order] = values[order][first][np.cumsum(first) - 1]
+    place = np.cumsum(first, dtype=np.int64) - 1  # torch.compile has no cumsum of bools
+    same[order] = values[order][first][place]
     return same
 
 

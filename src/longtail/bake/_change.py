@@ -153,7 +153,6 @@ class WeightNormalization:
                     f"their norms; pass them as `norms`."
                 )
             norms = np.linalg.norm(rows.reshape(width, -1), axis=1)
-        # Through the log, as in `normalize_weights`: a power of a tiny ν would overflow.
         scale = np.exp(-self.tau * log_norms(norms, num_classes=width, caller=self.caller))
         offset = checked_bias(bias, self.bias_mode, num_classes=width, caller=self.caller)
         if self.bias_mode == "scale" or offset is None:

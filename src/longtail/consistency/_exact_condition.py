@@ -115,13 +115,20 @@ def _judge_many_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> 
     if at_tie[slighted] - at_tie[favored] > tolerance:
         reason = _why_not(margin, prior, log_delta, favored, slighted, tolerance)
         return refuted(margin.name, reason, _witness_near_prior(margin, prior))
-    tied, favored, slighted, width = _worst_tie(margin, prior, log_delta)
+    # Beside leaders of small δ a frequent class counts, unless it is as far below as the last.
+    rests = (2.0, 6.0, 12.0, 12.0 + float(np.ptp(log_delta)))
+    triples = _suspects(margin, log_delta)
+    ties = [_worst_tie(margin, prior, triples, rest=rest) for rest in rests]
+    for tie in sorted(ties, key=lambda tie: -tie[3]):
+        tied, favored, slighted, width = tie
+        witness = break_tie(margin, prior, tied, favored=favored, slighted=slighted)
+        if witness is not None:
+            break
     reason = (
         f"No κ makes e^(sΔ_yy') = α_y'π_y' / (α_yπ_y + κ) for every pair: the gradient vanishes at "
         f"η = π, but where only classes {favored} and {slighted} lead, with equal scores, class "
         f"{slighted} has the larger η/π, by a factor of {np.exp(width):.6g}."
     )
-    witness = break_tie(margin, prior, tied, favored=favored, slighted=slighted)
     return refuted(margin.name, reason, witness)
 
 
@@ -158,6 +165,16 @@ def log_ratio_at_tie(margin: Margin, prior: ClassPrior) -> FloatArray:
 
 def _kappa(margin: Margin, log_delta: FloatArray, tolerance: float) -> float | None:
     """κ of the exact condition, in units of Σ δ = 1, or None if no κ meets it."""
+    spread, kappa, deviation = _spread_and_kappa(margin, log_delta)
+    return kappa if spread <= tolerance and np.all(deviation <= tolerance) else None
+
+
+def _spread_and_kappa(margin: Margin, log_delta: FloatArray) -> tuple[float, float, FloatArray]:
+    """How far sΔ_{yy'} − log δ_{y'} varies with y', κ of the rarest class, and how far others' is.
+
+    The last is in units of what it does to log η/π at most, shape (num_classes,); κ means
+    something only where the first is 0.
+    """
     if margin.dense is None:
         # a and b are unique up to a constant t for three classes and more: b = log δ + t.
         excess = margin.scale * margin.negative - log_delta
@@ -168,9 +185,7 @@ def _kappa(margin: Margin, log_delta: FloatArray, tolerance: float) -> float | N
         np.fill_diagonal(excess, np.nan)
         spread = float(np.max(np.nanmax(excess, axis=1) - np.nanmin(excess, axis=1)))
         log_c = -np.nanmean(excess, axis=1)
-    if spread > tolerance:
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         c, delta = np.exp(log_c), np.exp(log_delta)
         kappa = c - delta
         # Where i and j lead, η_i/π_i : η_j/π_j = (1 + κ_i x) : (1 + κ_j x) with
@@ -178,7 +193,7 @@ def _kappa(margin: Margin, log_delta: FloatArray, tolerance: float) -> float | N
         # class has the smallest denominator.
         rarest = int(np.argmin(delta))
         deviation = np.abs(kappa - kappa[rarest]) / (delta + c[rarest])
-    return float(kappa[rarest]) if np.all(deviation <= tolerance) else None
+    return spread, float(kappa[rarest]), deviation
 
 
 def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, tolerance: float) -> str:
@@ -228,37 +243,41 @@ def _why_not(
     )
 
 
+def _suspects(margin: Margin, log_delta: FloatArray) -> list[tuple[int, int, int]]:
+    """Classes i, j and k for which the condition fails by most; k = −1 where it takes no third."""
+    _, _, deviation = _spread_and_kappa(margin, log_delta)
+    of_kappa = (int(np.argmin(log_delta)), int(np.argmax(deviation)), -1)
+    if margin.dense is None:
+        spread = margin.scale * margin.negative - log_delta
+        return [(int(np.argmax(spread)), int(np.argmin(spread)), -1), of_kappa]
+    excess = margin.scale * margin.matrix() - log_delta[None, :]
+    np.fill_diagonal(excess, np.nan)
+    widths = np.nanmax(excess, axis=1) - np.nanmin(excess, axis=1)
+    of_rows = [
+        (int(np.nanargmax(excess[k])), int(np.nanargmin(excess[k])), int(k))
+        for k in np.argsort(-widths)[:5]
+    ]
+    return [*of_rows, of_kappa]
+
+
 def _worst_tie(
-    margin: Margin, prior: ClassPrior, log_delta: FloatArray
+    margin: Margin, prior: ClassPrior, triples: list[tuple[int, int, int]], *, rest: float
 ) -> tuple[FloatArray, int, int, float]:
     """Scores at which two classes lead and differ in η/π, although at η = π none does.
 
     The quadratic of this module's first lines has at most two roots, so a few depths of the
-    third class, with the others far below, are enough to miss them.
+    third class, with the others `rest` below, are enough to miss them.
     """
-    excess = margin.scale * margin.matrix() if margin.dense is not None else None
-    if excess is None:
-        spread = margin.scale * margin.negative - log_delta
-        triples = [(int(np.argmax(spread)), int(np.argmin(spread)), -1)]
-    else:
-        excess = excess - log_delta[None, :]
-        np.fill_diagonal(excess, np.nan)
-        widths = np.nanmax(excess, axis=1) - np.nanmin(excess, axis=1)
-        triples = [
-            (int(np.nanargmax(excess[k])), int(np.nanargmin(excess[k])), int(k))
-            for k in np.argsort(-widths)[:5]
-        ]
     best: tuple[FloatArray, int, int, float] = (np.zeros(prior.num_classes), 0, 1, 0.0)
     for i, j, k in triples:
         for third in (0.1, 0.7, 2.0, 4.0):
-            for rest in (2.0, 6.0, 12.0):
-                scores = np.full(prior.num_classes, -rest / margin.scale)
-                if k >= 0:
-                    scores[k] = -third / margin.scale
-                scores[[i, j]] = 0.0
-                ratio = risk.log_inverse_link(margin, scores) - prior.log_probs
-                width = float(ratio[i] - ratio[j])
-                if abs(width) > best[3]:
-                    favored, slighted = (j, i) if width > 0 else (i, j)
-                    best = (scores, favored, slighted, abs(width))
+            scores = np.full(prior.num_classes, -rest / margin.scale)
+            if k >= 0:
+                scores[k] = -third / margin.scale
+            scores[[i, j]] = 0.0
+            ratio = risk.log_inverse_link(margin, scores) - prior.log_probs
+            width = float(ratio[i] - ratio[j])
+            if abs(width) > best[3]:
+                favored, slighted = (j, i) if width > 0 else (i, j)
+                best = (scores, favored, slighted, abs(width))
     return best

@@ -154,7 +154,8 @@ def example_losses(
         scores = _scores(logits, margin, dim)
         shift: Tensor | float = margin.scale * _of(margin.positive + margin.negative, index)
     else:
-        rows = margin.dense[index.squeeze(dim)].movedim(-1, dim)  # Δ_{yj} for the y at hand
+        # Δ_{yj} for the y at hand; unlike indexing, F.embedding knows vmap.
+        rows = F.embedding(index.squeeze(dim), margin.dense).movedim(-1, dim)
         scores = margin.scale * (logits + rows)
         shift = 0.0
     if dropped is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -29,12 +29,18 @@ class _Mergeable:
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             fixed = item.metadata.get("fixed", False)
             if np.shape(mine) != np.shape(theirs) or (fixed and not np.all(mine == theirs)):
-                raise InputError(
-                    f"{type(self).__name__}: only results of the same classes and settings can "
-                    f"be added, but their `{item.name}` differ."
-                )
+                self._refuse(item.name)
+            # Equal priors may be of other numbers of examples, which make the groups.
+            if isinstance(mine, ClassPrior) and not np.all(mine.counts == theirs.counts):
+                self._refuse(f"{item.name}.counts")
             merged[item.name] = mine if fixed or mine is None else mine + theirs
         return type(self)(**merged)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise InputError(
+            f"{type(self).__name__}: only results of the same classes and settings can be added, "
+            f"but their `{name}` differ."
+        )
 
     def __radd__(self, other: object) -> Self:
         # sum() starts from the number 0.

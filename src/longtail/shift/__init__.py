@@ -41,7 +41,8 @@ class ShiftEstimate:
         prior: what to use: q = π + strength · (probs − π), or π itself if not `shifted`.
         probs: the estimate as the method gives it, shape (num_classes,); may hold zeros.
         source: π, the training prior that was given.
-        shifted: whether the target differs from π by more than chance (`p_value`).
+        shifted: whether the target differs from π by more than chance (`p_value` below
+            `significance`); True also with `significance=None`, which asks for no test.
         strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
         statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
         df: its degrees of freedom.
@@ -147,7 +148,8 @@ def estimate_prior(
         soft: for "bbse": True (default) uses the probabilities, False the predicted labels, in
             the estimate and in the test; the labels of a rare class that is hardly ever
             predicted say nothing about it, while its probabilities do.
-        significance: level of the test, in (0, 1]; None uses the estimate without a test.
+        significance: level of the test, in (0, 1]; None uses the estimate without a test, so that
+            `.shifted` is True whatever the data say; shrinking still applies, see `shrink`.
         shrink: whether to keep only the part of the change that is beyond noise.
         tolerance: for "em", default 1e-6: stops when the mean log-likelihood is provably
             within it of the maximum.
