@@ -14,7 +14,7 @@ from longtail.experiments.records import Record
 from longtail.experiments.strong import Study
 from longtail.experiments.strong_part import DISTILLED
 from longtail.experiments.strong_runs import Setting
-from longtail.report import strong, strong_ablation, strong_cells
+from longtail.report import strong, strong_ablation
 from strong_factory import made_up, made_up_setting, precise
 
 ROOT = Path(__file__).parents[2]
@@ -363,11 +363,6 @@ def test_the_legend_names_what_any_panel_shows():
     assert "other students" not in named
     assert len(named) == len(set(named)) == 7
     assert "τ again" in named
-
-
-def test_one_run_has_no_deviation():
-    assert strong_cells.spread(np.array([0.5])) == "50.00"
-    assert strong_cells.spread(np.array([])) == "–"
 
 
 def test_the_published_table_says_what_is_known():

@@ -133,16 +133,13 @@ def show(runs: list[Run], job: _cohort.Job, *, where: list[str]) -> None:
         job: theirs.
         where: options that say where the data are, for a command that reads them again.
     """
-    from longtail.report.tables import Table
+    from longtail.report import tables
     from longtail.runs.naming import by_method
 
     errors, methods = _errors(runs), by_method(runs)
     rows = []
     for name, group in methods.items():
-        cells = [
-            _training.mean_deviation([values[run.folder] for run in group], digits=2)
-            for values in errors.values()
-        ]
+        cells = [tables.spread([values[run.folder] for run in group]) for values in errors.values()]
         seconds = sum(run.record["seconds"] for run in group) / len(group)
         rows.append((name, str(len(group)), *cells, _console.duration(seconds)))
     spec, several = job.specs[0], any(len(group) > 1 for group in methods.values())
@@ -153,7 +150,7 @@ def show(runs: list[Run], job: _cohort.Job, *, where: list[str]) -> None:
     absent = _training.Judged.on(runs[0], "test").absent if "test" in errors else ""
     if absent:
         note += f" Without examples in the test set: {absent}, left out of the means."
-    _console.show_table(Table(title, header, rows, note=note))
+    _console.show_table(tables.Table(title, header, rows, note=note))
     folder = job.root / spec.dataset.name
     if "test" not in errors:
         _say_next("Not judged on the test set yet", "evaluate", folder, *where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections.abc import Iterator, Sequence
@@ -272,14 +271,3 @@ class Judged:
 def deviation(values: Sequence[float]) -> float | None:
     """The standard deviation over seeds, or None for a single one."""
     return statistics.stdev(values) if len(values) > 1 else None
-
-
-def mean_deviation(values: Sequence[float], *, digits: int = 1) -> str:
-    """``58.5 ± 0.3`` in percent, or the mean alone where there is one seed."""
-    from longtail.report.tables import percent
-
-    mean, spread = sum(values) / len(values), deviation(values)
-    text = percent(mean, digits=digits)
-    if spread is None or math.isnan(mean):  # a group without classes has no error
-        return text
-    return f"{text} ± {percent(spread, digits=digits)}"

@@ -338,7 +338,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _show(errors_of: dict[Path, Judged], split: Split) -> None:
-    from longtail.report.tables import GROUP_BOUNDS, Table, percent
+    from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
     from longtail.runs.naming import by_method
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
@@ -351,7 +351,7 @@ def _show(errors_of: dict[Path, Judged], split: Split) -> None:
             for run, values in zip(group, errors, strict=True):
                 rows.append((run.folder.name, *(percent(value) for value in values.values())))
             balanced, *groups = ([values[key] for values in errors] for key in errors[0])
-            cells = [_training.mean_deviation(balanced), *(percent(_mean(g)) for g in groups)]
+            cells = [spread(balanced, digits=1), *(percent(_mean(g)) for g in groups)]
             means.append((name, str(len(group)), *cells))
         title = f"{spec.name} ({_data.subset_words(spec)}), errors in percent on the {split} set"
         header = ("balanced", *GROUP_BOUNDS)

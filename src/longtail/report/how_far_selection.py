@@ -12,8 +12,8 @@ from longtail.experiments.strong import Study
 from longtail.experiments.strong_part import DISTILLED, Part
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong_selection
-from longtail.report.strong_cells import count_text, further_name, spread
-from longtail.report.tables import percent, title_of
+from longtail.report.strong_cells import count_text, further_name
+from longtail.report.tables import percent, spread, title_of
 
 
 def _chosen(selections: Sequence[Selection]) -> str:

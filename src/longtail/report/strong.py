@@ -23,7 +23,6 @@ from longtail.report.strong_cells import (
     groups_note,
     minutes_text,
     name_of,
-    spread,
     where,
 )
 from longtail.report.tables import (
@@ -31,6 +30,7 @@ from longtail.report.tables import (
     Table,
     percent,
     plural,
+    spread,
     title_of,
     write_numbers,
 )

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import math
 
-from longtail._checks import FloatArray
 from longtail.experiments.strong_part import DISTILLED, Line, Part
 from longtail.priors import GROUPS
 from longtail.report.tables import percent, title_of
-
-
-def spread(values: FloatArray) -> str:
-    """Mean and standard deviation in percent: ``45.06 ± 0.31``; a dash for none.
-
-    Examples:
-        >>> import numpy as np
-        >>> spread(np.array([0.45, 0.46])), spread(np.array([0.45]))
-        ('45.50 ± 0.71', '45.00')
-    """
-    if not len(values):
-        return "–"
-    text = percent(float(values.mean()), digits=2)
-    return text if len(values) < 2 else f"{text} ± {percent(float(values.std(ddof=1)), digits=2)}"
 
 
 def count_text(runs: int) -> str:

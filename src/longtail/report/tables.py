@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from longtail._checks import FloatArray
 from longtail.runs import files
 
 # What `ClassPrior.groups` takes for many, medium and few training examples, in words.
@@ -72,6 +75,20 @@ def percent(value: float, *, digits: int = 1) -> str:
         ('12.3', '–')
     """
     return "–" if math.isnan(value) else _minus(f"{100 * value:.{digits}f}")
+
+
+def spread(values: Sequence[float] | FloatArray, *, digits: int = 2) -> str:
+    """Mean and standard deviation in percent, the mean alone of a single value; a dash for none.
+
+    Examples:
+        >>> spread([0.45, 0.46]), spread([0.45], digits=1), spread([float("nan")] * 2), spread([])
+        ('45.50 ± 0.71', '45.0', '–', '–')
+    """
+    mean = float(np.mean(values)) if len(values) else math.nan
+    text = percent(mean, digits=digits)
+    if len(values) < 2 or math.isnan(mean):  # a group without classes has no error
+        return text
+    return f"{text} ± {percent(float(np.std(values, ddof=1)), digits=digits)}"
 
 
 def signed(value: float, *, digits: int = 1) -> str:

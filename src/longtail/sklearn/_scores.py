@@ -28,7 +28,7 @@ METHODS = ("auto", "predict_proba", "decision_function")
 # Below every positive float64, so that a probability that underflowed still ranks last.
 _UNDERFLOW = float(np.log(np.nextafter(0.0, 1.0))) - 1.0
 # A finite stand-in for log 0, out of reach of any tau.
-_NEVER = -1e30
+NEVER = -1e30
 # How many rows of its training data a classifier is asked about to learn its resolution.
 _PROBE = 1000
 
@@ -138,7 +138,7 @@ class ScoreReader:
         if self.method == "decision_function":
             return answer
         if self.method == "predict_log_proba":
-            return np.maximum(answer, _NEVER)
+            return np.maximum(answer, NEVER)
         with np.errstate(divide="ignore"):
             logits = np.log(answer)
         if self.smallest is None:

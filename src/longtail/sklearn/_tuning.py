@@ -28,16 +28,13 @@ from longtail.sklearn._base import (
     mean_ready,
     prior_of_predictions,
 )
-from longtail.sklearn._scores import ScoreReader, classes_of
+from longtail.sklearn._scores import NEVER, ScoreReader, classes_of
 from longtail.tuning import TauCurve, TauIntervals
 
 BOUNDS = (0.0, 4.0)
 DEFAULT_GRID = np.linspace(*BOUNDS, 81)
 # Scores that are computed here, over all held-out examples together.
 OWN = ("balanced_accuracy", "target")
-
-# A class that a fold never saw: finite, as the exact curve asks, and out of reach of any tau.
-_NEVER = -1e30
 
 
 @dataclass(frozen=True)
@@ -269,7 +266,8 @@ def _over_all_classes(
     fold: Fold, answer: FloatArray, prior: ClassPrior, num_classes: int
 ) -> FloatArray:
     """Logits with a column for every class; those that the fold never saw are out of reach."""
-    logits = np.full((len(answer), num_classes), _NEVER)
+    # A class that a fold never saw: finite, as the exact curve asks.
+    logits = np.full((len(answer), num_classes), NEVER)
     logits[:, fold.known] = fold.reader.logits(answer, prior)
     return logits
 
