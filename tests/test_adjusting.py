@@ -110,6 +110,13 @@ def test_a_given_tau_is_judged_on_everything():
     assert result.balanced.after.value == pytest.approx(expected)
 
 
+def test_before_any_adjustment_equal_scores_go_to_the_first_class():
+    # That is the rare one here: right at tau = 0 and from there on, as argmax has it.
+    source = from_arrays(np.array([[1.0, 1.0], [0.0, 9.0]]), np.array([0, 1]), kind="logits")
+    result = adjust_predictions(source, ClassPrior.from_counts([12, 900]), tau=1.0)
+    assert result.balanced.before.value == result.balanced.after.value == 0
+
+
 def test_a_target_prior_is_aimed_at_and_judged_by():
     source, logits, target = saved()
     aim = ClassPrior.from_probs([0.4, 0.3, 0.2, 0.1])
@@ -209,7 +216,8 @@ def test_classes_can_be_left_out(how):
     protocol = {"tune_on": "split", "tau": "given"}.get(next(iter(how), ""), "cross-fit")
     # The competition is still among all four classes; only the mean is over three.
     errors = []
-    for tune, judge in masks(target, protocol, how.get("tune_on", 5), kept=np.arange(3)):
+    splits = masks(target, protocol, how.get("tune_on", 5), kept=np.arange(3))
+    for tune, judge in splits:
         assert not np.any(target[tune | judge] == 3)
         tau = how.get("tau")
         if tau is None:
@@ -221,6 +229,12 @@ def test_classes_can_be_left_out(how):
         errors.append(np.bincount(target[judge], ~right, minlength=4))
     expected = np.mean(np.sum(errors, axis=0)[:3] / result.tally.counts[:3])
     assert result.balanced.after.value == pytest.approx(expected)
+    chose, judged = (np.any(rows, axis=0) for rows in zip(*splits, strict=True))
+    on_judged = slow_three(logits[judged], target[judged], result.tau)
+    assert result.judged_curve(result.tau) == pytest.approx(on_judged)
+    if result.tuning is not None:
+        on_chosen = slow_three(logits[chose], target[chose], result.tau)
+        assert result.tuning.error == pytest.approx(on_chosen)
 
 
 def slow_three(logits, target, tau):
@@ -300,16 +314,16 @@ def test_the_split_depends_on_the_seed_alone():
 
 def test_the_most_changed_classes_come_first():
     tally = Tally(
-        counts=np.array([10, 20, 10, 10, 0]),
-        wrong=np.array([0, 4, 5, 5, 0]),
-        fixed=np.array([0, 4, 2, 0, 0]),
-        broken=np.array([3, 0, 0, 0, 0]),
+        counts=np.array([10, 20, 10, 10, 0, 20]),
+        wrong=np.array([0, 4, 5, 5, 0, 0]),
+        fixed=np.array([0, 4, 2, 0, 0, 0]),
+        broken=np.array([3, 0, 0, 0, 0, 6]),
     )
-    source = from_arrays(np.eye(5), kind="logits")
-    result = adjust_predictions(source, ClassPrior.uniform(5), tau=1.0)
+    source = from_arrays(np.eye(6), kind="logits")
+    result = adjust_predictions(source, ClassPrior.uniform(6), tau=1.0)
     result = type(result)(**{**vars(result), "tally": tally})
-    assert result.most_changed() == ([1, 2], [0])
-    assert result.most_changed(1) == ([1], [0])
+    assert result.most_changed() == ([1, 2], [5, 0])
+    assert result.most_changed(1) == ([1], [5])
 
 
 def test_the_result_is_ready_for_json():
@@ -343,6 +357,14 @@ def test_few_examples_widen_the_interval_instead_of_closing_it():
     one = estimate(np.ones(1, int), None, np.ones(1, int), np.ones(1), level=0.95)
     assert (one.value, one.high) == (1.0, 1.0)
     assert one.low < 0.2
+
+
+def test_the_two_added_examples_are_spread_over_the_outcomes():
+    # Right or wrong before and after: a quarter of two is fixed and a quarter broken.
+    found = estimate(np.array([2]), np.array([0]), np.array([2]), np.ones(1), level=0.95)
+    up, down = 2.5 / 4, 0.5 / 4
+    variance = (up + down - (up - down) ** 2) / 2 / (1 - 2 / 4**2)
+    assert found.standard_error == pytest.approx(np.sqrt(variance))
 
 
 def test_many_examples_give_the_usual_standard_error():

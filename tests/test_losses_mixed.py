@@ -141,6 +141,21 @@ def test_half_precision_rounds_once():
     assert torch.equal(found, exact.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_many_rows_once(dtype):
+    draw = torch.Generator().manual_seed(0)
+    rough = (2 * torch.randn(2000, NUM_CLASSES, generator=draw)).to(dtype)
+    first, second = torch.randint(NUM_CLASSES, (2, 2000), generator=draw)
+    share = torch.rand(2000, generator=draw)
+    found = losses.LogitAdjustedLoss(PRIOR, reduction="none").mixed(rough, first, second, share)
+    # Equation 10 in float64: the cross-entropy of f + log π.
+    adjusted = rough.double() + torch.tensor(PRIOR.log_probs)
+    one, two = (F.cross_entropy(adjusted, y, reduction="none") for y in (first, second))
+    exact = (share * one + (1 - share) * two).to(dtype)
+    # A rounding of float32 before it moves a few in ten thousand.
+    assert (found == exact).double().mean() >= 0.99
+
+
 def test_the_threshold_form_has_one_draw_for_both_labels():
     loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.3, gamma=0.5, reduction="none").double()
     loss.generator = torch.Generator().manual_seed(4)

@@ -124,6 +124,15 @@ def test_residual_adjustment_accounts_for_the_scale():
     assert got[1] - got[0] == pytest.approx(expected[1] - expected[0])
 
 
+@pytest.mark.parametrize("tau", [1.0, 0.5, -1.0])
+def test_the_residual_of_a_matrix_is_that_of_its_margin(tau):
+    """Of −log π, τ parts are corrected by the loss."""
+    dense = Margin.from_matrix([[tau * LOG(b / a) for b in PI] for a in PI])
+    expected = (1 - tau) * (LOG(PI).mean() - LOG(PI))
+    for margin in (dense, margins.logit_adjusted(PRIOR, tau=tau)):
+        np.testing.assert_allclose(margin.residual_adjustment(PRIOR), expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["logit-adjusted", "balanced", "weighted-logit-adjusted"])
 def test_nothing_is_left_to_correct_after_a_consistent_loss(name):
     np.testing.assert_array_equal(margins.by_name(name, PRIOR).residual_adjustment(PRIOR), 0.0)

@@ -189,6 +189,15 @@ def test_numpy_dtype(call, dtype):
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_half_precision_rounds_once(call):
+    logits = random_logits((2000, 3)).astype(np.float16)
+    exact = call(logits.astype(np.float64)).astype(np.float16)
+    # float32 on the way may fall on the middle between two neighbours, about once in 10,000.
+    assert np.mean(call(logits) == exact) >= 0.999
+    assert np.mean(call(torch.tensor(logits)).numpy() == exact) >= 0.999
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_jax_without_x64(call, dtype):
     logits = jnp.asarray(random_logits(), dtype=dtype)
@@ -444,6 +453,11 @@ def test_the_advice_for_another_target_is_right(aim, mix):
     assert as_advised < min(as_called, as_they_are) - 0.01
 
 
+def test_half_of_the_adjustment_is_enough_to_warn():
+    with pytest.warns(AdjustedTwiceWarning):
+        adjust_logits(random_logits(), PRIOR, tau=0.5, trained_with=margins.balanced(PRIOR))
+
+
 def test_the_warning_says_whether_anything_is_shifted():
     loss = margins.logit_adjusted(PRIOR)
     aims = {"favoured twice": None, "adjusting to it changes nothing": PRIOR}
@@ -452,13 +466,16 @@ def test_the_warning_says_whether_anything_is_shifted():
             adjust_logits(random_logits(), PRIOR, target_prior=aim, trained_with=loss)
 
 
-def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing():
-    uniform = ClassPrior.uniform(3)
+@pytest.mark.parametrize("classes", [3, 6])  # the mean of six equal logarithms is not exact
+def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing(classes):
+    uniform = ClassPrior.uniform(classes)
+    prior = ClassPrior.from_counts([900, 90, 10, 9, 8, 7][:classes])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for target in (None, PRIOR, uniform):
-            loss = margins.logit_adjusted(PRIOR)
-            adjust_logits(random_logits(), uniform, target_prior=target, trained_with=loss)
+        for target in (None, prior, uniform):
+            for loss in (margins.logit_adjusted(prior), margins.softmax(prior)):
+                logits = random_logits((5, classes))
+                adjust_logits(logits, uniform, target_prior=target, trained_with=loss)
 
 
 @pytest.mark.parametrize("prior", [PRIOR, TARGET], ids=["steep", "flat"])
@@ -482,6 +499,7 @@ def test_less_than_a_quarter_of_the_adjustment_is_little(prior):
         (margins.logit_adjusted(PRIOR), 0.0),
         (margins.logit_adjusted(PRIOR), -1.0),  # back to the frequencies of the training data
         (margins.logit_adjusted(PRIOR), 0.1),  # small, as held-out data may ask for
+        (margins.logit_adjusted(PRIOR), 0.49),
     ],
     ids=lambda v: getattr(v, "name", str(v)),
 )
@@ -607,3 +625,6 @@ def test_classes_that_tie_get_the_same_adjustment(seed):
     prior = ClassPrior.from_weights(target.probs * costs)
     assert np.ptp(adjustment(prior, target_prior=target, costs=costs)) == 0
     assert np.ptp(adjustment(ClassPrior.from_weights(costs), costs=costs)) == 0
+    # The same of a target prior alone: a third of each class's weight, and twice that of one.
+    thirds = ClassPrior.from_weights(target.probs * [2, 1, 1, 1, 1, 1] / 3)
+    assert np.ptp(adjustment(thirds, target_prior=target)[1:]) == 0

@@ -137,6 +137,18 @@ def test_the_reading_is_monotone_and_finite(probs, smallest, share):
     assert (np.diff(logits[:, 0])[apart] > 0).all()
 
 
+def test_below_a_fifth_of_the_prior_a_line_goes_on_from_the_logarithm():
+    prior = ClassPrior.from_probs([0.2, 0.8])
+    p = np.array([0.0, 0.02, 0.04, 0.1])  # the knee is 0.2 / 5
+    answer = np.stack([p, 1 - p], axis=1)
+    logits = ScoreReader("predict_proba", smallest=0.5).logits(answer, prior)
+    expected = [np.log(0.02), (np.log(0.02) + np.log(0.04)) / 2, np.log(0.04), np.log(0.1)]
+    np.testing.assert_allclose(logits[:, 0], expected)
+    # A smaller vote that was seen in fit is the knee itself.
+    low = ScoreReader("predict_proba", smallest=0.01).logits(answer, prior)
+    np.testing.assert_allclose(low[:, 0], [np.log(0.005), *np.log(p[1:])])
+
+
 def test_readers_of_folds_merge():
     few, many = ScoreReader("predict_proba", 0.1), ScoreReader("predict_proba", 0.02)
     none = ScoreReader("predict_proba")

@@ -203,12 +203,21 @@ def test_folds_without_a_class_are_told_where_scores_are_averaged_over_them():
 
 EVEN, UNEVEN = [1 / 3] * 3, [0.7, 0.23, 0.07]  # the second is 120, 40 and 12 rows, rounded
 WEIGHTED = LogisticRegression(class_weight="balanced")
+
+
+def share_of_imbalance(share):
+    """Class frequencies with that much of the labels' imbalance, on the scale of logarithms."""
+    parts = np.array([120.0, 40.0, 12.0]) ** share
+    return parts / parts.sum()
+
+
 TWICE = {
     "weights": (WEIGHTED, "class_weight='balanced'"),
     "weights by label": (LogisticRegression(class_weight={2: 10}), "class_weight={2: 10}"),
     "LDA": (LinearDiscriminantAnalysis(priors=EVEN), "LinearDiscriminantAnalysis, priors="),
     "QDA": (QuadraticDiscriminantAnalysis(priors=EVEN), "QuadraticDiscriminantAnalysis, priors="),
     "naive Bayes": (GaussianNB(priors=EVEN), "GaussianNB, priors="),
+    "seven tenths": (GaussianNB(priors=share_of_imbalance(0.7)), "GaussianNB, priors="),
     "Bernoulli": (BernoulliNB(class_prior=EVEN), "BernoulliNB, class_prior="),
     "no counting": (BernoulliNB(fit_prior=False), "BernoulliNB, fit_prior=False"),
     "found by a search": (
@@ -315,6 +324,7 @@ def test_adjusting_a_classifier_of_even_priors_does_harm():
         LogitAdjustedClassifier(LogisticRegression(class_weight={0: 1})),  # others 1 too
         LogitAdjustedClassifier(LinearDiscriminantAnalysis(priors=UNEVEN)),
         LogitAdjustedClassifier(BernoulliNB(class_prior=UNEVEN)),
+        LogitAdjustedClassifier(GaussianNB(priors=share_of_imbalance(0.8))),
         # Calibration learns the frequencies of the labels again, and so does stacking.
         LogitAdjustedClassifier(CalibratedClassifierCV(WEIGHTED, cv=2)),
         LogitAdjustedClassifier(StackingClassifier([("a", WEIGHTED)], LogisticRegression(), cv=2)),

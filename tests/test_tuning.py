@@ -172,8 +172,11 @@ def long_tailed(examples=400, classes=5, seed=0, shift=1.3):
 
 
 def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
-    for seed in range(20):
-        prior, logits, target = long_tailed(60, seed=seed)
+    first = []  # among several best cells, whether the nearest comes first; few examples have some
+    for seed, (examples, classes, shift) in itertools.product(
+        range(20), [(60, 5, 1.3), (12, 3, 0.3)]
+    ):
+        prior, logits, target = long_tailed(examples, classes, seed, shift)
         result = tune_tau(logits, target, prior, n_bootstrap=0)
         edges, values = result.curve.breakpoints, result.curve.values
         nearest = None
@@ -182,12 +185,44 @@ def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
                 distance = max(low - 1, 1 - high, 0.0)
                 if nearest is None or distance < nearest[0]:
                     nearest = (distance, low, high)
+        first.append(nearest[1] == edges[np.argmax(values <= values.min() + 1e-12)])
         assert result.interval == nearest[1:]
         assert result.tau == (nearest[1] + nearest[2]) / 2
         assert result.error == result.curve.min_value
         for tau in (0.0, 1.0, result.tau):
             adjusted = adjust_logits(logits, prior, tau=tau)
             assert result.error_at(tau) == pytest.approx(balanced_error(target, adjusted))
+    assert not all(first)
+
+
+# The prior's log-odds are 1, so an example is right up to, or from, its own margin on.
+ODDS = ClassPrior.from_weights([np.e, 1.0])
+
+
+def two_classes(until, since):
+    """Examples of class 0 that are right until these taus, and of class 1 that are right since."""
+    margins = np.concatenate([until, since])
+    target = np.repeat([0, 1], [len(until), len(since)])
+    return np.stack([margins, np.zeros(len(margins))], axis=1), target
+
+
+@pytest.mark.parametrize(
+    ("until", "since", "tau"),
+    [
+        ([0.5, 1.5, 3.5], [0.2, 0.9, 3.0], 1.2),  # three best cells, the second holds 1
+        ([0.5, 1.6], [0.2, 1.4], 1.5),  # two, 0.5 below 1 and 0.4 above
+        ([0.7, 1.6], [0.2, 1.4], 0.45),  # 0.3 below and 0.4 above
+    ],
+)
+def test_of_best_cells_the_nearest_to_one_is_taken(until, since, tau):
+    logits, target = two_classes(until, since)
+    result = tune_tau(logits, target, ODDS, n_bootstrap=0)
+    # From cell to cell one example is won, or one lost.
+    wins = len(until) + np.tile([0, 1], len(until) + 1)[:-1]
+    np.testing.assert_allclose(result.curve.values, 1 - wins / len(target))
+    assert result.tau == pytest.approx(tau)
+    edges = np.array([0.0, *sorted([*until, *since]), 4.0])
+    assert bootstrap._middle_of_best(edges, wins) == pytest.approx(tau)
 
 
 def test_per_class_errors_and_counts():
@@ -680,7 +715,10 @@ def test_what_decides_depends_on_weights_and_on_what_is_asked():
     aim = ClassPrior.from_probs([0.5, 0.49, 0.01])
     plain = tune_tau(logits, target, prior)
     assert plain.few_decide
-    assert not tune_tau(logits, target, prior, target_prior=aim).few_decide
+    asked = tune_tau(logits, target, prior, target_prior=aim)
+    assert not asked.few_decide
+    # By hand, with v = q² / n = 0.00125, 0.0012005 and 0.00001: 6.05406e-6 / 1.50285e-8.
+    assert asked.deciding_examples == pytest.approx(402.84, rel=1e-4)
     assert tune_tau(logits, target, prior, criterion="log_loss").deciding_examples is None
     # A hundred copies of no weight to speak of tell no more than those that have one.
     extra = np.repeat(np.flatnonzero(target == 2), 100)
@@ -740,6 +778,14 @@ def test_a_best_tau_at_the_bounds_says_so():
     assert "touches the bounds (0.0, 0.5): consider wider ones" in str(result)
 
 
+def test_a_lower_end_of_zero_is_no_bound_to_widen():
+    logits, target = two_classes([1.0], [-1.0])  # right together from −1 to 1
+    for bounds, touched in (((0.0, 4.0), False), ((0.2, 4.0), True), ((0.0, 0.5), True)):
+        result = tune_tau(logits, target, ODDS, bounds=bounds, n_bootstrap=0)
+        assert result.interval == pytest.approx((bounds[0], min(bounds[1], 1.0)))
+        assert result.at_bound == touched
+
+
 def test_a_best_tau_of_zero_names_the_likely_causes():
     prior, logits, target = long_tailed(300)
     for result in (
@@ -760,6 +806,19 @@ def test_a_best_tau_of_zero_names_the_likely_causes():
     assert by_norms.interval[0] == 0.0
     assert not by_norms.at_zero
     assert not tune_tau(logits, target, prior, bounds=(0.0, 0.5)).at_zero
+
+
+@pytest.mark.parametrize(("lost", "clearly"), [(2, False), (3, True)])
+def test_zero_is_best_only_by_two_standard_errors(lost, clearly):
+    """Of ten examples in each of two classes, all right at 0, some of one are wrong from 0.25."""
+    logits, target = two_classes([0.25] * lost + [9.0] * (10 - lost), [-9.0] * 10)
+    result = tune_tau(logits, target, ODDS, n_bootstrap=0)
+    assert result.interval == pytest.approx((0.0, 0.25))
+    assert result.error_at(0.5) - result.error_at(0.0) == pytest.approx(lost / 20)
+    # One class has a rate of 0.5/12 and one, with both added examples to itself, of 1/12.
+    variance = (0.5 * 11.5 + 1 * 11) / 12**2 / 10 / (1 - 10 / 12**2) / 4
+    assert result.standard_error == pytest.approx(np.sqrt(variance))  # 0.056
+    assert result.at_zero == clearly
 
 
 def test_a_good_classifier_that_needs_no_tau_is_not_suspected():

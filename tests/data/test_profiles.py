@@ -75,6 +75,11 @@ def test_a_step_of_a_ratio_that_is_no_whole_number():
     assert step_counts(33, num_classes=2, imbalance_ratio=1.1).tolist() == [33, 30]
 
 
+def test_of_an_odd_number_of_classes_the_smaller_half_stays_whole():
+    counts = step_counts(500, num_classes=5, imbalance_ratio=100)
+    assert counts.tolist() == [500, 500, 5, 5, 5]
+
+
 def test_no_imbalance_keeps_every_class_whole():
     for profile in ("exp", "step"):
         counts = profile_counts(profile, 7, num_classes=3, imbalance_ratio=1)

@@ -38,6 +38,12 @@ def test_the_split_holds_out_a_share_of_every_class():
     assert kept.tolist() != other.tolist()
 
 
+def test_a_class_keeps_an_example_to_train_on():
+    kept, held = held_out_split(np.array([0, 0, 1, 1, 1]), fraction=0.9, seed=0)
+    assert (len(kept), len(held)) == (2, 3)
+    assert sorted(np.array([0, 0, 1, 1, 1])[kept]) == [0, 1]
+
+
 def test_what_cannot_be_split_is_refused():
     with pytest.raises(InputError, match="class 1 has only 1 example"):
         held_out_split(np.array([0, 0, 1]), fraction=0.5, seed=0)

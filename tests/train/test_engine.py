@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import adjust_logits, balanced_error
+from longtail import ClassPrior, InputError, adjust_logits, balanced_error
 from longtail.data.digits import load_digits_lt
 from longtail.experiments.comparison import BASELINE, compare, mean_interval
 from longtail.runs import Run, files
@@ -48,6 +48,26 @@ def pixels(images, recipe):
         std=recipe.std,
         pixel_range=images.pixel_range,
     )
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "sizes"), [(True, {4: [4, 4], 5: [5, 5]}), (False, {4: [4, 4, 2], 16: [10]})]
+)
+def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, sizes):
+    labels = np.array([0] * 7 + [1] * 3)
+    run = {"labels": labels, "kept": np.arange(10), "prior": ClassPrior.from_labels(labels)}
+
+    def planner(size):
+        recipe = get_recipe("digits", batch_size=size, drop_last=drop_last)
+        return Planner(recipe, Method.of("softmax"), **run, seed=0)
+
+    for size, expected in sizes.items():
+        assert planner(size).batch_sizes == expected
+        plan = planner(size).plan(0)
+        assert (len(plan.rates), len(plan.rows)) == (len(expected), sum(expected))
+    if drop_last:
+        with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
+            planner(16)
 
 
 @pytest.fixture(scope="module")
