@@ -121,6 +121,25 @@ def test_other_precisions_round_once(dtype):
     same_bytes(unbake(baked).state_dict(), model.state_dict())
 
 
+class Pretrained(nn.Sequential):
+    """As transformers' models are: saved without their architecture, loaded with what fits."""
+
+    def save_pretrained(self, folder):
+        pass
+
+
+def test_a_new_bias_that_loading_drops_is_told_of():
+    model = Pretrained(*network(bias=False))
+    message = "layer 2 had no bias and has one now.* when it is saved and loaded again, or"
+    with pytest.warns(UserWarning, match=message) as caught:
+        bake_logit_adjustment(model, PRIOR)
+    assert [one.filename for one in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bake_logit_adjustment(Pretrained(*network()), PRIOR)
+        bake_logit_adjustment(network(bias=False), PRIOR)
+
+
 def test_one_output_for_two_classes():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     baked = bake_logit_adjustment(model, ClassPrior.from_counts([90, 10]), tau=2.0)

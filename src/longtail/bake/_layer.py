@@ -8,6 +8,7 @@ kept (a module, a file, an estimator) is not known here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -95,6 +96,25 @@ def _how(layer: Layer, tensors: Mapping[str, RawTensor]) -> str:
     if layer.bias is None:
         return f"as a new bias of {layer.name}, which had none"
     return f"added to the bias of {layer.name}"
+
+
+def warn_of_new_bias(layer: Layer, new: BakedLayer, *, what: str, caller: str) -> None:
+    """Say that a bias which the network was built without is lost where that is built again.
+
+    Args:
+        layer: as it was.
+        new: as it is baked.
+        what: whose tensors these are, and when they are read: "this file is loaded".
+        caller: for messages.
+    """
+    if layer.bias is None and "bias" in new.tensors:
+        warnings.warn(
+            f"{caller}: {layer.name} had no bias and has one now. The network must be built with a "
+            f"bias there when {what}, or the adjustment is lost: from_pretrained of transformers "
+            f"drops a bias that it does not know. To leave the network as it is, export it to ONNX "
+            f"and bake that.",
+            stacklevel=5,  # from the bake of a kind of model, `_bake` and the public function
+        )
 
 
 def _refuse_overflow(tensors: Mapping[str, RawTensor], name: str, caller: str) -> None:

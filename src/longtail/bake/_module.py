@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from longtail._checks import InputError, as_numpy
 from longtail.bake._change import Change
-from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
+from longtail.bake._layer import (
+    Layer,
+    bake_layer,
+    close_enough,
+    original_tensors,
+    pick,
+    warn_of_new_bias,
+)
 from longtail.bake._loss import margin_of, warn_if_adjusted
 from longtail.bake._record import (
     ATTRIBUTE,
@@ -52,7 +59,8 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
     name = pick(_widths(model, change), change, layer, name="the model", caller=caller)
     before: Any = model.get_submodule(name)
     label = f"layer {name}" if name else "the layer"
-    new = bake_layer(_layer_of(before, label, change), change)
+    found = _layer_of(before, label, change)
+    new = bake_layer(found, change)
     baked = _copied(model, caller)
     after: Any = baked.get_submodule(name)
     for part, tensor in new.tensors.items():
@@ -65,6 +73,8 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
     )
     setattr(after, ATTRIBUTE, record.to_json())
     after.register_state_dict_post_hook(_WriteMetadata())
+    if hasattr(model, "save_pretrained"):  # load_state_dict says itself what it does not know
+        warn_of_new_bias(found, new, what="it is saved and loaded again", caller=caller)
     warn_if_adjusted(_losses(model), change, name="the model")
     return baked
 
