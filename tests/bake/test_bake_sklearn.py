@@ -16,7 +16,11 @@ from sklearn.linear_model import (
     RidgeClassifierCV,
     SGDClassifier,
 )
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import (
+    FixedThresholdClassifier,
+    GridSearchCV,
+    TunedThresholdClassifierCV,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
@@ -26,6 +30,7 @@ from longtail import (
     ClassPrior,
     InputError,
     LogitAdjustedClassifier,
+    LogitAdjustedClassifierCV,
     bake_logit_adjustment,
     bake_record,
     bake_weight_normalization,
@@ -181,6 +186,29 @@ def test_weight_normalization(bias_mode):
 def test_bad_input(model, settings, message):
     with pytest.raises(InputError, match=message):
         bake_logit_adjustment(model.fit(X, Y), **{"prior": PRIOR, **settings})
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (LogitAdjustedClassifier(LogisticRegression()),
+         r"is adjusted already: deploy it as it is, or bake its `estimator_` .*`prior_` and `tau`"),
+        (LogitAdjustedClassifierCV(LogisticRegression()),
+         r"is adjusted already.* its `estimator_` .*\(its `prior_` and `best_tau_`\)"),
+        (FixedThresholdClassifier(LogisticRegression()),
+         "moves the threshold of the classifier in it.*; bake its `estimator_`"),
+        (TunedThresholdClassifierCV(LogisticRegression()), "moves the threshold"),
+    ],
+)  # fmt: skip
+def test_what_adjusts_a_classifier_is_not_baked_but_that_is(model, message):
+    y = (Y > 0).astype(int)
+    prior = ClassPrior.from_labels(y)
+    model.fit(X, y)
+    with pytest.raises(InputError, match=f"{type(model).__name__} {message}"):
+        bake_logit_adjustment(model, prior)
+    baked = bake_logit_adjustment(model.estimator_, prior, tau=getattr(model, "best_tau_", 1.0))
+    if "Adjusted" in type(model).__name__:
+        np.testing.assert_array_equal(baked.predict(NEW), model.predict(NEW))
 
 
 def test_not_fitted_twice_and_changed():

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.linear_model._base import LinearClassifierMixin
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.utils.validation import check_is_fitted
 
 from longtail._checks import FloatArray, InputError
@@ -24,6 +25,7 @@ from longtail.bake._tensors import RawTensor
 from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 from longtail.priors import ClassPrior
 from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
+from longtail.sklearn._base import AdjustedBase
 from longtail.sklearn._scores import final_estimator
 from longtail.sklearn._twice import own_correction
 
@@ -119,6 +121,17 @@ def _how(text: str) -> str:
 
 def _refuse_others(model: Any, classifier: Any, caller: str) -> None:
     name = type(classifier).__name__
+    if isinstance(classifier, AdjustedBase):
+        tau = "best_tau_" if hasattr(classifier, "best_tau_") else "tau"
+        raise InputError(
+            f"{caller}: {name} is adjusted already: deploy it as it is, or bake its `estimator_` "
+            f"with the same prior and tau (its `prior_` and `{tau}`)."
+        )
+    if isinstance(classifier, FixedThresholdClassifier | TunedThresholdClassifierCV):
+        raise InputError(
+            f"{caller}: {name} moves the threshold of the classifier in it, which an adjustment "
+            f"does in its stead; bake its `estimator_`."
+        )
     if not isinstance(classifier, LinearClassifierMixin):
         raise InputError(
             f"{caller}: {name} is not a linear classifier of scikit-learn, so there are no "
