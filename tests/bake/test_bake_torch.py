@@ -263,6 +263,29 @@ def test_refuses_to_bake_twice():
         bake_weight_normalization(baked, layer="2")
 
 
+WRAPPED = {
+    "DataParallel": nn.DataParallel,
+    "a softmax behind": lambda model: nn.Sequential(model, nn.Softmax(-1)),
+    "AveragedModel": torch.optim.swa_utils.AveragedModel,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_undoing_what_was_put_into_another_module_or_taken_out(wrap):
+    plain, baked = network(), bake_logit_adjustment(network(), PRIOR)
+    back = unbake(wrap(baked))
+    same_bytes(dict(back.named_parameters()), dict(wrap(plain).named_parameters()))
+    assert bake_record(back) is None
+    taken_out = next(
+        part
+        for part in bake_logit_adjustment(wrap(plain), PRIOR).children()
+        if list(part.children())
+    )
+    same_bytes(unbake(taken_out).state_dict(), plain.state_dict())
+    head = bake_logit_adjustment(plain[2], PRIOR)
+    same_bytes(unbake(nn.Sequential(*plain[:2], head)).state_dict(), plain.state_dict())
+
+
 def test_refuses_to_undo_what_is_not_there_or_changed():
     with pytest.raises(InputError, match="unbake: the model is not baked"):
         unbake(network())

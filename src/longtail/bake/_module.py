@@ -83,7 +83,7 @@ def unbake(model: nn.Module, *, caller: str) -> nn.Module:
     """A copy with the original weights."""
     record = require_record(record_of(model, caller=caller), name="the model", caller=caller)
     restored = copy.deepcopy(model)
-    layer: Any = restored.get_submodule(record.undo["layer"])
+    layer: Any = _baked_layer(restored)
 
     def now(part: str) -> RawTensor | None:
         tensor = getattr(layer, part)
@@ -100,10 +100,15 @@ def unbake(model: nn.Module, *, caller: str) -> nn.Module:
 
 def record_of(model: nn.Module, *, caller: str) -> BakeRecord | None:
     """What was baked into a module, or None."""
-    for module in model.modules():
-        if hasattr(module, ATTRIBUTE):
-            return BakeRecord.from_json(getattr(module, ATTRIBUTE), caller=caller)
-    return None
+    layer = _baked_layer(model)
+    if layer is None:
+        return None
+    return BakeRecord.from_json(getattr(layer, ATTRIBUTE), caller=caller)
+
+
+def _baked_layer(model: nn.Module) -> nn.Module | None:
+    """The layer with the record, wherever it is now: its model may have been put into another."""
+    return next((module for module in model.modules() if hasattr(module, ATTRIBUTE)), None)
 
 
 def record_of_state(state: Mapping[str, Any], *, caller: str) -> BakeRecord | None:
