@@ -236,6 +236,34 @@ def test_inputs_check_the_whole_module(answer, form):
         bake_logit_adjustment(Tempered(1.0, lambda f: f[0]), PRIOR, inputs=x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("end", [nn.Softmax, nn.LogSoftmax])
+def test_inputs_check_a_module_that_ends_in_a_softmax(end, dtype):
+    x = torch.randn(200, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
+    plain = network(dtype=dtype)
+    with torch.no_grad():
+        plain[2].weight *= 20  # probabilities of 0 among them
+    model = nn.Sequential(plain, end(-1))
+    baked = bake_logit_adjustment(model, PRIOR, inputs=x)
+    wanted = torch.softmax(torch.as_tensor(outputs(plain, x) - LOG_PI), -1)
+    got = torch.as_tensor(outputs(baked, x))
+    got = got.exp() if end is nn.LogSoftmax else got
+    torch.testing.assert_close(got, wanted, atol=0.05 if dtype.itemsize == 2 else 1e-5, rtol=0.0)
+    refused = "the model does not give the adjusted logits"
+    with pytest.raises(InputError, match=refused):
+        bake_logit_adjustment(Tempered(2.0, end(-1)).to(dtype), PRIOR, inputs=x)
+    if dtype.itemsize > 2:
+        with pytest.raises(InputError, match=refused):
+            bake_logit_adjustment(nn.Sequential(plain, end(0)), PRIOR, inputs=x)
+        with pytest.raises(InputError, match=refused):
+            bake_weight_normalization(model, norms=PRIOR, inputs=x)
+
+
+def test_inputs_check_pixels_behind_a_softmax():
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Softmax(1))
+    bake_logit_adjustment(model, PRIOR, inputs=torch.randn(2, 3, 4, 6))
+
+
 def test_inputs_of_tokens_and_of_pixels():
     tokens = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 5))
     bake_logit_adjustment(tokens, PRIOR, inputs=torch.zeros(2, 3, dtype=torch.long))

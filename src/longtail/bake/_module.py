@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from longtail.bake._record import (
     refuse_twice,
     require_record,
 )
-from longtail.bake._tensors import RawTensor
+from longtail.bake._tensors import EPS, RawTensor
 from longtail.margins import Margin
 
 _DTYPES = {
@@ -247,7 +248,31 @@ def _check_whole(
 ) -> None:
     """The user's inputs through the whole module before and after."""
     old, new = (_logits(module, inputs, change) for module in (model, baked))
-    _compare(old, new, layer, change, "the model")
+    if not _compare_probabilities(old, new, layer, change):
+        _compare(old, new, layer, change, "the model")
+
+
+def _compare_probabilities(old: Tensor, new: Tensor, layer: Any, change: Change) -> bool:
+    """Where a module ends in a softmax: refuse what is not softmax(log p + c); False if it doesn't.
+
+    The logarithms of a log-softmax are compared as probabilities too, since small ones underflow.
+    """
+    axis = 1 if isinstance(layer, _CONVOLUTIONS) and old.ndim > 2 else -1
+    before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
+    dtype = _DTYPES[layer.weight.dtype]
+    if change.needs_weight or before.shape[-1] < 2:
+        return False
+    if np.all(before <= 0):
+        before, after = np.exp(before), np.exp(after)
+    if np.any(before < 0) or np.any(abs(before.sum(-1) - 1) > max(1e-4, 4 * EPS[dtype])):
+        return False
+    _, offset = change.affine(before.shape[-1], lambda: None, None)
+    odds = before * np.exp(offset - offset.max())
+    wanted = odds / odds.sum(-1, keepdims=True)
+    # By the digits of bfloat16 probabilities would pass for anything.
+    dtype = "F16" if dtype == "BF16" else dtype
+    close_enough(after, wanted, dtype=dtype, size=0.0, where="the model", caller=change.caller)
+    return True
 
 
 def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -> None:
