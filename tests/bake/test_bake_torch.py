@@ -314,6 +314,35 @@ def test_undoing_what_was_put_into_another_module_or_taken_out(wrap):
     same_bytes(unbake(nn.Sequential(*plain[:2], head)).state_dict(), plain.state_dict())
 
 
+@pytest.mark.parametrize(
+    "bake",
+    [bake_logit_adjustment, lambda model, prior: bake_weight_normalization(model, norms=prior)],
+)
+def test_a_baked_module_that_loads_its_old_weights_is_not_baked(bake):
+    plain, reused = network(), bake(network(), PRIOR)
+    reused.load_state_dict(plain.state_dict())
+    assert bake_record(reused) is None
+    assert bake_record(reused.state_dict()) is None
+    with pytest.raises(InputError, match="the model is not baked"):
+        unbake(reused)
+    again = bake(reused, PRIOR)
+    same_bytes(again.state_dict(), bake(plain, PRIOR).state_dict())
+    assert len(again[2]._state_dict_hooks) == 1
+    same_bytes(unbake(again).state_dict(), plain.state_dict())
+    nothing = bake_logit_adjustment(plain, PRIOR, tau=0.0)  # the same weights, and yet baked
+    assert bake_record(nothing).tau == 0
+
+
+def test_other_weights_in_a_baked_module_say_the_way_out():
+    reused = bake_logit_adjustment(network(), PRIOR)
+    reused.load_state_dict({key: 2 * value for key, value in network().state_dict().items()})
+    assert bake_record(reused).tau == 1  # trained on from there, it may be
+    with pytest.raises(
+        InputError, match=r"if other weights.* load them into a network built anew\.$"
+    ):
+        unbake(reused)
+
+
 def test_refuses_to_undo_what_is_not_there_or_changed():
     with pytest.raises(InputError, match="unbake: the model is not baked"):
         unbake(network())

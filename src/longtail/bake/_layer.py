@@ -126,17 +126,39 @@ def _refuse_overflow(tensors: Mapping[str, RawTensor], name: str, caller: str) -
             )
 
 
+def is_undone(record: BakeRecord, now: Callable[[str], RawTensor | None]) -> bool:
+    """Whether the tensors are the original ones again, as after loading the old weights."""
+    for part, digest in record.undo["baked"].items():
+        tensor, stored = now(part), record.undo[part]
+        if tensor is None or stored is None or tensor.digest() == digest:
+            return False
+        if tensor != RawTensor.from_json(stored):
+            return False
+    return True
+
+
 def original_tensors(
-    record: BakeRecord, now: Callable[[str], RawTensor | None], *, caller: str
+    record: BakeRecord,
+    now: Callable[[str], RawTensor | None],
+    *,
+    instead: str = "",
+    caller: str,
 ) -> dict[str, RawTensor | None]:
-    """The tensors before baking, None for one that was not there; refuses what changed since."""
+    """The tensors before baking, None for one that was not there; refuses what changed since.
+
+    Args:
+        record: of the baking.
+        now: gives the tensors as they are, by ``weight`` and ``bias``.
+        instead: what to do where they changed, for the message.
+        caller: for messages.
+    """
     found: dict[str, RawTensor | None] = {}
     for part, digest in record.undo["baked"].items():
         tensor = now(part)
         if tensor is None or tensor.digest() != digest:
             raise InputError(
                 f"{caller}: the {part} of {record.where} is not what was baked: it was changed "
-                f"since, so the original can't be given back exactly."
+                f"since, so the original can't be given back exactly{instead}."
             )
         stored = record.undo[part]
         found[part] = None if stored is None else RawTensor.from_json(stored)

@@ -22,6 +22,7 @@ from longtail.bake._layer import (
     Layer,
     bake_layer,
     close_enough,
+    is_undone,
     original_tensors,
     pick,
     warn_of_new_bias,
@@ -63,6 +64,9 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
     found = _layer_of(before, label, change)
     new = bake_layer(found, change)
     baked = _copied(model, caller)
+    for module in baked.modules():
+        if hasattr(module, ATTRIBUTE):  # of an earlier baking, whose weights were replaced
+            _forget(module)
     after: Any = baked.get_submodule(name)
     for part, tensor in new.tensors.items():
         _put(after, part, tensor)
@@ -85,18 +89,42 @@ def unbake(model: nn.Module, *, caller: str) -> nn.Module:
     record = require_record(record_of(model, caller=caller), name="the model", caller=caller)
     restored = copy.deepcopy(model)
     layer: Any = _baked_layer(restored)
+    instead = "; if other weights were loaded into it, load them into a network built anew"
+    before = original_tensors(record, _reader(layer), instead=instead, caller=caller)
+    for part, tensor in before.items():
+        _put(layer, part, tensor)
+    _forget(layer)
+    return restored
+
+
+def _forget(layer: Any) -> None:
+    """Take the record out of a layer."""
+    delattr(layer, ATTRIBUTE)
+    for key, hook in list(layer._state_dict_hooks.items()):
+        if isinstance(hook, _WriteMetadata):
+            del layer._state_dict_hooks[key]
+
+
+def _reader(layer: Any) -> Callable[[str], RawTensor | None]:
+    """What gives a layer's tensors by name, None for one that is not there."""
 
     def now(part: str) -> RawTensor | None:
         tensor = getattr(layer, part)
         return None if tensor is None else raw(tensor)
 
-    for part, tensor in original_tensors(record, now, caller=caller).items():
-        _put(layer, part, tensor)
-    delattr(layer, ATTRIBUTE)
-    for key, hook in list(layer._state_dict_hooks.items()):
-        if isinstance(hook, _WriteMetadata):
-            del layer._state_dict_hooks[key]
-    return restored
+    return now
+
+
+def _has_old_weights(layer: Any) -> bool:
+    """Whether a layer that was baked has got its original weights back, by load_state_dict."""
+    record = BakeRecord.from_json(getattr(layer, ATTRIBUTE), caller="bake_record")
+    tensors: list[Any] = [getattr(layer, part, None) for part in record.undo["baked"]]
+    # Sharded tensors, or fake ones of an export, have no bytes to compare.
+    readable = (
+        type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in _DTYPES and not tensor.is_meta
+        for tensor in tensors
+    )
+    return all(readable) and is_undone(record, _reader(layer))
 
 
 def record_of(model: nn.Module, *, caller: str) -> BakeRecord | None:
@@ -109,7 +137,8 @@ def record_of(model: nn.Module, *, caller: str) -> BakeRecord | None:
 
 def _baked_layer(model: nn.Module) -> nn.Module | None:
     """The layer with the record, wherever it is now: its model may have been put into another."""
-    return next((module for module in model.modules() if hasattr(module, ATTRIBUTE)), None)
+    marked = (module for module in model.modules() if hasattr(module, ATTRIBUTE))
+    return next((layer for layer in marked if not _has_old_weights(layer)), None)
 
 
 def record_of_state(state: Mapping[str, Any], *, caller: str) -> BakeRecord | None:
@@ -126,7 +155,8 @@ class _WriteMetadata:
     def __call__(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
-        metadata[KEY] = getattr(module, ATTRIBUTE)
+        if not _has_old_weights(module):
+            metadata[KEY] = getattr(module, ATTRIBUTE)
 
     def __deepcopy__(self, memo: Any) -> _WriteMetadata:
         return self
