@@ -167,3 +167,29 @@ def test_distances_are_no_logits(classes):
     wanted = F[:, :classes] - prior.log_probs
     np.testing.assert_allclose(dist, -wanted, atol=1e-5)
     np.testing.assert_array_equal(label, wanted.argmax(axis=1))
+
+
+@pytest.mark.parametrize("end", ["", "s = Identity(y)", "s = Softmax<axis = 0>(y)"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_one_example_without_its_axis(classes, end):
+    nodes = f"z = Gemm(x, w, b) y = Squeeze(z, nought) {end}"
+    model = network(nodes, "s" if end else "y", weight=W[:, :classes], nought=np.array([0]))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    prior = ClassPrior.from_counts(COUNTS[:classes])
+    baked = bake_logit_adjustment(model, prior)
+    session = onnxruntime.InferenceSession(baked.SerializeToString())
+    wanted = F[:1, :classes] - prior.log_probs
+    wanted = softmax(wanted) if "Softmax" in end else wanted
+    np.testing.assert_allclose(session.run(None, {"x": X[:1]})[0], wanted[0], atol=1e-5)
+
+
+def test_scores_of_which_only_the_label_is_given_are_named():
+    nodes = "z = Gemm(x, w, b) il = ArgMax<axis = 1, keepdims = 0>(z) "
+    nodes += "y = ReduceMax<axes = [1], keepdims = 0>(z)"
+    for outputs in (["il"], ["il", "y"]):
+        model = network(nodes, *outputs)
+        message = "no output of the model is 3 wide.* inside the model seem to be 'z': name these"
+        with pytest.raises(InputError, match=message):
+            bake_logit_adjustment(model, PRIOR)
+        label = run(bake_logit_adjustment(model, PRIOR, output="z"))[0]
+        np.testing.assert_array_equal(label, LABEL)

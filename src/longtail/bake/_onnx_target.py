@@ -240,7 +240,7 @@ def _chosen(
             trace = graph.trace(inner)
             traces.setdefault(Trace(trace.tensor, "logits"), []).append(inner)
     if not traces:
-        raise InputError(_none(outputs, change))
+        raise InputError(_none(outputs, change) + _inside(graph, runner, change))
     if len(traces) > 1:
         names = [name for group in traces.values() for name in group]
         raise InputError(
@@ -275,6 +275,8 @@ def _distribution(graph: Graph, runner: Runner, output: str, change: Change) -> 
             return output  # clipped, averaged, resized: probabilities still
         if before is not None and (_sum_to_one(before, change) or _are_logs(before, change)):
             return source
+        if tensor == start and _drops_examples(here, before, change):
+            return source
         tensor = source
     return output
 
@@ -290,6 +292,13 @@ def _sum_to_one(array: NDArray[Any], change: Change) -> bool:
 def _are_logs(array: NDArray[Any], change: Change) -> bool:
     """Whether numbers are logarithms of the classes' probabilities."""
     return bool(np.all(array <= 0)) and _sum_to_one(np.exp(array), change)
+
+
+def _drops_examples(here: NDArray[Any] | None, before: NDArray[Any] | None, change: Change) -> bool:
+    """Whether numbers are the only row of what they come from, without the axis of examples."""
+    if here is None or before is None or here.ndim != 1 or not _is_width(len(here), change):
+        return False
+    return np.array_equal(here[None], before)
 
 
 def _is_width(size: int, change: Change) -> bool:
@@ -319,6 +328,24 @@ def _none(outputs: Arrays, change: Change) -> str:
         if _quantized(value) and np.shape(value)[-1:] == (count,):
             return text + "." + _quantized(value)
     return text + ". The prior must have one class per output."
+
+
+def _inside(graph: Graph, runner: Runner, change: Change) -> str:
+    """Names the scores inside the model of which it only gives the largest."""
+    takers = [n for n in graph.model.graph.node if n.op_type in ("ArgMax", "ReduceMax", "TopK")]
+    names = list(dict.fromkeys(n.input[0] for n in takers if n.input[0] in graph.producers))
+    values = runner.run(graph.model, names) if names else {}
+    found = [
+        name
+        for name, value in values.items()
+        if scores(value) is not None and np.shape(value)[1:] == (change.num_classes,)
+    ]
+    if len(found) != 1:
+        return ""
+    return (
+        f" The scores inside the model seem to be {found[0]!r}: name these with output=... (on "
+        f"the command line: --output)."
+    )
 
 
 def _quantized(value: Any) -> str:
