@@ -135,13 +135,14 @@ HONEST = {
     "negative distances": "z = Gemm(x, w, b) y = Neg(z)",
     "attention over features": "z = Gemm(x, w, b) a = Softmax<axis = 1>(x) "
     "m = ReduceMax<axes = [1]>(a) y = Mul(z, m)",
+    "an item of a list": "z = Gemm(x, w, b) l = SequenceConstruct(z) y = SequenceAt(l, nought)",
     "a softmax before the layer": "a = Softmax<axis = 1>(x) y = Gemm(a, w, b)",
 }
 
 
 @pytest.mark.parametrize("name", list(HONEST))
 def test_logits_stay_logits(name):
-    model = network(HONEST[name], "y")
+    model = network(HONEST[name], "y", nought=np.array(0))
     got = run(bake_logit_adjustment(model, PRIOR))[0]
     np.testing.assert_allclose(got, run(model)[0] - LOG_PI, atol=1e-5)
 

@@ -169,8 +169,10 @@ class Graph:
         """
         while tensor in self.producers:
             node = self.producers[tensor].node
+            if node.op_type in _LAYERS or node.domain not in ("", "ai.onnx"):
+                return
             source = self._only_source(node)
-            if source is None or node.op_type in _LAYERS or node.domain not in ("", "ai.onnx"):
+            if source is None:
                 return
             yield node, source
             tensor = source
@@ -178,6 +180,8 @@ class Graph:
     def _only_source(self, node: NodeProto) -> str | None:
         """The tensor whose numbers a node computes with; None if there are several, or none."""
         varying = [name for name in node.input if name in self._varying]
+        if "Sequence" in node.op_type:  # lists of tensors are no outputs to look at
+            return None
         if node.op_type in _KEEPS_AXES | _RESHAPES and varying:  # the rest are sizes and scales
             return str(node.input[0])
         known = [name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)]
