@@ -1,6 +1,7 @@
 """Baked safetensors files: same predictions, same other bytes, and back to the original file."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ def saved(folder, model, metadata=None, name="model.safetensors"):
     return folder / name
 
 
+@pytest.mark.filterwarnings("ignore:.*had no bias")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("metadata", [None, {"format": "pt", "ä": "ß"}])
@@ -56,6 +58,18 @@ def test_there_and_back(tmp_path, bias, dtype, metadata):
     assert kept == (metadata or {})
     back = unbake(out, out=tmp_path / "back.safetensors")
     assert back.read_bytes() == path.read_bytes()
+
+
+def test_a_bias_that_is_new_is_told_of(tmp_path):
+    path = saved(tmp_path, network(bias=False))
+    message = "layer 2 had no bias and has one now.*when this file is loaded, or.* is lost"
+    with pytest.warns(UserWarning, match=message) as caught:
+        bake_logit_adjustment(path, PRIOR, out=tmp_path / "baked.safetensors")
+    assert [one.filename for one in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bake_weight_normalization(path, norms=PRIOR, out=tmp_path / "b.safetensors")  # has none
+        bake_logit_adjustment(saved(tmp_path, network()), PRIOR, out=tmp_path / "c.safetensors")
 
 
 def test_it_loads_into_the_plain_network(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
     LogisticRegression,
     Perceptron,
@@ -15,14 +16,21 @@ from sklearn.linear_model import (
     RidgeClassifierCV,
     SGDClassifier,
 )
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import (
+    FixedThresholdClassifier,
+    GridSearchCV,
+    TunedThresholdClassifierCV,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
 from longtail import (
+    AdjustedTwiceWarning,
     ClassPrior,
     InputError,
+    LogitAdjustedClassifier,
+    LogitAdjustedClassifierCV,
     bake_logit_adjustment,
     bake_record,
     bake_weight_normalization,
@@ -180,6 +188,29 @@ def test_bad_input(model, settings, message):
         bake_logit_adjustment(model.fit(X, Y), **{"prior": PRIOR, **settings})
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (LogitAdjustedClassifier(LogisticRegression()),
+         r"is adjusted already: deploy it as it is, or bake its `estimator_` .*`prior_` and `tau`"),
+        (LogitAdjustedClassifierCV(LogisticRegression()),
+         r"is adjusted already.* its `estimator_` .*\(its `prior_` and `best_tau_`\)"),
+        (FixedThresholdClassifier(LogisticRegression()),
+         "moves the threshold of the classifier in it.*; bake its `estimator_`"),
+        (TunedThresholdClassifierCV(LogisticRegression()), "moves the threshold"),
+    ],
+)  # fmt: skip
+def test_what_adjusts_a_classifier_is_not_baked_but_that_is(model, message):
+    y = (Y > 0).astype(int)
+    prior = ClassPrior.from_labels(y)
+    model.fit(X, y)
+    with pytest.raises(InputError, match=f"{type(model).__name__} {message}"):
+        bake_logit_adjustment(model, prior)
+    baked = bake_logit_adjustment(model.estimator_, prior, tau=getattr(model, "best_tau_", 1.0))
+    if "Adjusted" in type(model).__name__:
+        np.testing.assert_array_equal(baked.predict(NEW), model.predict(NEW))
+
+
 def test_not_fitted_twice_and_changed():
     with pytest.raises(NotFittedError):
         bake_logit_adjustment(LogisticRegression(), PRIOR)
@@ -195,3 +226,61 @@ def test_not_fitted_twice_and_changed():
         unbake(baked)
     with pytest.raises(InputError, match="LogisticRegression is not baked"):
         unbake(LogisticRegression().fit(X, Y))
+
+
+def told(action, match):
+    with pytest.warns(AdjustedTwiceWarning, match=match) as caught:
+        action()
+    assert [one.filename for one in caught] == [__file__]
+
+
+def silent(action):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        action()
+
+
+@pytest.mark.parametrize(
+    "model", [LogisticRegression(), make_pipeline(StandardScaler(), LogisticRegression())]
+)
+def test_adjusting_what_is_baked_is_told_of(model):
+    model.fit(X, Y)
+    message = r"the estimator has an adjustment baked in already \(tau = 1\), .* favours rare"
+    baked = bake_logit_adjustment(model, PRIOR)
+    told(lambda: LogitAdjustedClassifier(FrozenEstimator(baked)).fit(X, Y), message)
+    for plain in (
+        baked,  # a clone is fitted anew
+        FrozenEstimator(unbake(baked)),
+        FrozenEstimator(bake_logit_adjustment(model, PRIOR, tau=0.3)),
+        FrozenEstimator(bake_logit_adjustment(model, PRIOR, target_prior=PRIOR)),
+        FrozenEstimator(bake_weight_normalization(model)),
+        FrozenEstimator(pickle.loads(pickle.dumps(baked)).fit(X[:300], Y[:300])),
+    ):
+        silent(lambda plain=plain: LogitAdjustedClassifier(plain).fit(X, Y))
+
+
+def test_baking_a_classifier_that_favours_rare_classes_itself_is_told_of():
+    weighted = LogisticRegression(class_weight="balanced").fit(X, Y)
+    message = r"LogisticRegression weighs classes itself \(class_weight='balanced'\), .* twice; use"
+    told(lambda: bake_logit_adjustment(weighted, PRIOR), message)
+    silent(lambda: bake_logit_adjustment(weighted, PRIOR, tau=0.3))
+    silent(lambda: bake_logit_adjustment(weighted, ClassPrior.uniform(3)))
+    silent(lambda: bake_weight_normalization(weighted))
+    even = LinearDiscriminantAnalysis(priors=[1 / 3] * 3).fit(X, Y)
+    told(lambda: bake_logit_adjustment(even, PRIOR), "is told more even class frequencies")
+
+
+def test_a_baked_model_that_was_trained_on_is_told_of():
+    """Its intercepts are not those that were baked, but the adjustment is still in them."""
+    prior = ClassPrior.from_labels((Y > 0).astype(int))
+    baked = bake_logit_adjustment(SGDClassifier(random_state=0).fit(X, Y > 0), prior)
+    updated = baked.partial_fit(X[:20], Y[:20] > 0)
+    message = (
+        r"SGDClassifier was baked \(logit adjustment with tau = 1\) and has been trained since"
+    )
+    told(lambda: bake_logit_adjustment(updated, prior), message)
+    silent(lambda: bake_logit_adjustment(updated, prior, tau=0.3))
+    warm = bake_logit_adjustment(LogisticRegression(warm_start=True).fit(X, Y), PRIOR)
+    told(lambda: bake_logit_adjustment(warm.fit(X[:300], Y[:300]), PRIOR), "trained since")
+    anew = bake_logit_adjustment(LogisticRegression().fit(X, Y), PRIOR).fit(X[:300], Y[:300])
+    silent(lambda: bake_logit_adjustment(anew, PRIOR))

@@ -9,18 +9,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from longtail import (
-    AdjustedTwiceWarning,
     ClassPrior,
     InputError,
     bake_logit_adjustment,
     bake_record,
     bake_weight_normalization,
-    losses,
-    margins,
     unbake,
 )
 
@@ -121,6 +117,25 @@ def test_other_precisions_round_once(dtype):
     same_bytes(unbake(baked).state_dict(), model.state_dict())
 
 
+class Pretrained(nn.Sequential):
+    """As transformers' models are: saved without their architecture, loaded with what fits."""
+
+    def save_pretrained(self, folder):
+        pass
+
+
+def test_a_new_bias_that_loading_drops_is_told_of():
+    model = Pretrained(*network(bias=False))
+    message = "layer 2 had no bias and has one now.* when it is saved and loaded again, or"
+    with pytest.warns(UserWarning, match=message) as caught:
+        bake_logit_adjustment(model, PRIOR)
+    assert [one.filename for one in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bake_logit_adjustment(Pretrained(*network()), PRIOR)
+        bake_logit_adjustment(network(bias=False), PRIOR)
+
+
 def test_one_output_for_two_classes():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     baked = bake_logit_adjustment(model, ClassPrior.from_counts([90, 10]), tau=2.0)
@@ -217,6 +232,34 @@ def test_inputs_check_the_whole_module(answer, form):
         bake_logit_adjustment(Tempered(1.0, lambda f: f[0]), PRIOR, inputs=x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("end", [nn.Softmax, nn.LogSoftmax])
+def test_inputs_check_a_module_that_ends_in_a_softmax(end, dtype):
+    x = torch.randn(200, 20, generator=torch.Generator().manual_seed(1)).to(dtype)
+    plain = network(dtype=dtype)
+    with torch.no_grad():
+        plain[2].weight *= 20  # probabilities of 0 among them
+    model = nn.Sequential(plain, end(-1))
+    baked = bake_logit_adjustment(model, PRIOR, inputs=x)
+    wanted = torch.softmax(torch.as_tensor(outputs(plain, x) - LOG_PI), -1)
+    got = torch.as_tensor(outputs(baked, x))
+    got = got.exp() if end is nn.LogSoftmax else got
+    torch.testing.assert_close(got, wanted, atol=0.05 if dtype.itemsize == 2 else 1e-5, rtol=0.0)
+    refused = "the model does not give the adjusted logits"
+    with pytest.raises(InputError, match=refused):
+        bake_logit_adjustment(Tempered(2.0, end(-1)).to(dtype), PRIOR, inputs=x)
+    if dtype.itemsize > 2:
+        with pytest.raises(InputError, match=refused):
+            bake_logit_adjustment(nn.Sequential(plain, end(0)), PRIOR, inputs=x)
+        with pytest.raises(InputError, match=refused):
+            bake_weight_normalization(model, norms=PRIOR, inputs=x)
+
+
+def test_inputs_check_pixels_behind_a_softmax():
+    model = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Softmax(1))
+    bake_logit_adjustment(model, PRIOR, inputs=torch.randn(2, 3, 4, 6))
+
+
 def test_inputs_of_tokens_and_of_pixels():
     tokens = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 5))
     bake_logit_adjustment(tokens, PRIOR, inputs=torch.zeros(2, 3, dtype=torch.long))
@@ -242,6 +285,58 @@ def test_refuses_to_bake_twice():
         bake_logit_adjustment(baked, PRIOR)
     with pytest.raises(InputError, match="is baked already"):
         bake_weight_normalization(baked, layer="2")
+
+
+WRAPPED = {
+    "DataParallel": nn.DataParallel,
+    "a softmax behind": lambda model: nn.Sequential(model, nn.Softmax(-1)),
+    "AveragedModel": torch.optim.swa_utils.AveragedModel,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_undoing_what_was_put_into_another_module_or_taken_out(wrap):
+    plain, baked = network(), bake_logit_adjustment(network(), PRIOR)
+    back = unbake(wrap(baked))
+    same_bytes(dict(back.named_parameters()), dict(wrap(plain).named_parameters()))
+    assert bake_record(back) is None
+    taken_out = next(
+        part
+        for part in bake_logit_adjustment(wrap(plain), PRIOR).children()
+        if list(part.children())
+    )
+    same_bytes(unbake(taken_out).state_dict(), plain.state_dict())
+    head = bake_logit_adjustment(plain[2], PRIOR)
+    same_bytes(unbake(nn.Sequential(*plain[:2], head)).state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    "bake",
+    [bake_logit_adjustment, lambda model, prior: bake_weight_normalization(model, norms=prior)],
+)
+def test_a_baked_module_that_loads_its_old_weights_is_not_baked(bake):
+    plain, reused = network(), bake(network(), PRIOR)
+    reused.load_state_dict(plain.state_dict())
+    assert bake_record(reused) is None
+    assert bake_record(reused.state_dict()) is None
+    with pytest.raises(InputError, match="the model is not baked"):
+        unbake(reused)
+    again = bake(reused, PRIOR)
+    same_bytes(again.state_dict(), bake(plain, PRIOR).state_dict())
+    assert len(again[2]._state_dict_hooks) == 1
+    same_bytes(unbake(again).state_dict(), plain.state_dict())
+    nothing = bake_logit_adjustment(plain, PRIOR, tau=0.0)  # the same weights, and yet baked
+    assert bake_record(nothing).tau == 0
+
+
+def test_other_weights_in_a_baked_module_say_the_way_out():
+    reused = bake_logit_adjustment(network(), PRIOR)
+    reused.load_state_dict({key: 2 * value for key, value in network().state_dict().items()})
+    assert bake_record(reused).tau == 1  # trained on from there, it may be
+    with pytest.raises(
+        InputError, match=r"if other weights.* load them into a network built anew\.$"
+    ):
+        unbake(reused)
 
 
 def test_refuses_to_undo_what_is_not_there_or_changed():
@@ -310,101 +405,3 @@ def test_a_quantized_module_is_refused():
 def test_without_a_width_the_layer_must_be_named():
     with pytest.raises(InputError, match="more than one linear layer of the model can be meant"):
         bake_weight_normalization(network())
-
-
-def holding(loss):
-    """As a LightningModule holds its loss."""
-    model = network()
-    model.add_module("criterion", loss)
-    model.forward = lambda x: model[2](model[1](model[0](x)))
-    return model
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.LogitAdjustedLoss(PRIOR),
-        losses.LogitAdjustedLoss(ClassPrior.from_counts(COUNTS, smoothing=1)),
-        losses.LogitAdjustedLoss(PRIOR).double(),
-        losses.BalancedLoss(PRIOR),
-        losses.PairwiseMarginLoss(
-            margins.Margin.from_matrix(margins.logit_adjusted(PRIOR).matrix())
-        ),
-        losses.SampledSoftmaxLoss(PRIOR, num_sampled=3, margin=margins.logit_adjusted(PRIOR)),
-    ],
-    ids=["logit-adjusted", "smoothed", "float64", "balanced", "matrix", "sampled"],
-)
-def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss, tmp_path):
-    model = holding(loss)
-    with pytest.warns(AdjustedTwiceWarning) as found:
-        baked = bake_logit_adjustment(model, PRIOR)
-    assert [str(one.message) for one in found] == [
-        "bake_logit_adjustment: the model holds a loss (criterion) that already aims at the "
-        "balanced error. If it was trained with that, adjusting its logits favours the rare "
-        "classes twice; use them as they are, or at most with a small tau that held-out data ask "
-        "for."
-    ]
-    assert found[0].filename == __file__
-    shift = (baked[2].bias - model[2].bias).detach()
-    np.testing.assert_allclose(shift, -LOG_PI, atol=1e-5)
-    path, out = tmp_path / "model.safetensors", tmp_path / "baked.safetensors"
-    save_file(model.state_dict(), path)
-    with pytest.warns(
-        AdjustedTwiceWarning, match=r"safetensors holds a loss \(criterion\)"
-    ) as found:
-        bake_logit_adjustment(path, PRIOR, out=out)
-    assert found[0].filename == __file__
-
-
-@pytest.mark.parametrize("name", ["target_prior", "costs", "the training prior"])
-def test_a_module_balanced_by_its_loss_is_baked_for_another_target_from_the_uniform_prior(name):
-    model, numbers = holding(losses.LogitAdjustedLoss(PRIOR)), np.arange(1.0, len(COUNTS) + 1)
-    aim = {name: numbers if name == "costs" else ClassPrior.from_weights(numbers)}
-    if name == "the training prior":  # where nothing would be baked in
-        aim = {"target_prior": PRIOR}
-    uniform = ClassPrior.uniform(len(COUNTS))
-    with pytest.warns(AdjustedTwiceWarning, match=rf"pass ClassPrior.uniform\({len(COUNTS)}\)"):
-        bake_logit_adjustment(model, PRIOR, **aim)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        bake_logit_adjustment(model, uniform, **aim)
-
-
-class Other(nn.Module):
-    """Buffers of the same names that are no margins."""
-
-    def __init__(self):
-        super().__init__()
-        for name in ("alpha", "positive", "negative"):
-            self.register_buffer(name, torch.zeros(5))
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.SoftmaxLoss(PRIOR),
-        losses.LogitAdjustedLoss(PRIOR, tau=0.5),
-        losses.AdaptiveLoss(PRIOR),
-        losses.LDAMLoss(PRIOR),
-        losses.EqualizedLoss(PRIOR),
-        losses.LogitAdjustedLoss(ClassPrior.from_counts([9, 1])),
-        Other(),
-    ],
-    ids=["softmax", "half", "adaptive", "ldam", "equalized", "other classes", "no loss"],
-)
-def test_a_module_whose_loss_leaves_something_to_adjust_does_not(loss, tmp_path):
-    model, path = holding(loss), tmp_path / "model.safetensors"
-    save_file(model.state_dict(), path)
-    bake_logit_adjustment(model, PRIOR)
-    bake_logit_adjustment(path, PRIOR, out=tmp_path / "baked.safetensors")
-
-
-@pytest.mark.filterwarnings("error")
-def test_what_does_not_adjust_does_not_adjust_twice():
-    model = holding(losses.LogitAdjustedLoss(PRIOR))
-    bake_logit_adjustment(model, PRIOR, tau=0)
-    bake_logit_adjustment(model, PRIOR, tau=-1)  # back to the frequencies of the training data
-    bake_logit_adjustment(model, PRIOR, tau=0.1)  # small, as the warning itself allows
-    bake_logit_adjustment(model, ClassPrior.uniform(5))
-    bake_weight_normalization(model, layer="2")

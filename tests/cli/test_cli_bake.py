@@ -239,6 +239,7 @@ def test_a_run_with_another_head_is_refused(cli, tmp_path):
     assert "has a cosine head, which takes no bias; export the model to ONNX" in result.err
 
 
+@pytest.mark.filterwarnings("ignore:.*had no bias")  # the made-up run is one bare matrix
 def test_a_run_without_weights(cli, tmp_path):
     run = make_writer(tmp_path / "runs").finish()
     result = cli("bake", run.folder, "-o", "b.safetensors")
@@ -323,3 +324,14 @@ def test_twice_and_force(cli, files):
     assert again.code == 1
     assert "m.onnx is baked already: logit adjustment with tau = 1" in again.err
     assert "(on the command line: --undo)" in again.err
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_layer_without_a_bias_needs_another_network(cli):
+    save_file({"fc.weight": WEIGHT}, "bare.safetensors")
+    result = cli("bake", "bare.safetensors", *COUNTS, "-o", "baked.safetensors")
+    assert "needs no new code" not in result.out
+    assert "as a new bias of layer fc, which had none" in " ".join(result.out.split())
+    assert "must be built with a bias there when this file is loaded" in " ".join(
+        result.err.split()
+    )

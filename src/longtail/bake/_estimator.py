@@ -9,21 +9,26 @@ classifier and so is saved with it.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
 from sklearn.linear_model._base import LinearClassifierMixin
+from sklearn.model_selection import FixedThresholdClassifier, TunedThresholdClassifierCV
 from sklearn.utils.validation import check_is_fitted
 
 from longtail._checks import FloatArray, InputError
-from longtail.bake._change import Change
+from longtail.bake._change import Change, LogitAdjustment
 from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors
-from longtail.bake._record import ATTRIBUTE, BakeRecord, refuse_twice, require_record
+from longtail.bake._record import BakeRecord, refuse_twice, require_record
 from longtail.bake._tensors import RawTensor
+from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
+from longtail.priors import ClassPrior
+from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
+from longtail.sklearn._base import AdjustedBase
 from longtail.sklearn._scores import final_estimator
+from longtail.sklearn._twice import own_correction
 
-_ATTRIBUTE = ATTRIBUTE + "_"
-_PARTS = {"weight": "coef_", "bias": "intercept_"}
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
 _ROWS = 256
 
@@ -42,12 +47,13 @@ def bake(model: Any, change: Change, *, layer: str | None) -> Any:
     baked = copy.deepcopy(model)
     after = final_estimator(baked)
     for part, tensor in new.tensors.items():
-        setattr(after, _PARTS[part], _array(tensor))
+        setattr(after, PARTS[part], _array(tensor))
     _check(_without_names(classifier), _without_names(after), change)
     # Without fit_intercept some classifiers keep the number 0.0, others an array.
     undo = {**new.undo, "number": isinstance(classifier.intercept_, float)}
     record = BakeRecord.of(change, where=name, how=_how(new.how), undo=undo)
-    setattr(after, _ATTRIBUTE, record.to_json())
+    setattr(after, ATTRIBUTE, record.to_json())
+    _warn_if_twice(classifier, change)
     return baked
 
 
@@ -59,34 +65,54 @@ def unbake(model: Any, *, caller: str) -> Any:
     classifier = final_estimator(restored)
 
     def now(part: str) -> RawTensor:
-        return _raw(getattr(classifier, _PARTS[part]))
+        return _raw(getattr(classifier, PARTS[part]))
 
     for part, tensor in original_tensors(record, now, caller=caller).items():
         array = _array(tensor) if tensor is not None else np.zeros(0)
         if part == "bias" and record.undo["number"]:
-            setattr(classifier, _PARTS[part], float(array.ravel()[0]))
+            setattr(classifier, PARTS[part], float(array.ravel()[0]))
         else:
-            setattr(classifier, _PARTS[part], array)
-    delattr(classifier, _ATTRIBUTE)
+            setattr(classifier, PARTS[part], array)
+    delattr(classifier, ATTRIBUTE)
     return restored
 
 
 def record_of(model: Any, *, caller: str) -> BakeRecord | None:
     """What was baked into an estimator, or None; a new `fit` leaves nothing of it."""
     record = _written(model, caller)
-    if record is None:
+    if record is None or not is_intact(final_estimator(model), record.undo["baked"]):
         return None
-    classifier = final_estimator(model)
-    intact = all(
-        _raw(getattr(classifier, _PARTS[part])).digest() == digest
-        for part, digest in record.undo["baked"].items()
-    )
-    return record if intact else None
+    return record
 
 
 def _written(model: Any, caller: str) -> BakeRecord | None:
-    text = getattr(final_estimator(model), _ATTRIBUTE, None)
+    text = getattr(final_estimator(model), ATTRIBUTE, None)
     return None if text is None else BakeRecord.from_json(text, caller=caller)
+
+
+def _warn_if_twice(classifier: Any, change: Change) -> None:
+    """Say so if a classifier favours rare classes already, by its training or an earlier baking."""
+    if not isinstance(change, LogitAdjustment) or not adjusts_again(change.tau):
+        return
+    name, text = type(classifier).__name__, None
+    found = own_correction(classifier, ClassPrior.from_probs(change.settings["prior"]))
+    earlier = _written(classifier, change.caller)
+    goes_on = hasattr(classifier, "partial_fit") or getattr(classifier, "warm_start", False)
+    if found is not None:
+        text = (
+            f"{name} {found.what}, so the prior that it learned is not that of the labels and "
+            f"adjusting by it favours rare classes twice; {found.instead}, or pass what "
+            f"effective_prior gives as `prior`."
+        )
+    elif earlier is not None and goes_on:
+        text = (
+            f"{name} was baked ({earlier}) and has been trained since. Unless that was a new fit "
+            f"from the start, the adjustment is still in it, and another favours rare classes "
+            f"twice; train the plain model on, and bake a copy of it."
+        )
+    if text is not None:
+        # From the bake of this kind of model, `_bake` and the public function.
+        warnings.warn(f"{change.caller}: {text}", AdjustedTwiceWarning, stacklevel=5)
 
 
 def _how(text: str) -> str:
@@ -95,6 +121,17 @@ def _how(text: str) -> str:
 
 def _refuse_others(model: Any, classifier: Any, caller: str) -> None:
     name = type(classifier).__name__
+    if isinstance(classifier, AdjustedBase):
+        tau = "best_tau_" if hasattr(classifier, "best_tau_") else "tau"
+        raise InputError(
+            f"{caller}: {name} is adjusted already: deploy it as it is, or bake its `estimator_` "
+            f"with the same prior and tau (its `prior_` and `{tau}`)."
+        )
+    if isinstance(classifier, FixedThresholdClassifier | TunedThresholdClassifierCV):
+        raise InputError(
+            f"{caller}: {name} moves the threshold of the classifier in it, which an adjustment "
+            f"does in its stead; bake its `estimator_`."
+        )
     if not isinstance(classifier, LinearClassifierMixin):
         raise InputError(
             f"{caller}: {name} is not a linear classifier of scikit-learn, so there are no "

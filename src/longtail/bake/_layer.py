@@ -8,6 +8,7 @@ kept (a module, a file, an estimator) is not known here.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -97,6 +98,25 @@ def _how(layer: Layer, tensors: Mapping[str, RawTensor]) -> str:
     return f"added to the bias of {layer.name}"
 
 
+def warn_of_new_bias(layer: Layer, new: BakedLayer, *, what: str, caller: str) -> None:
+    """Say that a bias which the network was built without is lost where that is built again.
+
+    Args:
+        layer: as it was.
+        new: as it is baked.
+        what: whose tensors these are, and when they are read: "this file is loaded".
+        caller: for messages.
+    """
+    if layer.bias is None and "bias" in new.tensors:
+        warnings.warn(
+            f"{caller}: {layer.name} had no bias and has one now. The network must be built with a "
+            f"bias there when {what}, or the adjustment is lost: from_pretrained of transformers "
+            f"drops a bias that it does not know. To leave the network as it is, export it to ONNX "
+            f"and bake that.",
+            stacklevel=5,  # from the bake of a kind of model, `_bake` and the public function
+        )
+
+
 def _refuse_overflow(tensors: Mapping[str, RawTensor], name: str, caller: str) -> None:
     for part, tensor in tensors.items():
         if not np.all(np.isfinite(tensor.values())):
@@ -106,17 +126,39 @@ def _refuse_overflow(tensors: Mapping[str, RawTensor], name: str, caller: str) -
             )
 
 
+def is_undone(record: BakeRecord, now: Callable[[str], RawTensor | None]) -> bool:
+    """Whether the tensors are the original ones again, as after loading the old weights."""
+    for part, digest in record.undo["baked"].items():
+        tensor, stored = now(part), record.undo[part]
+        if tensor is None or stored is None or tensor.digest() == digest:
+            return False
+        if tensor != RawTensor.from_json(stored):
+            return False
+    return True
+
+
 def original_tensors(
-    record: BakeRecord, now: Callable[[str], RawTensor | None], *, caller: str
+    record: BakeRecord,
+    now: Callable[[str], RawTensor | None],
+    *,
+    instead: str = "",
+    caller: str,
 ) -> dict[str, RawTensor | None]:
-    """The tensors before baking, None for one that was not there; refuses what changed since."""
+    """The tensors before baking, None for one that was not there; refuses what changed since.
+
+    Args:
+        record: of the baking.
+        now: gives the tensors as they are, by ``weight`` and ``bias``.
+        instead: what to do where they changed, for the message.
+        caller: for messages.
+    """
     found: dict[str, RawTensor | None] = {}
     for part, digest in record.undo["baked"].items():
         tensor = now(part)
         if tensor is None or tensor.digest() != digest:
             raise InputError(
                 f"{caller}: the {part} of {record.where} is not what was baked: it was changed "
-                f"since, so the original can't be given back exactly."
+                f"since, so the original can't be given back exactly{instead}."
             )
         stored = record.undo[part]
         found[part] = None if stored is None else RawTensor.from_json(stored)

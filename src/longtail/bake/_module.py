@@ -12,12 +12,21 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from longtail._checks import InputError, as_numpy
 from longtail.bake._change import Change
-from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
+from longtail.bake._layer import (
+    Layer,
+    bake_layer,
+    close_enough,
+    is_undone,
+    original_tensors,
+    pick,
+    warn_of_new_bias,
+)
 from longtail.bake._loss import margin_of, warn_if_adjusted
 from longtail.bake._record import (
     ATTRIBUTE,
@@ -26,7 +35,7 @@ from longtail.bake._record import (
     refuse_twice,
     require_record,
 )
-from longtail.bake._tensors import RawTensor
+from longtail.bake._tensors import EPS, RawTensor
 from longtail.margins import Margin
 
 _DTYPES = {
@@ -52,8 +61,12 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
     name = pick(_widths(model, change), change, layer, name="the model", caller=caller)
     before: Any = model.get_submodule(name)
     label = f"layer {name}" if name else "the layer"
-    new = bake_layer(_layer_of(before, label, change), change)
+    found = _layer_of(before, label, change)
+    new = bake_layer(found, change)
     baked = _copied(model, caller)
+    for module in baked.modules():
+        if hasattr(module, ATTRIBUTE):  # of an earlier baking, whose weights were replaced
+            _forget(module)
     after: Any = baked.get_submodule(name)
     for part, tensor in new.tensors.items():
         _put(after, part, tensor)
@@ -65,6 +78,8 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
     )
     setattr(after, ATTRIBUTE, record.to_json())
     after.register_state_dict_post_hook(_WriteMetadata())
+    if hasattr(model, "save_pretrained"):  # load_state_dict says itself what it does not know
+        warn_of_new_bias(found, new, what="it is saved and loaded again", caller=caller)
     warn_if_adjusted(_losses(model), change, name="the model")
     return baked
 
@@ -73,27 +88,57 @@ def unbake(model: nn.Module, *, caller: str) -> nn.Module:
     """A copy with the original weights."""
     record = require_record(record_of(model, caller=caller), name="the model", caller=caller)
     restored = copy.deepcopy(model)
-    layer: Any = restored.get_submodule(record.undo["layer"])
+    layer: Any = _baked_layer(restored)
+    instead = "; if other weights were loaded into it, load them into a network built anew"
+    before = original_tensors(record, _reader(layer), instead=instead, caller=caller)
+    for part, tensor in before.items():
+        _put(layer, part, tensor)
+    _forget(layer)
+    return restored
+
+
+def _forget(layer: Any) -> None:
+    """Take the record out of a layer."""
+    delattr(layer, ATTRIBUTE)
+    for key, hook in list(layer._state_dict_hooks.items()):
+        if isinstance(hook, _WriteMetadata):
+            del layer._state_dict_hooks[key]
+
+
+def _reader(layer: Any) -> Callable[[str], RawTensor | None]:
+    """What gives a layer's tensors by name, None for one that is not there."""
 
     def now(part: str) -> RawTensor | None:
         tensor = getattr(layer, part)
         return None if tensor is None else raw(tensor)
 
-    for part, tensor in original_tensors(record, now, caller=caller).items():
-        _put(layer, part, tensor)
-    delattr(layer, ATTRIBUTE)
-    for key, hook in list(layer._state_dict_hooks.items()):
-        if isinstance(hook, _WriteMetadata):
-            del layer._state_dict_hooks[key]
-    return restored
+    return now
+
+
+def _has_old_weights(layer: Any) -> bool:
+    """Whether a layer that was baked has got its original weights back, by load_state_dict."""
+    record = BakeRecord.from_json(getattr(layer, ATTRIBUTE), caller="bake_record")
+    tensors: list[Any] = [getattr(layer, part, None) for part in record.undo["baked"]]
+    # Sharded tensors, or fake ones of an export, have no bytes to compare.
+    readable = (
+        type(tensor) in (Tensor, nn.Parameter) and tensor.dtype in _DTYPES and not tensor.is_meta
+        for tensor in tensors
+    )
+    return all(readable) and is_undone(record, _reader(layer))
 
 
 def record_of(model: nn.Module, *, caller: str) -> BakeRecord | None:
     """What was baked into a module, or None."""
-    for module in model.modules():
-        if hasattr(module, ATTRIBUTE):
-            return BakeRecord.from_json(getattr(module, ATTRIBUTE), caller=caller)
-    return None
+    layer = _baked_layer(model)
+    if layer is None:
+        return None
+    return BakeRecord.from_json(getattr(layer, ATTRIBUTE), caller=caller)
+
+
+def _baked_layer(model: nn.Module) -> nn.Module | None:
+    """The layer with the record, wherever it is now: its model may have been put into another."""
+    marked = (module for module in model.modules() if hasattr(module, ATTRIBUTE))
+    return next((layer for layer in marked if not _has_old_weights(layer)), None)
 
 
 def record_of_state(state: Mapping[str, Any], *, caller: str) -> BakeRecord | None:
@@ -110,7 +155,8 @@ class _WriteMetadata:
     def __call__(
         self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
-        metadata[KEY] = getattr(module, ATTRIBUTE)
+        if not _has_old_weights(module):
+            metadata[KEY] = getattr(module, ATTRIBUTE)
 
     def __deepcopy__(self, memo: Any) -> _WriteMetadata:
         return self
@@ -232,7 +278,31 @@ def _check_whole(
 ) -> None:
     """The user's inputs through the whole module before and after."""
     old, new = (_logits(module, inputs, change) for module in (model, baked))
-    _compare(old, new, layer, change, "the model")
+    if not _compare_probabilities(old, new, layer, change):
+        _compare(old, new, layer, change, "the model")
+
+
+def _compare_probabilities(old: Tensor, new: Tensor, layer: Any, change: Change) -> bool:
+    """Where a module ends in a softmax: refuse what is not softmax(log p + c); False if it doesn't.
+
+    The logarithms of a log-softmax are compared as probabilities too, since small ones underflow.
+    """
+    axis = 1 if isinstance(layer, _CONVOLUTIONS) and old.ndim > 2 else -1
+    before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
+    dtype = _DTYPES[layer.weight.dtype]
+    if change.needs_weight or before.shape[-1] < 2:
+        return False
+    if np.all(before <= 0):
+        before, after = np.exp(before), np.exp(after)
+    if np.any(before < 0) or np.any(abs(before.sum(-1) - 1) > max(1e-4, 4 * EPS[dtype])):
+        return False
+    _, offset = change.affine(before.shape[-1], lambda: None, None)
+    odds = before * np.exp(offset - offset.max())
+    wanted = odds / odds.sum(-1, keepdims=True)
+    # By the digits of bfloat16 probabilities would pass for anything.
+    dtype = "F16" if dtype == "BF16" else dtype
+    close_enough(after, wanted, dtype=dtype, size=0.0, where="the model", caller=change.caller)
+    return True
 
 
 def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -> None:

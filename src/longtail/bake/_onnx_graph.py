@@ -44,6 +44,7 @@ _SOFTMAX = {"Softmax", "LogSoftmax"}
 # (and which of their inputs is the weight).
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
 _PRODUCTS = {"Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "FusedMatMul": 1, "QLinearMatMul": 3}
+_LAYERS = {*_CONVOLUTIONS, *_PRODUCTS, "LSTM", "GRU", "RNN"}
 
 
 class Producer(NamedTuple):
@@ -160,6 +161,36 @@ class Graph:
                 break
             tensor = node.input[0]
         return Trace(tensor, kind, axis)
+
+    def back_to_layer(self, tensor: str) -> Iterator[tuple[NodeProto, str]]:
+        """The nodes behind the nearest layer, last first, each with the tensor it computes from.
+
+        Ends where a node computes from several: a gate, attention over something else.
+        """
+        while tensor in self.producers:
+            node = self.producers[tensor].node
+            if node.op_type in _LAYERS or node.domain not in ("", "ai.onnx"):
+                return
+            source = self._only_source(node)
+            if source is None:
+                return
+            yield node, source
+            tensor = source
+
+    def _only_source(self, node: NodeProto) -> str | None:
+        """The tensor whose numbers a node computes with; None if there are several, or none."""
+        varying = [name for name in node.input if name in self._varying]
+        if "Sequence" in node.op_type:  # lists of tensors are no outputs to look at
+            return None
+        if node.op_type in _KEEPS_AXES | _RESHAPES and varying:  # the rest are sizes and scales
+            return str(node.input[0])
+        known = [name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)]
+        return known[0] if len(known) == 1 else None
+
+    def least_wins(self, tensor: str) -> bool:
+        """Whether a label is that of the smallest number in a tensor."""
+        found = (node for node in self.model.graph.node if node.op_type == "ArgMin")
+        return any(self.trace(node.input[0]).tensor == tensor for node in found)
 
     def _passes(self, node: NodeProto) -> bool:
         """Whether a node hands on what it gets."""

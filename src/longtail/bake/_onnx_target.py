@@ -157,6 +157,14 @@ def _way(
             f"nor one logit per class, so they can't be adjusted; convert the model with "
             f"probabilities, or wrap it in LogitAdjustedClassifier."
         )
+    if trace.kind == "logits" and graph.least_wins(trace.tensor):
+        before = f" ({maker.node.input[0]!r})" if maker.node.op_type == "Neg" else ""
+        raise InputError(
+            f"{change.caller}: the model's label is that of the smallest number in "
+            f"{trace.tensor!r} (ArgMin), so these are distances and not logits, and adjusting "
+            f"them would favour the frequent classes; name the scores before them{before} with "
+            f"output=... (on the command line: --output)."
+        )
     bias = graph.bias_of(trace.tensor, width)
     lined_up = shape["axis"] == 1 if maker.node.op_type == "Conv" else last
     # Two zero-sum logits of a network look the same but are what they are: logits.
@@ -221,15 +229,18 @@ def _chosen(
                 f"{caller}: the output {output!r} holds {_type(value)}, not floating point."
                 + _quantized(value)
             )
-        return graph.trace(output)
+        return graph.trace(_distribution(graph, runner, output, change))
     traces: dict[Trace, list[str]] = {}
     for name, value in outputs.items():
-        array = scores(value)
-        if array is not None and _fits(array, graph.trace(name), graph, change):
-            trace = graph.trace(name)
-            traces.setdefault(Trace(trace.tensor, "logits"), []).append(name)
+        if scores(value) is None:
+            continue
+        inner = _distribution(graph, runner, name, change)
+        array = scores(value if inner == name else runner.run(graph.model, [inner])[inner])
+        if array is not None and _fits(array, graph.trace(inner), graph, change):
+            trace = graph.trace(inner)
+            traces.setdefault(Trace(trace.tensor, "logits"), []).append(inner)
     if not traces:
-        raise InputError(_none(outputs, change))
+        raise InputError(_none(outputs, change) + _inside(graph, runner, change))
     if len(traces) > 1:
         names = [name for group in traces.values() for name in group]
         raise InputError(
@@ -239,6 +250,59 @@ def _chosen(
     # Of logits and their softmax, the softmax says more: where its axis is.
     (names,) = traces.values()
     return max((graph.trace(name) for name in names), key=lambda trace: trace.kind != "logits")
+
+
+def _distribution(graph: Graph, runner: Runner, output: str, change: Change) -> str:
+    """The output, or the scores of all classes inside the model that it only shows otherwise.
+
+    Percentages, logarithms, the largest few or one class of some probabilities are no logits, and
+    nothing can be added to them; what they are computed from can be adjusted, and they follow.
+    """
+    start = graph.trace(output).tensor
+    steps = list(graph.back_to_layer(start))
+    if not steps:
+        return output
+    found = runner.run(graph.model, [start, *(source for _, source in steps)])
+    tensor = start
+    for node, source in steps:
+        here, before = scores(found[tensor]), scores(found[source])
+        if node.op_type == "Sigmoid" and tensor != start:
+            return tensor
+        if node.op_type == "TopK" and before is not None and tensor == node.output[0]:
+            if _is_width(before.shape[attribute(node, "axis", -1)], change):
+                return _distribution(graph, runner, source, change)
+        elif tensor == start and here is not None and _sum_to_one(here, change):
+            return output  # clipped, averaged, resized: probabilities still
+        if before is not None and (_sum_to_one(before, change) or _are_logs(before, change)):
+            return source
+        if tensor == start and _drops_examples(here, before, change):
+            return source
+        tensor = source
+    return output
+
+
+def _sum_to_one(array: NDArray[Any], change: Change) -> bool:
+    """Whether numbers are probabilities of the classes along some axis."""
+    axes = range(1, array.ndim) if array.ndim > 1 else range(array.ndim)
+    return any(
+        _are_probabilities(array, axis) for axis in axes if _is_width(array.shape[axis], change)
+    )
+
+
+def _are_logs(array: NDArray[Any], change: Change) -> bool:
+    """Whether numbers are logarithms of the classes' probabilities."""
+    return bool(np.all(array <= 0)) and _sum_to_one(np.exp(array), change)
+
+
+def _drops_examples(here: NDArray[Any] | None, before: NDArray[Any] | None, change: Change) -> bool:
+    """Whether numbers are the only row of what they come from, without the axis of examples."""
+    if here is None or before is None or here.ndim != 1 or not _is_width(len(here), change):
+        return False
+    return np.array_equal(here[None], before)
+
+
+def _is_width(size: int, change: Change) -> bool:
+    return size > 1 and change.fits(size)
 
 
 def _fits(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> bool:
@@ -264,6 +328,24 @@ def _none(outputs: Arrays, change: Change) -> str:
         if _quantized(value) and np.shape(value)[-1:] == (count,):
             return text + "." + _quantized(value)
     return text + ". The prior must have one class per output."
+
+
+def _inside(graph: Graph, runner: Runner, change: Change) -> str:
+    """Names the scores inside the model of which it only gives the largest."""
+    takers = [n for n in graph.model.graph.node if n.op_type in ("ArgMax", "ReduceMax", "TopK")]
+    names = list(dict.fromkeys(n.input[0] for n in takers if n.input[0] in graph.producers))
+    values = runner.run(graph.model, names) if names else {}
+    found = [
+        name
+        for name, value in values.items()
+        if scores(value) is not None and np.shape(value)[1:] == (change.num_classes,)
+    ]
+    if len(found) != 1:
+        return ""
+    return (
+        f" The scores inside the model seem to be {found[0]!r}: name these with output=... (on "
+        f"the command line: --output)."
+    )
 
 
 def _quantized(value: Any) -> str:

@@ -16,7 +16,14 @@ import numpy as np
 
 from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change
-from longtail.bake._layer import Layer, bake_layer, close_enough, original_tensors, pick
+from longtail.bake._layer import (
+    Layer,
+    bake_layer,
+    close_enough,
+    original_tensors,
+    pick,
+    warn_of_new_bias,
+)
 from longtail.bake._loss import margin_of, warn_if_adjusted
 from longtail.bake._record import KEY, BakeRecord, refuse_twice, require_record
 from longtail.bake._tensors import FLOATS, RawTensor, refuse_unless_float
@@ -97,6 +104,7 @@ def bake(path: Path, out: Path, change: Change, *, layer: str | None) -> None:
     }
     metadata = {**(state.metadata or {}), KEY: record.to_json()}
     _write(state, out, changed, metadata, after=_join(chosen, "weight"), caller=caller)
+    warn_of_new_bias(found, new, what="this file is loaded", caller=caller)
     warn_if_adjusted(_losses(state), change, name=name)
 
 

@@ -386,12 +386,10 @@ def _finish(
         _console.line(_console.wrapped(text))
         return
     _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
-    _console.line(
-        _console.wrapped(
-            f"{_checked(record, inputs)} It needs no new code; `longtail bake {out} --undo "
-            f"--out FILE` gives the original back."
-        )
-    )
+    undoing = f"`longtail bake {out} --undo --out FILE` gives the original back."
+    new_bias = "layer" in record.undo and record.undo.get("bias", "") is None
+    code = "" if new_bias else "It needs no new code; "  # a warning has said what it needs
+    _console.line(_console.wrapped(f"{_checked(record, inputs)} {code}{undoing}"))
 
 
 def _checked(record: BakeRecord, inputs: Path | None) -> str:

@@ -20,7 +20,9 @@ from sklearn.discriminant_analysis import (
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.naive_bayes import BernoulliNB, CategoricalNB, GaussianNB, MultinomialNB
 
+from longtail.posthoc import adjusts_again
 from longtail.priors import ClassPrior
+from longtail.sklearn._baked import baked_tau
 from longtail.sklearn._base import AdjustedBase
 from longtail.sklearn._scores import final_estimator
 
@@ -62,6 +64,12 @@ def own_correction(estimator: Any, prior: ClassPrior) -> Correction | None:
         if np.ptp(classifier.adjustment_) == 0:
             return None
         return Correction(f"is adjusted already ({type(classifier).__name__})", "adjust it once")
+    baked = baked_tau(classifier)
+    if baked is not None and adjusts_again(baked):
+        return Correction(
+            f"has an adjustment baked in already (tau = {baked:.4g})",
+            "use what it was baked from (unbake)",
+        )
     return (
         _by_weights(classifier)
         or _by_weight_of_positives(classifier, prior)

@@ -1,0 +1,196 @@
+"""ONNX outputs that show the classes' scores in another form: what they are made of is adjusted."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from longtail import (
+    ClassPrior,
+    InputError,
+    bake_logit_adjustment,
+    bake_record,
+    bake_weight_normalization,
+    unbake,
+)
+
+COUNTS = np.array([900, 90, 10])
+PRIOR = ClassPrior.from_counts(COUNTS)
+LOG_PI = np.log(COUNTS / COUNTS.sum())
+RANDOM = np.random.default_rng(0)
+W = RANDOM.normal(size=(5, 3)).astype(np.float32)
+X = RANDOM.normal(size=(1000, 5)).astype(np.float32)
+F = X.astype(np.float64) @ W
+
+
+def softmax(f):
+    odds = np.exp(f - f.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+P = softmax(F - LOG_PI)
+ORDER = np.argsort(-P, axis=1)
+LABEL = P.argmax(axis=1)
+PROBS = "z = Gemm(x, w, b) p = Softmax<axis = -1>(z)"
+
+
+def network(nodes, *outputs, weight=W, **constants):
+    """A model of nodes in ONNX's own notation; names of outputs that start with i are integers."""
+    ends = ", ".join(f"{'int64' if name[0] == 'i' else 'float'}[] {name}" for name in outputs)
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> net (float[n, 5] x) => ({ends}) {{ {nodes} }}'
+    )
+    width = weight.shape[1]
+    constants |= {"w": weight, "b": np.zeros(width, np.float32), "three": np.array([3])}
+    constants |= {"hundred": np.float32(100), "one": np.array(1), "two": np.array([2])}
+    used = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(value), name)
+        for name, value in constants.items()
+        if name in used
+    )
+    return model
+
+
+def run(model):
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": X})
+
+
+TOP = np.take_along_axis(P, ORDER, 1)
+SHOWN = {
+    "percent": (f"{PROBS} y = Mul(p, hundred)", [100 * P]),
+    "logarithms": (f"{PROBS} y = Log(p)", [np.log(P)]),
+    "negative logarithms": ("z = Gemm(x, w, b) l = LogSoftmax(z) y = Neg(l)", [-np.log(P)]),
+    "ranks": (
+        f"{PROBS} y, i = TopK(p, three) il = ArgMax<axis = 1, keepdims = 0>(p)",
+        [TOP, ORDER, LABEL],
+    ),
+    "ranks of logits": (
+        "z = Gemm(x, w, b) y, i = TopK(z, three) il = ArgMax<axis = 1, keepdims = 0>(z)",
+        [np.take_along_axis(F - LOG_PI, ORDER, 1), ORDER, LABEL],
+    ),
+    "the first two": (f"{PROBS} y, i = TopK(p, two)", [TOP[:, :2], ORDER[:, :2]]),
+    "percent of the first two": (
+        f"{PROBS} t, i = TopK(p, two) y = Mul(t, hundred)",
+        [100 * TOP[:, :2], ORDER[:, :2]],
+    ),
+    "label and confidence": (
+        f"{PROBS} y = ReduceMax<axes = [1], keepdims = 0>(p) "
+        "il = ArgMax<axis = 1, keepdims = 0>(p)",
+        [P.max(axis=1), LABEL],
+    ),
+    "quantized probabilities": (
+        f"{PROBS} q = QuantizeLinear(p, s, o) y = DequantizeLinear(q, s, o)",
+        [np.round(P * 100) / 100],
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", list(SHOWN))
+def test_what_the_outputs_are_made_of_is_adjusted(name, named):
+    nodes, wanted = SHOWN[name]
+    outputs = ["y", *(word for word in ("i", "il") if f" {word} =" in nodes)]
+    scale = {"s": np.float32(0.01), "o": np.array(0, np.uint8)}
+    model = network(nodes, *outputs, **scale)
+    baked = bake_logit_adjustment(model, PRIOR, output="y" if named else None)
+    assert bake_record(baked).where == "z"
+    got = dict(zip(outputs, run(baked), strict=True))
+    for key, value in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(
+            got[key], value, rtol=1e-4, atol=1.01e-2 if "q =" in nodes else 1e-4
+        )
+    assert unbake(baked) == model
+
+
+def test_weights_behind_percentages_are_normalized_in_the_logits():
+    model = network(SHOWN["percent"][0], "y")
+    got = run(bake_weight_normalization(model, norms=PRIOR))[0]
+    np.testing.assert_allclose(got, 100 * softmax(F / PRIOR.probs), atol=1e-2)
+
+
+@pytest.mark.parametrize("nodes", [
+    "one_of_two = Gather<axis = 1>(p, one) y = Identity(one_of_two)",
+    "y = ReduceMax<axes = [1], keepdims = 0>(p)",
+])  # fmt: skip
+def test_one_of_two_probabilities_is_no_margin(nodes):
+    model = network(f"{PROBS} {nodes}", "y", weight=W[:, :2])
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
+    probs = softmax(F[:, :2] - np.log([0.9, 0.1]))
+    wanted = probs[:, 1] if "Gather" in nodes else probs.max(axis=1)
+    np.testing.assert_allclose(run(baked)[0], wanted, atol=1e-5)
+
+
+def test_percent_of_a_sigmoid():
+    model = network("z = Gemm(x, w, b) p = Sigmoid(z) y = Mul(p, hundred)", "y", weight=W[:, :1])
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
+    wanted = 100 / (1 + np.exp(-F[:, :1]) / 9)
+    np.testing.assert_allclose(run(baked)[0], wanted, atol=1e-3)
+    several = network("z = Gemm(x, w, b) p = Sigmoid(z) y = Mul(p, hundred)", "y")
+    with pytest.raises(InputError, match="a sigmoid of 3 scores, each a question of its own"):
+        bake_logit_adjustment(several, PRIOR)
+
+
+HONEST = {
+    "negative distances": "z = Gemm(x, w, b) y = Neg(z)",
+    "attention over features": "z = Gemm(x, w, b) a = Softmax<axis = 1>(x) "
+    "m = ReduceMax<axes = [1]>(a) y = Mul(z, m)",
+    "an item of a list": "z = Gemm(x, w, b) l = SequenceConstruct(z) y = SequenceAt(l, nought)",
+    "a softmax before the layer": "a = Softmax<axis = 1>(x) y = Gemm(a, w, b)",
+}
+
+
+@pytest.mark.parametrize("name", list(HONEST))
+def test_logits_stay_logits(name):
+    model = network(HONEST[name], "y", nought=np.array(0))
+    got = run(bake_logit_adjustment(model, PRIOR))[0]
+    np.testing.assert_allclose(got, run(model)[0] - LOG_PI, atol=1e-5)
+
+
+def test_the_largest_pixels_of_each_class_are_logits():
+    """A top-k over places, not over classes."""
+    nodes = "u = Unsqueeze(x, two) z = Mul(u, w3) t = Transpose<perm = [0, 2, 1]>(z) "
+    nodes += "k, i = TopK(t, two) y = ReduceMean<axes = [2], keepdims = 0>(k)"
+    model = network(nodes, "y", w3=W[None])
+    got = run(bake_logit_adjustment(model, PRIOR))[0]
+    np.testing.assert_allclose(got, run(model)[0] - LOG_PI, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_distances_are_no_logits(classes):
+    prior = ClassPrior.from_counts(COUNTS[:classes])
+    nodes = "z = Gemm(x, w, b) dist = Neg(z) il = ArgMin<axis = 1, keepdims = 0>(dist)"
+    model = network(nodes, "dist", "il", weight=W[:, :classes])
+    message = r"smallest number in 'dist' \(ArgMin\).*name the scores before them \('z'\)"
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(model, prior)
+    dist, label = run(bake_logit_adjustment(model, prior, output="z"))
+    wanted = F[:, :classes] - prior.log_probs
+    np.testing.assert_allclose(dist, -wanted, atol=1e-5)
+    np.testing.assert_array_equal(label, wanted.argmax(axis=1))
+
+
+@pytest.mark.parametrize("end", ["", "s = Identity(y)", "s = Softmax<axis = 0>(y)"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_one_example_without_its_axis(classes, end):
+    nodes = f"z = Gemm(x, w, b) y = Squeeze(z, nought) {end}"
+    model = network(nodes, "s" if end else "y", weight=W[:, :classes], nought=np.array([0]))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    prior = ClassPrior.from_counts(COUNTS[:classes])
+    baked = bake_logit_adjustment(model, prior)
+    session = onnxruntime.InferenceSession(baked.SerializeToString())
+    wanted = F[:1, :classes] - prior.log_probs
+    wanted = softmax(wanted) if "Softmax" in end else wanted
+    np.testing.assert_allclose(session.run(None, {"x": X[:1]})[0], wanted[0], atol=1e-5)
+
+
+def test_scores_of_which_only_the_label_is_given_are_named():
+    nodes = "z = Gemm(x, w, b) il = ArgMax<axis = 1, keepdims = 0>(z) "
+    nodes += "y = ReduceMax<axes = [1], keepdims = 0>(z)"
+    for outputs in (["il"], ["il", "y"]):
+        model = network(nodes, *outputs)
+        message = "no output of the model is 3 wide.* inside the model seem to be 'z': name these"
+        with pytest.raises(InputError, match=message):
+            bake_logit_adjustment(model, PRIOR)
+        label = run(bake_logit_adjustment(model, PRIOR, output="z"))[0]
+        np.testing.assert_array_equal(label, LABEL)
