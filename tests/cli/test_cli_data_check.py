@@ -280,3 +280,24 @@ def test_lists_may_hold_transparency(cli):
     result = cli("data", "check", "set")
     assert (result.code, "transparency" in result.out) == (0, False)
     assert json.loads(cli("data", "check", "set", "--json").out)["transparent"] == {}
+
+
+@pytest.mark.parametrize("kind", ["tree", "lists"])
+def test_a_test_set_that_lacks_classes_is_told_of(cli, kind):
+    names = {"train": "abc", "test": "ac"}
+    write_photos(Path("set"), [f"{s}/{k}/1.jpg" for s, classes in names.items() for k in classes])
+    lacking = "b"
+    if kind == "lists":
+        lacking = "1"
+        for split, classes in names.items():
+            lines = [f"{split}/{k}/1.jpg {'abc'.index(k)}\n" for k in classes]
+            Path("set", f"{split}.txt").write_text("".join(lines))
+    result = cli("data", "check", "set")
+    assert (result.code, result.err) == (0, "")
+    assert "No problems" in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+    text = " ".join(result.out.split())
+    said = f"The test set has no examples of class(es) {lacking}: its mean error will be that of"
+    assert said in text
+    document = json.loads(cli("data", "check", "set", "--json").out)
+    assert (document["ok"], document["absent"]) == (True, {"test": [lacking]})

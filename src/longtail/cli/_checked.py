@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longtail._checks import listing
 from longtail.cli import _console
 
 if TYPE_CHECKING:
     from longtail.data.check import CheckResult
 
+_SPLITS = {"train": "training", "val": "validation", "test": "test"}
 # Problems of one kind that are shown; --out has them all.
 _SHOWN = 3
 
@@ -22,6 +24,7 @@ def document(result: CheckResult) -> dict[str, Any]:
         "ok": result.ok,
         "images": result.images,
         "classes": result.classes,
+        "absent": result.absent,
         "num_sizes": len(result.sizes) if result.sizes else None,
         "colored": result.colored,
         "transparent": result.transparent,
@@ -38,8 +41,7 @@ def split_words(images: dict[str, int]) -> str:
     """How many images the splits have: ``10 training, 3 test images``."""
     if len(images) == 1:
         return f"{sum(images.values()):,} images"
-    words = {"train": "training", "val": "validation", "test": "test"}
-    return ", ".join(f"{count:,} {words[split]}" for split, count in images.items()) + " images"
+    return ", ".join(f"{count:,} {_SPLITS[split]}" for split, count in images.items()) + " images"
 
 
 def _depth(result: CheckResult) -> str:
@@ -51,6 +53,14 @@ def _depth(result: CheckResult) -> str:
         return "headers only" if result.quick else "every image decoded"
     how = "headers only" if result.quick else "every one decoded"
     return f"{there:,} of {result.files:,} files there, {how}"
+
+
+def _remarks(result: CheckResult) -> Iterator[str]:
+    """What is no problem, but good to know before training."""
+    for split, classes in result.absent.items():
+        absent = f"no examples of class(es) {listing(classes)}"
+        yield f"The {_SPLITS[split]} set has {absent}: its mean error will be that of the others."
+    yield from _only_cropped(result)
 
 
 def _only_cropped(result: CheckResult) -> Iterator[str]:
@@ -86,7 +96,7 @@ def show(result: CheckResult, out: Path | None) -> None:
     depth = _depth(result)
     if result.ok:
         _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
-        for text in _only_cropped(result):
+        for text in _remarks(result):
             _console.line(_console.wrapped(text))
         return
     hidden = False

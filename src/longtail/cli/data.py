@@ -333,9 +333,10 @@ def check(
     """Go through a whole data set: lists, labels, every image.
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
-    splits are found before training stops at them. Exit code 1 if there is any. Images of several
-    sizes in class folders, in colour beside a split all in grey, or with transparency are no
-    problem, but told of: only recipes that crop can train on them.
+    splits are found before training stops at them. Exit code 1 if there is any. Classes that the
+    test set lacks are no problem, but told of; and so are images of several sizes in class
+    folders, in colour beside a split all in grey, or with transparency: only recipes that crop
+    can train on them.
 
     \b
     Examples:

@@ -35,16 +35,30 @@ def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
 def refuse_unknown(
     folders: Iterable[str], class_names: Sequence[str], *, path: Path, caller: str
 ) -> None:
-    """Refuse class folders that the training set hasn't; one may be another's name mistyped."""
+    """Refuse class folders that the training set hasn't."""
+    if words := unknown_words(folders, class_names):
+        raise InputError(f"{caller}: {path} {words}.")
+
+
+def unknown_words(folders: Iterable[str], class_names: Sequence[str]) -> str:
+    """What to say of class folders that the training set hasn't, or nothing.
+
+    Examples:
+        >>> unknown_words(["cat", "dgo"], ["cat", "dog"])[:52]
+        'has class folders that the training set lacks: dgo; '
+        >>> unknown_words(["cat"], ["cat", "dog"])
+        ''
+    """
     there = set(folders)
     unknown = sorted(there - set(class_names), key=counting_order)
-    if unknown:
-        lacking = [name for name in class_names if name not in there]
-        hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
-        raise InputError(
-            f"{caller}: {path} has class folders that the training set lacks: "
-            f"{_checks.listing(unknown, most=3)}; rename or remove them{hint}."
-        )
+    if not unknown:
+        return ""
+    lacking = [name for name in class_names if name not in there]  # one may be it, mistyped
+    hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
+    return (
+        f"has class folders that the training set lacks: {_checks.listing(unknown, most=3)}; "
+        f"rename or remove them{hint}"
+    )
 
 
 def read_image_folder(
