@@ -226,6 +226,32 @@ def test_an_empty_class_folder_of_the_training_set_is_named(tmp_path):
         load_listed(tmp_path)
 
 
+def test_images_beside_the_class_folders_are_found(tmp_path):
+    """In memory they are refused; from disk they are left out, which data sets say."""
+    write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])
+    for file in ("train/notes.txt", "train/.hidden.png", "train/Thumbs.db"):
+        (tmp_path / file).write_text("x")
+    assert check_data(tmp_path, workers=1).ok
+    assert load_listed(tmp_path).stray == ()
+    write_photos(tmp_path, ["train/y.JPG", "train/x.png", "test/z.png"])
+    result = check_data(tmp_path, workers=1)
+    assert [(p.kind, p.where, p.detail) for p in result.problems] == [
+        ("stray", str(tmp_path / file), "is in no class folder; move it into one, or remove it")
+        for file in ("train/x.png", "train/y.JPG", "test/z.png")
+    ]
+    data = load_listed(tmp_path)
+    assert data.stray == tuple(tmp_path / f for f in ("train/x.png", "train/y.JPG", "test/z.png"))
+    assert len(data.train) == 2
+
+
+def test_lists_may_leave_images_of_their_root_out(tmp_path):
+    write_photos(tmp_path, ["1.png", "2.png", "3.png"])
+    write_list(tmp_path / "train.txt", [("1.png", 0)])
+    write_list(tmp_path / "test.txt", [("2.png", 0)])
+    assert check_data(tmp_path, workers=1).ok
+    assert load_listed(tmp_path).stray == ()
+
+
 def test_by_name_the_published_numbers_hold(tmp_path):
     root = write_large(tmp_path / "imagenet-lt")
     result = check_data("imagenet-lt", data_dir=tmp_path, workers=1)

@@ -41,6 +41,7 @@ KINDS = {
     "line": "lines that are not `path label`, or none at all",
     "path": "paths that leave the image root",
     "label": "labels that are no number, out of range, or with holes",
+    "stray": "images beside the class folders",
     "duplicate": "files listed twice",
     "overlap": "files listed in two splits",
     "missing": "files that are not there",
@@ -228,6 +229,10 @@ def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Probl
                 f"{known.sizes[split]:,}"
             )
             problems.append(Problem("size", str(listing.source), detail))
+    problems += [
+        Problem("stray", str(image), "is in no class folder; move it into one, or remove it")
+        for image in sources.stray()
+    ]
     if not sources.are_trees:  # which have a folder for each split
         packed = {split: (part.source, part.paths) for split, part in listings.items()}
         problems += overlap_problems(packed)

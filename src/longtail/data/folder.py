@@ -129,15 +129,24 @@ def first_colored(path: Path) -> Path | None:
 
 def _visible(path: Path, caller: str) -> list[Path]:
     """The class folders; an image beside them belongs to no class and is refused."""
-    entries = [entry for entry in path.iterdir() if not _clutter(entry)]
-    endings = _image_endings(caller)
-    stray = sorted(e.name for e in entries if e.is_file() and e.suffix.lower() in endings)
-    if stray:
+    if stray := stray_images(path, caller=caller):
         raise InputError(
             f"{caller}: {path} has images that are in no class folder: "
-            f"{_checks.listing(stray, most=3)}."
+            f"{_checks.listing([file.name for file in stray], most=3)}."
         )
-    return [entry for entry in entries if entry.is_dir()]
+    return [entry for entry in path.iterdir() if entry.is_dir() and not _clutter(entry)]
+
+
+def stray_images(path: Path, *, caller: str) -> list[Path]:
+    """The images of a split that lie beside its class folders.
+
+    Args:
+        path: the split's folder.
+        caller: for messages.
+    """
+    endings = _image_endings(caller)
+    files = (entry for entry in path.iterdir() if entry.is_file() and not _clutter(entry))
+    return sorted(file for file in files if file.suffix.lower() in endings)
 
 
 def _images(folder: Path, caller: str) -> list[Path]:
