@@ -28,6 +28,7 @@ def document(result: CheckResult) -> dict[str, Any]:
         "num_sizes": len(result.sizes) if result.sizes else None,
         "colored": result.colored,
         "transparent": result.transparent,
+        "num_turned": len(result.turned),
         "counts": result.counts,
         "problems": [
             {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
@@ -57,10 +58,18 @@ def _depth(result: CheckResult) -> str:
 
 def _remarks(result: CheckResult) -> Iterator[str]:
     """What is no problem, but good to know before training."""
+    from longtail.report.tables import plural
+
     for split, classes in result.absent.items():
         absent = f"no examples of class(es) {listing(classes)}"
         yield f"The {_SPLITS[split]} set has {absent}: its mean error will be that of the others."
     yield from _only_cropped(result)
+    if result.turned:
+        some = f"{plural(len(result.turned), 'image', 'images')}, such as {result.turned[0]}"
+        yield (
+            f"EXIF data ask to turn or mirror {some}: training takes pixels as they are stored, so "
+            f"turn the files themselves if they shall train upright."
+        )
 
 
 def _only_cropped(result: CheckResult) -> Iterator[str]:

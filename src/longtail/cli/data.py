@@ -336,7 +336,7 @@ def check(
     splits are found before training stops at them. Exit code 1 if there is any. Classes that the
     test set lacks are no problem, but told of; and so are images of several sizes in class
     folders, in colour beside a split all in grey, or with transparency: only recipes that crop
-    can train on them.
+    can train on them. So are images that EXIF data ask to turn, as training does not.
 
     \b
     Examples:

@@ -55,13 +55,14 @@ _CHUNK = 32
 class _Found(NamedTuple):
     """What there is in some files: problems; of images without any, sizes and kinds.
 
-    Of each kind the first image of each class folder.
+    Of each kind the first image of each class folder, and every one that is to be turned.
     """
 
     problems: list[Problem]
     sizes: set[tuple[int, int]]
     colored: dict[str, str]
     transparent: dict[str, str]
+    turned: list[str]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class CheckResult:
         colored: in class folders without lists, the first image in colour of each split that has
             any: where one of train and test is all grey, only training that crops takes them.
         transparent: likewise the first with transparency, which only training that crops takes.
+        turned: the images that are to be shown turned or mirrored, as their EXIF data say;
+            training takes their pixels as they are stored.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -94,6 +97,7 @@ class CheckResult:
     sizes: list[tuple[int, int]] = field(default_factory=list)
     colored: dict[str, str] = field(default_factory=dict)
     transparent: dict[str, str] = field(default_factory=dict)
+    turned: list[str] = field(default_factory=list)
     quick: bool = False
     seconds: float = 0.0
 
@@ -144,11 +148,13 @@ def check_data(
     sizes: set[tuple[int, int]] = set()
     colored: dict[str, str] = {}
     transparent: dict[str, str] = {}
+    turned: list[str] = []
     for found in _results(files, workers=workers, quick=quick, progress=progress):
         problems += found.problems
         sizes |= found.sizes
         colored = found.colored | colored
         transparent = found.transparent | transparent
+        turned += found.turned
     order = list(KINDS)
     problems.sort(key=lambda problem: order.index(problem.kind))  # stable
     main = listings.get("train") or next(iter(listings.values()))
@@ -162,6 +168,7 @@ def check_data(
         sorted(sizes) if sources.are_trees else [],
         _by_split(colored, sources) if sources.are_trees else {},
         _by_split(transparent, sources) if sources.are_trees else {},
+        turned,
         quick,
         time.monotonic() - started,
     )
@@ -330,7 +337,7 @@ def _by_split(by_folder: dict[str, str], sources: Sources) -> dict[str, str]:
 
 
 def _check_files(files: list[str], *, quick: bool) -> _Found:
-    found = _Found([], set(), {}, {})
+    found = _Found([], set(), {}, {}, [])
     for file in files:
         photo = check_photo(file, quick=quick)
         if isinstance(photo, PhotoError):
@@ -341,6 +348,8 @@ def _check_files(files: list[str], *, quick: bool) -> _Found:
             found.colored.setdefault(os.path.dirname(file), file)
         if photo.transparent:
             found.transparent.setdefault(os.path.dirname(file), file)
+        if photo.turned:
+            found.turned.append(file)
     return found
 
 
