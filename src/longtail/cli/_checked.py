@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longtail._checks import listing
 from longtail.cli import _console
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ def _depth(result: CheckResult) -> str:
 
 def _remarks(result: CheckResult) -> Iterator[str]:
     """What is no problem, but good to know before training."""
+    from longtail._checks import listing
     from longtail.report.tables import plural
 
     for split, classes in result.absent.items():
