@@ -277,3 +277,65 @@ def test_lists_may_hold_transparency(cli):
     result = cli("data", "check", "set")
     assert (result.code, "transparency" in result.out) == (0, False)
     assert json.loads(cli("data", "check", "set", "--json").out)["transparent"] == {}
+
+
+@pytest.mark.parametrize("kind", ["tree", "lists"])
+def test_a_test_set_that_lacks_classes_is_told_of(cli, kind):
+    names = {"train": "abc", "test": "ac"}
+    write_photos(Path("set"), [f"{s}/{k}/1.jpg" for s, classes in names.items() for k in classes])
+    lacking = "b"
+    if kind == "lists":
+        lacking = "1"
+        for split, classes in names.items():
+            lines = [f"{split}/{k}/1.jpg {'abc'.index(k)}\n" for k in classes]
+            Path("set", f"{split}.txt").write_text("".join(lines))
+    result = cli("data", "check", "set")
+    assert (result.code, result.err) == (0, "")
+    assert "No problems" in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+    text = " ".join(result.out.split())
+    said = f"The test set has no examples of class(es) {lacking}: its mean error will be that of"
+    assert said in text
+    document = json.loads(cli("data", "check", "set", "--json").out)
+    assert (document["ok"], document["absent"]) == (True, {"test": [lacking]})
+
+
+def save_turned(file, orientation):
+    """An image whose EXIF data say how to show it; 1 is as it is stored."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (8, 6)).save(file, exif=exif)
+
+
+@pytest.mark.parametrize("options", [(), ("--quick",), ("--workers", "2")])
+@pytest.mark.parametrize("lists", [False, True])
+def test_images_that_are_to_be_shown_turned_are_told_of(cli, options, lists):
+    """No decoder here turns them, so their pixels train as they are stored."""
+    names = [f"{split}/{k}/{i}.jpg" for split in ("train", "test") for k in "ab" for i in range(20)]
+    write_photos(Path("set"), names, size=(8, 6))
+    save_turned("set/train/a/1.jpg", 1)
+    if lists:
+        for split in ("train", "test"):
+            lines = [f"{n} {'ab'.index(n.split('/')[1])}" for n in names if n.startswith(split)]
+            Path("set", f"{split}.txt").write_text("\n".join(lines))
+    before = cli("data", "check", "set", *options)
+    assert (before.code, "EXIF" in before.out) == (0, False)
+    save_turned("set/test/b/7.jpg", 6)
+    save_turned("set/train/a/3.jpg", 3)
+    result = cli("data", "check", "set", *options)
+    assert (result.code, result.err) == (0, "")
+    assert max(map(len, result.out.splitlines())) <= 80
+    text = " ".join(result.out.split())
+    said = "EXIF data ask to turn or mirror 2 images, such as set/test/b/7.jpg: training takes"
+    assert said in text
+    assert json.loads(cli("data", "check", "set", "--json", *options).out)["num_turned"] == 2
+
+
+@pytest.mark.parametrize("damaged", [b"no such thing", b"II*\0", b"II*\0\x08\0\0\0\5\0"])
+def test_damaged_exif_data_are_no_problem(cli, damaged):
+    """Pillow raises or warns of them, but no pixel depends on them."""
+    write_photos(Path("set"), ["train/a/1.jpg", "test/a/1.jpg"], size=(8, 6))
+    image = Image.new("RGB", (8, 6))
+    image.save("set/train/a/1.jpg", exif=b"Exif\0\0" + damaged, dpi=(72, 72))
+    result = cli("data", "check", "set")
+    assert (result.code, result.err, "EXIF" in result.out) == (0, "", False)

@@ -417,6 +417,17 @@ def test_rows_whose_groups_are_of_other_classes_are_told(runs, cli):
     assert said not in words_of(cli("evaluate", *whole).out)
 
 
+def test_methods_that_were_trained_in_other_ways_each_are_told(runs, cli):
+    said = "The methods were not all trained alike: "
+    assert said not in words_of(cli("evaluate", runs).out)
+    longer = (*DIGITS[:-2], "--set", "epochs=3", "--method", "balanced", "--out", "more")
+    assert cli(*longer).code == 0
+    result = cli("evaluate", runs, "more")
+    assert f"{said}epochs 2 and 3." in words_of(result.out)
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "alike" not in words_of(cli("evaluate", "more").out)
+
+
 def test_an_ensemble_is_one_more_run(runs, cli):
     members = sorted((runs / "digits-lt").glob("softmax-*"))
     result = cli("evaluate", *members, "--ensemble")

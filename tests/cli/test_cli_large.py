@@ -214,6 +214,12 @@ def test_a_folder_of_classes_is_streamed_if_the_recipe_crops(cli):
     assert result.code == 0, result.err
     (run,) = find_runs(Path("runs"))
     assert run.spec.dataset == load_listed("flora").spec
+    assert "class folder" not in result.err
+    write_photos(Path("flora"), ["train/lost.jpg"])  # it has no class, and changes nothing
+    again = cli("train", "--dataset", "flora", *words)
+    assert again.code == 0, again.err
+    assert "warning: left out, since in no class folder: flora/train/lost.jpg\n" in again.err
+    assert [found.name for found in find_runs(Path("runs"))] == [run.name]
 
 
 @pytest.mark.parametrize(

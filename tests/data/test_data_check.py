@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from multiprocessing import get_start_method
@@ -23,7 +24,7 @@ from data_factory import (
 from longtail._checks import InputError
 from longtail.data import check
 from longtail.data.check import KINDS, check_data
-from longtail.data.large import LARGE
+from longtail.data.large import LARGE, load_listed
 from longtail.data.photos import check_photo
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
@@ -115,13 +116,27 @@ def test_faults_of_the_lists_are_found_together(tmp_path):
         assert piece in text
 
 
-def test_a_split_that_lacks_a_class_is_told_of_it(tmp_path):
-    root = write_large(tmp_path, counts=(3, 2, 2))
+def without_class_2(root):
     path = root / "ImageNet_LT_test.txt"
     path.write_text("\n".join(path.read_text().splitlines()[:2]))
-    (problem,) = check_data(root, workers=1).problems
-    assert problem.where == str(path)
-    assert "no image has label 2" in problem.detail
+    return path
+
+
+def test_a_list_that_judges_may_lack_a_class_and_the_result_says_which(tmp_path):
+    """Training takes it and judges by the others; only the training set must have them all."""
+    root = write_large(tmp_path, counts=(3, 2, 2))
+    assert check_data(root, workers=1).absent == {}
+    without_class_2(root)
+    result = check_data(root, workers=1)
+    assert (result.ok, result.absent) == (True, {"test": ["2"]})
+    assert load_listed(root).test.counts.tolist() == [1, 1, 0]
+
+
+def test_a_published_list_lacks_no_class(tmp_path):
+    path = without_class_2(write_large(tmp_path / "imagenet-lt", counts=(3, 2, 2)))
+    found = [p for p in check_data("imagenet-lt", data_dir=tmp_path, workers=1).problems
+             if (p.kind, p.where) == ("label", str(path))]  # fmt: skip
+    assert "no image has label 2, 3, 4" in found[0].detail
 
 
 def test_one_file_is_found_however_it_is_spelt(tmp_path):
@@ -173,15 +188,65 @@ def test_an_empty_list_and_a_mistyped_label(tmp_path):
     assert "but no image has label 1, 2, 3 and 999,999,995 more" in problem.detail
 
 
-def test_trees_must_have_the_same_classes(tmp_path):
+def test_a_tree_that_judges_has_no_other_classes(tmp_path):
     write_photos(tmp_path, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/c/1.jpg"])
     (problem,) = check_data(tmp_path, workers=1).problems
-    assert problem.detail == "has other class folders than the training set: b, c"
-    write_photos(tmp_path, ["train/c/1.jpg"])  # now the test tree lacks one class, and that is b
-    (problem,) = check_data(tmp_path, workers=1).problems
-    assert problem.detail == "has other class folders than the training set: b"
+    assert (problem.kind, problem.where) == ("label", str(tmp_path / "test"))
+    assert problem.detail == (
+        "has class folders that the training set lacks: c; rename or remove them (it has no "
+        "folder of b)"
+    )
     (tmp_path / "train/a/notes.txt").write_text("remember")
     assert ("format", "notes.txt") in found(check_data(tmp_path, workers=1))
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_tree_that_judges_may_lack_classes(tmp_path, empty):
+    names = [f"{split}/{k}/1.jpg" for split in ("train", "test", "val") for k in "abc"]
+    write_photos(tmp_path, [n for n in names if n not in ("test/b/1.jpg", "val/a/1.jpg")])
+    if empty:
+        (tmp_path / "test/b").mkdir()
+    result = check_data(tmp_path, workers=1)
+    assert (result.ok, result.absent) == (True, {"test": ["b"], "val": ["a"]})
+    assert load_listed(tmp_path).test.counts.tolist() == [1, 0, 1]
+
+
+def test_an_empty_class_folder_of_the_training_set_is_named(tmp_path):
+    write_photos(tmp_path, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"])
+    for folder in ("train/c", "train/d", "test/c"):
+        (tmp_path / folder).mkdir()
+    words = "the class folder(s) c, d hold no images; fill or remove them"
+    (problem,) = check_data(tmp_path, workers=1).problems
+    assert (problem.kind, problem.where) == ("label", str(tmp_path / "train"))
+    assert problem.detail == words
+    with pytest.raises(InputError, match=re.escape(words)):
+        load_listed(tmp_path)
+
+
+def test_images_beside_the_class_folders_are_found(tmp_path):
+    """In memory they are refused; from disk they are left out, which data sets say."""
+    write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])
+    for file in ("train/notes.txt", "train/.hidden.png", "train/Thumbs.db"):
+        (tmp_path / file).write_text("x")
+    assert check_data(tmp_path, workers=1).ok
+    assert load_listed(tmp_path).stray == ()
+    write_photos(tmp_path, ["train/y.JPG", "train/x.png", "test/z.png"])
+    result = check_data(tmp_path, workers=1)
+    assert [(p.kind, p.where, p.detail) for p in result.problems] == [
+        ("stray", str(tmp_path / file), "is in no class folder; move it into one, or remove it")
+        for file in ("train/x.png", "train/y.JPG", "test/z.png")
+    ]
+    data = load_listed(tmp_path)
+    assert data.stray == tuple(tmp_path / f for f in ("train/x.png", "train/y.JPG", "test/z.png"))
+    assert len(data.train) == 2
+
+
+def test_lists_may_leave_images_of_their_root_out(tmp_path):
+    write_photos(tmp_path, ["1.png", "2.png", "3.png"])
+    write_list(tmp_path / "train.txt", [("1.png", 0)])
+    write_list(tmp_path / "test.txt", [("2.png", 0)])
+    assert check_data(tmp_path, workers=1).ok
+    assert load_listed(tmp_path).stray == ()
 
 
 def test_by_name_the_published_numbers_hold(tmp_path):

@@ -165,7 +165,8 @@ def test_large_jpegs_are_decoded_small(tmp_path, view, monkeypatch):
 def test_every_kind_of_pixel_becomes_colour(tmp_path, mode):
     file = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
     photo(30, 20).convert(mode).save(file)
-    assert check_photo(str(file)) == (20, 30, mode in ("L", "1", "LA"), mode in ("RGBA", "LA"))
+    grey, transparent = mode in ("L", "1", "LA"), mode in ("RGBA", "LA")
+    assert check_photo(str(file)) == (20, 30, grey, transparent, False)
     assert CENTER(str(file)).shape == (16, 16, 3)
     assert CENTER(str(file)).dtype == np.uint8
 
@@ -196,7 +197,7 @@ def test_bad_files_are_told_apart(tmp_path):
         assert caught.value.kind == kind, name
         assert check_photo(str(tmp_path / name)).kind == kind
     with Image.open(tmp_path / "whole.jpg") as whole:
-        header = (whole.height, whole.width, False, False)
+        header = (whole.height, whole.width, False, False, False)
     assert check_photo(str(tmp_path / "whole.jpg")) == header
     assert check_photo(str(tmp_path / "cut.jpg"), quick=True) == header
     assert check_photo(str(tmp_path / "page.jpg"), quick=True).kind == "format"

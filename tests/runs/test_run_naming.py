@@ -1,7 +1,9 @@
 """What methods are called where runs of one of them differ in more than their seeds."""
 
+from dataclasses import replace
+
 from longtail.runs import DataSpec, RecipeSpec, ensemble
-from longtail.runs.naming import by_method, method_words
+from longtail.runs.naming import by_method, method_words, trained_unlike
 from longtail.train.recipe import make_spec as spec_of_method
 from run_factory import make_run, make_spec
 
@@ -57,4 +59,40 @@ def test_students_are_told_apart_by_their_teachers(root):
     assert list(by_method(taught)) == [
         "logit-adjusted (tau=1) (1 teacher)",
         "logit-adjusted (tau=1) (2 teachers)",
+    ]
+
+
+def trained(root, method, *, seed=0, held_out=0.0, settings=None, **overrides):
+    data = replace(DIGITS, held_out=held_out)
+    spec = spec_of_method(data, method=method, recipe="digits", seed=seed, overrides=overrides)
+    return make_run(root, replace(spec, settings=settings or {}))
+
+
+def test_methods_that_were_trained_alike_have_nothing_said_of_them(root):
+    # A method has the head and the settings that it needs; a seed is no difference.
+    alike = [trained(root, method) for method in ("softmax", "ldam+drw:start=2", "balanced")]
+    alike.append(trained(root, "softmax", seed=1))
+    assert trained_unlike(alike) == []
+    assert trained_unlike([*alike, ensemble(alike[::3], root=root)]) == []
+    # What was trained in another way besides says so in its name.
+    assert trained_unlike([*alike, trained(root, "softmax", held_out=0.2, epochs=3)]) == []
+    assert trained_unlike([trained(root, "softmax", epochs=3), alike[0]]) == []
+    cosine = [trained(root, method, head="cosine") for method in ("softmax", "ldam")]
+    assert trained_unlike(cosine) == []
+
+
+def test_methods_that_were_trained_in_other_ways_each_are_told(root):
+    plain = trained(root, "softmax", epochs=2)
+    other = trained(root, "logit-adjusted", epochs=6, lr=0.01, held_out=0.3, flip=True,
+                    settings={"precision": "bfloat16"})  # fmt: skip
+    said = ["nothing and 30% held out", "precision float32 and bfloat16"]
+    said += ["epochs 2 and 6", "lr 0.05 and 0.01", "flip unset and true"]
+    assert trained_unlike([plain, other]) == said
+    third = trained(root, "balanced", epochs=4, milestones=[[1, 0.1]], schedule="steps")
+    found = trained_unlike([plain, third])
+    assert "epochs 2 and 4" in found
+    assert "milestones [] and [[1, 0.1]]" in found
+    assert "epochs 2, 6 and 4" in trained_unlike([plain, other, third])
+    assert trained_unlike([plain, trained(root, "balanced", epochs=2, head="cosine")]) == [
+        "head unset and cosine"
     ]

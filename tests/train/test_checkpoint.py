@@ -387,3 +387,42 @@ def test_a_run_that_another_process_finished_meanwhile_is_taken_as_it_is(tmp_pat
     monkeypatch.setattr(engine, "_start", lambda *_, **__: pytest.fail("it was trained again"))
     (run,) = train_cohort([spec(epochs=1)], DATA.train, root=tmp_path)
     assert files_of(run) == before
+
+
+@pytest.fixture
+def left_over(tmp_path, monkeypatch):
+    """A finished run whose training was killed before it deleted the checkpoints."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "delete_all", lambda _: None)
+        train(spec(epochs=3), DATA.train, root=tmp_path, checkpoint_seconds=0.0)
+    run = Run.open(tmp_path / spec(epochs=3).folder)
+    assert checkpoints_of(run)
+    return run
+
+
+def checkpoints_of(run):
+    return sorted(path.name for path in run.folder.glob("checkpoint-*"))
+
+
+def test_checkpoints_that_a_kill_left_with_a_finished_run_are_deleted(tmp_path, left_over):
+    before = files_of(left_over)
+    again = train(spec(epochs=3), DATA.train, root=tmp_path)
+    assert checkpoints_of(again) == []
+    assert files_of(again) == before
+    assert not again.folder.with_name(again.folder.name + ".lock").exists()
+
+
+def test_what_can_not_be_deleted_from_a_finished_run_stays(tmp_path, left_over, monkeypatch):
+    there = checkpoints_of(left_over)
+    with monkeypatch.context() as patch:  # of a folder that may only be read
+        patch.setattr(files, "exclusive", lambda _: (_ for _ in ()).throw(PermissionError(13, "")))
+        assert train(spec(epochs=3), DATA.train, root=tmp_path).finished
+    with files.exclusive(left_over.folder):  # by a process that deletes them itself
+        assert train(spec(epochs=3), DATA.train, root=tmp_path).finished
+    assert checkpoints_of(left_over) == there
+
+
+def test_a_finished_run_without_checkpoints_is_not_locked(tmp_path, monkeypatch):
+    train(spec(epochs=1), DATA.train, root=tmp_path)
+    monkeypatch.setattr(files, "exclusive", lambda _: pytest.fail("locked"))
+    assert train(spec(epochs=1), DATA.train, root=tmp_path).finished

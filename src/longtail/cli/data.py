@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _data
+from longtail.cli import _checked, _console, _data
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._groups import CommandGroup
 from longtail.cli._training import is_on_disk
 
 if TYPE_CHECKING:
-    from longtail.data.check import CheckResult
     from longtail.data.large import ListedData
 
 app = typer.Typer(
@@ -31,8 +30,6 @@ _WIDTH = 80
 _CHART_HEIGHT = 6
 # What judges, as it is called; a data set has one of the latter two at most.
 _JUDGING = {"test": "test", "val": "validation", "dev": "development"}
-# Problems of one kind that are shown; --out has them all.
-_SHOWN = 3
 
 
 @app.command()
@@ -335,9 +332,10 @@ def check(
     """Go through a whole data set: lists, labels, every image.
 
     Missing, truncated and unreadable files, labels with holes, files listed twice or in two
-    splits are found before training stops at them. Exit code 1 if there is any. Images of several
-    sizes in class folders, in colour beside a split all in grey, or with transparency are no
-    problem, but told of: only recipes that crop can train on them.
+    splits are found before training stops at them. Exit code 1 if there is any. Classes that the
+    test set lacks are no problem, but told of; and so are images of several sizes in class
+    folders, in colour beside a split all in grey, or with transparency: only recipes that crop
+    can train on them. So are images that EXIF data ask to turn, as training does not.
 
     \b
     Examples:
@@ -370,9 +368,9 @@ def check(
         lines = [f"{p.kind}\t{p.where}\t{p.detail}\n" for p in result.problems]
         write_bytes(out, "".join(lines).encode())
     if json:
-        _console.print_json(_check_document(result))
+        _console.print_json(_checked.document(result))
     else:
-        _show_check(result, out)
+        _checked.show(result, out)
     if not result.ok:
         raise typer.Exit(1)
 
@@ -395,90 +393,7 @@ def _check_loaded(name: str, data_dir: Path | None, json: bool) -> None:
             }
         )
         return
-    _console.line(f"{data.spec.name}: {_split_words(images)}, {data.train.num_classes:,} classes")
+    _console.line(
+        f"{data.spec.name}: {_checked.split_words(images)}, {data.train.num_classes:,} classes"
+    )
     _console.line("No problems.")
-
-
-def _check_document(result: CheckResult) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "ok": result.ok,
-        "images": result.images,
-        "classes": result.classes,
-        "num_sizes": len(result.sizes) if result.sizes else None,
-        "colored": result.colored,
-        "transparent": result.transparent,
-        "counts": result.counts,
-        "problems": [
-            {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
-        ],
-        "quick": result.quick,
-        "seconds": round(result.seconds, 3),
-    }
-
-
-def _split_words(images: dict[str, int]) -> str:
-    if len(images) == 1:
-        return f"{sum(images.values()):,} images"
-    words = {"train": "training", "val": "validation", "test": "test"}
-    return ", ".join(f"{count:,} {words[split]}" for split, count in images.items()) + " images"
-
-
-def _depth(result: CheckResult) -> str:
-    """How far the check went."""
-    there = result.files - result.counts.get("missing", 0)
-    if not there:
-        return f"none of the {result.files:,} files is there" if result.files else "no files listed"
-    if there == result.files:
-        return "headers only" if result.quick else "every image decoded"
-    how = "headers only" if result.quick else "every one decoded"
-    return f"{there:,} of {result.files:,} files there, {how}"
-
-
-def _only_cropped(result: CheckResult) -> Iterator[str]:
-    """What is no problem of photographs, but keeps recipes that don't crop from them."""
-    who = "training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze"
-    if len(result.sizes) > 1:
-        ends = (result.sizes[0], result.sizes[-1])
-        small, large = (f"{height} x {width}" for height, width in ends)
-        several = f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels"
-        yield f"{several} (height x width): {who} take images of one size only."
-    halves = {"train", "test"} & set(result.images)
-    colored = sorted(halves & set(result.colored))
-    if len(halves) == 2 and len(colored) == 1:
-        first, grey = result.colored[colored[0]], (halves - set(colored)).pop()
-        odd = f"{first} is in colour, but all images of {grey} are grey"
-        yield f"{odd}: {who} take all grey or all colour."
-    transparent = [file for split, file in result.transparent.items() if split in halves]
-    if transparent:
-        yield f"{transparent[0]} has transparency: {who} take images without it, grey or RGB."
-
-
-def _show_check(result: CheckResult, out: Path | None) -> None:
-    from longtail.data.check import KINDS
-    from longtail.report.tables import plural
-
-    _console.line(f"{result.name}: {_split_words(result.images)}, {result.classes:,} classes")
-    depth = _depth(result)
-    if result.ok:
-        _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
-        for text in _only_cropped(result):
-            _console.line(_console.wrapped(text))
-        return
-    hidden = False
-    for kind, count in result.counts.items():
-        _console.line()
-        _console.line(f"{count:,} x {kind}: {KINDS[kind]}")
-        shown = [problem for problem in result.problems if problem.kind == kind][:_SHOWN]
-        for problem in shown:
-            _console.line(f"  {problem.where}: {problem.detail}")
-        if count > len(shown):
-            hidden = True
-            _console.line(f"  and {count - len(shown):,} more")
-    _console.line()
-    found = plural(sum(result.counts.values()), "problem", "problems")
-    _console.line(f"{found} ({depth}).")
-    if out is not None:
-        _console.line(f"Written: {out}")
-    elif hidden:
-        _console.line("All of them: --out FILE or --json")

@@ -338,8 +338,9 @@ def _mean(values: list[float]) -> float:
 
 
 def _show(errors_of: dict[Path, Judged], split: Split) -> None:
+    from longtail import _checks
     from longtail.report.tables import GROUP_BOUNDS, Table, percent, spread
-    from longtail.runs.naming import by_method
+    from longtail.runs.naming import by_method, trained_unlike
 
     bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
     judged = {folder: one.values() for folder, one in errors_of.items()}
@@ -360,6 +361,8 @@ def _show(errors_of: dict[Path, Judged], split: Split) -> None:
         absent = errors_of[together[0].folder].absent
         if absent:
             note += f" Without examples there: {absent}, left out of the means."
+        if unlike := trained_unlike(together):
+            note += f" The methods were not all trained alike: {_checks.listing(unlike, most=5)}."
         if any(len(group) > 1 for group in methods.values()):
             note = f"Means over the seeds, ± standard deviation. {note}"
         _console.show_table(Table("By method", ("method", "seeds", *header), means, note=note))

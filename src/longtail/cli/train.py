@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from enum import StrEnum
 from functools import partial
@@ -295,6 +295,8 @@ def train(
                 _refuse_judged_otherwise(job, places.typed)
             if world.first:
                 _warn_of_absent(job.data.test)
+        if world.first:
+            _warn_of_stray(getattr(job.data, "stray", ()))
         streaming = _training.streaming(workers, micro_batch, compiled, on_error=on_error.value)
         runs = _train(
             job,
@@ -444,6 +446,15 @@ def _warn_of_absent(test: Any) -> None:
         _console.warning_line(
             f"the test set has no examples of {absent}: its mean error will be that of the others"
         )
+
+
+def _warn_of_stray(images: Sequence[Path]) -> None:
+    """Say which images on disk are left out, since they lie beside the class folders."""
+    from longtail import _checks
+
+    if images:
+        words = _checks.listing(images, most=3)
+        _console.warning_line(f"left out, since in no class folder: {words}")
 
 
 def _refuse_judged_otherwise(job: _cohort.Job, typed: list[str]) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.decoding import Progress, _cores
+from longtail.data.folder import unknown_words
 from longtail.data.large import LARGE, SPLITS, Sources, find_sources, scan
 from longtail.data.lists import (
     Listing,
@@ -40,6 +41,7 @@ KINDS = {
     "line": "lines that are not `path label`, or none at all",
     "path": "paths that leave the image root",
     "label": "labels that are no number, out of range, or with holes",
+    "stray": "images beside the class folders",
     "duplicate": "files listed twice",
     "overlap": "files listed in two splits",
     "missing": "files that are not there",
@@ -53,13 +55,14 @@ _CHUNK = 32
 class _Found(NamedTuple):
     """What there is in some files: problems; of images without any, sizes and kinds.
 
-    Of each kind the first image of each class folder.
+    Of each kind the first image of each class folder, and every one that is to be turned.
     """
 
     problems: list[Problem]
     sizes: set[tuple[int, int]]
     colored: dict[str, str]
     transparent: dict[str, str]
+    turned: list[str]
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,16 @@ class CheckResult:
         images: by split, how many entries its list has that can be used as such.
         classes: how many different labels the training set has.
         problems: in the order of `KINDS`, then as they were met.
+        absent: by split that judges, the classes it has no images of: training takes it, and
+            judges by the others. In a published data set that is a problem instead.
         files: how many different files the lists name, there or not.
         sizes: the (height, width) that occur, rising, in class folders without lists: where there
             are several, only training that crops can take them. Empty for lists.
         colored: in class folders without lists, the first image in colour of each split that has
             any: where one of train and test is all grey, only training that crops takes them.
         transparent: likewise the first with transparency, which only training that crops takes.
+        turned: the images that are to be shown turned or mirrored, as their EXIF data say;
+            training takes their pixels as they are stored.
         quick: whether only the files' headers were read.
         seconds: how long it took.
     """
@@ -85,10 +92,12 @@ class CheckResult:
     images: dict[str, int]
     classes: int
     problems: list[Problem] = field(default_factory=list)
+    absent: dict[str, list[str]] = field(default_factory=dict)
     files: int = 0
     sizes: list[tuple[int, int]] = field(default_factory=list)
     colored: dict[str, str] = field(default_factory=dict)
     transparent: dict[str, str] = field(default_factory=dict)
+    turned: list[str] = field(default_factory=list)
     quick: bool = False
     seconds: float = 0.0
 
@@ -139,11 +148,13 @@ def check_data(
     sizes: set[tuple[int, int]] = set()
     colored: dict[str, str] = {}
     transparent: dict[str, str] = {}
+    turned: list[str] = []
     for found in _results(files, workers=workers, quick=quick, progress=progress):
         problems += found.problems
         sizes |= found.sizes
         colored = found.colored | colored
         transparent = found.transparent | transparent
+        turned += found.turned
     order = list(KINDS)
     problems.sort(key=lambda problem: order.index(problem.kind))  # stable
     main = listings.get("train") or next(iter(listings.values()))
@@ -152,10 +163,12 @@ def check_data(
         {split: len(listing.paths) for split, listing in listings.items()},
         len(set(main.labels.tolist())),
         problems,
+        _absent(sources, listings),
         len(files),
         sorted(sizes) if sources.are_trees else [],
         _by_split(colored, sources) if sources.are_trees else {},
         _by_split(transparent, sources) if sources.are_trees else {},
+        turned,
         quick,
         time.monotonic() - started,
     )
@@ -209,20 +222,24 @@ def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Probl
         if listing is None:
             continue
         problems += listing.problems
-        own = listing.class_names
-        if sources.files[split].is_dir() and names is not None and own != tuple(names):
-            # Its labels count its own folders, so they say nothing about the classes.
-            odd = sorted(set(names) ^ set(own or ()))
-            detail = f"has other class folders than the training set: {_checks.listing(odd)}"
-            problems.append(Problem("label", str(listing.source), detail))
+        unknown = ""
+        if listing.source.is_dir():
+            unknown = unknown_words(listing.class_names or (), names or ())
+        if unknown:
+            problems.append(Problem("label", str(listing.source), unknown))
         else:
-            problems += label_problems(listing, names)
+            every = split == "train" or known is not None  # as training has it
+            problems += label_problems(listing, names, every_class=every)
         if known is not None and len(listing.paths) != known.sizes[split]:
             detail = (
                 f"has {len(listing.paths):,} images; the {split} set of {known.title} has "
                 f"{known.sizes[split]:,}"
             )
             problems.append(Problem("size", str(listing.source), detail))
+    problems += [
+        Problem("stray", str(image), "is in no class folder; move it into one, or remove it")
+        for image in sources.stray()
+    ]
     if not sources.are_trees:  # which have a folder for each split
         packed = {split: (part.source, part.paths) for split, part in listings.items()}
         problems += overlap_problems(packed)
@@ -230,7 +247,7 @@ def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Probl
 
 
 def _classes(sources: Sources, listings: dict[str, Listing]) -> Sequence[str] | None:
-    """The classes that every split must have."""
+    """The classes that there are; every one must have training images."""
     if sources.known is not None:
         return [str(label) for label in range(sources.known.num_classes)]
     train = listings.get("train")
@@ -241,6 +258,24 @@ def _classes(sources: Sources, listings: dict[str, Listing]) -> Sequence[str] | 
     if not sizes or max(sizes) > 10 * sum(len(part.labels) for part in listings.values()):
         return None
     return [str(label) for label in range(max(sizes))]
+
+
+def _absent(sources: Sources, listings: dict[str, Listing]) -> dict[str, list[str]]:
+    """By split that judges, the classes without images there; a published one has them all."""
+    names = _classes(sources, listings)
+    if names is None or sources.known is not None:
+        return {}
+    found = {}
+    for split in listings.keys() - {"train"}:
+        listing = listings[split]
+        labels = set(listing.labels.tolist())
+        if listing.source.is_dir():  # whose labels count its own folders
+            own = listing.class_names or ()
+            there = {own[label] for label in labels}
+            found[split] = [name for name in names if name not in there]
+        else:
+            found[split] = [name for label, name in enumerate(names) if label not in labels]
+    return {split: found[split] for split in SPLITS if found.get(split)}
 
 
 def _all_files(sources: Sources, listings: dict[str, Listing]) -> list[str]:
@@ -302,7 +337,7 @@ def _by_split(by_folder: dict[str, str], sources: Sources) -> dict[str, str]:
 
 
 def _check_files(files: list[str], *, quick: bool) -> _Found:
-    found = _Found([], set(), {}, {})
+    found = _Found([], set(), {}, {}, [])
     for file in files:
         photo = check_photo(file, quick=quick)
         if isinstance(photo, PhotoError):
@@ -313,6 +348,8 @@ def _check_files(files: list[str], *, quick: bool) -> _Found:
             found.colored.setdefault(os.path.dirname(file), file)
         if photo.transparent:
             found.transparent.setdefault(os.path.dirname(file), file)
+        if photo.turned:
+            found.turned.append(file)
     return found
 
 

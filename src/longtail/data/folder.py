@@ -35,16 +35,30 @@ def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
 def refuse_unknown(
     folders: Iterable[str], class_names: Sequence[str], *, path: Path, caller: str
 ) -> None:
-    """Refuse class folders that the training set hasn't; one may be another's name mistyped."""
+    """Refuse class folders that the training set hasn't."""
+    if words := unknown_words(folders, class_names):
+        raise InputError(f"{caller}: {path} {words}.")
+
+
+def unknown_words(folders: Iterable[str], class_names: Sequence[str]) -> str:
+    """What to say of class folders that the training set hasn't, or nothing.
+
+    Examples:
+        >>> unknown_words(["cat", "dgo"], ["cat", "dog"])[:52]
+        'has class folders that the training set lacks: dgo; '
+        >>> unknown_words(["cat"], ["cat", "dog"])
+        ''
+    """
     there = set(folders)
     unknown = sorted(there - set(class_names), key=counting_order)
-    if unknown:
-        lacking = [name for name in class_names if name not in there]
-        hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
-        raise InputError(
-            f"{caller}: {path} has class folders that the training set lacks: "
-            f"{_checks.listing(unknown, most=3)}; rename or remove them{hint}."
-        )
+    if not unknown:
+        return ""
+    lacking = [name for name in class_names if name not in there]  # one may be it, mistyped
+    hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
+    return (
+        f"has class folders that the training set lacks: {_checks.listing(unknown, most=3)}; "
+        f"rename or remove them{hint}"
+    )
 
 
 def read_image_folder(
@@ -115,15 +129,24 @@ def first_colored(path: Path) -> Path | None:
 
 def _visible(path: Path, caller: str) -> list[Path]:
     """The class folders; an image beside them belongs to no class and is refused."""
-    entries = [entry for entry in path.iterdir() if not _clutter(entry)]
-    endings = _image_endings(caller)
-    stray = sorted(e.name for e in entries if e.is_file() and e.suffix.lower() in endings)
-    if stray:
+    if stray := stray_images(path, caller=caller):
         raise InputError(
             f"{caller}: {path} has images that are in no class folder: "
-            f"{_checks.listing(stray, most=3)}."
+            f"{_checks.listing([file.name for file in stray], most=3)}."
         )
-    return [entry for entry in entries if entry.is_dir()]
+    return [entry for entry in path.iterdir() if entry.is_dir() and not _clutter(entry)]
+
+
+def stray_images(path: Path, *, caller: str) -> list[Path]:
+    """The images of a split that lie beside its class folders.
+
+    Args:
+        path: the split's folder.
+        caller: for messages.
+    """
+    endings = _image_endings(caller)
+    files = (entry for entry in path.iterdir() if entry.is_file() and not _clutter(entry))
+    return sorted(file for file in files if file.suffix.lower() in endings)
 
 
 def _images(folder: Path, caller: str) -> list[Path]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from longtail import _checks, runs
 from longtail._checks import InputError
+from longtail.data.folder import stray_images
 from longtail.data.inaturalist import scan_inaturalist
 from longtail.data.lists import (
     ListedImages,
@@ -86,12 +87,14 @@ class ListedData:
         test: what `evaluate` sees.
         val: for choosing anything, or None.
         spec: how a run's record names it.
+        stray: images beside the class folders of a split, which are in none of the sets.
     """
 
     train: ListedImages
     test: ListedImages
     val: ListedImages | None
     spec: runs.DataSpec
+    stray: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,16 @@ class Sources:
             for split in ("train", "test")
             if split not in self.files
         }
+
+    def stray(self) -> list[Path]:
+        """The images that lie beside the class folders of trees."""
+        trees = [self.files[split] for split in SPLITS if split in self.files]
+        return [
+            image
+            for tree in trees
+            if tree.is_dir()
+            for image in stray_images(tree, caller="find_sources")
+        ]
 
 
 def find_sources(
@@ -254,7 +267,7 @@ def load_listed(
         for split in packed.keys() - {"train"}:
             pair = {name: packed[name] for name in ("train", split)}
             refuse(overlap_problems(pair), caller=caller)
-    return ListedData(train, parts["test"], parts.get("val"), train.spec)
+    return ListedData(train, parts["test"], parts.get("val"), train.spec, tuple(sources.stray()))
 
 
 def _load_split(

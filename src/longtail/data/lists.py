@@ -384,6 +384,10 @@ def label_problems(
     if not holes or not every_class:
         return []
     known = set(present.tolist())
+    if listing.source.is_dir() and class_names is not None:
+        empty = [name for label, name in enumerate(class_names) if label not in known]
+        words = f"the class folder(s) {_checks.listing(empty)} hold no images; fill or remove them"
+        return [Problem("label", source, words)]
     first = list(islice((label for label in range(count) if label not in known), 3))
     more = f" and {holes - len(first):,} more" if holes > len(first) else ""
     detail = (

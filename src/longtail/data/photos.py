@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 
 _ATTEMPTS = 10
+_ORIENTATION = 0x0112  # in EXIF data: 1 is as stored, 2 to 8 are turned, mirrored or both
 # Modes of a byte a channel; transparency is dropped, as every ImageNet loader does.
 _BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa")
 
@@ -232,12 +234,16 @@ def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
 
 
 class Header(NamedTuple):
-    """What a good image is: its size in pixels, whether it is grey, and has transparency."""
+    """What a good image is: its size in pixels, whether it is grey, and has transparency.
+
+    It is `turned` if its EXIF data say that it is to be shown turned or mirrored.
+    """
 
     height: int
     width: int
     grey: bool
     transparent: bool
+    turned: bool
 
 
 def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
@@ -254,6 +260,17 @@ def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
             if not quick:
                 image.load()
             grey = image.mode in (*GREY, "LA", "La")
-            return Header(image.height, image.width, grey, transparent)
+            return Header(image.height, image.width, grey, transparent, _is_turned(image))
     except PhotoError as error:
         return error
+
+
+def _is_turned(image: Image.Image) -> bool:
+    if "exif" not in image.info:  # asking further would decode a PNG
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+    except Exception:  # damaged EXIF data, which nothing else here reads
+        return False

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from longtail.runs.folder import MEMBERS, TEACHERS, Run
-from longtail.runs.spec import RunSpec
+from longtail.runs.spec import Part, RunSpec
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -64,6 +64,52 @@ def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
             words = [*words, group[0].spec.hash8]
         found[", ".join(words)] = sorted(group, key=lambda run: run.spec.seed)
     return found
+
+
+def trained_unlike(runs: Sequence[Run]) -> list[str]:
+    """What differs in how methods were trained, so that their errors compare more than methods.
+
+    Where there are runs of all methods that were trained alike, what tells the others apart is in
+    the names of `by_method`.
+
+    Args:
+        runs: of one training set; ensembles among them, which are not trained, don't count.
+
+    Returns:
+        Words such as ``epochs 2 and 6``, for everything of which all methods share no value.
+    """
+    facts = [(run.spec.method, _training(run.spec)) for run in runs if not run.members]
+    found = []
+    for key in dict.fromkeys(key for _, values in facts for key in values):
+        of_method: dict[Part, dict[str, None]] = {}
+        for method, values in facts:
+            # LDAM's loss needs its own head.
+            if key != "head" or method.name.partition("+")[0] != "ldam":
+                of_method.setdefault(method, {})[values.get(key, "unset")] = None
+        if of_method and not set.intersection(*map(set, of_method.values())):
+            *others, last = dict.fromkeys(value for some in of_method.values() for value in some)
+            words = f"{', '.join(others)} and {last}"
+            found.append(f"{words} held out" if key == "held out" else f"{key} {words}")
+    return found
+
+
+def _training(spec: RunSpec) -> dict[str, str]:
+    """How a run was trained, by the names that ``--set`` has; without what its method says."""
+    return {
+        "model": spec.model.name,
+        "held out": f"{100 * spec.dataset.held_out:.3g}%" if spec.dataset.held_out else "nothing",
+        "precision": str(spec.settings.get("precision", "float32")),
+        "teachers": str(len(spec.settings.get(TEACHERS, ()))),
+        **{key: _typed(value) for key, value in spec.model.settings.items()},
+        **{key: _typed(value) for key, value in spec.recipe.values.items()},
+    }
+
+
+def _typed(value: Any) -> str:
+    """A value of a recipe as it is typed; 1 and 1.0 train alike."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_typed, value))}]"
+    return str(value).lower() if isinstance(value, bool) else _number(value)
 
 
 def _details(spec: RunSpec) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from longtail import metrics
-from longtail._checks import IntArray
+from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.subsets import held_out_split
 from longtail.models.stacked import can_stack
@@ -185,6 +185,9 @@ def train_cohort(
     device = torch.device(device)
     folders = [Path(root) / spec.folder for spec in specs]
     there = _finished_of(folders, images, world, force=force)
+    if world.first:
+        for folder in there:
+            _tidy(folder, images)
     waiting = {f: s for f, s in zip(folders, specs, strict=True) if f not in there}
     refuse_early(list(waiting.values()), images, processes=world.count)
     staff = Staff(list(waiting.values()), images, root=root, given=teachers)
@@ -259,6 +262,16 @@ def _is_finished(folder: Path, images: Images) -> bool:
     if run.finished:
         same_training(run, images.fingerprint)
     return run.finished
+
+
+def _tidy(folder: Path, images: Images) -> None:
+    """Delete the checkpoints that a kill just before the end left with a finished run."""
+    if not any(folder.glob("checkpoint-*")):
+        return
+    # Where only reading is allowed, or another process is at work there, they may stay.
+    with suppress(OSError, InputError), files.exclusive(folder):
+        if _is_finished(folder, images):
+            checkpoint.delete_all(folder)
 
 
 def _start(
