@@ -470,9 +470,11 @@ def _known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
             )
 
 
-def unknown(caller: str, what: str, value: object, options: list[str]) -> InputError:
-    """The error for a name that does not exist: the nearest ones, then all."""
-    near = difflib.get_close_matches(str(value), options, n=3, cutoff=0.5)
+def unknown(
+    caller: str, what: str, value: object, options: list[str], *, alike: float = 0.5
+) -> InputError:
+    """The error for a name that does not exist: the nearest ones, at least so alike, then all."""
+    near = difflib.get_close_matches(str(value), options, n=3, cutoff=alike)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return InputError(
         f"{caller}: there is no {what} {value!r}{hint} There are {', '.join(options)}."
