@@ -127,6 +127,33 @@ def test_losses_without_torch_name_the_install_command():
     assert len(out.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models",
+        "kernels.linear_cross_entropy",
+        "train.engine",
+        "train.augment",
+        "train.averaging",
+        "train.distillation",
+        "train.mixing",
+        "train.sam",
+        "train.sharded_head",
+        "train.trivial",
+        "data.streaming",
+        "data.torch_samplers",
+    ],
+)
+def test_what_the_documentation_imports_names_the_install_command_without_torch(name):
+    out = run_python(
+        f"{HIDE_TORCH}from longtail import MissingExtraError\n"
+        f"try:\n    import longtail.{name}\n"
+        f"except MissingExtraError as error:\n    print(error)\n"
+    )
+    said = "needs torch, which is not installed; run: pip install 'longtail[torch]'\n"
+    assert out == f"longtail.{name.removesuffix('.linear_cross_entropy')} {said}"
+
+
 HIDE_TORCH = """
 import sys
 from importlib.machinery import PathFinder
