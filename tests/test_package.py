@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,18 @@ def test_the_typed_names_are_the_lazy_names():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'adjust_logit'"):
         longtail.adjust_logit  # noqa: B018
+
+
+def test_the_source_archive_has_what_tests_and_make_read():
+    """That is all that is in the repository but hidden files, which serve only there."""
+    root = SOURCE.parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("no repository, such as an unpacked source archive")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    )
+    names = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    by_itself = {"pyproject.toml", *project["project"]["license-files"]}
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {name for name in names if not name.startswith(".")} == {*included, *by_itself}
