@@ -192,7 +192,7 @@ def few_of_the_last(number):
     [
         (1, {}, "each class needs at least 2 labelled examples (one must choose tau and another"),
         (1, {"tune_on": 0.5}, "1 of 4 classes have fewer: 3 (1); label more, give --tau 1, which"),
-        (0, {"tau": 1.0}, "at least 1 labelled examples (a class without examples has no error)"),
+        (0, {"tau": 1.0}, "at least 1 labelled example (a class without examples has no error)"),
         (0, {"tau": 1.0}, "label more, or leave these classes out with --missing skip"),
     ],
 )
@@ -202,6 +202,15 @@ def test_too_few_examples_are_said_in_the_open(number, how, message):
     with pytest.raises(InputError) as caught:
         adjust_predictions(source, PRIOR, **how)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "how"), [(0, {}), (1, {"effective": True})])
+def test_a_given_tau_is_not_advised_where_it_needs_more_examples_too(number, how):
+    logits, target = few_of_the_last(number)
+    source = from_arrays(logits, target, kind="logits")
+    for options in (how, how | {"tau": 1.0}):
+        with pytest.raises(InputError, match="label more, or leave these classes out with --miss"):
+            adjust_predictions(source, PRIOR, **options)
 
 
 @pytest.mark.parametrize("how", [{}, {"tune_on": 0.5}, {"tau": 1.0}])

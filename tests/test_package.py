@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,33 @@ def test_losses_without_torch_name_the_install_command():
     assert len(out.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models",
+        "kernels.linear_cross_entropy",
+        "train.engine",
+        "train.augment",
+        "train.averaging",
+        "train.distillation",
+        "train.mixing",
+        "train.sam",
+        "train.sharded_head",
+        "train.trivial",
+        "data.streaming",
+        "data.torch_samplers",
+    ],
+)
+def test_what_the_documentation_imports_names_the_install_command_without_torch(name):
+    out = run_python(
+        f"{HIDE_TORCH}from longtail import MissingExtraError\n"
+        f"try:\n    import longtail.{name}\n"
+        f"except MissingExtraError as error:\n    print(error)\n"
+    )
+    said = "needs torch, which is not installed; run: pip install 'longtail[torch]'\n"
+    assert out == f"longtail.{name.removesuffix('.linear_cross_entropy')} {said}"
+
+
 HIDE_TORCH = """
 import sys
 from importlib.machinery import PathFinder
@@ -177,3 +205,18 @@ def test_the_typed_names_are_the_lazy_names():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'adjust_logit'"):
         longtail.adjust_logit  # noqa: B018
+
+
+def test_the_source_archive_has_what_tests_and_make_read():
+    """That is all that is in the repository but hidden files, which serve only there."""
+    root = SOURCE.parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("no repository, such as an unpacked source archive")
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    )
+    names = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    by_itself = {"pyproject.toml", *project["project"]["license-files"]}
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {name for name in names if not name.startswith(".")} == {*included, *by_itself}

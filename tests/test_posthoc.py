@@ -20,6 +20,7 @@ from longtail.posthoc import (
     leaves_little,
     normalize_weights,
     scale_temperature,
+    tau_left,
 )
 from longtail.priors import ClassPrior
 
@@ -424,6 +425,41 @@ def test_adjusting_twice_warns(margin):
     assert issubclass(longtail.AdjustedTwiceWarning, UserWarning)
 
 
+@pytest.mark.parametrize("by_loss", [0.6, 0.7, 0.8])
+@pytest.mark.parametrize("asked", [1.0, 2.0])
+def test_a_loss_that_did_more_than_half_of_it_warns_of_what_is_left(by_loss, asked):
+    loss = margins.logit_adjusted(PRIOR, tau=by_loss)
+    with pytest.warns(AdjustedTwiceWarning) as caught:
+        adjust_logits(random_logits(), PRIOR, tau=asked, trained_with=loss)
+    left = f"{1 - by_loss:.1f}"
+    assert [str(one.message) for one in caught] == [
+        f"adjust_logits: the loss 'logit-adjusted' leaves about tau = {left} to correct, so more "
+        f"than that favours the rare classes twice; take tau = {left}, or what held-out data ask "
+        f"for."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("by_loss", "asked", "little"),
+    [
+        (0.5, 1.0, False),  # just half
+        (0.51, 1.0, True),
+        (0.5, 2.0, False),  # what is above 1 no loss does
+        (0.0, 4.0, False),
+        (0.7, 0.27, False),
+        (0.7, 0.5, False),
+        (0.8, 0.5, True),
+        (1.5, 0.5, True),
+    ],
+)
+@pytest.mark.parametrize("precision", [np.float32, np.float64])
+def test_little_is_left_below_half_of_what_is_asked_for(by_loss, asked, little, precision):
+    residual = (-(1 - by_loss) * PRIOR.log_probs).astype(precision)
+    assert tau_left(residual, PRIOR) == pytest.approx(1 - by_loss, abs=1e-6)
+    assert leaves_little(residual, PRIOR, tau=asked) is little
+    assert not leaves_little(residual, ClassPrior.uniform(3), tau=asked)
+
+
 @pytest.mark.parametrize(
     ("aim", "mix"),
     [
@@ -478,23 +514,14 @@ def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing(classes):
                 adjust_logits(logits, uniform, target_prior=target, trained_with=loss)
 
 
-@pytest.mark.parametrize("prior", [PRIOR, TARGET], ids=["steep", "flat"])
-def test_less_than_a_quarter_of_the_adjustment_is_little(prior):
-    for share, little in {-0.5: True, 0.0: True, 0.249: True, 0.251: False, 1.0: False}.items():
-        assert leaves_little(-share * prior.log_probs, prior) is little
-    # Trained for all but that share of the whole adjustment.
-    with pytest.warns(AdjustedTwiceWarning):
-        adjust_logits(random_logits(), prior, trained_with=margins.logit_adjusted(prior, tau=0.751))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        adjust_logits(random_logits(), prior, trained_with=margins.logit_adjusted(prior, tau=0.749))
-
-
 @pytest.mark.parametrize(
     ("margin", "tau"),
     [
         (margins.softmax(PRIOR), 1.0),
+        (margins.softmax(PRIOR), 3.0),  # a temperature too
         (margins.logit_adjusted(PRIOR, tau=0.5), 0.5),
+        (margins.logit_adjusted(PRIOR, tau=0.5), 1.0),
+        (margins.logit_adjusted(PRIOR, tau=0.7), 0.27),
         (margins.adaptive(PRIOR), 1.0),  # inconsistent: adjusting may well help
         (margins.logit_adjusted(PRIOR), 0.0),
         (margins.logit_adjusted(PRIOR), -1.0),  # back to the frequencies of the training data

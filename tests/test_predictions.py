@@ -648,6 +648,57 @@ def test_logits_declared_as_probabilities_and_the_reverse(folder, scores):
         read_through("probs.npy", kind="logits", labels=target)
 
 
+SAVED = {
+    "p.npz": {"logits": "save them as `logits=`", "probs": "save them as `probs=`"},
+    "p.csv": {
+        "logits": "save them in columns `logit_NAME`",
+        "probs": "save them in columns `prob_NAME`",
+    },
+    "columns.parquet": {
+        "logits": "save them in columns `logit_NAME`",
+        "probs": "save them in columns `prob_NAME`",
+    },
+    "p.parquet": {
+        "logits": "save them in a column `logits`",
+        "probs": "save them in a column `probs`",
+    },
+}
+
+
+def save_under(kind, array, target, file):
+    """Scores in a file that calls them logits or probs."""
+    if file.endswith(".npz"):
+        np.savez(file, **{kind: array}, target=target)
+        return
+    table = {f"{kind[:-1]}_{n}": array[:, k] for k, n in enumerate("abc")}
+    if file == "p.parquet":
+        table = {kind: array.tolist()}
+    names = target if file == "p.parquet" else np.array(["a", "b", "c"])[target]
+    whole = pa.table(table | {"label": names})
+    if file.endswith(".parquet"):
+        pq.write_table(whole, file)
+    else:
+        whole.to_pandas().to_csv(file, index=False)
+
+
+@pytest.mark.parametrize("file", SAVED)
+@pytest.mark.parametrize(("kind", "other"), [("logits", "probs"), ("probs", "logits")])
+def test_scores_under_the_other_s_name_are_to_be_saved_under_their_own(
+    folder, scores, file, kind, other
+):
+    """As a user would: do what each refusal says, until the file is read."""
+    logits, target = scores
+    array = {"logits": logits, "probs": softmax(logits)}[kind]
+    save_under(other, array, target, file)
+    with pytest.raises(InputError, match=rf"look like .*{SAVED[file][kind]}") as caught:
+        read_through(file)
+    assert "declare" not in str(caught.value)
+    with pytest.raises(InputError, match=f"calls its scores {other}.*{SAVED[file][kind]}"):
+        read_through(file, kind=kind)
+    save_under(kind, array, target, file)
+    assert read_through(file).num_examples == len(target)
+
+
 def test_bad_parquet(folder, scores):
     logits, target = scores
     columns = {f"logit_{n}": logits[:, k] for k, n in enumerate("abc")}

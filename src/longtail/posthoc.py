@@ -28,6 +28,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 BiasMode = Literal["scale", "keep", "drop"]
 BIAS_MODES = ("scale", "keep", "drop")
 
+# Below this τ there is next to nothing left to correct, see `tau_left`.
+_NEXT_TO_NOTHING = 0.1
+
 # Rows along each leading axis that are looked at to tell logits from probabilities.
 _FIRST = 16
 
@@ -47,7 +50,7 @@ def _traced_as_constant(function: _F) -> _F:
 
 
 class AdjustedTwiceWarning(UserWarning):
-    """A model whose loss already leaves nothing to correct is being adjusted again."""
+    """A model whose loss leaves much less to correct than is asked for is being adjusted again."""
 
 
 def adjusts_again(tau: float) -> bool:
@@ -63,26 +66,46 @@ def adjusts_again(tau: float) -> bool:
     return tau >= 0.5
 
 
-def leaves_little(residual: FloatArray, prior: ClassPrior) -> bool:
-    """Whether training has corrected for the prior already, or has gone beyond that.
+def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
+    """The τ that training leaves to correct: that for which −τ log π comes nearest to r.
 
-    The τ that a model has left is the τ for which −τ log π comes nearest to its residual
-    adjustment r: Σ r_y ρ_y / Σ ρ_y², with ρ = −log π less its mean. It is 1 after the softmax and
-    0 after a consistent loss. Below a quarter it is little: class-balanced weights stop a bit
-    short, and priors of the same data differ by smoothing.
+        Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
+
+    It is 1 after the softmax, 0 after a consistent loss, negative where a loss goes beyond that.
 
     Args:
         residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
-        prior: π, of the training data.
+        prior: π, of the training data; of a uniform one, which corrects nothing, all is left.
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
-        >>> leaves_little(np.zeros(2), prior), leaves_little(-prior.log_probs, prior)
-        (True, False)
+        >>> tau_left(-0.3 * prior.log_probs, prior), tau_left(np.zeros(2), prior)
+        (0.3, 0.0)
     """
     whole = prior.log_probs.mean() - prior.log_probs
     size = float(whole @ whole)
-    return size > 0 and float(residual @ whole) < 0.25 * size
+    return float(residual @ whole) / size if size > 0 else 1.0
+
+
+def leaves_little(residual: FloatArray, prior: ClassPrior, *, tau: float = 1.0) -> bool:
+    """Whether training has done more than half of an adjustment by τ, or has gone beyond it.
+
+    Of a τ above 1, which is a temperature too, only 1 is what any loss could have done: after the
+    softmax every τ is left.
+
+    Args:
+        residual: as in `tau_left`.
+        prior: as in `tau_left`.
+        tau: τ, what is asked for.
+
+    Examples:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> left = -0.3 * prior.log_probs
+        >>> leaves_little(left, prior), leaves_little(left, prior, tau=0.5)
+        (True, False)
+    """
+    # A loss that did just half may look as if it did more: modules hold their margins in float32.
+    return tau_left(residual, prior) < 0.4999 * min(tau, 1.0)
 
 
 def adjust_logits(
@@ -106,9 +129,9 @@ def adjust_logits(
         costs: c, shape (num_classes,), positive: what an error on each class costs; or a dict or
             Series by class number 0 .. K − 1.
         trained_with: the Margin of the loss that the model was trained with, if any. Where that
-            loss leaves next to nothing to correct, such as the logit-adjusted loss with tau = 1,
-            an AdjustedTwiceWarning says so if tau is 0.5 or more. For a target_prior or costs such
-            a model is adjusted from ClassPrior.uniform(num_classes).
+            loss leaves less than half of tau to correct, such as the logit-adjusted loss with
+            tau = 1, an AdjustedTwiceWarning says so if tau is 0.5 or more. For a target_prior or
+            costs such a model is adjusted from ClassPrior.uniform(num_classes).
 
     Returns:
         Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
@@ -449,6 +472,23 @@ def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> An
     return xp.astype(result, logits.dtype, copy=False)
 
 
+def in_words(left: float, *, again: str, instead: str) -> tuple[str, str, str]:
+    """For warnings: what a loss does, what adjusting again means, and what to do instead.
+
+    Args:
+        left: the τ that the loss leaves, see `tau_left`.
+        again: what to say of adjusting where next to nothing is left.
+        instead: what to do then.
+    """
+    if left < _NEXT_TO_NOTHING:
+        return "already aims at the balanced error", again, instead
+    return (
+        f"leaves about tau = {left:.1f} to correct",
+        "more than that favours the rare classes twice",
+        f"take tau = {left:.1f}, or what held-out data ask for",
+    )
+
+
 def from_uniform(num_classes: int) -> str:
     """For warnings: how logits that training has balanced are brought to a target of their own."""
     return (
@@ -475,11 +515,14 @@ def _warn_if_already_adjusted(
         )
     if not margin.is_antisymmetric or not adjusts_again(tau) or prior.imbalance_ratio == 1:
         return
-    if leaves_little(margin.residual_adjustment(prior), prior):
-        instead = "use the logits as they are (tau=0)"
+    residual = margin.residual_adjustment(prior)
+    if leaves_little(residual, prior, tau=tau):
+        does, again, instead = in_words(
+            tau_left(residual, prior), again=_AGAIN, instead="use the logits as they are (tau=0)"
+        )
         warnings.warn(
-            f"adjust_logits: the loss '{margin.name}' already aims at the balanced error, so "
-            f"{_AGAIN if moved else LEFT_BALANCED}; "
+            f"adjust_logits: the loss '{margin.name}' {does}, so "
+            f"{again if moved else LEFT_BALANCED}; "
             f"{from_uniform(prior.num_classes) if elsewhere else instead}.",
             AdjustedTwiceWarning,
             stacklevel=3,

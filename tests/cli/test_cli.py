@@ -297,6 +297,18 @@ def test_what_goes_on_from_the_middle_counts_from_there(capsys, clock):
     ]
 
 
+@pytest.mark.parametrize("begun", [0, 100])
+def test_the_start_up_is_not_taken_for_the_first_step(capsys, clock, begun):
+    with _console.progress("training", every=5) as progress:
+        progress(begun, 200, "")
+        for done in range(4, 101, 4):
+            clock.now = 120 + done / 4
+            progress(begun + done, 200, "")
+    first, *later = capsys.readouterr().err.splitlines()
+    assert first == f"training: {begun + 4} of 200 ({begun / 200 + 0.02:.0%})"
+    assert later[0].endswith(f", {(200 - begun - 24) // 4} s left")
+
+
 def test_a_second_part_of_the_same_size_is_counted_from_its_own_start_too(capsys, clock):
     """Whatever the first one, which went on from its middle and is at its end, had behind it."""
     with _console.progress("training", every=5) as progress:

@@ -148,8 +148,16 @@ def test_without_labels_tau_is_one_and_that_is_said(cli, files):
     text = " ".join(result.out.split())
     assert "unlabelled.npz: logits of 180 examples without labels, 3 classes." in text
     assert "tau = 1. Nothing could be measured: the examples have no labels." in text
+    assert "That tau = 1 is right holds for calibrated models; label some examples to" in text
     assert "Written to out.npz" in text
     assert "Error in percent" not in text
+
+
+def test_without_labels_nothing_is_said_for_another_tau(cli, files):
+    result = cli("adjust", "unlabelled.npz", "--counts", COUNTS, "--tau", 0.8, "-o", "out.npz")
+    text = " ".join(result.out.split())
+    assert "the examples have no labels. Whether tau = 0.8 is right can't be seen without" in text
+    assert "tau = 1" not in text
 
 
 def test_a_page(cli, files):

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from longtail import ClassPrior, bake_record
+from longtail.runs.spec import Part
 from run_factory import make_run, make_spec, make_writer
 
 LOG_PI = np.log([0.9, 0.09, 0.01])
@@ -17,6 +18,7 @@ RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.normal(size=(3, 4)).astype(np.float32)
 BIAS = RANDOM.normal(size=3).astype(np.float32)
 COUNTS = ("--counts", "900,90,10")
+WORD = "Right only if trained without logit adjustment or class balancing."
 
 
 def bias_of(path):
@@ -109,10 +111,9 @@ def test_it_says_what_it_was_checked_on(cli, files):
 
 
 def test_a_file_that_does_not_say_how_it_was_trained_gets_a_word_on_it(cli, files, tmp_path):
-    word = "Right only if trained without logit adjustment or class balancing."
     for model in ("m.onnx", "m.safetensors"):
         said = cli("bake", model, *COUNTS, "-o", f"baked-{model}").out
-        assert said.splitlines()[-1] == word
+        assert said.splitlines()[-1] == WORD
     Path("tau.json").write_text('{"tau": 0.9}')
     quiet = [
         ("m.onnx", *COUNTS, "--tau-from", "tau.json"),  # chosen on what the model itself predicts
@@ -123,7 +124,7 @@ def test_a_file_that_does_not_say_how_it_was_trained_gets_a_word_on_it(cli, file
     for number, words in enumerate(quiet):
         result = cli("bake", *words, "-o", f"quiet{number}")
         assert result.code == 0
-        assert word not in result.out
+        assert WORD not in result.out
     json.loads(cli("bake", "m.onnx", *COUNTS, "-o", "j.onnx", "--json").out)
 
 
@@ -196,6 +197,24 @@ def test_a_run_that_needs_no_adjustment_warns(cli, tmp_path):
         assert cli("bake", folder, "--tau", tau, "-o", f"{tau}.safetensors").err == ""
 
 
+def test_a_run_whose_loss_did_most_of_it_warns_and_one_that_did_some_gets_a_word(cli, tmp_path):
+    most = make_model_run(tmp_path, Part("logit-adjusted", {"tau": 0.7}))
+    result = cli("bake", most, "-o", "b.safetensors")
+    assert "was trained with logit-adjusted, which leaves about tau = 0.3 to correct" in result.err
+    assert WORD not in result.out
+    Path("tau.json").write_text('{"tau": 0.8}')
+    chosen = cli("bake", most, "--tau-from", "tau.json", "-o", "c.safetensors")
+    assert (chosen.code, chosen.err) == (0, "")
+    assert WORD not in chosen.out
+    for method in (Part("logit-adjusted", {"tau": 0.5}), "softmax+sqrt-sampling", "mine"):
+        some = make_model_run(tmp_path, method)
+        result = cli("bake", some, "-o", "d.safetensors", "--force")
+        assert (result.code, result.err) == (0, "")
+        assert result.out.splitlines()[-1] == WORD
+        small = cli("bake", some, "--tau", "0.3", "-o", "d.safetensors", "--force")
+        assert WORD not in small.out
+
+
 def test_such_a_run_is_baked_for_another_target_from_equal_counts(cli, tmp_path):
     folder = make_model_run(tmp_path, "logit-adjusted")
     aim = ["--target", "1,2,7", "--costs", "1,1,2"]
@@ -204,6 +223,7 @@ def test_such_a_run_is_baked_for_another_target_from_equal_counts(cli, tmp_path)
     assert "pass --counts 1,1,1 with the same --target and --costs." in twice.err
     right = cli("bake", folder, *aim, "--counts", "1,1,1", "-o", "b.safetensors")
     assert (right.code, right.err) == (0, "")
+    assert WORD not in right.out  # equal counts are right for just such a run
 
 
 @pytest.mark.filterwarnings("default::longtail.AdjustedTwiceWarning")

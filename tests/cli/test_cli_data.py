@@ -285,12 +285,27 @@ def test_freeze_reads_nothing_for_a_file_it_cannot_write(cli, monkeypatch, out, 
     assert message in result.err
 
 
+EVERY_DATA_SET = (
+    "there is no data set, file or folder 'mnist'. There are cifar10-lt, cifar100-lt, digits-lt, "
+    "imagenet-lt, places-lt, inaturalist. A path may name a frozen file"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["describe", "cifar10-lt"], 1, "--data-dir) or LONGTAIL_DATA. To get them, put https"),
         (["describe", "cifar10-lt", "--data-dir", "."], 1, "looked for cifar-10-python.tar.gz"),
-        (["describe", "mnist"], 1, "the data sets are cifar10-lt, cifar100-lt, digits-lt"),
+        (["describe", "mnist"], 1, EVERY_DATA_SET),
+        (["check", "mnist"], 1, EVERY_DATA_SET),
+        (["describe", "digits"], 1, "'digits'; did you mean digits-lt? There are cifar10-lt, "),
+        (["describe", "imagnet-lt"], 1, "did you mean imagenet-lt? There are"),
+        (["describe", "inaturalis"], 1, "did you mean inaturalist? There"),
+        (
+            ["freeze", "mnist", "-o", "f.frozen"],
+            1,
+            "the data sets are cifar10-lt, cifar100-lt, digi",
+        ),
         (["describe", "digits-lt", "--ratio", "0.02"], 1, "did you mean 50?"),
         (
             ["describe", "digits-lt", "--profile", "linear"],

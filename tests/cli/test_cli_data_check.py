@@ -138,7 +138,7 @@ def test_data_read_as_a_whole_is_checked_by_reading(cli):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["mnist"], 1, "there is no data set, list or folder 'mnist'"),
+        (["mnist"], 1, "there is no data set, file or folder 'mnist'"),
         (["imagenet-lt"], 1, "where the lists of imagenet-lt are (ImageNet_LT_train.txt and"),
         (["imagenet-lt", "--data-dir", "."], 1, "there is no list of ImageNet-LT in ."),
         (["."], 1, "has neither lists (train.txt and test.txt"),

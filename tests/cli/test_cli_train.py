@@ -361,6 +361,8 @@ def test_a_run_of_other_data_in_its_place_is_not_taken_for_done(cli, monkeypatch
         (["--method", "softmax"], 2, "missing option '--dataset'"),
         (["--dataset", "digits-lt"], 2, "missing option '--method'"),
         (["--dataset", "mnist", "--method", "softmax"], 1, "there is no data set, file or folder"),
+        (["--dataset", "digits", "--method", "softmax"], 1, "did you mean digits-lt? There are"),
+        (["--dataset", "mnist", "--method", "softmax"], 1, "imagenet-lt, places-lt, inaturalist."),
         (["--dataset", "cifar10-lt", "--method", "softmax"], 1, "To get them, put https"),
         (
             ["--dataset", "cifar10-lt", "--data-dir", ".", "--method", "softmax"],

@@ -340,6 +340,20 @@ def test_a_run_that_needs_no_adjustment_warns(cli, problem, command, method, twi
         assert "adjust_logits" not in result.err
 
 
+def test_a_run_whose_loss_did_most_of_it_is_warned_of_by_what_is_asked_for(cli, problem):
+    folder = in_need_of_nothing(Part("logit-adjusted", {"tau": 0.7}), problem)
+    said = (
+        f"longtail: warning: {folder} was trained with logit-adjusted, which leaves about tau = "
+        f"0.3 to correct: more than that favours the rare classes twice; take tau = 0.3, or what "
+        f"held-out data ask for.\n"
+    )
+    for tau in (0.7, 1, 2):
+        assert cli("adjust", folder, "--tau", tau).err == said
+    for tau in (0.27, 0.5):
+        assert cli("adjust", folder, "--tau", tau).err == ""
+    assert cli("tune", folder).err == cli("adjust", folder).err == ""  # held-out data choose it
+
+
 def test_such_a_run_is_adjusted_to_another_target_from_equal_counts(cli, problem):
     folder = in_need_of_nothing("logit-adjusted", problem)
     twice = cli("adjust", folder, "--target", "1,2,7")

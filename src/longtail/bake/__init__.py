@@ -12,7 +12,7 @@ last layer's own bias and weight. The baked model needs no code and no time of i
 Every result is checked by running it (of a torch module and a state dict the last layer) before
 it is kept, carries a record of what was done (`bake_record`), is refused if it comes again, and can
 be undone to the original bytes (`unbake`). Choosing tau is in `tuning`. A torch module or state
-dict that holds a loss which already aims at the balanced error, or a classifier that weighs
+dict that holds a loss which leaves less than half of tau to correct, or a classifier that weighs
 classes itself, is baked with an AdjustedTwiceWarning if tau is 0.5 or more.
 """
 

@@ -20,7 +20,9 @@ from longtail.posthoc import (
     AdjustedTwiceWarning,
     adjusts_again,
     from_uniform,
+    in_words,
     leaves_little,
+    tau_left,
 )
 from longtail.priors import ClassPrior
 
@@ -36,7 +38,7 @@ def margin_of(read: Callable[[str], FloatArray | None], *, scale: float = 1.0) -
 
 
 def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, name: str) -> None:
-    """Say so if a loss that a model holds leaves next to nothing to correct, and much is added.
+    """Say so if a loss that a model holds leaves much less to correct than is added.
 
     Not an error: the model may have been trained with another one.
 
@@ -51,22 +53,23 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
     if prior.imbalance_ratio == 1:  # takes nothing off
         return
     twice = "adjusting its logits favours the rare classes twice"
-    what = twice if np.ptp(change.shift) else LEFT_BALANCED
-    instead = "use them as they are, or at most with a small tau that held-out data ask for"
-    if "target_prior" in change.settings or "costs" in change.settings:
-        instead = from_uniform(prior.num_classes)
+    as_they_are = "use them as they are, or at most with a small tau that held-out data ask for"
+    elsewhere = "target_prior" in change.settings or "costs" in change.settings
     for place, margin in losses:
-        if _leaves_little(margin, prior):
+        if _leaves_little(margin, prior, change.tau):
+            left = tau_left(margin.residual_adjustment(prior), prior)
+            does, again, instead = in_words(left, again=twice, instead=as_they_are)
             warnings.warn(
-                f"{change.caller}: {name} holds a loss ({place}) that already aims at the "
-                f"balanced error. If it was trained with that, {what}; {instead}.",
+                f"{change.caller}: {name} holds a loss ({place}) that {does}. If it was trained "
+                f"with that, {again if np.ptp(change.shift) else LEFT_BALANCED}; "
+                f"{from_uniform(prior.num_classes) if elsewhere else instead}.",
                 AdjustedTwiceWarning,
                 stacklevel=5,  # from the bake of a kind of model, `_bake` and the public function
             )
             return
 
 
-def _leaves_little(margin: Margin, prior: ClassPrior) -> bool:
+def _leaves_little(margin: Margin, prior: ClassPrior, tau: float) -> bool:
     if margin.num_classes != prior.num_classes or not margin.is_antisymmetric:
         return False
-    return leaves_little(margin.residual_adjustment(prior), prior)
+    return leaves_little(margin.residual_adjustment(prior), prior, tau=tau)

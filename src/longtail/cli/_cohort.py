@@ -113,6 +113,7 @@ def plan(asked: Asked, dataset: str | None, read: Callable[[str, bool], AnyData]
     if asked.held_out is not None:
         _checks.fraction(asked.held_out, "longtail train", name="--held-out", below_one=True)
     # A folder of photographs in one sub-folder per class can be read either way: its recipe tells.
+    _training.refuse_unknown(dataset, "--dataset")
     cropped = bool(overrides.get("image_size", values.get("image_size")))
     data = read(dataset, _training.is_on_disk(dataset) or (cropped and Path(dataset).is_dir()))
     recipe = asked.recipe or RECIPE_OF.get(data.spec.name)

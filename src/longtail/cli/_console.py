@@ -256,16 +256,19 @@ def _lines(title: str, every: float) -> Iterator[Progress]:
     latest = started + _PATIENCE - every  # the first line comes when patience ends
     before: tuple[float, int, float] | None = None
     first: float = 0  # what was done when the clock began to count
+    starting = True  # what is made ready for the very first step takes a time of its own
 
     def update(done: float, total: int, text: str) -> None:
-        nonlocal latest, started, before, first
+        nonlocal latest, started, before, first, starting
         now = time.monotonic()
         if before is not None and done < before[0] and (total != before[1] or before[0] >= total):
             started, before = before[2], None  # another part, which takes a time of its own
         if before is None:
             first = 0
-            if total and done > total / 50:  # it goes on from where it was left
+            if total and done >= total / 50:  # it goes on from where it was left
                 first, started = done, now
+        elif starting and done > before[0]:
+            first, started, starting = done, now, False
         before = done, total, now
         if now - latest < every:
             return

@@ -18,10 +18,14 @@ import typer
 from longtail.cli import _console
 
 if TYPE_CHECKING:
+    from longtail._checks import FloatArray
     from longtail.predictions import Kind, Predictions
     from longtail.priors import ClassPrior
     from longtail.runs import Run
     from longtail.runs.spec import Part
+
+# The least tau that may be adjusting twice, see `posthoc.adjusts_again`.
+_LEAST_ASKED = 0.5
 
 
 class Method(StrEnum):
@@ -298,8 +302,10 @@ def opened_run(file: Path) -> Run | None:
     return Run.open(file, verify=False)
 
 
-def warn_if_adjusted(run: Run | None, prior: ClassPrior, *, elsewhere: str | None = None) -> bool:
-    """Say so if a run's training leaves next to nothing to correct: it would be adjusted twice.
+def warn_if_adjusted(
+    run: Run | None, prior: ClassPrior, *, tau: float | None, elsewhere: str | None = None
+) -> bool:
+    """Say so if a run's training leaves much less to correct than is asked for.
 
     Not an error: of a student that learnt from adjusted teachers, say, a small tau chosen on
     held-out data may still help.
@@ -307,6 +313,8 @@ def warn_if_adjusted(run: Run | None, prior: ClassPrior, *, elsewhere: str | Non
     Args:
         run: what the logits or weights are of, if it is a run.
         prior: that they are adjusted by; a uniform one takes nothing off.
+        tau: that is asked for. None for one that held-out data choose, which may be as small as
+            what is left: then it is said only where next to no tau is right.
         elsewhere: the options that name another target than the balanced error, if any do.
 
     Returns:
@@ -314,21 +322,41 @@ def warn_if_adjusted(run: Run | None, prior: ClassPrior, *, elsewhere: str | Non
     """
     if run is None or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio):
         return False
-    instead = "use them as they are, or at most with a small tau that held-out data ask for"
+    from longtail.posthoc import in_words, leaves_little, tau_left
+
+    twice = "adjusting its logits favours the rare classes twice"
+    as_they_are = "use them as they are, or at most with a small tau that held-out data ask for"
+    from_equal = ""
     if elsewhere is not None:
         ones = ",".join(["1"] * min(prior.num_classes, 3))
         dots = ",..." if prior.num_classes > 3 else ""
-        instead = (
+        from_equal = (
             f"what training has balanced is adjusted to another target from equal counts: pass "
             f"--counts {ones}{dots} with the same {elsewhere}"
         )
     for method in dict.fromkeys(_trained_with(run)):
-        if _leaves_little(method, run.prior):
+        residual = _residual(method, run.prior)
+        asked = _LEAST_ASKED if tau is None else tau
+        if residual is not None and leaves_little(residual, run.prior, tau=asked):
+            left = tau_left(residual, run.prior)
+            does, again, instead = in_words(left, again=twice, instead=as_they_are)
             _console.warning_line(
-                f"{run.folder} was trained with {method.name}, which already aims at the balanced "
-                f"error: adjusting its logits favours the rare classes twice; {instead}."
+                f"{run.folder} was trained with {method.name}, which {does}: {again}; "
+                f"{from_equal or instead}."
             )
             return True
+    return False
+
+
+def trained_plainly(run: Run) -> bool:
+    """Whether nothing in a run's training favoured rare classes, as far as its record tells."""
+    from longtail._checks import InputError
+    from longtail.train.methods import Method as Trained
+
+    if run.teachers:  # whose answers may be balanced
+        return False
+    with suppress(InputError):  # a method of somebody else's, of which nothing is known
+        return Trained.of(run.spec.method).is_plain
     return False
 
 
@@ -344,10 +372,10 @@ def _trained_with(run: Run) -> Iterator[Part]:
             yield Run.open(run.folder.parent.parent / name, verify=False).spec.method
 
 
-def _leaves_little(method: Part, prior: ClassPrior) -> bool:
+def _residual(method: Part, prior: ClassPrior) -> FloatArray | None:
     from longtail._checks import InputError
     from longtail.train.methods import Method as Trained
 
     with suppress(InputError):  # a method of somebody else's, of which nothing is known
-        return Trained.of(method).leaves_little(prior)
-    return False
+        return Trained.of(method).residual_adjustment(prior)
+    return None

@@ -50,11 +50,13 @@ def _warn_of_twice(methods: list[Part], data: AnyData) -> None:
 
     Not an error: the literature has such rows.
     """
+    from longtail.posthoc import leaves_little
     from longtail.train.methods import Method
 
+    prior = data.train.prior
     for method in dict.fromkeys(methods):
         trained = Method.of(method)
-        if trained.drw and trained.without_drw.leaves_little(data.train.prior):
+        if trained.drw and leaves_little(trained.without_drw.residual_adjustment(prior), prior):
             _console.warning_line(
                 f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
                 f"balanced error by itself, and drw weighs rare classes more on top of it; "

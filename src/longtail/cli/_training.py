@@ -105,6 +105,23 @@ def joined(device: str) -> Iterator[World]:
         yield world
 
 
+def refuse_unknown(name: str, caller: str) -> None:
+    """Refuse what is no data set, neither by name nor as a path, where all kinds are taken."""
+    from longtail._checks import InputError
+    from longtail.data import DATASETS
+    from longtail.data.large import LARGE
+    from longtail.train.methods import unknown
+
+    known = [*DATASETS, *LARGE]
+    if name in known or Path(name).exists():
+        return
+    # Many of these names are half alike by their "-lt".
+    error = unknown(caller, "data set, file or folder", name, known, alike=0.7)
+    raise InputError(
+        f"{error} A path may name a frozen file, a folder of images or one of their lists."
+    )
+
+
 def is_on_disk(name: str) -> bool:
     """Whether a data set is streamed from disk: by its name, or a folder that holds lists."""
     from longtail._checks import InputError

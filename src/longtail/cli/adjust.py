@@ -159,7 +159,8 @@ def adjust(
             _inputs.refuse_nothing_to_tune(prior, aim)
         if tau is None or adjusts_again(tau):
             elsewhere = None if aim is None else "--target"
-            _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, elsewhere=elsewhere)
+            run = _inputs.opened_run(file)
+            _inputs.warn_if_adjusted(run, prior, tau=tau, elsewhere=elsewhere)
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,

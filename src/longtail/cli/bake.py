@@ -22,6 +22,7 @@ from longtail.cli._inputs import (
     label_of,
     prior_of_counts,
     read_target,
+    trained_plainly,
     warn_if_adjusted,
 )
 
@@ -153,6 +154,7 @@ def bake(
     common: dict[str, Any] = {"tau": 1.0 if strength is None else strength, "out": out}
     common |= {"layer": layer or _head(run), "output": output, "force": force}
     common |= {"inputs": None if inputs is None else _arrays(inputs)}
+    doubtful = False
     with _console.working("baking"):
         if method is Method.weight_normalization:
             bake_weight_normalization(file, bias_mode=(bias_mode or BiasMode.scale).value, **common)
@@ -161,9 +163,12 @@ def bake(
             width = found.num_classes
             _refuse_other_width(classes, width)
             elsewhere = " and ".join(name for name in ("--target", "--costs") if name in named)
-            told = adjusts_again(common["tau"]) and warn_if_adjusted(
-                run, found, elsewhere=elsewhere or None
-            )
+            much = adjusts_again(common["tau"]) and found.imbalance_ratio > 1
+            asked = common["tau"] if tau_from is None else None
+            told = much and warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
+            # What held-out data chose is right for whatever the model was trained with.
+            plain = run is not None and trained_plainly(run)
+            doubtful = much and tau_from is None and not (told or plain)
             with warnings.catch_warnings():
                 if told:  # the run's weights may hold the loss, too
                     warnings.simplefilter("ignore", AdjustedTwiceWarning)
@@ -175,8 +180,7 @@ def bake(
                     **common,
                 )
     _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
-    chosen = run is not None or tau_from is not None  # by what the run tells, or on held-out data
-    if method is Method.logit_adjustment and not (chosen or json) and adjusts_again(common["tau"]):
+    if doubtful and not json:
         _console.line("Right only if trained without logit adjustment or class balancing.")
 
 

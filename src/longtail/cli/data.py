@@ -11,7 +11,7 @@ import typer
 from longtail.cli import _checked, _console, _data
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._groups import CommandGroup
-from longtail.cli._training import is_on_disk
+from longtail.cli._training import is_on_disk, refuse_unknown
 
 if TYPE_CHECKING:
     from longtail.data.large import ListedData
@@ -74,6 +74,7 @@ def describe(
         return
     from longtail.report.describe import summarize, write
 
+    refuse_unknown(name, "data describe")
     subset: dict[str, Any] = {
         "profile": profile,
         "ratio": ratio,
@@ -347,6 +348,7 @@ def check(
     from longtail.data.check import check_data, is_read_whole
     from longtail.runs.files import write_bytes
 
+    refuse_unknown(name, "data check")
     if is_read_whole(name):
         options = {"--root": root, "--workers": workers, "--quick": quick or None, "--out": out}
         given = [option for option, value in options.items() if value is not None]

@@ -144,7 +144,7 @@ def tune(
             random_state=seed,
         )
     if not by_norms:
-        warn_if_adjusted(opened_run(file), cast("ClassPrior", prior))
+        warn_if_adjusted(opened_run(file), cast("ClassPrior", prior), tau=None)
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
         return

@@ -13,7 +13,11 @@ from __future__ import annotations
 import importlib.util
 import os
 
-import torch
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller="longtail.kernels")
+
+import torch  # noqa: E402
 
 # Installed or not does not change while a program runs; looked up once, since every call asks.
 _INSTALLED = importlib.util.find_spec("triton") is not None

@@ -132,7 +132,8 @@ def adjust_predictions(
         refuse_nothing_to_tune(posthoc.log_ratio(prior, target_prior, None, caller=caller), caller)
     workers = _checks.whole(workers or default_workers(), caller, name="workers")
     source = _Source(predictions, prior, target_prior, effective, workers, progress)
-    kept = _judgeable(predictions, source.target, 1 if protocol == "given" else 2, missing)
+    needed = 1 if protocol == "given" else 2
+    kept = _judgeable(predictions, source.target, needed, missing, effective=effective)
     splits = _splits(source.target, kept, protocol, amount, settings["random_state"])
     chosen_on = _union(tune for tune, _ in splits)
     tuning, fold_taus = None, np.empty(0)
@@ -275,7 +276,7 @@ def _refuse_tuning(predictions: Predictions, tune_on: float | None, folds: int |
 
 
 def _judgeable(
-    predictions: Predictions, target: IntArray, needed: int, missing: Missing
+    predictions: Predictions, target: IntArray, needed: int, missing: Missing, *, effective: bool
 ) -> IntArray:
     """The classes with labelled examples enough, in the open about the others."""
     counts = np.bincount(target, minlength=predictions.num_classes)
@@ -290,9 +291,12 @@ def _judgeable(
             if needed == 1
             else "one must choose tau and another judge it"
         )
-        instead = "" if needed == 1 else "give --tau 1, which needs no choice, "
+        # It needs one example of each class, and two where the prior is still found on some.
+        given = needed > 1 and counts.min() > 0 and not effective
+        instead = "give --tau 1, which needs no choice, " if given else ""
+        examples = "example" if needed == 1 else "examples"
         raise InputError(
-            f"{predictions.name}: each class needs at least {needed} labelled examples ({why}), "
+            f"{predictions.name}: each class needs at least {needed} labelled {examples} ({why}), "
             f"but {len(short)} of {len(counts)} classes have fewer: {listed}; label more, "
             f"{instead}or leave these classes out with --missing skip (missing='skip')."
         )

@@ -327,6 +327,7 @@ def from_npz(
         others=others,
         notes=() if scores.stored else (_slow(path),),
         left_out=tuple(member.name for member in rest if member.name not in others),
+        named_by="array" if scores.name in KINDS else None,
         **per_class,
     )
 

@@ -25,6 +25,17 @@ KINDS = ("logits", "probs")
 # How each kind is declared, in a message: on the command line and in Python.
 DECLARE = {"logits": "--logits (kind='logits')", "probs": "--probs (kind='probs')"}
 
+# What in a file may say the kind by its name, and how it is then saved as the one or the other.
+NamedBy = Literal["array", "columns", "lists"]
+_SAVE = {
+    "array": {"logits": "save them as `logits=`", "probs": "save them as `probs=`"},
+    "columns": {
+        "logits": "save them in columns `logit_NAME`",
+        "probs": "save them in columns `prob_NAME`",
+    },
+    "lists": {"logits": "save them in a column `logits`", "probs": "save them in a column `probs`"},
+}
+
 # What an adjusted file calls the tau that was applied, so that it is not adjusted again.
 ADJUSTED = "adjusted_tau"
 
@@ -72,6 +83,7 @@ class Predictions:
         notes: what a user should know about how the file was read.
         left_out: what `writer` does not copy.
         hint: what to try where a class seems to be missing, a sentence, if there is something.
+        named_by: what says the kind by its name, where the file itself does.
     """
 
     name: str
@@ -87,6 +99,7 @@ class Predictions:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     hint: str = ""
+    named_by: NamedBy | None = None
 
     def __post_init__(self) -> None:
         at_least_two(self.num_classes, name=self.name)
@@ -112,6 +125,12 @@ class Predictions:
     def mapped(self) -> NDArray[Any] | None:
         """All scores as one array or memory map, or None where they are read in pieces."""
         return None
+
+    def how_to_say(self, kind: Kind) -> str:
+        """For messages: what to do if the scores are of this kind."""
+        if self.named_by is None:
+            return f"declare them with {DECLARE[kind]}"
+        return _SAVE[self.named_by][kind]
 
     def label(self, index: int) -> str:
         """A class as people read it."""
@@ -156,7 +175,7 @@ def adjusted_already(name: str, *, seen: str) -> InputError:
     )
 
 
-def declared(kind: Any, found: Any, *, name: str) -> Kind:
+def declared(kind: Any, found: Any, *, name: str, named_by: NamedBy = "array") -> Kind:
     """The kind that was said: by the caller, or by what the file calls its scores."""
     if kind is None and found is None:
         raise InputError(
@@ -166,6 +185,7 @@ def declared(kind: Any, found: Any, *, name: str) -> Kind:
     _checks.choice(kind or found, KINDS, "open_predictions", name="kind")
     if kind is not None and found is not None and kind != found:
         raise InputError(
-            f"{name} calls its scores {found}, but {kind} was asked for; use {DECLARE[found]}."
+            f"{name} calls its scores {found}, but {kind} was asked for; use {DECLARE[found]}, or "
+            f"if they are {kind} all the same, {_SAVE[named_by][kind]}."
         )
     return "logits" if (kind or found) == "logits" else "probs"

@@ -14,7 +14,15 @@ from itertools import pairwise
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.predictions.base import DECLARE, KINDS, Kind, at_least_two, declared, hinting
+from longtail.predictions.base import (
+    DECLARE,
+    KINDS,
+    Kind,
+    NamedBy,
+    at_least_two,
+    declared,
+    hinting,
+)
 from longtail.predictions.labels import called_label, check_class_names, is_number, prefixed
 
 # Columns that are neither scores nor labels: row numbers, as pandas writes them, and answers.
@@ -39,6 +47,7 @@ class Columns:
         kind: of the scores.
         class_names: one per score column.
         hint: as in `Predictions`.
+        named_by: as there.
     """
 
     header: tuple[str, ...]
@@ -47,6 +56,7 @@ class Columns:
     kind: Kind
     class_names: tuple[str, ...]
     hint: str
+    named_by: NamedBy | None
 
 
 def understand(
@@ -95,7 +105,7 @@ def understand(
     names = [prefixed(header[k])[1] if found is not None else header[k] for k in chosen]
     unsure = found is None and (columns is None or "*" in columns)
     hint = _taken_for_labels(header, where, chosen) if unsure else ""
-    kind = declared(kind, found or None, name=name)
+    kind = declared(kind, found or None, name=name, named_by="columns")
     with hinting(hint):
         at_least_two(len(chosen), name=name)
         classes = check_class_names(class_names or names, len(chosen), name=name) or ()
@@ -106,6 +116,7 @@ def understand(
         kind=kind,
         class_names=classes,
         hint=hint,
+        named_by="columns" if found else None,
     )
 
 

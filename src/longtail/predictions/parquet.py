@@ -22,6 +22,7 @@ from longtail.predictions.base import (
     KINDS,
     Block,
     Kind,
+    NamedBy,
     Predictions,
     Writer,
     adjusted_already,
@@ -248,9 +249,11 @@ def from_parquet(
     lists = _list_column(schema, columns, kind, path)
     names: tuple[str, ...] | None
     hint = ""
+    named_by: NamedBy | None
     if lists is not None:
         width = _list_width(path, lists)
-        said = declared(kind, lists if lists in KINDS else None, name=str(path))
+        named_by = "lists" if lists in KINDS else None
+        said = declared(kind, lists if named_by else None, name=str(path), named_by="lists")
         names = check_class_names(class_names, width, name=str(path))
         place = None if target is not None else label_column(schema.names, label, str(path))
         scores: tuple[str, ...] = (lists,)
@@ -265,7 +268,7 @@ def from_parquet(
             class_names=class_names,
         )
         width, said, names = len(found.scores), found.kind, found.class_names
-        place, hint = found.label, found.hint
+        place, hint, named_by = found.label, found.hint, found.named_by
         scores = tuple(schema.names[k] for k in found.scores)
     _refuse_text(schema, scores, path)
     where = None if place is None else schema.names[place]
@@ -287,6 +290,7 @@ def from_parquet(
         label_column=None if codes is not None else where,
         target=codes,
         hint=hint,
+        named_by=named_by,
         left_out=other_scores(
             schema.names,
             scores=scores,

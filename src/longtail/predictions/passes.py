@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics._sums import row_slices
-from longtail.predictions.base import DECLARE, Block, Predictions, hinting
+from longtail.predictions.base import Block, Predictions, hinting
 from longtail.priors import ClassPrior
 from longtail.tuning._intervals import TauIntervals, intervals
 
@@ -88,6 +88,7 @@ class ScoreLogits:
 
     def __init__(self, predictions: Predictions, prior: ClassPrior) -> None:
         self.name, self.kind, self.prior = predictions.name, predictions.kind, prior
+        self.how_to_say = predictions.how_to_say
         self.smallest = _smallest(predictions) if self.kind == "probs" else None
 
     def __call__(self, block: Block) -> NDArray[Any]:
@@ -98,14 +99,14 @@ class ScoreLogits:
                 _checks.not_probabilities(
                     scores[: max(1, (1 << 20) // scores.shape[1])],
                     caller=self.name,
-                    hint=f"declare them with {DECLARE['probs']}",
+                    hint=self.how_to_say("probs"),
                 )
             return scores
         _checks.probability_rows(
             scores,
             caller=self.name,
             first_row=block.first_row,
-            hint=f"declare them with {DECLARE['logits']}",
+            hint=self.how_to_say("logits"),
         )
         probs = np.array(scores, dtype=np.float64)
         if self.smallest is None and probs.min() > 0:

@@ -258,6 +258,7 @@ def from_csv(
         delimiter=delimiter,
         target=codes,
         hint=found.hint,
+        named_by=found.named_by,
         left_out=other_scores(
             header,
             scores=[header[k] for k in found.scores],

@@ -31,10 +31,7 @@ def summary(result: AdjustResult) -> list[str]:
     if result.effective:
         found[1] += " The prior is what the model shows to have learnt, its mean prediction."
     if result.tally is None:
-        found.append(
-            "Nothing could be measured: the examples have no labels. That tau = 1 is right holds "
-            "for calibrated models; label some examples to be sure."
-        )
+        found.append(f"Nothing could be measured: the examples have no labels. {_unsure(result)}")
         return found
     found.append(conclusion(result))
     if len(result.left_out):
@@ -52,6 +49,13 @@ def summary(result: AdjustResult) -> list[str]:
     found += _too_narrow(result)
     found += _doubts(result.tuning)
     return found
+
+
+def _unsure(result: AdjustResult) -> str:
+    """What is known of a tau without labels."""
+    if result.tau == 1:
+        return "That tau = 1 is right holds for calibrated models; label some examples to be sure."
+    return f"Whether tau = {result.tau:.4g} is right can't be seen without some that have."
 
 
 def _too_narrow(result: AdjustResult) -> list[str]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from longtail import _checks
 from longtail._checks import InputError
+
+_checks.require("torch", extra="torch", caller="longtail.train.augment")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 
 def plan_crop_flip(

@@ -16,11 +16,13 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from longtail import _checks
 from longtail._checks import InputError
+
+_checks.require("torch", extra="torch", caller="longtail.train.averaging")
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 
 class WeightAverage:

@@ -5,10 +5,12 @@ Teachers and their logits come from elsewhere; here is only the divergence, for 
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from longtail import _checks
 from longtail._checks import InputError
+
+_checks.require("torch", extra="torch", caller="longtail.train.distillation")
+
+from torch import Tensor  # noqa: E402
 
 
 def distillation_loss(

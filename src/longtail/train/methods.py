@@ -26,7 +26,6 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.margins import MARGINS, by_name
-from longtail.posthoc import leaves_little
 from longtail.priors import ClassPrior
 from longtail.runs.spec import Part, Settings
 
@@ -332,20 +331,25 @@ class Method:
         weights: FloatArray = prior.num_classes * inverse / inverse.sum()
         return weights
 
-    def leaves_little(self, prior: ClassPrior) -> bool:
-        """Whether a trained network has next to nothing left to correct, as far as is known.
+    def residual_adjustment(self, prior: ClassPrior) -> FloatArray:
+        """What is left to add to a trained network's logits, as far as is known.
 
         Args:
             prior: of the examples that the run trains on.
 
+        Returns:
+            As `Margin.residual_adjustment`; −log π where nothing is known of the loss.
+
         Examples:
+            >>> from longtail.posthoc import tau_left
             >>> prior = ClassPrior.from_counts([500, 50, 5])
-            >>> names = "logit-adjusted", "logit-adjusted:tau=0.5", "softmax", "softmax+drw"
-            >>> [Method.of(name).leaves_little(prior) for name in names]
-            [True, False, False, True]
+            >>> names = "logit-adjusted", "logit-adjusted:tau=0.7", "softmax", "softmax+drw"
+            >>> residuals = [Method.of(name).residual_adjustment(prior) for name in names]
+            >>> [round(tau_left(residual, prior), 1) for residual in residuals]
+            [0.0, 0.3, 1.0, 0.0]
         """
         if self.sampling in ("class-balanced", "under"):
-            return True
+            return np.zeros(prior.num_classes)
         margin = by_name("softmax", prior)
         if self.loss in MARGINS and not self.lacking:
             own = by_name(self.loss, prior, **self.settings)
@@ -354,7 +358,12 @@ class Method:
         residual = margin.residual_adjustment(prior)
         if self.drw:
             residual = residual - np.log(self._late_weights(prior)) / margin.scale
-        return leaves_little(residual, prior)
+        return residual
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing in it favours rare classes: the softmax, whose whole τ is left."""
+        return self.loss == "softmax" and not self.drw and self.sampling == "instance"
 
     @property
     def without_drw(self) -> Method:
@@ -461,9 +470,11 @@ def _known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
             )
 
 
-def unknown(caller: str, what: str, value: object, options: list[str]) -> InputError:
-    """The error for a name that does not exist: the nearest ones, then all."""
-    near = difflib.get_close_matches(str(value), options, n=3, cutoff=0.5)
+def unknown(
+    caller: str, what: str, value: object, options: list[str], *, alike: float = 0.5
+) -> InputError:
+    """The error for a name that does not exist: the nearest ones, at least so alike, then all."""
+    near = difflib.get_close_matches(str(value), options, n=3, cutoff=alike)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return InputError(
         f"{caller}: there is no {what} {value!r}{hint} There are {', '.join(options)}."

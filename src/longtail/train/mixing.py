@@ -18,12 +18,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.train.augment import check_fill
+
+_checks.require("torch", extra="torch", caller="longtail.train.mixing")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from longtail.train.augment import check_fill  # noqa: E402
 
 PARTNERS = ("uniform", "minority")
 

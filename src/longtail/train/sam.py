@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NoReturn, TypeVar
 
-import torch
-from torch import Tensor, nn
-from torch.amp import GradScaler
-from torch.amp.grad_scaler import OptState
-
 from longtail import _checks
 from longtail._checks import InputError
+
+_checks.require("torch", extra="torch", caller="longtail.train.sam")
+
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.amp import GradScaler  # noqa: E402
+from torch.amp.grad_scaler import OptState  # noqa: E402
 
 _TINY = 1e-12  # keeps a gradient of zero from becoming NaN
 

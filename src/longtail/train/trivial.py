@@ -25,11 +25,13 @@ from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 
-import torch
-from torch import Tensor
-
 from longtail import _checks
 from longtail._checks import InputError
+
+_checks.require("torch", extra="torch", caller="longtail.train.trivial")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 # Neighbours in this list go through the same kernels: blends together, geometry together.
 BLENDS = ("color", "contrast", "brightness", "sharpness")
