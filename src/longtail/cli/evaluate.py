@@ -115,7 +115,7 @@ def evaluate(
         if missing and world is not None:
             parts = _parts(missing, split, data, workers)
             if errors_only:
-                judged = _judge(parts, split, world, workers)
+                judged = _judge(parts, world, workers)
             else:
                 written = _write(parts, split, world, workers, replaced=force)
                 opened = [written.get(run.folder, run) for run in opened]
@@ -247,9 +247,7 @@ def _write(
     return {run.folder: evaluate_run(run, part, **options) for run, part in shown}
 
 
-def _judge(
-    parts: list[tuple[Run, Any]], split: Split, world: World, workers: int | None
-) -> dict[Path, Judged]:
+def _judge(parts: list[tuple[Run, Any]], world: World, workers: int | None) -> dict[Path, Judged]:
     """The runs' errors from predictions that are not kept, on the first process."""
     from longtail.train.evaluation import predict
     from longtail.train.streamed import Streaming
