@@ -137,12 +137,15 @@ HONEST = {
     "m = ReduceMax<axes = [1]>(a) y = Mul(z, m)",
     "an item of a list": "z = Gemm(x, w, b) l = SequenceConstruct(z) y = SequenceAt(l, nought)",
     "a softmax before the layer": "a = Softmax<axis = 1>(x) y = Gemm(a, w, b)",
+    "half of some logarithms": "z = Gemm(x, w, b) l = LogSoftmax(z) y = Mul(l, half)",
+    "half of a softmax's logarithm": f"{PROBS} l = Log(p) y = Mul(l, half)",
 }
+HALF = {"half": np.float32(0.5)}
 
 
 @pytest.mark.parametrize("name", list(HONEST))
 def test_logits_stay_logits(name):
-    model = network(HONEST[name], "y", nought=np.array(0))
+    model = network(HONEST[name], "y", nought=np.array(0), **HALF)
     got = run(bake_logit_adjustment(model, PRIOR))[0]
     np.testing.assert_allclose(got, run(model)[0] - LOG_PI, atol=1e-5)
 
@@ -154,6 +157,49 @@ def test_the_largest_pixels_of_each_class_are_logits():
     model = network(nodes, "y", w3=W[None])
     got = run(bake_logit_adjustment(model, PRIOR))[0]
     np.testing.assert_allclose(got, run(model)[0] - LOG_PI, atol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", [
+    "z = Gemm(x, w, b) l = LogSoftmax(z) m = Mul(l, half) y = Softmax(m)",
+    f"{PROBS} l = Log(p) m = Mul(l, half) y = Softmax(m)",
+    f"{PROBS} m = Mul(p, hundred) y = Softmax(m)",
+    f"{PROBS} y = Softmax(p)",
+])  # fmt: skip
+def test_a_softmax_behind_another_is_adjusted_as_it_is(nodes):
+    """Adjusting the one inside would be a tau of another size: a half, or a hundred."""
+    model = network(nodes, "y", **HALF)
+    odds = run(model)[0].astype(np.float64) / PRIOR.probs
+    got = run(bake_logit_adjustment(model, PRIOR))[0]
+    np.testing.assert_allclose(got, odds / odds.sum(axis=1, keepdims=True), atol=1e-5)
+
+
+def test_a_tensor_that_is_named_inside_the_model_is_meant():
+    nodes = "z = Gemm(x, w, b) l = LogSoftmax(z) m = Neg(l) y = Softmax(m)"
+    model = network(nodes, "y")
+    baked = bake_logit_adjustment(model, PRIOR, output="m")
+    assert bake_record(baked).where == "m"
+    np.testing.assert_allclose(run(baked)[0], softmax(-np.log(softmax(F)) - LOG_PI), atol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [("z", "y"), ("y", "z")])
+def test_the_largest_of_something_else_is_no_score_of_a_class(outputs):
+    """The largest weight of as many experts as there are classes."""
+    nodes = "z = Gemm(x, w, b) v = Gemm(x, gate, b) g = Softmax(v) "
+    nodes += "y = ReduceMax<axes = [1], keepdims = 0>(g)"
+    model = network(nodes, *outputs, gate=W[:, ::-1].copy())
+    got = dict(zip(outputs, run(bake_logit_adjustment(model, PRIOR)), strict=True))
+    np.testing.assert_allclose(got["z"], F - LOG_PI, atol=1e-5)
+    np.testing.assert_allclose(got["y"], softmax(F[:, ::-1]).max(axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("nodes", ["y = Add(p, q)", "s = Add(p, q) y = Mul(s, hundred)"])
+def test_percentages_of_several_softmaxes_are_refused(nodes):
+    model = network(f"{PROBS} v = Gemm(x, w, c) q = Softmax(v) {nodes}", "y", c=W[0])
+    message = r"'y' are all positive and sum to 200? for every .* \(divide by 200?\)"
+    if "hundred" not in nodes:
+        message = message.replace("200?", "2")
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(model, PRIOR)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -170,6 +216,24 @@ def test_distances_are_no_logits(classes):
     np.testing.assert_array_equal(label, wanted.argmax(axis=1))
 
 
+@pytest.mark.parametrize("output", ["distance", "square"])
+def test_before_distances_there_may_be_others(output):
+    nodes = "z = Gemm(x, w, b) square = Mul(z, z) distance = Sqrt(square) "
+    nodes += "il = ArgMin<axis = 1, keepdims = 0>(distance)"
+    model = network(nodes, "distance", "il")
+    with pytest.raises(InputError, match="frequent classes; let the model give them with a minus"):
+        bake_logit_adjustment(model, PRIOR, output=output)
+
+
+def test_logits_whose_smallest_is_given_too():
+    nodes = "z = Gemm(x, w, b) il = ArgMax<axis = 1, keepdims = 0>(z) "
+    nodes += "ir = ArgMin<axis = 1, keepdims = 0>(z)"
+    logits, label, least = run(bake_logit_adjustment(network(nodes, "z", "il", "ir"), PRIOR))
+    np.testing.assert_allclose(logits, F - LOG_PI, atol=1e-5)
+    np.testing.assert_array_equal(label, LABEL)
+    np.testing.assert_array_equal(least, P.argmin(axis=1))
+
+
 @pytest.mark.parametrize("end", ["", "s = Identity(y)", "s = Softmax<axis = 0>(y)"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_one_example_without_its_axis(classes, end):
@@ -182,6 +246,15 @@ def test_one_example_without_its_axis(classes, end):
     wanted = F[:1, :classes] - prior.log_probs
     wanted = softmax(wanted) if "Softmax" in end else wanted
     np.testing.assert_allclose(session.run(None, {"x": X[:1]})[0], wanted[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("end", ["Squeeze(p, nought)", "Reshape(p, all)", "Gather(p, first)"])
+def test_probabilities_of_one_example_without_its_axis(end):
+    constants = {"nought": np.array([0]), "all": np.array([-1]), "first": np.array(0)}
+    model = network(f"{PROBS} y = {end}", "y", **constants)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    session = onnxruntime.InferenceSession(bake_logit_adjustment(model, PRIOR).SerializeToString())
+    np.testing.assert_allclose(session.run(None, {"x": X[:1]})[0], P[0], atol=1e-5)
 
 
 def test_scores_of_which_only_the_label_is_given_are_named():

@@ -100,9 +100,9 @@ def _warn_if_twice(classifier: Any, change: Change) -> None:
     goes_on = hasattr(classifier, "partial_fit") or getattr(classifier, "warm_start", False)
     if found is not None:
         text = (
-            f"{name} {found.what}, so the prior that it learned is not that of the labels and "
-            f"adjusting by it favours rare classes twice; {found.instead}, or pass what "
-            f"effective_prior gives as `prior`."
+            f"{name} {found.what}, so the prior that it learned is not that of the labels. Unless "
+            f"`prior` is what effective_prior gives, adjusting by it favours rare classes twice; "
+            f"{found.instead}, or pass that."
         )
     elif earlier is not None and goes_on:
         text = (

@@ -40,6 +40,11 @@ _KEEPS_AXES = {
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "QLinearAdd", "QLinearMul"}
 _RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _SOFTMAX = {"Softmax", "LogSoftmax"}
+# What shows some probabilities in another form: percentages, logarithms, the largest, one of them.
+_SHOWS = {
+    *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Neg",
+    "Log", "Mul", "Div", "TopK", "ReduceMax", "Gather", "GatherElements", "Slice", "Sigmoid",
+}  # fmt: skip
 # Layers, quantized and fused by a runtime too, with their outputs on axis 1, and on the last axis
 # (and which of their inputs is the weight).
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
@@ -162,20 +167,40 @@ class Graph:
             tensor = node.input[0]
         return Trace(tensor, kind, axis)
 
-    def back_to_layer(self, tensor: str) -> Iterator[tuple[NodeProto, str]]:
+    def back_through(
+        self, tensor: str, operators: frozenset[str] | None = None
+    ) -> Iterator[tuple[NodeProto, str]]:
         """The nodes behind the nearest layer, last first, each with the tensor it computes from.
 
         Ends where a node computes from several: a gate, attention over something else.
+
+        Args:
+            tensor: from which to go back.
+            operators: others end it, too; None for any.
         """
         while tensor in self.producers:
             node = self.producers[tensor].node
             if node.op_type in _LAYERS or node.domain not in ("", "ai.onnx"):
                 return
+            if operators is not None and node.op_type not in operators:
+                return
             source = self._only_source(node)
-            if source is None:
+            if source is None or (node.op_type == "Div" and node.input[0] != source):
                 return
             yield node, source
             tensor = source
+
+    def shown(self, tensor: str) -> list[tuple[NodeProto, str]]:
+        """The nodes by which a tensor may show probabilities, last first, and what each shows.
+
+        A number times logarithms is a temperature, so that a Log ends it behind a product.
+        """
+        found: list[tuple[NodeProto, str]] = []
+        for node, source in self.back_through(tensor, frozenset(_SHOWS)):
+            if node.op_type == "Log" and any(one.op_type in ("Mul", "Div") for one, _ in found):
+                break
+            found.append((node, source))
+        return found
 
     def _only_source(self, node: NodeProto) -> str | None:
         """The tensor whose numbers a node computes with; None if there are several, or none."""
@@ -188,9 +213,19 @@ class Graph:
         return known[0] if len(known) == 1 else None
 
     def least_wins(self, tensor: str) -> bool:
-        """Whether a label is that of the smallest number in a tensor."""
-        found = (node for node in self.model.graph.node if node.op_type == "ArgMin")
-        return any(self.trace(node.input[0]).tensor == tensor for node in found)
+        """Whether a label is that of the smallest number in a tensor, and none of the largest."""
+        nodes = self.model.graph.node
+        largest = {self.trace(n.input[0]).tensor for n in nodes if n.op_type == "ArgMax"}
+        found = (node.input[0] for node in nodes if node.op_type == "ArgMin")
+        return tensor not in largest and any(tensor in self._same_order(name) for name in found)
+
+    def _same_order(self, tensor: str) -> Iterator[str]:
+        """A tensor and those that it is computed from alone, up to where the order turns."""
+        yield self.trace(tensor).tensor
+        for node, source in self.back_through(tensor):
+            if node.op_type == "Neg":
+                return
+            yield source
 
     def _passes(self, node: NodeProto) -> bool:
         """Whether a node hands on what it gets."""

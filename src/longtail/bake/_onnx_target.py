@@ -158,12 +158,23 @@ def _way(
             f"probabilities, or wrap it in LogitAdjustedClassifier."
         )
     if trace.kind == "logits" and graph.least_wins(trace.tensor):
-        before = f" ({maker.node.input[0]!r})" if maker.node.op_type == "Neg" else ""
+        instead = "let the model give them with a minus sign (Neg), and an ArgMax of that"
+        if maker.node.op_type == "Neg":
+            instead = (
+                f"name the scores before them ({maker.node.input[0]!r}) with output=... (on the "
+                f"command line: --output)"
+            )
         raise InputError(
             f"{change.caller}: the model's label is that of the smallest number in "
             f"{trace.tensor!r} (ArgMin), so these are distances and not logits, and adjusting "
-            f"them would favour the frequent classes; name the scores before them{before} with "
-            f"output=... (on the command line: --output)."
+            f"them would favour the frequent classes; {instead}."
+        )
+    if trace.kind == "logits" and width > 1 and (total := _common_sum(value, shape["axis"])):
+        raise InputError(
+            f"{change.caller}: the numbers of {trace.tensor!r} are all positive and sum to "
+            f"{total:.6g} for every example, as percentages do, so they are neither logits nor "
+            f"probabilities; export the model with probabilities (divide by {total:.6g}), or name "
+            f"its logits with output=... (on the command line: --output)."
         )
     bias = graph.bias_of(trace.tensor, width)
     lined_up = shape["axis"] == 1 if maker.node.op_type == "Conv" else last
@@ -229,16 +240,13 @@ def _chosen(
                 f"{caller}: the output {output!r} holds {_type(value)}, not floating point."
                 + _quantized(value)
             )
+        if output not in graph.outputs:  # somebody looked into the model and means this
+            return graph.trace(output)
         return graph.trace(_distribution(graph, runner, output, change))
-    traces: dict[Trace, list[str]] = {}
-    for name, value in outputs.items():
-        if scores(value) is None:
-            continue
-        inner = _distribution(graph, runner, name, change)
-        array = scores(value if inner == name else runner.run(graph.model, [inner])[inner])
-        if array is not None and _fits(array, graph.trace(inner), graph, change):
-            trace = graph.trace(inner)
-            traces.setdefault(Trace(trace.tensor, "logits"), []).append(inner)
+    # What is no score of each class itself, such as the largest, counts if nothing else is.
+    traces = _candidates(graph, outputs, runner, change, themselves=True) or _candidates(
+        graph, outputs, runner, change, themselves=False
+    )
     if not traces:
         raise InputError(_none(outputs, change) + _inside(graph, runner, change))
     if len(traces) > 1:
@@ -252,33 +260,74 @@ def _chosen(
     return max((graph.trace(name) for name in names), key=lambda trace: trace.kind != "logits")
 
 
+def _candidates(
+    graph: Graph, outputs: Arrays, runner: Runner, change: Change, *, themselves: bool
+) -> dict[Trace, list[str]]:
+    """The tensors of one score per class that outputs are or show, by the logits behind them.
+
+    Args:
+        graph: of the model.
+        outputs: what it gives.
+        runner: runs it.
+        change: what is to be baked.
+        themselves: only of outputs that have one number per class.
+    """
+    traces: dict[Trace, list[str]] = {}
+    for name, value in outputs.items():
+        array = scores(value)
+        fits = array is not None and _fits(array, graph.trace(name), graph, change)
+        if array is None or (themselves and not fits):
+            continue
+        inner = _distribution(graph, runner, name, change)
+        if inner != name:
+            array = scores(runner.run(graph.model, [inner])[inner])
+            fits = array is not None and _fits(array, graph.trace(inner), graph, change)
+        if fits:
+            trace = graph.trace(inner)
+            traces.setdefault(Trace(trace.tensor, "logits"), []).append(inner)
+    return traces
+
+
 def _distribution(graph: Graph, runner: Runner, output: str, change: Change) -> str:
     """The output, or the scores of all classes inside the model that it only shows otherwise.
 
     Percentages, logarithms, the largest few or one class of some probabilities are no logits, and
     nothing can be added to them; what they are computed from can be adjusted, and they follow.
     """
-    start = graph.trace(output).tensor
-    steps = list(graph.back_to_layer(start))
+    trace = graph.trace(output)
+    steps = graph.shown(trace.tensor)
     if not steps:
         return output
-    found = runner.run(graph.model, [start, *(source for _, source in steps)])
-    tensor = start
+    found = runner.run(graph.model, [trace.tensor, *(source for _, source in steps)])
+    here, before = scores(found[trace.tensor]), scores(found[steps[0][1]])
+    if _drops_examples(here, before, change):
+        return steps[0][1]
+    if trace.kind != "logits":
+        return output
+    scaled, tensor = False, trace.tensor
     for node, source in steps:
-        here, before = scores(found[tensor]), scores(found[source])
-        if node.op_type == "Sigmoid" and tensor != start:
-            return tensor
-        if node.op_type == "TopK" and before is not None and tensor == node.output[0]:
-            if _is_width(before.shape[attribute(node, "axis", -1)], change):
-                return _distribution(graph, runner, source, change)
-        elif tensor == start and here is not None and _sum_to_one(here, change):
-            return output  # clipped, averaged, resized: probabilities still
-        if before is not None and (_sum_to_one(before, change) or _are_logs(before, change)):
+        before = scores(found[source])
+        if node.op_type == "Sigmoid":
+            return output if tensor == trace.tensor else tensor
+        if _ranks(node, tensor, before, change):
+            return _distribution(graph, runner, source, change)
+        if tensor == trace.tensor and here is not None and _sum_to_one(here, change):
+            return output  # rounded, turned: probabilities still
+        scaled = scaled or node.op_type in ("Mul", "Div")
+        if before is not None and _sum_to_one(before, change):
             return source
-        if tensor == start and _drops_examples(here, before, change):
+        # A number times logarithms is a temperature, with which they are logits like any others.
+        if before is not None and not scaled and _are_logs(before, change):
             return source
         tensor = source
     return output
+
+
+def _ranks(node: Any, tensor: str, before: NDArray[Any] | None, change: Change) -> bool:
+    """Whether a tensor holds the classes' scores by their rank, the largest first."""
+    if node.op_type != "TopK" or before is None or tensor != node.output[0]:
+        return False
+    return _is_width(before.shape[attribute(node, "axis", -1)], change)
 
 
 def _sum_to_one(array: NDArray[Any], change: Change) -> bool:
@@ -421,6 +470,15 @@ def _are_probabilities(array: NDArray[Any], axis: int) -> bool:
     slack = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
     inside = bool(np.all(values >= -slack) and np.all(values <= 1 + slack))
     return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, slack)))
+
+
+def _common_sum(array: NDArray[Any], axis: int) -> float | None:
+    """What numbers that are all positive sum to along an axis, if that is the same everywhere."""
+    values = array.astype(np.float64)
+    sums = values.sum(axis=axis)
+    slack = max(1e-5, 4 * float(np.finfo(array.dtype).eps)) * float(np.max(sums))
+    alike = sums.size > 1 and bool(np.all(values >= 0) and np.ptp(sums) <= slack)  # NaN is not
+    return float(np.mean(sums)) or None if alike else None
 
 
 def _type(value: Any) -> str:
