@@ -55,7 +55,7 @@ def _unsure(result: AdjustResult) -> str:
     """What is known of a tau without labels."""
     if result.tau == 1:
         return "That tau = 1 is right holds for calibrated models; label some examples to be sure."
-    return f"Whether tau = {result.tau:.4g} is right can't be seen without some that have."
+    return f"Label some examples to see whether tau = {result.tau:.4g} is right."
 
 
 def _too_narrow(result: AdjustResult) -> list[str]:
