@@ -225,6 +225,23 @@ def test_before_distances_there_may_be_others(output):
         bake_logit_adjustment(model, PRIOR, output=output)
 
 
+@pytest.mark.parametrize("turned", ["Sub(hundred, z)", "Mul(z, minus)", "Div(z, minus)"])
+def test_the_least_of_what_is_turned_round_is_the_largest(turned):
+    nodes = f"z = Gemm(x, w, b) t = {turned} il = ArgMin<axis = 1, keepdims = 0>(t)"
+    model = network(nodes, "z", "il", minus=np.float32(-1))
+    logits, label = run(bake_logit_adjustment(model, PRIOR))
+    np.testing.assert_allclose(logits, F - LOG_PI, atol=1e-5)
+    np.testing.assert_array_equal(label, LABEL)
+
+
+def test_logits_of_inputs_that_hardly_differ_are_no_percentages():
+    """The sums of three logits are as much alike as the logits, and these are all positive."""
+    nodes = "s = Mul(x, tiny) z = Gemm(s, w, five) y = Identity(z)"
+    model = network(nodes, "y", tiny=np.float32(1e-6), five=np.full(3, 5, np.float32))
+    got = run(bake_logit_adjustment(model, PRIOR))[0]
+    np.testing.assert_allclose(got, 1e-6 * F + 5 - LOG_PI, atol=1e-5)
+
+
 def test_logits_whose_smallest_is_given_too():
     nodes = "z = Gemm(x, w, b) il = ArgMax<axis = 1, keepdims = 0>(z) "
     nodes += "ir = ArgMin<axis = 1, keepdims = 0>(z)"

@@ -40,6 +40,8 @@ _KEEPS_AXES = {
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "QLinearAdd", "QLinearMul"}
 _RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _SOFTMAX = {"Softmax", "LogSoftmax"}
+# Behind which the smallest number is the smallest still.
+_KEEPS_ORDER = frozenset({*_SAME, "Cast", "Add", "Sqrt", "Exp", "Log", "Clip", "Relu"})
 # What shows some probabilities in another form: percentages, logarithms, the largest, one of them.
 _SHOWS = {
     *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Neg",
@@ -220,11 +222,9 @@ class Graph:
         return tensor not in largest and any(tensor in self._same_order(name) for name in found)
 
     def _same_order(self, tensor: str) -> Iterator[str]:
-        """A tensor and those that it is computed from alone, up to where the order turns."""
+        """A tensor and those whose order it has, as far as the operators tell."""
         yield self.trace(tensor).tensor
-        for node, source in self.back_through(tensor):
-            if node.op_type == "Neg":
-                return
+        for _, source in self.back_through(tensor, _KEEPS_ORDER):
             yield source
 
     def _passes(self, node: NodeProto) -> bool:

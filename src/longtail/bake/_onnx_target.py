@@ -473,12 +473,16 @@ def _are_probabilities(array: NDArray[Any], axis: int) -> bool:
 
 
 def _common_sum(array: NDArray[Any], axis: int) -> float | None:
-    """What numbers that are all positive sum to along an axis, if that is the same everywhere."""
-    values = array.astype(np.float64)
-    sums = values.sum(axis=axis)
+    """What numbers that are all positive sum to along an axis, if that is the same everywhere.
+
+    Made-up inputs may hardly differ, as those of 8-bit images; then equal sums tell nothing.
+    """
+    rows = np.moveaxis(array.astype(np.float64), axis, -1).reshape(-1, array.shape[axis])
+    sums = rows.sum(axis=1)
     slack = max(1e-5, 4 * float(np.finfo(array.dtype).eps)) * float(np.max(sums))
-    alike = sums.size > 1 and bool(np.all(values >= 0) and np.ptp(sums) <= slack)  # NaN is not
-    return float(np.mean(sums)) or None if alike else None
+    alike = bool(np.all(rows >= 0) and np.ptp(sums) <= slack)  # NaN is not
+    varied = float(np.max(np.ptp(rows, axis=0))) > 100 * slack
+    return float(np.mean(sums)) if alike and varied else None
 
 
 def _type(value: Any) -> str:
