@@ -103,6 +103,19 @@ def test_what_the_outputs_are_made_of_is_adjusted(name, named):
     assert unbake(baked) == model
 
 
+def test_probabilities_that_a_quantized_model_rounds_are_probabilities():
+    """As a quantized softmax of a runtime gives them, of which the search knows nothing."""
+    nodes = f"{PROBS} m = Mul(p, most) u = Add(m, half) f = Floor(u) q = Cast<to = 2>(f) "
+    nodes += "y = DequantizeLinear(q, k, o)"
+    constants = {"k": np.float32(1 / 255), "o": np.array(0, np.uint8), "most": np.float32(255)}
+    model = network(nodes, "y", half=np.float32(0.5), **constants)
+    before = run(model)[0].astype(np.float64)
+    assert np.abs(before.sum(axis=1) - 1).max() > 1e-3
+    odds = before / PRIOR.probs
+    got = run(bake_logit_adjustment(model, PRIOR))[0]
+    np.testing.assert_allclose(got, odds / odds.sum(axis=1, keepdims=True), atol=1e-5)
+
+
 def test_weights_behind_percentages_are_normalized_in_the_logits():
     model = network(SHOWN["percent"][0], "y")
     got = run(bake_weight_normalization(model, norms=PRIOR))[0]

@@ -214,6 +214,12 @@ class Graph:
         known = [name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)]
         return known[0] if len(known) == 1 else None
 
+    def rounding(self, tensor: str) -> float:
+        """Of what a tensor's numbers are multiples, where a quantized model makes it; 0 if none."""
+        node = self.producers[tensor].node
+        scale = node.input[1] if node.op_type == "DequantizeLinear" else ""
+        return float(np.max(self.values(self.constants[scale]))) if scale in self.constants else 0.0
+
     def least_wins(self, tensor: str) -> bool:
         """Whether a label is that of the smallest number in a tensor, and none of the largest."""
         nodes = self.model.graph.node

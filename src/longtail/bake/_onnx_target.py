@@ -22,6 +22,7 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import Change
 from longtail.bake._onnx_graph import Bias, Graph, Producer, Trace, attribute
+from longtail.bake._onnx_numbers import are_probabilities, common_sum
 from longtail.bake._onnx_run import Arrays, Runner, scores
 
 Way = Literal["bias", "node", "classifier", "probs"]
@@ -142,7 +143,8 @@ def _way(
         usable, margin = _usable(mine, width)
         if usable:
             return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
-    if trace.kind == "logits" and width > 1 and _are_probabilities(value, shape["axis"]):
+    steps = graph.rounding(trace.tensor)
+    if trace.kind == "logits" and width > 1 and are_probabilities(value, shape["axis"], steps):
         if change.needs_weight:
             raise InputError(
                 f"{change.caller}: {trace.tensor!r} holds probabilities and not logits, made by "
@@ -169,7 +171,7 @@ def _way(
             f"{trace.tensor!r} (ArgMin), so these are distances and not logits, and adjusting "
             f"them would favour the frequent classes; {instead}."
         )
-    if trace.kind == "logits" and width > 1 and (total := _common_sum(value, shape["axis"])):
+    if trace.kind == "logits" and width > 1 and (total := common_sum(value, shape["axis"])):
         raise InputError(
             f"{change.caller}: the numbers of {trace.tensor!r} are all positive and sum to "
             f"{total:.6g} for every example, as percentages do, so they are neither logits nor "
@@ -334,7 +336,7 @@ def _sum_to_one(array: NDArray[Any], change: Change) -> bool:
     """Whether numbers are probabilities of the classes along some axis."""
     axes = range(1, array.ndim) if array.ndim > 1 else range(array.ndim)
     return any(
-        _are_probabilities(array, axis) for axis in axes if _is_width(array.shape[axis], change)
+        are_probabilities(array, axis) for axis in axes if _is_width(array.shape[axis], change)
     )
 
 
@@ -461,28 +463,6 @@ def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Ch
             f"the command line: --inputs FILE.npz), name the output of the layer itself with "
             f"output=... (--output), or {end}"
         )
-
-
-def _are_probabilities(array: NDArray[Any], axis: int) -> bool:
-    values = array.astype(np.float64)
-    sums = values.sum(axis=axis)
-    # One minus a forest's rounded sum of votes may lie below 0 by a rounding error.
-    slack = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
-    inside = bool(np.all(values >= -slack) and np.all(values <= 1 + slack))
-    return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, slack)))
-
-
-def _common_sum(array: NDArray[Any], axis: int) -> float | None:
-    """What numbers that are all positive sum to along an axis, if that is the same everywhere.
-
-    Made-up inputs may hardly differ, as those of 8-bit images; then equal sums tell nothing.
-    """
-    rows = np.moveaxis(array.astype(np.float64), axis, -1).reshape(-1, array.shape[axis])
-    sums = rows.sum(axis=1)
-    slack = max(1e-5, 4 * float(np.finfo(array.dtype).eps)) * float(np.max(sums))
-    alike = bool(np.all(rows >= 0) and np.ptp(sums) <= slack)  # NaN is not
-    varied = float(np.max(np.ptp(rows, axis=0))) > 100 * slack
-    return float(np.mean(sums)) if alike and varied else None
 
 
 def _type(value: Any) -> str:
