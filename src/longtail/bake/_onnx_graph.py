@@ -43,10 +43,10 @@ _SOFTMAX = {"Softmax", "LogSoftmax"}
 # Behind which the smallest number is the smallest still.
 _KEEPS_ORDER = frozenset({*_SAME, "Cast", "Add", "Sqrt", "Exp", "Log", "Clip", "Relu"})
 # What shows some probabilities in another form: percentages, logarithms, the largest, one of them.
-_SHOWS = {
+SHOWS = frozenset({
     *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Neg",
     "Log", "Mul", "Div", "TopK", "ReduceMax", "Gather", "GatherElements", "Slice", "Sigmoid",
-}  # fmt: skip
+})  # fmt: skip
 # Layers, quantized and fused by a runtime too, with their outputs on axis 1, and on the last axis
 # (and which of their inputs is the weight).
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
@@ -191,18 +191,6 @@ class Graph:
                 return
             yield node, source
             tensor = source
-
-    def shown(self, tensor: str) -> list[tuple[NodeProto, str]]:
-        """The nodes by which a tensor may show probabilities, last first, and what each shows.
-
-        A number times logarithms is a temperature, so that a Log ends it behind a product.
-        """
-        found: list[tuple[NodeProto, str]] = []
-        for node, source in self.back_through(tensor, frozenset(_SHOWS)):
-            if node.op_type == "Log" and any(one.op_type in ("Mul", "Div") for one, _ in found):
-                break
-            found.append((node, source))
-        return found
 
     def _only_source(self, node: NodeProto) -> str | None:
         """The tensor whose numbers a node computes with; None if there are several, or none."""

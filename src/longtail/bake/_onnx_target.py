@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import Change
-from longtail.bake._onnx_graph import Bias, Graph, Producer, Trace, attribute
+from longtail.bake._onnx_graph import SHOWS, Bias, Graph, Producer, Trace, attribute
 from longtail.bake._onnx_numbers import are_probabilities, common_sum
 from longtail.bake._onnx_run import Arrays, Runner, scores
 
@@ -297,7 +297,7 @@ def _distribution(graph: Graph, runner: Runner, output: str, change: Change) -> 
     nothing can be added to them; what they are computed from can be adjusted, and they follow.
     """
     trace = graph.trace(output)
-    steps = graph.shown(trace.tensor)
+    steps = list(graph.back_through(trace.tensor, SHOWS))
     if not steps:
         return output
     found = runner.run(graph.model, [trace.tensor, *(source for _, source in steps)])
@@ -316,10 +316,10 @@ def _distribution(graph: Graph, runner: Runner, output: str, change: Change) -> 
         if tensor == trace.tensor and here is not None and _sum_to_one(here, change):
             return output  # rounded, turned: probabilities still
         scaled = scaled or node.op_type in ("Mul", "Div")
-        if before is not None and _sum_to_one(before, change):
-            return source
         # A number times logarithms is a temperature, with which they are logits like any others.
-        if before is not None and not scaled and _are_logs(before, change):
+        if scaled and (node.op_type == "Log" or (before is not None and _are_logs(before, change))):
+            return output
+        if before is not None and (_sum_to_one(before, change) or _are_logs(before, change)):
             return source
         tensor = source
     return output
