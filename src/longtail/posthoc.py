@@ -49,6 +49,10 @@ def _traced_as_constant(function: _F) -> _F:
     return function
 
 
+# The least τ that may be adjusting twice, see `adjusts_again`.
+LEAST_AGAIN = 0.5
+
+
 class AdjustedTwiceWarning(UserWarning):
     """A model whose loss leaves much less to correct than is asked for is being adjusted again."""
 
@@ -63,7 +67,7 @@ def adjusts_again(tau: float) -> bool:
     Args:
         tau: τ.
     """
-    return tau >= 0.5
+    return tau >= LEAST_AGAIN
 
 
 def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
@@ -472,7 +476,12 @@ def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> An
     return xp.astype(result, logits.dtype, copy=False)
 
 
-def in_words(left: float, *, again: str, instead: str) -> tuple[str, str, str]:
+def in_words(
+    left: float,
+    *,
+    again: str = "adjusting its logits favours the rare classes twice",
+    instead: str = "use them as they are, or at most with a small tau that held-out data ask for",
+) -> tuple[str, str, str]:
     """For warnings: what a loss does, what adjusting again means, and what to do instead.
 
     Args:

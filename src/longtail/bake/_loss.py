@@ -52,13 +52,10 @@ def warn_if_adjusted(losses: Iterable[tuple[str, Margin]], change: Change, *, na
     prior = ClassPrior.from_probs(change.settings["prior"])
     if prior.imbalance_ratio == 1:  # takes nothing off
         return
-    twice = "adjusting its logits favours the rare classes twice"
-    as_they_are = "use them as they are, or at most with a small tau that held-out data ask for"
     elsewhere = "target_prior" in change.settings or "costs" in change.settings
     for place, margin in losses:
         if _leaves_little(margin, prior, change.tau):
-            left = tau_left(margin.residual_adjustment(prior), prior)
-            does, again, instead = in_words(left, again=twice, instead=as_they_are)
+            does, again, instead = in_words(tau_left(margin.residual_adjustment(prior), prior))
             warnings.warn(
                 f"{change.caller}: {name} holds a loss ({place}) that {does}. If it was trained "
                 f"with that, {again if np.ptp(change.shift) else LEFT_BALANCED}; "

@@ -51,7 +51,6 @@ SHOWS = frozenset({
 # (and which of their inputs is the weight).
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
 _PRODUCTS = {"Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "FusedMatMul": 1, "QLinearMatMul": 3}
-_LAYERS = {*_CONVOLUTIONS, *_PRODUCTS, "LSTM", "GRU", "RNN"}
 
 
 class Producer(NamedTuple):
@@ -170,21 +169,19 @@ class Graph:
         return Trace(tensor, kind, axis)
 
     def back_through(
-        self, tensor: str, operators: frozenset[str] | None = None
+        self, tensor: str, operators: frozenset[str]
     ) -> Iterator[tuple[NodeProto, str]]:
-        """The nodes behind the nearest layer, last first, each with the tensor it computes from.
+        """The nodes that made a tensor, last first, each with the tensor it computes from.
 
         Ends where a node computes from several: a gate, attention over something else.
 
         Args:
             tensor: from which to go back.
-            operators: others end it, too; None for any.
+            operators: others end it, too.
         """
         while tensor in self.producers:
             node = self.producers[tensor].node
-            if node.op_type in _LAYERS or node.domain not in ("", "ai.onnx"):
-                return
-            if operators is not None and node.op_type not in operators:
+            if node.op_type not in operators or node.domain not in ("", "ai.onnx"):
                 return
             source = self._only_source(node)
             if source is None or (node.op_type == "Div" and node.input[0] != source):
@@ -195,8 +192,6 @@ class Graph:
     def _only_source(self, node: NodeProto) -> str | None:
         """The tensor whose numbers a node computes with; None if there are several, or none."""
         varying = [name for name in node.input if name in self._varying]
-        if "Sequence" in node.op_type:  # lists of tensors are no outputs to look at
-            return None
         if node.op_type in _KEEPS_AXES | _RESHAPES and varying:  # the rest are sizes and scales
             return str(node.input[0])
         known = [name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)]

@@ -143,8 +143,8 @@ def _way(
         usable, margin = _usable(mine, width)
         if usable:
             return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
-    steps = graph.rounding(trace.tensor)
-    if trace.kind == "logits" and width > 1 and are_probabilities(value, shape["axis"], steps):
+    step = graph.rounding(trace.tensor)
+    if trace.kind == "logits" and width > 1 and are_probabilities(value, shape["axis"], step):
         if change.needs_weight:
             raise InputError(
                 f"{change.caller}: {trace.tensor!r} holds probabilities and not logits, made by "

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from longtail.runs import Run
     from longtail.runs.spec import Part
 
-# The least tau that may be adjusting twice, see `posthoc.adjusts_again`.
-_LEAST_ASKED = 0.5
-
 
 class Method(StrEnum):
     """The post-hoc methods, as the command line spells them."""
@@ -322,10 +319,8 @@ def warn_if_adjusted(
     """
     if run is None or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio):
         return False
-    from longtail.posthoc import in_words, leaves_little, tau_left
+    from longtail.posthoc import LEAST_AGAIN, in_words, leaves_little, tau_left
 
-    twice = "adjusting its logits favours the rare classes twice"
-    as_they_are = "use them as they are, or at most with a small tau that held-out data ask for"
     from_equal = ""
     if elsewhere is not None:
         ones = ",".join(["1"] * min(prior.num_classes, 3))
@@ -336,10 +331,9 @@ def warn_if_adjusted(
         )
     for method in dict.fromkeys(_trained_with(run)):
         residual = _residual(method, run.prior)
-        asked = _LEAST_ASKED if tau is None else tau
+        asked = LEAST_AGAIN if tau is None else tau
         if residual is not None and leaves_little(residual, run.prior, tau=asked):
-            left = tau_left(residual, run.prior)
-            does, again, instead = in_words(left, again=twice, instead=as_they_are)
+            does, again, instead = in_words(tau_left(residual, run.prior))
             _console.warning_line(
                 f"{run.folder} was trained with {method.name}, which {does}: {again}; "
                 f"{from_equal or instead}."
