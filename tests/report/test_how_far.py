@@ -33,7 +33,7 @@ def site(tmp_path_factory):
 
 def test_without_records_everything_is_said_to_be_missing():
     text = how_far.page(Study.of([]))
-    assert "On CIFAR-10-LT nothing is trained yet." in text
+    assert "| `strong`, without teachers | – | – |" in text
     assert text.count("Not trained yet") == 7
     assert "longtail reproduce strong --stage ablation --dataset cifar100-lt" in text
     assert ".svg" not in text
@@ -44,11 +44,12 @@ def test_a_page_of_records_has_their_numbers(site):
     text = (site / how_far.PAGE).read_text()
     study = how_far.study_at(site / how_far.RECORDS)
     part = study.part("cifar10-lt")
+    answer = text.split("## What was needed")[0]
     for line in (part.strong, part.distilled):
-        assert f"{100 * line.errors.mean():.2f}% for `{line.name}` (mean of" in text
-        assert f" {100 * line.again.mean():.2f}%" in text.split("## What was needed")[0]
-    assert "On CIFAR-10-LT the balanced test error is " in text
-    assert "On CIFAR-100-LT nothing is trained yet." in text
+        for errors in (line.errors, line.again):
+            mean, deviation = 100 * errors.mean(), 100 * errors.std(ddof=1)
+            assert f" | {mean:.2f}\xa0±\xa0{deviation:.2f} | – |" in answer
+    assert "– : not trained yet." in answer
     assert "(how-far/cost.svg)" in text
     assert (site / "docs" / "how-far" / "cost.svg").is_file()
     assert "C100, 50" in text
@@ -107,30 +108,42 @@ def test_a_row_that_lacks_a_seed_is_not_judged():
 def test_what_helped_is_told_from_the_results(dataset, epochs):
     """Teachers are compared to `strong` in as many epochs as their first students had."""
     part = Study.of(made_up_setting(Setting(dataset), with_shorter=True)).part(dataset)
-    text = how_far.page(Study.of(part.records))
-    (said,) = re.findall(rf"^- {title_of(dataset)}: (.*teachers .*)\.$", text, re.MULTILINE)
+    said = gains(how_far.page(Study.of(part.records)), dataset)
     names = ("strong", "trial_strong", "first_students", "shorter", "distilled", "ensemble")
-    means = {name: float(getattr(part, name).errors.mean()) for name in names}
+    lines = {name: getattr(part, name) for name in names}
     assert part.first_students.epochs == part.trial_strong.epochs == epochs
     steps = {
-        f"teachers (and CutMix instead of SAM), for {epochs} epochs": (
+        "teachers (and CutMix instead of SAM), in the first trial's epochs": (
             "first_students", "trial_strong",
         ),
         "what the development set chose for students": ("shorter", "first_students"),
-        "twice the epochs for them": ("distilled", "shorter"),
+        "twice the epochs for students": ("distilled", "shorter"),
+        f"in all, from `strong` to `{DISTILLED}`": ("distilled", "strong"),
         "the teachers' own mean instead of a student": ("ensemble", "distilled"),
     }  # fmt: skip
-    whole = f"from `strong` to `{DISTILLED}`"
-    longer = part.strong.epochs > epochs
-    if longer:
-        assert means["strong"] != means["trial_strong"]
+    if part.strong.epochs > epochs:
+        assert lines["strong"].errors.mean() != lines["trial_strong"].errors.mean()
         steps["500 instead of 300 epochs for `strong`"] = ("strong", "trial_strong")
-        whole += " (its teachers train for 300 epochs)"
-    assert longer == (dataset == "cifar10-lt") == ("instead of 300 epochs" in said)
-    steps[f"{whole} in all"] = ("distilled", "strong")
-    for name, (after, before) in steps.items():
-        change = f"{100 * (means[after] - means[before]):+.2f}".replace("-", "−")
-        assert f"{name}: {change};" in said
+    assert (part.strong.epochs > epochs) == (dataset == "cifar10-lt")
+    assert said == {
+        name: [
+            change(lines[after].errors, lines[before].errors),
+            change(lines[after].again, lines[before].again),
+        ]
+        for name, (after, before) in steps.items()
+    }
+
+
+def gains(page, dataset):
+    """The rows of the table of changes: name -> a data set's two cells."""
+    table = page.split("**Changes of the mean test error in points")[1].split("\n\n")[1]
+    first = 2 if dataset == "cifar10-lt" else 4
+    rows = [[cell.strip() for cell in row.split("|")] for row in table.splitlines()[2:]]
+    return {row[1]: row[first : first + 2] for row in rows if row[first] != "–"}
+
+
+def change(after, before):
+    return f"{100 * (after.mean() - before.mean()):+.2f}".replace("-", "−")
 
 
 def test_what_is_not_trained_is_no_part_of_everything_else():
@@ -171,18 +184,16 @@ def test_students_of_longer_teachers_are_told_with_what_both_sets_say_of_them():
     part = study.part("cifar10-lt")
     (longer,) = part.further
     text = how_far.page(study)
-    error, again = (f"{100 * errors.mean():.2f}%" for errors in (longer.errors, longer.again))
-    answer = text.split("## What was needed")[0]
-    assert f"*longer teachers*, has {error}, with that τ {again} (mean of 3 runs)." in answer
-    changes = [
-        f"{100 * (after.mean() - before.mean()):+.2f}".replace("-", "−")
-        for after, before in (
-            (longer.errors, part.distilled.errors),
-            (longer.again, part.distilled.again),
-        )
-    ]
-    assert changes[0] != changes[1]
-    assert f"longer teachers for students: {changes[0]} ({changes[1]} with τ again);" in text
+    again = f"{100 * longer.again.mean():.2f}"
+    (mean,) = part.means.values()
+    said = gains(text, "cifar10-lt")
+    for name, after, before in (
+        ("longer teachers, for students", longer, part.distilled),
+        ("longer teachers, for the teachers' own mean", mean, part.ensemble),
+    ):
+        wanted = [change(after.errors, before.errors), change(after.again, before.again)]
+        assert said[name] == wanted
+    assert len(set(said["longer teachers, for students"])) == 2
     dev = [
         100 * sum(one.document["again"]["dev_error"] for one in line.records) / 3
         for line in (longer, part.distilled)
@@ -191,11 +202,11 @@ def test_students_of_longer_teachers_are_told_with_what_both_sets_say_of_them():
     wanted = f"longer teachers, {dev[0]:.2f}{spread} instead of {dev[1]:.2f}{spread} on CIFAR-10-LT"
     assert re.search(wanted, text)
     readme = how_far.readme_block(study)
-    assert f"| `{DISTILLED}`, longer teachers, τ again | {again[:-1]}" in readme
+    assert f"| `{DISTILLED}`, longer teachers, τ again | {again}" in readme
     assert "– : not trained yet" in readme  # on CIFAR-100-LT
     without = Study.of(made_up_setting(Setting("cifar10-lt"), with_ablation=False))
     assert "longer teachers" not in how_far.readme_block(without)
-    assert "Attempts to go beyond" not in how_far.page(without)
+    assert "Attempts beyond" not in how_far.page(without)
 
 
 def test_running_twice_gives_the_same_bytes(site):

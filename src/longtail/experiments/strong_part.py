@@ -203,14 +203,18 @@ class Part:
         return self._mean_of(self._first)
 
     @cached_property
+    def means(self) -> dict[str, Line]:
+        """The mean logits of other teachers by what these are, where they are there."""
+        found = {
+            "more teachers": self._mean_of(self._more),
+            "longer teachers": self._mean_of(self._longer, what="longer teachers"),
+        }
+        return {name: line for name, line in found.items() if line is not None}
+
+    @property
     def ensembles(self) -> list[Line]:
-        """That, and those of other teachers, where they are there."""
-        found = (
-            self.ensemble,
-            self._mean_of(self._more),
-            self._mean_of(self._longer, what="longer teachers"),
-        )
-        return [line for line in found if line is not None]
+        """That of the teachers, and those of others."""
+        return [*([self.ensemble] if self.ensemble else []), *self.means.values()]
 
     def _mean_of(self, members: Sequence[Record], *, what: str = "teachers") -> Line | None:
         if not members:

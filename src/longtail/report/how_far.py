@@ -15,17 +15,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longtail._checks import FloatArray
 from longtail.experiments import records, selection
 from longtail.experiments.exp_runs import CIFARS
 from longtail.experiments.strong import Study
 from longtail.experiments.strong_kinds import LONGER_EPOCHS, TEACHERS
-from longtail.experiments.strong_part import DISTILLED, Line, Part
+from longtail.experiments.strong_part import DISTILLED, Part
 from longtail.experiments.strong_runs import RATIOS, Setting
-from longtail.report import figures, how_far_selection, strong, strong_ablation, strong_selection
+from longtail.report import (
+    figures,
+    how_far_selection,
+    strong,
+    strong_ablation,
+    strong_gains,
+    strong_selection,
+)
 from longtail.report.reproduction import with_block
-from longtail.report.strong_cells import count_text, further_name
-from longtail.report.tables import percent, signed, title_of
+from longtail.report.strong_cells import further_name
+from longtail.report.strong_gains import gain
+from longtail.report.tables import title_of
 from longtail.runs import files
 from longtail.train.recipe import recipe_values
 
@@ -80,7 +87,7 @@ def page(study: Study) -> str:
         "million parameters), and says what that took. It is made from the records in "
         "`results/strong` by `python -m longtail.report.how_far`: every number of ours on it is "
         "one of theirs, and only the rows marked *published* are others'.",
-        *_answer(study),
+        strong.summary_table(study).markdown(),
         *_needed(),
         *how_far_selection.blocks(study),
         *_results(study),
@@ -92,37 +99,6 @@ def page(study: Study) -> str:
         strong.published_table().markdown(),
     ]
     return "\n\n".join(blocks) + "\n"
-
-
-def _answer(study: Study) -> list[str]:
-    """What came out, in a sentence for each data set; or that nothing is trained yet."""
-    sentences = []
-    for dataset in CIFARS:
-        part = study.part(dataset)
-        lines = [line for line in (part.strong, part.distilled) if line] if part else []
-        if lines:
-            words = " and ".join(
-                f"{percent(float(line.errors.mean()), digits=2)}% for `{line.name}` "
-                f"({count_text(len(line.records))})"
-                for line in lines
-            )
-            means = [percent(float(line.again.mean()), digits=2) for line in lines]
-            sentences.append(
-                f"On {title_of(dataset)} the balanced test error is {words}; with τ chosen "
-                f"again on the development set, {'% and '.join(means)}%."
-            )
-            sentences += [_further_answer(line) for line in part.further] if part else []
-        else:
-            sentences.append(f"On {title_of(dataset)} nothing is trained yet.")
-    return [" ".join(sentences)]
-
-
-def _further_answer(line: Line) -> str:
-    means = [percent(float(errors.mean()), digits=2) for errors in (line.errors, line.again)]
-    return (
-        f"An attempt to go on from there, *{further_name(line)}*, has {means[0]}%, with that τ "
-        f"{means[1]}% ({count_text(len(line.records))})."
-    )
 
 
 def _needed() -> list[str]:
@@ -230,7 +206,7 @@ def _by_ratio(study: Study) -> list[str]:
             if (part := study.part(dataset, ratio)) and part.distilled and part.strong
         ]
         gains = [
-            f"{_gain(student.errors, alone.errors)} at ratio {ratio:g}"
+            f"{gain(student.errors, alone.errors)} at ratio {ratio:g}"
             for ratio, student, alone in both
         ]
         words += [f"{', '.join(gains)} on {title_of(dataset)}"] if gains else []
@@ -240,7 +216,9 @@ def _by_ratio(study: Study) -> list[str]:
 
 
 def _ablation(study: Study) -> list[str]:
-    blocks = ["## What helps, and what does not", *_helped(study)]
+    blocks = ["## What helps, and what does not"]
+    gains = strong_gains.gains_table(study)
+    blocks += [gains.markdown(), _TRIAL] if gains is not None else []
     changes = strong_selection.changes_table(study.selections)
     blocks += [changes.markdown()] if changes is not None else []
     for dataset in CIFARS:
@@ -263,56 +241,6 @@ def _ablated(part: Part | None, setting: Setting) -> list[str]:
         lines = [part.trial_strong, *part.removal]
         blocks += [full.markdown(), strong_ablation.verdicts(lines)]
     return [block for block in blocks if block is not None]
-
-
-def _helped(study: Study) -> list[str]:
-    """What the tables of results say of teachers, epochs and τ: a point for each data set."""
-    points = []
-    for dataset in CIFARS:
-        part = study.part(dataset)
-        if part is None or part.strong is None:
-            continue
-        words = []
-        students, shorter, first = part.distilled, part.shorter, part.first_students
-        if part.earlier_strong is not None:
-            gain = _gain(part.strong.errors, part.earlier_strong.errors)
-            words.append(
-                f"{part.strong.epochs} instead of {part.earlier_strong.epochs} epochs for "
-                f"`strong`: {gain}"
-            )
-        if first is not None and part.trial_strong is not None:
-            gain = _gain(first.errors, part.trial_strong.errors)
-            words.append(f"teachers (and CutMix instead of SAM), for {first.epochs} epochs: {gain}")
-        if first is not None and shorter is not None:
-            gain = _gain(shorter.errors, first.errors)
-            words.append(f"what the development set chose for students: {gain}")
-        if shorter is not None and students is not None:
-            words.append(f"twice the epochs for them: {_gain(students.errors, shorter.errors)}")
-        if students is not None:
-            whole = _gain(students.errors, part.strong.errors)
-            longer = part.earlier_strong is not None
-            but = f" (its teachers train for {part.teachers[0].epochs} epochs)" if longer else ""
-            words.append(f"from `strong` to `{DISTILLED}`{but} in all: {whole}")
-            if part.ensemble is not None:
-                left = _gain(part.ensemble.errors, students.errors)
-                words.append(f"the teachers' own mean instead of a student: {left}")
-            words += [
-                f"{further_name(line)} for students: {_gain(line.errors, students.errors)} "
-                f"({_gain(line.again, students.again)} with τ again)"
-                for line in part.further
-            ]
-        again = f"τ again: {_gain(part.strong.again, part.strong.errors)} for `strong`"
-        if students is not None:
-            again += f", {_gain(students.again, students.errors)} for students"
-        points.append(f"- {title_of(dataset)}: {'; '.join([*words, again])}.")
-    if not points:
-        return []
-    head = "Changes of the mean test error in points, from the tables of results at ratio 100:"
-    return [f"{head}\n\n" + "\n".join(points), _TRIAL]
-
-
-def _gain(after: FloatArray, before: FloatArray) -> str:
-    return signed(float(after.mean() - before.mean()), digits=2)
 
 
 def _cost(study: Study) -> list[str]:

@@ -28,8 +28,8 @@ def _chosen(selections: Sequence[Selection]) -> str:
         else:
             words.append(f"on {name} the recipe still has other values than the least error's")
     return (
-        "and how students are trained was compared on it, by short runs that the tables below "
-        f"list: {'; '.join(words)}"
+        "and how students are trained, by short runs that the tables below list: "
+        f"{'; '.join(words)}"
     )
 
 
@@ -124,8 +124,8 @@ def _epochs_compared(study: Study) -> str:
     if not words:
         return ""
     return (
-        " After that students were trained for twice the epochs, too, and the recipe has those; "
-        "both numbers of epochs had been judged on the test set by then. With that τ the error on "
+        "after that students were trained for twice the epochs, too, and the recipe has those; "
+        "both numbers of epochs had been judged on the test set by then. With τ again the error on "
         "the development set, in percent and with the deviation over the runs, is "
         f"{'; '.join(words)}."
     )
@@ -142,9 +142,9 @@ def _longer_strong(study: Study) -> str:
     if not words:
         return ""
     return (
-        " `strong`, too, was trained for more epochs than the first trial had: with one other "
-        "number of them, and where it had missed its goal on the test set; the recipe has those. "
-        "Without that τ its error on the development set is "
+        "`strong` was trained for more epochs than the first trial had: with one other number of "
+        "them, and where it had missed its goal on the test set; the recipe has those. "
+        "Without τ again its error on the development set is "
         f"{'; '.join(words)}."
     )
 
@@ -164,8 +164,8 @@ def _further_students(study: Study) -> str:
     if not words:
         return ""
     return (
-        f" Attempts to go beyond `{DISTILLED}` were begun when all that had been judged on the "
-        "test set. Their error on the development set with that τ: "
+        f" (of `{DISTILLED}`) were begun when all that had been judged on the test set. Their "
+        "error on the development set with τ again: "
         f"{'; '.join(words)}."
     )
 
@@ -191,29 +191,38 @@ def blocks(study: Study) -> list[str]:
     Args:
         study: of any settings; ratio 100 is what was chosen on.
     """
-    selections = study.selections
-    found = [
-        "## What was chosen on what",
-        "- **The test set** is opened once for each run, after its last epoch. There is no early "
-        "stopping and no best epoch.\n"
-        "- **The development set** is made of training images that the long-tailed subset leaves "
+    epochs = " ".join(filter(None, (_epochs_compared(study), _longer_strong(study))))
+    points = {
+        "The test set": " is opened once for each run, after its last epoch. There is no early "
+        "stopping and no best epoch.",
+        "The development set": " is made of training images that the long-tailed subset leaves "
         f"out: {DEVELOPMENT_IMAGES:,} are shared out equally among the classes, and as many of "
         "each are taken as it leaves out, the same ones for every imbalance ratio"
         f"{_sizes(study)}. None of them is one of the training or the test set; `longtail` refuses "
-        "to train on them, and refuses teachers that saw any other data. The τ of the column *τ "
-        "again* is chosen on it, "
-        f"{_chosen(selections)}.{_epochs_compared(study)}{_longer_strong(study)}"
-        f"{_further_students(study)}\n"
-        "- **Its largest class is missing**: the exponential profile keeps that class whole, so "
+        "to train on them, and refuses teachers that saw any other data.",
+        "Chosen on it": f": the τ of the column *τ again*, {_chosen(study.selections)}.",
+        "Epochs": f": {epochs}" if epochs else "",
+        "Attempts beyond the recipes": _further_students(study),
+        "Its largest class is missing": ": the exponential profile keeps that class whole, so "
         "the subset leaves none of its images out, and of others nearly as large it may leave "
         "fewer than asked. In the development error the nearest class in size stands in for it and "
         "counts twice. Holding out head images instead would have meant training on another subset "
-        "than everybody else.\n"
-        "- **The stricter line** is the column *error*: last epoch, and no τ from the development "
+        "than everybody else.",
+        "The stricter line": " is the column *error*: last epoch, and no τ from the development "
         "set; that of the loss is fixed in advance, 1 for `strong` and none for students. How "
         "these are trained was compared on the development set all the same, as above; "
-        f"{_strict(study)}\n"
-        f"- **What this does not undo**: {_not_chosen(selections)}, also where they differ between "
+        f"{_strict(study)}",
+        "What this does not undo": f": {_not_undone(study)}",
+    }
+    text = "\n".join(f"- **{name}**{words}" for name, words in points.items() if words)
+    tables = [strong_selection.selection_table(one).markdown() for one in study.selections]
+    return ["## What was chosen on what", text, *tables]
+
+
+def _not_undone(study: Study) -> str:
+    """What was chosen on the test set all the same."""
+    return (
+        f"{_not_chosen(study.selections)}, also where they differ between "
         "the data sets, are those that did best in a first trial of one seed each, which was "
         "judged on the test set, as is usual here; so were the papers from which the ingredients "
         "are. The teachers are the different ways of that trial, good and less good, for the sake "
@@ -221,6 +230,5 @@ def blocks(study: Study) -> list[str]:
         "augmentation and their teachers) is from there, too, and the tables of results show every "
         "way in which students were trained in full, with its error on the test set. The "
         "development set need not have chosen the same as the trial; the tables of the teachers "
-        f"show its error beside that on the test set.{_preferred(study)}{_not_tried(study)}",
-    ]
-    return found + [strong_selection.selection_table(one).markdown() for one in selections]
+        f"show its error beside that on the test set.{_preferred(study)}{_not_tried(study)}"
+    )
