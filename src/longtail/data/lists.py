@@ -20,7 +20,7 @@ import numpy as np
 
 from longtail import _checks, runs
 from longtail._checks import InputError, IntArray
-from longtail.data.folder import counting_order, refuse_unknown
+from longtail.data.folder import counting_order, is_clutter, refuse_unknown
 from longtail.priors import ClassPrior
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
@@ -437,7 +437,7 @@ def list_folder(
     """The files of a tree ``PATH/<class>/<image>``, of any sizes, in the order people count in.
 
     Args:
-        path: the folder; hidden files in it play no part.
+        path: the folder; what `folder.is_clutter` names in it plays no part.
         class_names: the classes that there are, such as the training set's; by default those
             of the folder.
         name: what records call the data; by default after the folder.
@@ -445,15 +445,15 @@ def list_folder(
     caller, path = "list_folder", Path(path)
     if not path.is_dir():
         raise InputError(f"{caller}: there is no folder {path}.")
-    found = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
-    folders = sorted(found, key=counting_order)
+    entries = (entry for entry in os.scandir(path) if not is_clutter(entry.name))
+    folders = sorted((entry.name for entry in entries if entry.is_dir()), key=counting_order)
     names = tuple(folders if class_names is None else class_names)
     refuse_unknown(folders, names, path=path, caller=caller)
     label_of = {folder: label for label, folder in enumerate(names)}
     paths: list[bytes] = []
     labels: list[int] = []
     for folder in folders:
-        inside = [file for file in os.listdir(path / folder) if file[0] != "."]
+        inside = [file for file in os.listdir(path / folder) if not is_clutter(file)]
         paths += [f"{folder}/{file}".encode() for file in sorted(inside, key=counting_order)]
         labels += [label_of[folder]] * len(inside)
     if not paths:
