@@ -242,14 +242,14 @@ def scan_list(path: Path | str) -> Listing:
 
 def _lines(path: Path) -> list[bytes]:
     if not path.is_file():
-        raise InputError(f"read_list: there is no list {path}.")
+        raise InputError(f"scan_list: there is no list {path}.")
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     try:
         content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"read_list: {path} is not a text in UTF-8 (line {line}); a list has lines "
+            f"scan_list: {path} is not a text in UTF-8 (line {line}); a list has lines "
             f"`path label`."
         ) from error
     return content.split(b"\n")
@@ -295,53 +295,32 @@ def _repeated(name: bytes, label: int, earlier: tuple[int, int]) -> str:
     return f"{name.decode()!r} is on line {earlier[1]} already ({which})"
 
 
-def read_list(
-    path: Path | str,
+def listed(
+    listing: Listing,
     *,
-    root: Path | str | None = None,
-    class_names: Sequence[str] | None = None,
-    every_class: bool = True,
-    check_files: bool = True,
-    name: str | None = None,
+    root: Path,
+    name: str,
+    class_names: Sequence[str] | None,
+    every_class: bool,
+    check_files: bool,
+    caller: str,
 ) -> ListedImages:
-    """A list of lines ``path label``, as ImageNet-LT, Places-LT and iNaturalist have them.
+    """The images of a list or a competition file, which may have no faults.
 
     Args:
-        path: the list; its labels are 0 .. L − 1.
-        root: the folder that its paths start from; by default the list's own.
-        class_names: one per class; by default the labels' own numbers, with L one more than
-            the largest.
+        listing: its entries, see `scan_list` and `inaturalist.scan_inaturalist`.
+        root: the folder that its paths start from.
+        name: what records call the data.
+        class_names: one per class; if None those of the listing, or else the labels' own numbers,
+            with L one more than the largest.
         every_class: refuse a list in which a class has no example.
         check_files: refuse a list that names files which are not there.
-        name: what records call the data; by default after the list.
+        caller: for messages.
 
     Returns:
         The entries in the order of the list.
     """
-    return listed(
-        scan_list(path),
-        root=root,
-        class_names=class_names,
-        every_class=every_class,
-        check_files=check_files,
-        name=name,
-        caller="read_list",
-    )
-
-
-def listed(
-    listing: Listing,
-    *,
-    root: Path | str | None,
-    class_names: Sequence[str] | None,
-    every_class: bool,
-    check_files: bool,
-    name: str | None,
-    caller: str,
-) -> ListedImages:
-    """The images of a listing without faults; arguments as of `read_list`."""
     source = listing.source
-    root = source.parent if root is None else Path(root)
     refuse(listing.problems, caller=caller)
     if not root.is_dir():
         raise InputError(
@@ -352,9 +331,7 @@ def listed(
     refuse(label_problems(listing, names, every_class=every_class), caller=caller)
     if names is None:
         names = [str(label) for label in range(int(listing.labels.max()) + 1)]
-    data = ListedImages(
-        root, listing.paths, listing.labels, tuple(names), record_name(name or source.stem)
-    )
+    data = ListedImages(root, listing.paths, listing.labels, tuple(names), name)
     if check_files:
         _refuse_missing(data, source, caller)
     return data
