@@ -221,11 +221,15 @@ def _finite_nonnegative(array: NDArray[Any], *, caller: str, name: str) -> None:
 
 
 def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray:
-    """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are."""
-    array = per_class(values, caller=caller, name=name).astype(np.float64)
+    """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are.
+
+    Half-precision ones, whose rounding adds up to more than that, are divided by their sum.
+    """
+    given = per_class(values, caller=caller, name=name)
+    array = given.astype(np.float64)
     _finite_nonnegative(array, caller=caller, name=name)
     total = float(array.sum())
-    if abs(total - 1.0) > 1e-6:
+    if abs(total - 1.0) > _slack_of_sums(given, least=1e-6):
         raise InputError(
             f"{caller}: `{name}` must sum to 1, but sum to {total:g}; use "
             f"ClassPrior.from_counts for counts, ClassPrior.from_labels for labels or "
@@ -237,7 +241,7 @@ def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray
             f"{listing(np.flatnonzero(array == 0))} have probability 0, whose log is infinite; "
             f"give them a small probability, or leave them out of the problem."
         )
-    return array
+    return array if abs(total - 1.0) <= 1e-6 else array / total
 
 
 def totals(values: Any, num_classes: int, *, caller: str, name: str = "counts") -> NDArray[Any]:
@@ -360,10 +364,10 @@ def probability_rows(
         )
 
 
-def _slack_of_sums(array: NDArray[Any]) -> float:
-    """How far rows of probabilities may be from 1: half-precision ones add up their rounding."""
+def _slack_of_sums(array: NDArray[Any], *, least: float = 1e-4) -> float:
+    """How far sums of probabilities may be from 1: half-precision ones add up their rounding."""
     own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
-    return max(1e-4, 4 * (2.0**-7 if _was_bfloat16(array) else own))
+    return max(least, 4 * (2.0**-7 if _was_bfloat16(array) else own))
 
 
 def _was_bfloat16(array: NDArray[Any]) -> bool:
