@@ -21,7 +21,7 @@ import numpy as np
 from longtail import _checks, runs
 from longtail._checks import InputError, IntArray
 from longtail.data.folder import counting_order, is_clutter, refuse_unknown
-from longtail.priors import ClassPrior
+from longtail.data.images import Labeled
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
 _DRIVE = re.compile(rb"[A-Za-z]:[\\/]")
@@ -79,7 +79,7 @@ class Paths(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class ListedImages:
+class ListedImages(Labeled):
     """Labelled images in files: where they are and what they show, no pixels.
 
     Attributes:
@@ -111,21 +111,6 @@ class ListedImages:
         object.__setattr__(self, "labels", labels)
         if len(self.paths) != len(labels):
             raise InputError(f"ListedImages: {len(self.paths)} paths but {len(labels)} labels.")
-
-    @property
-    def num_classes(self) -> int:
-        """L, the number of classes."""
-        return len(self.class_names)
-
-    @property
-    def counts(self) -> IntArray:
-        """Examples per class, zero where a class has none."""
-        return np.bincount(self.labels, minlength=self.num_classes)
-
-    @property
-    def prior(self) -> ClassPrior:
-        """The class frequencies of these examples."""
-        return ClassPrior.from_labels(self.labels, num_classes=self.num_classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -163,9 +148,6 @@ class ListedImages:
     @property
     def _packed(self) -> Paths:
         return cast(Paths, self.paths)  # made so when the object was
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def _names_in(folder: bytes) -> set[bytes]:
