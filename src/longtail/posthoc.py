@@ -268,7 +268,7 @@ def log_norms(norms: Any, *, num_classes: int, caller: str) -> FloatArray:
             f"{caller}: weight normalization needs `norms`: the norms of the last layer's weight "
             f"vectors, or the ClassPrior for ν = π."
         )
-    return np.log(_positive_per_class(norms, num_classes, caller, "norms"))
+    return np.log(_checks.positive_per_class(norms, num_classes, caller=caller, name="norms"))
 
 
 def _refuse_overflow(logits: Any, norms: Any, log_nu: FloatArray, tau: float, caller: str) -> None:
@@ -315,7 +315,7 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int, caller: str) ->
         return None
     array = _checks.per_class(bias, caller=caller, name="bias").astype(np.float64)
     _checks.all_finite(array, caller=caller, name="bias")
-    _width(array, num_classes, caller, "bias")
+    _checks.width(array, num_classes, caller=caller, name="bias")
     return array
 
 
@@ -323,7 +323,7 @@ def class_costs(costs: Any, *, num_classes: int, caller: str) -> FloatArray:
     """Checked per-class costs c, ones if None; shape (num_classes,)."""
     if costs is None:
         return np.ones(num_classes)
-    return _positive_per_class(costs, num_classes, caller, "costs")
+    return _checks.positive_per_class(costs, num_classes, caller=caller, name="costs")
 
 
 def log_ratio(
@@ -361,25 +361,6 @@ def _log_ratio_of_priors(
         target_prior, caller, num_classes=prior.num_classes, name="target_prior"
     )
     return _same_where_equal(prior.log_probs - target_prior.log_probs)
-
-
-def _positive_per_class(values: Any, num_classes: int, caller: str, name: str) -> FloatArray:
-    array = _checks.per_class(values, caller=caller, name=name).astype(np.float64)
-    _width(array, num_classes, caller, name)
-    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
-    if len(bad):
-        raise InputError(
-            f"{caller}: `{name}` must be finite and above zero, but class {int(bad[0])} has "
-            f"{array[bad[0]]:g}."
-        )
-    return array
-
-
-def _width(array: FloatArray, num_classes: int, caller: str, name: str) -> None:
-    if len(array) != num_classes:
-        raise InputError(
-            f"{caller}: `{name}` must have one value per class, {num_classes}; it has {len(array)}."
-        )
 
 
 def _logits(logits: Any, caller: str) -> Any:
