@@ -18,8 +18,25 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
-from longtail.margins._margin import Margin as Margin
+from longtail.margins._margin import Margin
 from longtail.priors import ClassPrior
+
+__all__ = [
+    "MARGINS",
+    "Margin",
+    "adaptive",
+    "balanced",
+    "by_name",
+    "class_balanced",
+    "consistent",
+    "equalized",
+    "ldam",
+    "logit_adjusted",
+    "logit_adjusted_adaptive",
+    "softmax",
+    "two_parameter",
+    "weighted_logit_adjusted",
+]
 
 
 def _additive(
