@@ -186,6 +186,15 @@ def write_folder(root, counts, *, shape=(3, 6, 5), seed=0):
     return made
 
 
+def write_clutter(folder):
+    """What macOS, Windows, archives and network drives leave behind."""
+    for name in (".DS_Store", "._1.jpg", "Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"):
+        (folder / name).write_text("x")
+    for name in (".cache", "__MACOSX", "@eaDir"):
+        (folder / name).mkdir()
+        (folder / name / "1.jpg").write_text("x")
+
+
 def photo(width, height, *, mode="RGB", seed=0):
     """A photograph-like image: a gradient with shapes in it, different for each seed."""
     random = np.random.default_rng(seed)

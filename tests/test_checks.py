@@ -50,6 +50,22 @@ def test_rough_probabilities_are_taken_where_probabilities_are_wanted(caller, dt
     np.testing.assert_allclose(WANT_PROBS[caller](ROUGH[dtype]), WANT_PROBS[caller](PROBS), 0.05)
 
 
+@pytest.mark.parametrize("make", [ClassPrior.from_probs, ClassPrior])
+@pytest.mark.parametrize("dtype", ROUGH)
+def test_a_rough_mean_of_probabilities_is_a_prior(make, dtype):
+    mean = _checks.as_numpy(ROUGH[dtype.removesuffix(" made float32")].mean(0))
+    assert abs(mean.sum(dtype=float) - 1) > 1e-6
+    prior = make(mean)
+    np.testing.assert_allclose(prior.probs, PROBS.mean(0), 0.02)
+    assert prior.probs.sum() == pytest.approx(1, abs=1e-15)
+
+
+@pytest.mark.parametrize("off", [PROBS.mean(0).float() * 1.00001, PROBS.mean(0).bfloat16() * 0.9])
+def test_a_mean_that_is_off_by_more_than_rounding_is_refused(off):
+    with pytest.raises(InputError, match="must sum to 1"):
+        ClassPrior.from_probs(off)
+
+
 def test_what_is_not_so_rough_has_to_add_up():
     """Rows that are off as rounding to bfloat16 may be, but in numbers that it can't have."""
     off = (PROBS * 1.004).clamp(max=1.0).float()

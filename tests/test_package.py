@@ -128,42 +128,80 @@ def test_losses_without_torch_name_the_install_command():
     assert len(out.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "models",
-        "kernels.linear_cross_entropy",
-        "train.engine",
-        "train.augment",
-        "train.averaging",
-        "train.distillation",
-        "train.mixing",
-        "train.sam",
-        "train.sharded_head",
-        "train.trivial",
-        "data.streaming",
-        "data.torch_samplers",
-    ],
-)
-def test_what_the_documentation_imports_names_the_install_command_without_torch(name):
-    out = run_python(
-        f"{HIDE_TORCH}from longtail import MissingExtraError\n"
-        f"try:\n    import longtail.{name}\n"
-        f"except MissingExtraError as error:\n    print(error)\n"
-    )
-    said = "needs torch, which is not installed; run: pip install 'longtail[torch]'\n"
-    assert out == f"longtail.{name.removesuffix('.linear_cross_entropy')} {said}"
-
-
-HIDE_TORCH = """
+HIDE = """
 import sys
 from importlib.machinery import PathFinder
 class Hiding(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] == "torch" else super().find_spec(name, path, target)
+        hidden = name.split(".")[0] in HIDDEN
+        return None if hidden else super().find_spec(name, path, target)
 sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
 """
+HIDE_TORCH = f"HIDDEN = ['torch']\n{HIDE}"
+
+# Prints how each module fails that does not import: [module, error, words]. What goes wrong inside
+# another package is not this one's: some look only at what else is said to be installed.
+IMPORT_EACH = """
+import importlib, json, traceback
+failed = []
+for name in NAMES:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [f for f in frames if not f.filename.startswith("<frozen")][-1]
+        if last.filename.startswith(SOURCE):
+            failed.append([name, type(error).__name__, str(error)])
+print(json.dumps(failed))
+"""
+
+
+def dotted(path: Path) -> str:
+    return ".".join(("longtail", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
+
+
+# Private modules are reached through public ones, which have checked by then.
+PUBLIC = [name for name in map(dotted, SOURCES) if "._" not in name]
+
+IMPORTED_WHERE_USED = ["plotly", "jinja2", "matplotlib", "tensorboard", "safetensors", "pyarrow"]
+IMPORTED_WHERE_USED += ["PIL", "onnx", "onnxruntime"]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "extra", "needing"),
+    [
+        (
+            ["torch"],
+            "torch",
+            """
+            losses.functional models models.resnet kernels.linear_cross_entropy experiments.demo
+            train.engine train.augment train.averaging train.batches train.checkpoint
+            train.distillation train.mixing train.sam train.sharded_head train.trivial
+            data.streaming data.torch_samplers integrations.huggingface integrations.lightning
+            """,
+        ),
+        (["transformers"], "hf", "integrations.huggingface"),
+        (["lightning"], "lightning", "integrations.lightning"),
+        (IMPORTED_WHERE_USED, None, ""),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_a_module_imported_without_its_extra_names_the_install_command(hidden, extra, needing):
+    out = run_python(
+        f"HIDDEN, NAMES, SOURCE = {hidden}, {PUBLIC}, {str(SOURCE)!r}\n{HIDE}\n{IMPORT_EACH}"
+    )
+    failed = json.loads(out.splitlines()[-1])
+    assert {f"longtail.{name}" for name in needing.split()} <= {name for name, _, _ in failed}
+    for name, kind, words in failed:
+        assert kind == "MissingExtraError", f"{name}: {words}"
+        who, _, said = words.partition(" ")
+        assert name == who or name.startswith(f"{who}.")
+        assert said == (
+            f"needs {hidden[0]}, which is not installed; run: pip install 'longtail[{extra}]'"
+        )
 
 
 def test_a_stub_of_torch_does_not_keep_it_from_being_imported():

@@ -17,6 +17,7 @@ from data_factory import (
     competition,
     listed_entries,
     photo,
+    write_clutter,
     write_large,
     write_list,
     write_photos,
@@ -221,6 +222,15 @@ def test_an_empty_class_folder_of_the_training_set_is_named(tmp_path):
     assert problem.detail == words
     with pytest.raises(InputError, match=re.escape(words)):
         load_listed(tmp_path)
+
+
+def test_clutter_is_no_image_and_no_class(tmp_path):
+    write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])
+    for folder in ("train", "train/a", "test/b"):
+        write_clutter(tmp_path / folder)
+    result = check_data(tmp_path, workers=1)
+    assert (result.problems, result.files, result.classes) == ([], 4, 2)
+    assert list(load_listed(tmp_path).train.paths) == ["a/1.png", "b/1.png"]
 
 
 def test_images_beside_the_class_folders_are_found(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_factory import encoded, pixels, write_folder
+from data_factory import encoded, pixels, write_clutter, write_folder
 from longtail import InputError
 from longtail.data.folder import counting_order, read_image_folder
 
@@ -45,9 +45,8 @@ def test_palettes_and_grey_images_lose_nothing(tmp_path):
 
 def test_clutter_is_passed_over(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / "a" / ".DS_Store").write_text("x")
-    (tmp_path / "a" / "Thumbs.db").write_text("x")
+    write_clutter(tmp_path)
+    write_clutter(tmp_path / "a")
     (tmp_path / "README.txt").write_text("about these images")
     assert read_image_folder(tmp_path).class_names == ("a", "b")
 

@@ -19,9 +19,8 @@ from data_factory import (
 )
 from longtail import ClassPrior
 from longtail._checks import InputError
-from longtail.data.inaturalist import read_inaturalist
-from longtail.data.large import LARGE, find_sources, load_listed
-from longtail.data.lists import ListedImages, Paths, list_folder, read_list
+from longtail.data.large import LARGE, find_sources, load_listed, scan
+from longtail.data.lists import ListedImages, Paths, list_folder, listed
 from longtail.runs import DataSpec
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
@@ -43,8 +42,15 @@ def toy_list(folder, text, *, files=("a/1.jpg", "a/2.jpg", "b c/3 d.jpg")):
     return folder / "list.txt"
 
 
+def read(path, **settings):
+    """One list or competition file, as `load_listed` reads each of its splits."""
+    usual = {"root": path.parent, "name": "images", "class_names": None, "caller": "read"}
+    usual |= {"every_class": True, "check_files": True}
+    return listed(scan(path), **(usual | settings))
+
+
 def test_a_list_is_read_in_its_order(tmp_path):
-    data = read_list(toy_list(tmp_path, "b c/3 d.jpg 1\na/1.jpg 0\n\na/2.jpg 0\n"))
+    data = read(toy_list(tmp_path, "b c/3 d.jpg 1\na/1.jpg 0\n\na/2.jpg 0\n"))
     assert list(data.paths) == ["b c/3 d.jpg", "a/1.jpg", "a/2.jpg"]
     assert data.paths[-1] == "a/2.jpg"
     assert data.paths[1:] == ["a/1.jpg", "a/2.jpg"]
@@ -69,7 +75,7 @@ def test_a_list_is_read_in_its_order(tmp_path):
     ids=["windows", "mark", "blanks"],
 )
 def test_line_ends_marks_and_blanks_mean_nothing(tmp_path, text):
-    data = read_list(toy_list(tmp_path, text))
+    data = read(toy_list(tmp_path, text))
     assert list(data.paths) == ["a/1.jpg", "a/2.jpg"]
     assert data.labels.tolist() == [0, 1]
 
@@ -154,18 +160,18 @@ BAD = {
 def test_bad_lists_are_refused(tmp_path, case):
     text, message = BAD[case]
     with pytest.raises(InputError, match=message):
-        read_list(toy_list(tmp_path, text))
+        read(toy_list(tmp_path, text))
 
 
 def test_dots_in_names_are_no_way_out(tmp_path):
-    data = read_list(toy_list(tmp_path, "a..b/..x.jpg 0\n", files=["a..b/..x.jpg"]))
+    data = read(toy_list(tmp_path, "a..b/..x.jpg 0\n", files=["a..b/..x.jpg"]))
     assert len(data) == 1
 
 
 @pytest.mark.parametrize("spelt", ["./a/1.jpg", "a//1.jpg", "a/./1.jpg", ".//a/1.jpg"])
 def test_a_path_is_one_however_it_is_spelt(tmp_path, spelt):
-    plain = read_list(toy_list(tmp_path, "a/1.jpg 0\na/2.jpg 1\n"))
-    other = read_list(toy_list(tmp_path, f"{spelt} 0\na/2.jpg 1\n"))
+    plain = read(toy_list(tmp_path, "a/1.jpg 0\na/2.jpg 1\n"))
+    other = read(toy_list(tmp_path, f"{spelt} 0\na/2.jpg 1\n"))
     assert list(other.paths) == ["a/1.jpg", "a/2.jpg"]
     assert other.fingerprint == plain.fingerprint
     as_before = ListedImages(tmp_path, ["a/1.jpg", "a/2.jpg"], np.array([0, 1]), ("0", "1"))
@@ -205,32 +211,32 @@ def test_missing_files_are_counted_and_the_first_is_named(tmp_path):
     text = "a/1.jpg 0\na/gone.jpg 0\nnowhere/2.jpg 1\n"
     path = toy_list(tmp_path, text)
     with pytest.raises(InputError) as caught:
-        read_list(path)
+        read(path)
     message = str(caught.value)
     assert f"2 of the 3 files that {path} names are not in {tmp_path}" in message
     assert "the first is 'a/gone.jpg'" in message
     assert "--root" in message
-    data = read_list(path, check_files=False)
+    data = read(path, check_files=False)
     assert data.missing_files().tolist() == [1, 2]
 
 
 def test_a_missing_root_or_list_is_said(tmp_path):
     path = toy_list(tmp_path, "a/1.jpg 0\n")
     with pytest.raises(InputError, match=r"there is no folder .*photos, the image root of .*list"):
-        read_list(path, root=tmp_path / "photos")
+        read(path, root=tmp_path / "photos")
     with pytest.raises(InputError, match=r"there is no list .*other\.txt"):
-        read_list(tmp_path / "other.txt")
+        read(tmp_path / "other.txt")
 
 
 def test_class_names_decide_how_many_classes_there_are(tmp_path):
     path = toy_list(tmp_path, "a/1.jpg 0\na/2.jpg 2\n")
     names = ("x", "y", "z")
     with pytest.raises(InputError, match="no image has label 1"):
-        read_list(path, class_names=names)
-    data = read_list(path, class_names=names, every_class=False)
+        read(path, class_names=names)
+    data = read(path, class_names=names, every_class=False)
     assert data.counts.tolist() == [1, 0, 1]
     with pytest.raises(InputError, match=r"must lie in 0 \.\. 1, but 'a/2\.jpg' has 2"):
-        read_list(path, class_names=names[:2], every_class=False)
+        read(path, class_names=names[:2], every_class=False)
 
 
 @pytest.mark.parametrize("form", LARGE)
@@ -280,10 +286,10 @@ def test_the_competition_file_is_joined_by_ids(tmp_path):
     entries = listed_entries([3, 1, 2], form="inaturalist")
     touched(tmp_path, [path for path, _ in entries])
     (tmp_path / "train2018.json").write_text(json.dumps(competition(entries, num_classes=3)))
-    data = read_inaturalist(tmp_path / "train2018.json")
+    data = read(tmp_path / "train2018.json")
     assert list(zip(data.paths, data.labels.tolist(), strict=True)) == entries
     assert data.class_names == ("species 0", "species 1", "species 2")
-    listing = read_list(write_list(tmp_path / "train.txt", entries))
+    listing = read(write_list(tmp_path / "train.txt", entries))
     assert listing.fingerprint == data.fingerprint
     judged = listed_entries([1, 1, 1], form="inaturalist", split="test")
     touched(tmp_path, [path for path, _ in judged])
@@ -341,7 +347,7 @@ def test_bad_competition_files_are_refused(tmp_path, case):
     path = tmp_path / "train2018.json"
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match=message):
-        read_inaturalist(path, check_files=False)
+        read(path, check_files=False)
 
 
 def test_a_file_named_twice_in_the_competition_file(tmp_path):
@@ -349,14 +355,14 @@ def test_a_file_named_twice_in_the_competition_file(tmp_path):
     document = competition([entries[0], entries[0]], num_classes=1)
     (tmp_path / "a.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="is in `images` twice"):
-        read_inaturalist(tmp_path / "a.json")
+        read(tmp_path / "a.json")
     respelt = competition([entries[0], (f"./{entries[0][0]}", 0)], num_classes=1)
     (tmp_path / "a.json").write_text(json.dumps(respelt))
     with pytest.raises(InputError, match=r"'\./train_val2018/.*' is in `images` twice"):
-        read_inaturalist(tmp_path / "a.json")
+        read(tmp_path / "a.json")
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(InputError, match="is not valid JSON"):
-        read_inaturalist(tmp_path / "a.json")
+        read(tmp_path / "a.json")
 
 
 def test_folders_are_listed_as_people_count(tmp_path):
@@ -383,7 +389,7 @@ def test_half_a_million_lines_take_about_a_second_and_little_memory(tmp_path):
     path = tmp_path / "train.txt"
     path.write_text("\n".join(lines))
     started = time.process_time()
-    data = read_list(path, check_files=False)
+    data = read(path, check_files=False)
     seconds = time.process_time() - started
     assert data.num_classes == 8142
     assert int(data.counts.sum()) == 437_513
@@ -396,7 +402,7 @@ def test_the_real_list_of_imagenet_lt():
     path = REAL / "lists" / "ImageNet_LT_val.txt"
     if not path.is_file():
         pytest.skip("LONGTAIL_DATA has no lists/ImageNet_LT_val.txt")
-    data = read_list(path, check_files=False)
+    data = read(path, check_files=False)
     assert len(data) == 20_000
     assert data.counts.tolist() == [20] * 1000
     assert data.paths[0] == "train/n01440764/n01440764_762.JPEG"

@@ -11,6 +11,7 @@ from longtail import ClassPrior
 from longtail.experiments.comparison import Comparison, Row, Scored
 from longtail.margins import MARGINS
 from longtail.report import comparison as texts
+from longtail.report.page import _tiles
 from longtail.runs import DataSpec
 from longtail.runs.ensemble import ensemble_spec
 
@@ -178,6 +179,41 @@ def test_without_softmax_methods_are_compared_over_the_seeds_that_all_have():
     assert texts.summary(comparison(five, two))[0] == (
         "Of 2 methods, adaptive has the lowest balanced error, 19.0%, over the 2 seeds that all "
         "share (each has 2 to 5); this may be noise."
+    )
+
+
+def test_with_softmax_the_winner_is_picked_over_the_seeds_that_all_have():
+    """Where the second seed is a hard one, who was trained with the first alone seems to win."""
+    base = row("softmax", np.array([0.30, 0.50, 0.40])[:, None].repeat(3, axis=1))
+    three = row("equalized", np.array([0.10, 0.32, 0.20])[:, None].repeat(3, axis=1))
+    one = row("adaptive", [[0.12] * 3])
+    compared = comparison(base, three, one)
+    assert texts.best(compared) is three
+    assert texts.summary(compared)[1].startswith(
+        "Of the 2 other methods that never saw the test set, equalized does best, with 10.0% "
+        "(with the one seed that all share): 19.3 points lower (95% interval over 3 paired seeds, "
+    )
+    assert [float(tile.value.rstrip("%")) for tile in _tiles(compared)[:2]] == [30.0, 10.0]
+    assert {tile.note for tile in _tiles(compared)[:2]} == {
+        "balanced error (with the one seed that all share)"
+    }
+    two = row("adaptive", [[0.31] * 3, [0.52] * 3])
+    assert texts.summary(comparison(base, two))[1] == (
+        "No other method has a lower balanced error here (over the 2 seeds that all share)."
+    )
+
+
+def test_with_softmax_a_method_of_other_seeds_is_held_against_it_over_those_they_share():
+    base = row("softmax", [[0.3] * 3] * 2)
+    paired = row("equalized", [[0.1] * 3] * 2)
+    apart = row("adaptive", [[0.2] * 3])
+    apart = replace(apart, scored=(replace(apart.scored[0], seed=7),))
+    assert texts.summary(comparison(base, paired, apart))[1].startswith(
+        "Of the 2 other methods that never saw the test set, equalized does best, with 10.0% "
+        "(they share no seed): 20.0 points lower (95% interval over 2 paired seeds, "
+    )
+    assert texts.summary(comparison(base, apart))[1].endswith(
+        "gets 20.0% wrong; it shares no seed with softmax, so the difference has no interval."
     )
 
 

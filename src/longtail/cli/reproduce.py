@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import shlex
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _console, _large, _training
+from longtail.cli import _console, _experiments, _large, _training
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._data import DataDirOption
 from longtail.cli._training import (
@@ -24,7 +23,6 @@ from longtail.cli._training import (
 )
 
 if TYPE_CHECKING:
-    from longtail.data import LongTailedData
     from longtail.experiments import strong, table_exp
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -250,18 +248,19 @@ def reproduce(
     }
     options: dict[str, Any] = {}
     if name == "table-exp":
-        options = _run_options(recipe=recipe, rows=rows, only=only, **common)
+        options = _experiments.of_runs(recipe=recipe, rows=rows, only=only, **common)
     elif whole_of(name) == "strong":
         own = PARTS[name][1] if name in PARTS else None
-        options = _run_options(stages=stage or own, ratios=rho, **common)
+        options = _experiments.of_runs(stages=stage or own, ratios=rho, **common)
     elif name == "table-large":
         options = _large.options(models=model, epochs=epochs, **common)
         if train or estimate:
-            _require_torch()
+            _experiments.require_torch()
     if whole_of(name) in ("table-exp", "strong") and train:
-        options |= _training_options(context, data_dir, device, precision)
+        options |= _experiments.of_training(data_dir, device, precision)
+        options["command"] = _command(context)
     elif name == "large-simulation":
-        options = _simulation_options(dataset, data_dir, seeds, multiples, device)
+        options = _experiments.of_simulation(dataset, data_dir, seeds, multiples, device)
     report = importlib.import_module(f"longtail.report.{module_of(name)}")
     # The same command goes on and replaces its own tables, which records can make again.
     force = force or name in TRAINED
@@ -276,7 +275,7 @@ def reproduce(
         if world is not None:
             options |= _large.training(
                 world,
-                precision=_precision(precision, world.device.type),
+                precision=_experiments.precision(precision, world.device.type),
                 data_dir=data_dir,
                 root=root,
                 streaming=_training.streaming(workers, micro_batch, compiled),
@@ -357,103 +356,6 @@ def _refuse_beside_estimate(context: typer.Context) -> None:
                 f"{_typed(context, option)} can't stand beside --estimate, which trains for a "
                 f"minute and writes nothing"
             )
-
-
-def _simulation_options(
-    datasets: list[str] | None,
-    data_dir: Path | None,
-    seeds: int | None,
-    multiples: str | None,
-    device: str,
-) -> dict[str, Any]:
-    """What `experiments.large_simulation.run` takes, checked."""
-    from longtail import _checks
-    from longtail.experiments.large_simulation import DATASETS, Settings
-
-    caller = "longtail reproduce"
-    _checks.require("torch", extra="torch", caller=caller)
-    for dataset in datasets or []:
-        _checks.choice(dataset, DATASETS, caller, name="--dataset")
-    changed: dict[str, Any] = {} if seeds is None else {"trials": seeds}
-    if multiples is not None:
-        several = sorted({_multiple(word) for word in multiples.split(",")})
-        changed["multiples"] = dict.fromkeys(DATASETS, several)
-    found: dict[str, Any] = {"settings": Settings(**changed), "data_dir": data_dir}
-    if datasets:
-        found["datasets"] = list(dict.fromkeys(datasets))
-    return {**found, "device": _training.find_device(device)}
-
-
-def _multiple(word: str) -> int:
-    if not word.strip().isdecimal() or not int(word):
-        raise typer.BadParameter(
-            f"--multiples takes whole numbers above 0 with commas between, such as 1,10; got "
-            f"{word.strip()!r}"
-        )
-    return int(word)
-
-
-def _run_options(**typed: Any) -> dict[str, Any]:
-    """What `run` of an experiment on the CIFARs takes, checked; without what was not typed."""
-    from longtail import _checks
-    from longtail.experiments.exp_runs import CIFARS, TABLE
-    from longtail.experiments.strong_runs import RATIOS, STAGES
-    from longtail.train.recipe import parse_overrides, recipe_values
-
-    caller = "longtail reproduce"
-    typed["overrides"] = parse_overrides(typed["overrides"])
-    if typed.get("recipe"):
-        recipe_values(typed["recipe"])  # refuses an unknown name
-    for dataset in typed["datasets"] or []:
-        _checks.choice(dataset, CIFARS, caller, name="--dataset")
-    if typed.get("rows"):
-        _checks.choice(typed["rows"], ("table", "figures", "extra"), caller, name="--rows")
-    for kind in typed.get("only") or []:
-        _checks.choice(kind, [known.name for known in TABLE], caller, name="--only")
-    if typed.get("only") and not typed["rows"]:
-        typed["rows"] = "table"  # what it picks from
-    for stage in typed.get("stages") or []:
-        _checks.choice(stage, STAGES, caller, name="--stage")
-    for ratio in typed.get("ratios") or []:
-        _checks.choice(f"{ratio:g}", [f"{one:g}" for one in RATIOS], caller, name="--rho")
-    return {key: value for key, value in typed.items() if value is not None}
-
-
-def _training_options(
-    context: typer.Context, data_dir: Path | None, device: str, precision: str | None
-) -> dict[str, Any]:
-    _require_torch()
-    where = _training.find_device(device)
-    return {
-        "load": _loader(data_dir),
-        "device": where,
-        "precision": _precision(precision, where.type),
-        "command": _command(context),
-    }
-
-
-def _require_torch() -> None:
-    from longtail import _checks
-
-    for module in ("torch", "safetensors"):
-        _checks.require(module, extra="torch", caller="longtail reproduce")
-
-
-def _precision(asked: str | None, kind: str) -> str:
-    from longtail import _checks
-
-    if asked is None:
-        return "bfloat16" if kind == "cuda" else "float32"
-    return _checks.choice(asked, ("float32", "bfloat16"), "longtail reproduce", name="--precision")
-
-
-def _loader(data_dir: Path | None) -> Callable[..., LongTailedData]:
-    def load(name: str, ratio: float | None = None) -> LongTailedData:
-        from longtail.data import load as load_data
-
-        return load_data(name, data_dir=data_dir, imbalance_ratio=ratio)
-
-    return load
 
 
 def _command(context: typer.Context) -> str:

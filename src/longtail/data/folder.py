@@ -16,8 +16,19 @@ from longtail._checks import InputError
 from longtail.data.decoding import GREY, Progress, decode_images
 from longtail.data.images import ImageSet
 
-# What systems leave in folders without being asked.
-_CLUTTER = ("thumbs.db", "desktop.ini")
+# What systems, archives and network drives leave in folders without being asked, beside what is
+# hidden by its first character.
+_CLUTTER = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder of this name is neither an image nor a class, and passed over.
+
+    Examples:
+        >>> [is_clutter(name) for name in (".DS_Store", "Thumbs.db", "cat.jpg")]
+        [True, True, False]
+    """
+    return name.startswith(".") or name.lower() in _CLUTTER
 
 
 def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
@@ -134,7 +145,7 @@ def _visible(path: Path, caller: str) -> list[Path]:
             f"{caller}: {path} has images that are in no class folder: "
             f"{_checks.listing([file.name for file in stray], most=3)}."
         )
-    return [entry for entry in path.iterdir() if entry.is_dir() and not _clutter(entry)]
+    return [entry for entry in path.iterdir() if entry.is_dir() and not is_clutter(entry.name)]
 
 
 def stray_images(path: Path, *, caller: str) -> list[Path]:
@@ -145,13 +156,13 @@ def stray_images(path: Path, *, caller: str) -> list[Path]:
         caller: for messages.
     """
     endings = _image_endings(caller)
-    files = (entry for entry in path.iterdir() if entry.is_file() and not _clutter(entry))
+    files = (entry for entry in path.iterdir() if entry.is_file() and not is_clutter(entry.name))
     return sorted(file for file in files if file.suffix.lower() in endings)
 
 
 def _images(folder: Path, caller: str) -> list[Path]:
     """The images of a class, in order; anything else there is refused rather than passed over."""
-    entries = [entry for entry in folder.iterdir() if not _clutter(entry)]
+    entries = [entry for entry in folder.iterdir() if not is_clutter(entry.name)]
     endings = _image_endings(caller)
     others = sorted(e.name for e in entries if e.is_dir() or e.suffix.lower() not in endings)
     if others:
@@ -160,10 +171,6 @@ def _images(folder: Path, caller: str) -> list[Path]:
             f"class folder has only images in it, such as .png, .jpg or .webp."
         )
     return sorted(entries, key=lambda file: counting_order(file.name))
-
-
-def _clutter(entry: Path) -> bool:
-    return entry.name.startswith(".") or entry.name.lower() in _CLUTTER
 
 
 def _image_endings(caller: str) -> set[str]:

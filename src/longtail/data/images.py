@@ -18,8 +18,33 @@ from longtail._checks import InputError, IntArray
 from longtail.priors import ClassPrior
 
 
+class Labeled:
+    """What labels and class names say by themselves, wherever the images are."""
+
+    labels: IntArray
+    class_names: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """L, the number of classes."""
+        return len(self.class_names)
+
+    @property
+    def counts(self) -> IntArray:
+        """Examples per class, zero where a class has none."""
+        return np.bincount(self.labels, minlength=self.num_classes)
+
+    @property
+    def prior(self) -> ClassPrior:
+        """The class frequencies of these examples."""
+        return ClassPrior.from_labels(self.labels, num_classes=self.num_classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
 @dataclass(frozen=True, eq=False)
-class ImageSet:
+class ImageSet(Labeled):
     """Labelled images.
 
     Attributes:
@@ -47,25 +72,10 @@ class ImageSet:
             raise InputError(f"ImageSet: {len(self.images)} images but {len(self.labels)} labels.")
 
     @property
-    def num_classes(self) -> int:
-        """L, the number of classes."""
-        return len(self.class_names)
-
-    @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
         _, channels, height, width = self.images.shape
         return channels, height, width
-
-    @property
-    def counts(self) -> IntArray:
-        """Examples per class, zero where a class has none."""
-        return np.bincount(self.labels, minlength=self.num_classes)
-
-    @property
-    def prior(self) -> ClassPrior:
-        """The class frequencies of these examples."""
-        return ClassPrior.from_labels(self.labels, num_classes=self.num_classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -75,9 +85,6 @@ class ImageSet:
     def take(self, indices: IntArray) -> ImageSet:
         """The examples at these positions, in this order."""
         return replace(self, images=self.images[indices], labels=self.labels[indices])
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,22 +5,13 @@ A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from longtail._checks import InputError
-from longtail.data.lists import (
-    ListedImages,
-    Listing,
-    Paths,
-    Problem,
-    listed,
-    path_fault,
-    plain_path,
-)
+from longtail.data.lists import Listing, Paths, Problem, path_fault, plain_path
 from longtail.runs.files import read_json
 
 _FIELDS = {
@@ -28,39 +19,6 @@ _FIELDS = {
     "annotations": ("image_id", "category_id"),
     "categories": ("id", "name"),
 }
-
-
-def read_inaturalist(
-    path: Path | str,
-    *,
-    root: Path | str | None = None,
-    class_names: Sequence[str] | None = None,
-    every_class: bool = True,
-    check_files: bool = True,
-    name: str | None = None,
-) -> ListedImages:
-    """The images of a competition file, such as ``train2018.json``.
-
-    Args:
-        path: the json file.
-        root: the folder that its file names start from; by default the file's own.
-        class_names: one per class; by default the file's.
-        every_class: refuse a file in which a category has no image.
-        check_files: refuse a file that names images which are not there.
-        name: what records call the data; by default after the file.
-
-    Returns:
-        The images in the file's order.
-    """
-    return listed(
-        scan_inaturalist(path),
-        root=root,
-        class_names=class_names,
-        every_class=every_class,
-        check_files=check_files,
-        name=name,
-        caller="read_inaturalist",
-    )
 
 
 def scan_inaturalist(path: Path | str) -> Listing:
@@ -105,7 +63,7 @@ def scan_inaturalist(path: Path | str) -> Listing:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    caller = "read_inaturalist"
+    caller = "scan_inaturalist"
     if not path.is_file():
         raise InputError(f"{caller}: there is no file {path}.")
     document = read_json(path, caller=caller)
@@ -136,7 +94,7 @@ def _category_names(path: Path, categories: list[dict[str, Any]]) -> tuple[str, 
     if not by_id or len(by_id) != len(categories) or set(by_id) != set(range(len(by_id))):
         odd = next((i for i in range(len(categories)) if i not in by_id), "none")
         raise InputError(
-            f"read_inaturalist: {path}: category ids must be 0 .. L - 1, each once, since they "
+            f"scan_inaturalist: {path}: category ids must be 0 .. L - 1, each once, since they "
             f"are the labels; there are {len(categories)} categories, and {odd} is no id."
         )
     return tuple(by_id[label] for label in range(len(by_id)))

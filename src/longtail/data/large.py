@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from longtail import _checks, runs
@@ -280,16 +280,15 @@ def _load_split(
         found = label_problems(listing, images.class_names, every_class=split == "train")
         refuse(found, caller="load_listed")
         return images
-    data = listed(
+    return listed(
         scan(path),
         root=sources.root,
+        name=sources.name,
         class_names=classes,
         every_class=split == "train",
         check_files=check_files,
-        name=sources.name,
         caller="load_listed",
     )
-    return replace(data, name=sources.name)
 
 
 def scan(path: Path) -> Listing:

@@ -20,8 +20,8 @@ import numpy as np
 
 from longtail import _checks, runs
 from longtail._checks import InputError, IntArray
-from longtail.data.folder import counting_order, refuse_unknown
-from longtail.priors import ClassPrior
+from longtail.data.folder import counting_order, is_clutter, refuse_unknown
+from longtail.data.images import Labeled
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
 _DRIVE = re.compile(rb"[A-Za-z]:[\\/]")
@@ -79,7 +79,7 @@ class Paths(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class ListedImages:
+class ListedImages(Labeled):
     """Labelled images in files: where they are and what they show, no pixels.
 
     Attributes:
@@ -111,21 +111,6 @@ class ListedImages:
         object.__setattr__(self, "labels", labels)
         if len(self.paths) != len(labels):
             raise InputError(f"ListedImages: {len(self.paths)} paths but {len(labels)} labels.")
-
-    @property
-    def num_classes(self) -> int:
-        """L, the number of classes."""
-        return len(self.class_names)
-
-    @property
-    def counts(self) -> IntArray:
-        """Examples per class, zero where a class has none."""
-        return np.bincount(self.labels, minlength=self.num_classes)
-
-    @property
-    def prior(self) -> ClassPrior:
-        """The class frequencies of these examples."""
-        return ClassPrior.from_labels(self.labels, num_classes=self.num_classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -163,9 +148,6 @@ class ListedImages:
     @property
     def _packed(self) -> Paths:
         return cast(Paths, self.paths)  # made so when the object was
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def _names_in(folder: bytes) -> set[bytes]:
@@ -242,14 +224,14 @@ def scan_list(path: Path | str) -> Listing:
 
 def _lines(path: Path) -> list[bytes]:
     if not path.is_file():
-        raise InputError(f"read_list: there is no list {path}.")
+        raise InputError(f"scan_list: there is no list {path}.")
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     try:
         content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"read_list: {path} is not a text in UTF-8 (line {line}); a list has lines "
+            f"scan_list: {path} is not a text in UTF-8 (line {line}); a list has lines "
             f"`path label`."
         ) from error
     return content.split(b"\n")
@@ -295,53 +277,32 @@ def _repeated(name: bytes, label: int, earlier: tuple[int, int]) -> str:
     return f"{name.decode()!r} is on line {earlier[1]} already ({which})"
 
 
-def read_list(
-    path: Path | str,
+def listed(
+    listing: Listing,
     *,
-    root: Path | str | None = None,
-    class_names: Sequence[str] | None = None,
-    every_class: bool = True,
-    check_files: bool = True,
-    name: str | None = None,
+    root: Path,
+    name: str,
+    class_names: Sequence[str] | None,
+    every_class: bool,
+    check_files: bool,
+    caller: str,
 ) -> ListedImages:
-    """A list of lines ``path label``, as ImageNet-LT, Places-LT and iNaturalist have them.
+    """The images of a list or a competition file, which may have no faults.
 
     Args:
-        path: the list; its labels are 0 .. L − 1.
-        root: the folder that its paths start from; by default the list's own.
-        class_names: one per class; by default the labels' own numbers, with L one more than
-            the largest.
+        listing: its entries, see `scan_list` and `inaturalist.scan_inaturalist`.
+        root: the folder that its paths start from.
+        name: what records call the data.
+        class_names: one per class; if None those of the listing, or else the labels' own numbers,
+            with L one more than the largest.
         every_class: refuse a list in which a class has no example.
         check_files: refuse a list that names files which are not there.
-        name: what records call the data; by default after the list.
+        caller: for messages.
 
     Returns:
         The entries in the order of the list.
     """
-    return listed(
-        scan_list(path),
-        root=root,
-        class_names=class_names,
-        every_class=every_class,
-        check_files=check_files,
-        name=name,
-        caller="read_list",
-    )
-
-
-def listed(
-    listing: Listing,
-    *,
-    root: Path | str | None,
-    class_names: Sequence[str] | None,
-    every_class: bool,
-    check_files: bool,
-    name: str | None,
-    caller: str,
-) -> ListedImages:
-    """The images of a listing without faults; arguments as of `read_list`."""
     source = listing.source
-    root = source.parent if root is None else Path(root)
     refuse(listing.problems, caller=caller)
     if not root.is_dir():
         raise InputError(
@@ -352,9 +313,7 @@ def listed(
     refuse(label_problems(listing, names, every_class=every_class), caller=caller)
     if names is None:
         names = [str(label) for label in range(int(listing.labels.max()) + 1)]
-    data = ListedImages(
-        root, listing.paths, listing.labels, tuple(names), record_name(name or source.stem)
-    )
+    data = ListedImages(root, listing.paths, listing.labels, tuple(names), name)
     if check_files:
         _refuse_missing(data, source, caller)
     return data
@@ -437,7 +396,7 @@ def list_folder(
     """The files of a tree ``PATH/<class>/<image>``, of any sizes, in the order people count in.
 
     Args:
-        path: the folder; hidden files in it play no part.
+        path: the folder; what `folder.is_clutter` names in it plays no part.
         class_names: the classes that there are, such as the training set's; by default those
             of the folder.
         name: what records call the data; by default after the folder.
@@ -445,15 +404,15 @@ def list_folder(
     caller, path = "list_folder", Path(path)
     if not path.is_dir():
         raise InputError(f"{caller}: there is no folder {path}.")
-    found = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
-    folders = sorted(found, key=counting_order)
+    entries = (entry for entry in os.scandir(path) if not is_clutter(entry.name))
+    folders = sorted((entry.name for entry in entries if entry.is_dir()), key=counting_order)
     names = tuple(folders if class_names is None else class_names)
     refuse_unknown(folders, names, path=path, caller=caller)
     label_of = {folder: label for label, folder in enumerate(names)}
     paths: list[bytes] = []
     labels: list[int] = []
     for folder in folders:
-        inside = [file for file in os.listdir(path / folder) if file[0] != "."]
+        inside = [file for file in os.listdir(path / folder) if not is_clutter(file)]
         paths += [f"{folder}/{file}".encode() for file in sorted(inside, key=counting_order)]
         labels += [label_of[folder]] * len(inside)
     if not paths:

@@ -26,13 +26,13 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.samplers import ClassSampler
 
-_checks.require("torch", extra="torch", caller="longtail.data.streaming")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import distributed  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader
 
-from longtail.data._requests import (  # noqa: E402
+from longtail.data._requests import (
     Fetched,
     InOrder,
     Planned,
@@ -42,7 +42,7 @@ from longtail.data._requests import (  # noqa: E402
     StreamedImages,
     View,
 )
-from longtail.data.torch_samplers import DistributedClassSampler  # noqa: E402
+from longtail.data.torch_samplers import DistributedClassSampler
 
 _SHARED = "/dev/shm"  # where Linux keeps memory that processes share
 _logger = logging.getLogger("longtail")

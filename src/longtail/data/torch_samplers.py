@@ -11,10 +11,10 @@ from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.samplers import ClassSampler
 
-_checks.require("torch", extra="torch", caller="longtail.data.torch_samplers")
+_checks.require("torch", extra="torch", caller=__name__)
 
-from torch import distributed  # noqa: E402
-from torch.utils.data import DistributedSampler  # noqa: E402
+from torch import distributed
+from torch.utils.data import DistributedSampler
 
 
 def processes(num_replicas: int | None, rank: int | None, *, caller: str) -> tuple[int, int]:

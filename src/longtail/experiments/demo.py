@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 
 from longtail.data.digits import load_digits_lt

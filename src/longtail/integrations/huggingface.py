@@ -14,16 +14,16 @@ from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.priors import ClassPrior
 
-_checks.require("torch", extra="torch", caller="longtail.integrations.huggingface")
-_checks.require("transformers", extra="hf", caller="longtail.integrations.huggingface")
+_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("transformers", extra="hf", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from transformers.trainer_callback import TrainerCallback  # noqa: E402
-from transformers.trainer_utils import has_length  # noqa: E402
+import torch
+from torch import Tensor
+from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_utils import has_length
 
-from longtail.kernels._inputs import work_dtype  # noqa: E402
-from longtail.losses import PairwiseMarginLoss  # noqa: E402
+from longtail.kernels._inputs import work_dtype
+from longtail.losses import PairwiseMarginLoss
 
 # Trainer counts the labels that differ from this one; no setting of its changes that.
 COUNTED_OUT = -100

@@ -21,23 +21,23 @@ from longtail._checks import InputError, IntArray
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter
 
-_checks.require("torch", extra="torch", caller="longtail.integrations.lightning")
-_checks.require("lightning", extra="lightning", caller="longtail.integrations.lightning")
+_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("lightning", extra="lightning", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor, distributed  # noqa: E402
+import torch
+from torch import Tensor, distributed
 
-from longtail.integrations._lightning_drw import (  # noqa: E402
+from longtail.integrations._lightning_drw import (
     DeferredReweighting as DeferredReweighting,
 )
-from longtail.integrations._lightning_examples import (  # noqa: E402
+from longtail.integrations._lightning_examples import (
     Batch,
     Examples,
     positions,
     shares_out,
     together,
 )
-from longtail.models.heads import effective_weight_and_bias  # noqa: E402
+from longtail.models.heads import effective_weight_and_bias
 
 __all__ = ["DeferredReweighting", "LongTailMixin"]
 

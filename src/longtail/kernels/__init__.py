@@ -15,9 +15,9 @@ import os
 
 from longtail import _checks
 
-_checks.require("torch", extra="torch", caller="longtail.kernels")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
+import torch
 
 # Installed or not does not change while a program runs; looked up once, since every call asks.
 _INSTALLED = importlib.util.find_spec("triton") is not None

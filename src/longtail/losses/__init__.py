@@ -15,11 +15,11 @@ from __future__ import annotations
 from longtail import _checks
 
 # First, so that a missing torch is one line and not a traceback from the depths.
-_checks.require("torch", extra="torch", caller="longtail.losses")
+_checks.require("torch", extra="torch", caller=__name__)
 
-from longtail.losses._family import LossOptions  # noqa: E402
-from longtail.losses._loading import LoadedMarginsWarning  # noqa: E402
-from longtail.losses.functional import (  # noqa: E402
+from longtail.losses._family import LossOptions
+from longtail.losses._loading import LoadedMarginsWarning
+from longtail.losses.functional import (
     adaptive_loss,
     balanced_loss,
     class_balanced_loss,
@@ -34,7 +34,7 @@ from longtail.losses.functional import (  # noqa: E402
     two_parameter_loss,
     weighted_logit_adjusted_loss,
 )
-from longtail.losses.modules import (  # noqa: E402
+from longtail.losses.modules import (
     AdaptiveLoss,
     BalancedLoss,
     ClassBalancedLoss,
@@ -49,7 +49,7 @@ from longtail.losses.modules import (  # noqa: E402
     TwoParameterLoss,
     WeightedLogitAdjustedLoss,
 )
-from longtail.losses.sampled import SampledSoftmaxLoss, sampled_softmax_loss  # noqa: E402
+from longtail.losses.sampled import SampledSoftmaxLoss, sampled_softmax_loss
 
 # In the order of the paper's table, each function beside its module.
 __all__ = [  # noqa: RUF022

@@ -14,13 +14,13 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 
-_checks.require("torch", extra="torch", caller="longtail.models")
+_checks.require("torch", extra="torch", caller=__name__)
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-from longtail.models.heads import HEADS, HeadFactory, effective_weight_and_bias, head_factory  # noqa: E402
-from longtail.models.resnet import CIFAR_DESIGNS, IMAGENET_DESIGNS, Design, ResNet  # noqa: E402
-from longtail.models.small import SmallConvNet  # noqa: E402
+from longtail.models.heads import HEADS, HeadFactory, effective_weight_and_bias, head_factory
+from longtail.models.resnet import CIFAR_DESIGNS, IMAGENET_DESIGNS, Design, ResNet
+from longtail.models.small import SmallConvNet
 
 __all__ = ["HEADS", "MODELS", "Entry", "build", "head_norms_and_bias"]
 

@@ -61,15 +61,15 @@ def honest(row: Row) -> bool:
 def best(comparison: Comparison) -> Row:
     """The honest row with the lowest mean balanced error; the earlier of two equals.
 
-    Softmax is what each is held against, over the seeds that it shares with it. Without softmax
-    they are held against each other, over the seeds that all of them share, if there are any.
+    They are held against each other over the seeds that all of them share, if there are any: a
+    method that was trained with a hard seed more would lose by it.
     """
     return min(_honest(comparison), key=lambda row: mean_error(comparison, row))
 
 
 def mean_error(comparison: Comparison, row: Row) -> float:
-    """The error by which `best` compares: over the row's own seeds, or those that all share."""
-    seeds = shared_seeds(comparison) if comparison.baseline is None else ()
+    """The error by which `best` compares: over the seeds that all share, or else its own."""
+    seeds = shared_seeds(comparison)
     return float((row.errors_of(seeds) if seeds else row.errors).mean())
 
 
@@ -77,6 +77,16 @@ def shared_seeds(comparison: Comparison) -> tuple[int, ...]:
     """The seeds of every honest row; ensembles, which are no seed among others, aside."""
     found = [set(row.seeds) for row in _honest(comparison) if not row.members]
     return tuple(sorted(set.intersection(*found))) if found else ()
+
+
+def which_seeds(comparison: Comparison) -> str:
+    """Over which seeds `best` compares, in words, where that is not each method's own seeds."""
+    shared = shared_seeds(comparison)
+    if all(row.seeds == shared for row in _honest(comparison) if not row.members):
+        return ""
+    if len(shared) > 1:
+        return f"over the {len(shared)} seeds that all share"
+    return "with the one seed that all share" if shared else "they share no seed"
 
 
 def _honest(comparison: Comparison) -> list[Row]:
@@ -225,7 +235,7 @@ def summary(comparison: Comparison) -> list[str]:
 
 def _lowest_sentence(comparison: Comparison, winner: Row) -> str:
     """Who is lowest where there is no softmax, and by how much luck that may be."""
-    rows, shared = _honest(comparison), shared_seeds(comparison)
+    rows, seeds = _honest(comparison), which_seeds(comparison)
     error = f"{percent(mean_error(comparison, winner))}%"
     if len(rows) == 1:
         return f"The one method, {name(winner)}, has a balanced error of {error}."
@@ -233,17 +243,13 @@ def _lowest_sentence(comparison: Comparison, winner: Row) -> str:
     if winner.members:
         return f"{text}; it is the mean of {len(winner.members)} networks, so this may be noise."
     numbers = sorted({len(row.seeds) for row in rows if not row.members})
-    spans = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-    if not shared:
-        return f"{text}; they share no seed (each has {spans}), so this may be noise."
-    if len(numbers) == 1 and numbers[0] == len(shared):
+    if not seeds:
         return f"{text}, but it is of one seed and may be noise." if numbers == [1] else f"{text}."
-    if len(shared) == 1:
-        return f"{text} with the one seed that all share (each has {spans}); this may be noise."
-    return (
-        f"{text}, over the {len(shared)} seeds that all share (each has {spans}); this may be "
-        f"noise."
-    )
+    spans = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    shared = len(shared_seeds(comparison))
+    if not shared:
+        return f"{text}; {seeds} (each has {spans}), so this may be noise."
+    return f"{text}{',' if shared > 1 else ''} {seeds} (each has {spans}); this may be noise."
 
 
 def _softmax_sentence(comparison: Comparison, base: Row) -> str:
@@ -264,12 +270,12 @@ def _softmax_sentence(comparison: Comparison, base: Row) -> str:
 
 
 def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
-    others = rivals(comparison)
+    others, seeds = rivals(comparison), which_seeds(comparison)
     if winner is base:
         who = f"None of the {others} other methods has" if others > 1 else "No other method has"
-        return f"{who} a lower balanced error here."
+        return f"{who} a lower balanced error here{f' ({seeds})' if seeds else ''}."
     found = against_softmax(comparison, winner, picked=True)
-    label, error = name(winner), percent(float(winner.errors.mean()))
+    label, error = name(winner), percent(mean_error(comparison, winner))
     text = (
         f"Of the {others} other methods that never saw the {comparison.split} set, "
         f"{label} does best, with {error}%"
@@ -281,6 +287,7 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
         return f"{text}{_ensemble_words(winner, found)}"
     if found is None:
         return f"{text}; it shares no seed with softmax, so the difference has no interval."
+    text += f" ({seeds})" if seeds else ""
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
     if math.isnan(found.half_width):
         return f"{text}, but one seed gives no interval, so this may be noise."

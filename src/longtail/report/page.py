@@ -141,11 +141,12 @@ def page_of(
 
 def _tiles(comparison: Comparison) -> list[Tile]:
     base, winner = comparison.baseline, texts.best(comparison)
+    seeds = texts.which_seeds(comparison)
     tiles = [
         Tile(
             texts.name(row),
             f"{texts.percent(texts.mean_error(comparison, row))}%",
-            "balanced error",
+            f"balanced error ({seeds})" if seeds else "balanced error",
         )
         for row in dict.fromkeys((base, winner))
         if row is not None
@@ -282,7 +283,7 @@ def _versions(versions: Any) -> str:
 
 def _results(comparison: Comparison) -> Section:
     rows = comparison.rows
-    winner = texts.best(comparison)
+    winner, seeds = texts.best(comparison), texts.which_seeds(comparison)
     bodies = []
     for heading, note, wanted in (
         ("Trained with", "", lambda row: row.tau_source is None),
@@ -307,8 +308,8 @@ def _results(comparison: Comparison) -> Section:
         "Results",
         (
             "The balanced error of every method, lower being better. The best one is picked "
-            "here by the very error shown, so its lead is flattered a little; the intervals are "
-            "each method's own.",
+            f"here by the very error shown{f' ({seeds})' if seeds else ''}, so its lead is "
+            "flattered a little; the intervals are each method's own.",
         ),
         [
             Plot(

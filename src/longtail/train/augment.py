@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller="longtail.train.augment")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from torch import Tensor
 
 
 def plan_crop_flip(

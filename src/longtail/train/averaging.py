@@ -19,10 +19,10 @@ from typing import Any
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller="longtail.train.averaging")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch
+from torch import Tensor, nn
 
 
 class WeightAverage:

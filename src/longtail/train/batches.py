@@ -14,6 +14,10 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor
 

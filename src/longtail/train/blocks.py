@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor
 

@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor
 

@@ -14,6 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh

@@ -8,9 +8,9 @@ from __future__ import annotations
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller="longtail.train.distillation")
+_checks.require("torch", extra="torch", caller=__name__)
 
-from torch import Tensor  # noqa: E402
+from torch import Tensor
 
 
 def distillation_loss(

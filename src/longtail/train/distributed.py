@@ -20,8 +20,13 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
+import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous

@@ -31,14 +31,14 @@ from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter, files
 from longtail.runs.folder import RunError, same_training
 
-_checks.require("torch", extra="torch", caller="longtail.train.engine")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
+import torch
 
-from longtail.models.stacked import can_stack  # noqa: E402
-from longtail.train import checkpoint  # noqa: E402
-from longtail.train.distributed import ALONE, World  # noqa: E402
-from longtail.train.evaluation import (  # noqa: E402
+from longtail.models.stacked import can_stack
+from longtail.train import checkpoint
+from longtail.train.distributed import ALONE, World
+from longtail.train.evaluation import (
     Head,
     Images,
     evaluate,
@@ -47,17 +47,17 @@ from longtail.train.evaluation import (  # noqa: E402
     split_logits,
     write_split,
 )
-from longtail.train.failures import all_finite, explained  # noqa: E402
-from longtail.train.lane import Lane, run_epoch  # noqa: E402
-from longtail.train.methods import Method  # noqa: E402
-from longtail.train.plan import Planner, stream_seed  # noqa: E402
-from longtail.train.progress import EpochEnd, Progress, Report  # noqa: E402
-from longtail.train.recipe import Recipe  # noqa: E402
-from longtail.train.refusals import precision_of, refuse_early  # noqa: E402
-from longtail.train.streamed import StreamedTeam, Streaming, team_kind  # noqa: E402
-from longtail.train.teachers import Staff  # noqa: E402
-from longtail.train.team import Resident, Team  # noqa: E402
-from longtail.train.unreached import unreached  # noqa: E402
+from longtail.train.failures import all_finite, explained
+from longtail.train.lane import Lane, run_epoch
+from longtail.train.methods import Method
+from longtail.train.plan import Planner, stream_seed
+from longtail.train.progress import EpochEnd, Progress, Report
+from longtail.train.recipe import Recipe
+from longtail.train.refusals import precision_of, refuse_early
+from longtail.train.streamed import StreamedTeam, Streaming, team_kind
+from longtail.train.teachers import Staff
+from longtail.train.team import Resident, Team
+from longtail.train.unreached import unreached
 
 __all__ = [
     "EpochEnd",

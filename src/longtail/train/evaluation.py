@@ -10,6 +10,11 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import nn
 

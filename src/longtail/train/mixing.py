@@ -22,12 +22,12 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller="longtail.train.mixing")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from torch import Tensor
 
-from longtail.train.augment import check_fill  # noqa: E402
+from longtail.train.augment import check_fill
 
 PARTNERS = ("uniform", "minority")
 

@@ -13,6 +13,10 @@ import hashlib
 from dataclasses import dataclass
 from functools import partial
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor
 

@@ -21,12 +21,12 @@ from typing import NoReturn, TypeVar
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller="longtail.train.sam")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.amp import GradScaler  # noqa: E402
-from torch.amp.grad_scaler import OptState  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 
 _TINY = 1e-12  # keeps a gradient of zero from becoming NaN
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor, nn
 

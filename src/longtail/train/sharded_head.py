@@ -15,16 +15,16 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.priors import ClassPrior
 
-_checks.require("torch", extra="torch", caller="longtail.train.sharded_head")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from longtail.kernels._inputs import check_labels, under_autocast  # noqa: E402
-from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss  # noqa: E402
-from longtail.train.class_slices import (  # noqa: E402
+from longtail.kernels._inputs import check_labels, under_autocast
+from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
+from longtail.train.class_slices import (
     Rows,
     Slice,
     all_rows,
@@ -35,7 +35,7 @@ from longtail.train.class_slices import (  # noqa: E402
     local,
     own_rows,
 )
-from longtail.train.sharded_loss import Margins, mean_denominator, slice_losses  # noqa: E402
+from longtail.train.sharded_loss import Margins, mean_denominator, slice_losses
 
 __all__ = ["ShardedHead", "full_state_dict", "gather_slices"]
 

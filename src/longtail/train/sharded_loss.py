@@ -15,6 +15,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -17,8 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor

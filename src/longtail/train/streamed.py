@@ -17,12 +17,16 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop

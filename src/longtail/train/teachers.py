@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
+import torch
 from torch import Tensor, nn
 
 from longtail._checks import InputError

@@ -28,10 +28,10 @@ from itertools import accumulate
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller="longtail.train.trivial")
+_checks.require("torch", extra="torch", caller=__name__)
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from torch import Tensor
 
 # Neighbours in this list go through the same kernels: blends together, geometry together.
 BLENDS = ("color", "contrast", "brightness", "sharpness")

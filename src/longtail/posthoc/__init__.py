@@ -2,7 +2,8 @@
 
 Logit adjustment, weight normalization and temperature, the same code for NumPy, torch and JAX
 arrays (the array API standard); dtype and device stay, gradients flow. Choosing tau is in
-`tuning`; folding an adjustment into a model's own weights is in `bake`.
+`tuning`; folding an adjustment into a model's own weights is in `bake`; what is said of adjusting
+a model whose training has favoured the rare classes already, in `_twice`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,46 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
+from longtail.posthoc._twice import (
+    LEAST_AGAIN,
+    LEFT_BALANCED,
+    AdjustedTwiceWarning,
+    adjusts_again,
+    from_uniform,
+    in_words,
+    leaves_little,
+    tau_left,
+    warn_if_already_adjusted,
+)
 from longtail.priors import ClassPrior
 
 if TYPE_CHECKING:
     from longtail.margins import Margin
 
+__all__ = [
+    "BIAS_MODES",
+    "LEAST_AGAIN",
+    "LEFT_BALANCED",
+    "AdjustedTwiceWarning",
+    "BiasMode",
+    "adjust_logits",
+    "adjustment",
+    "adjusts_again",
+    "checked_bias",
+    "class_costs",
+    "from_uniform",
+    "in_words",
+    "leaves_little",
+    "log_norms",
+    "log_ratio",
+    "normalize_weights",
+    "scale_temperature",
+    "tau_left",
+]
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 BiasMode = Literal["scale", "keep", "drop"]
 BIAS_MODES = ("scale", "keep", "drop")
-
-# Below this τ there is next to nothing left to correct, see `tau_left`.
-_NEXT_TO_NOTHING = 0.1
 
 # Rows along each leading axis that are looked at to tell logits from probabilities.
 _FIRST = 16
@@ -47,69 +77,6 @@ def _traced_as_constant(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-# The least τ that may be adjusting twice, see `adjusts_again`.
-LEAST_AGAIN = 0.5
-
-
-class AdjustedTwiceWarning(UserWarning):
-    """A model whose loss leaves much less to correct than is asked for is being adjusted again."""
-
-
-def adjusts_again(tau: float) -> bool:
-    """Whether adjusting by τ favours rare classes twice, if training has favoured them already.
-
-    A negative τ is the way back to the frequencies of the training data. A small one is what
-    held-out data may still ask for, and whoever passes it has chosen it; from half of the whole
-    adjustment on it is more likely a mistake.
-
-    Args:
-        tau: τ.
-    """
-    return tau >= LEAST_AGAIN
-
-
-def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
-    """The τ that training leaves to correct: that for which −τ log π comes nearest to r.
-
-        Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
-
-    It is 1 after the softmax, 0 after a consistent loss, negative where a loss goes beyond that.
-
-    Args:
-        residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
-        prior: π, of the training data; of a uniform one, which corrects nothing, all is left.
-
-    Examples:
-        >>> prior = ClassPrior.from_probs([0.9, 0.1])
-        >>> tau_left(-0.3 * prior.log_probs, prior), tau_left(np.zeros(2), prior)
-        (0.3, 0.0)
-    """
-    whole = prior.log_probs.mean() - prior.log_probs
-    size = float(whole @ whole)
-    return float(residual @ whole) / size if size > 0 else 1.0
-
-
-def leaves_little(residual: FloatArray, prior: ClassPrior, *, tau: float = 1.0) -> bool:
-    """Whether training has done more than half of an adjustment by τ, or has gone beyond it.
-
-    Of a τ above 1, which is a temperature too, only 1 is what any loss could have done: after the
-    softmax every τ is left.
-
-    Args:
-        residual: as in `tau_left`.
-        prior: as in `tau_left`.
-        tau: τ, what is asked for.
-
-    Examples:
-        >>> prior = ClassPrior.from_probs([0.9, 0.1])
-        >>> left = -0.3 * prior.log_probs
-        >>> leaves_little(left, prior), leaves_little(left, prior, tau=0.5)
-        (True, False)
-    """
-    # A loss that did just half may look as if it did more: modules hold their margins in float32.
-    return tau_left(residual, prior) < 0.4999 * min(tau, 1.0)
 
 
 def adjust_logits(
@@ -157,7 +124,7 @@ def adjust_logits(
     if trained_with is not None:
         elsewhere = target_prior is not None or costs is not None
         moved = bool(np.ptp(shift))
-        _warn_if_already_adjusted(trained_with, prior, tau, elsewhere=elsewhere, moved=moved)
+        warn_if_already_adjusted(trained_with, prior, tau, elsewhere=elsewhere, moved=moved)
     return _apply(logits, lambda f, a: f + a, shift)
 
 
@@ -268,7 +235,7 @@ def log_norms(norms: Any, *, num_classes: int, caller: str) -> FloatArray:
             f"{caller}: weight normalization needs `norms`: the norms of the last layer's weight "
             f"vectors, or the ClassPrior for ν = π."
         )
-    return np.log(_positive_per_class(norms, num_classes, caller, "norms"))
+    return np.log(_checks.positive_per_class(norms, num_classes, caller=caller, name="norms"))
 
 
 def _refuse_overflow(logits: Any, norms: Any, log_nu: FloatArray, tau: float, caller: str) -> None:
@@ -315,7 +282,7 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int, caller: str) ->
         return None
     array = _checks.per_class(bias, caller=caller, name="bias").astype(np.float64)
     _checks.all_finite(array, caller=caller, name="bias")
-    _width(array, num_classes, caller, "bias")
+    _checks.width(array, num_classes, caller=caller, name="bias")
     return array
 
 
@@ -323,7 +290,7 @@ def class_costs(costs: Any, *, num_classes: int, caller: str) -> FloatArray:
     """Checked per-class costs c, ones if None; shape (num_classes,)."""
     if costs is None:
         return np.ones(num_classes)
-    return _positive_per_class(costs, num_classes, caller, "costs")
+    return _checks.positive_per_class(costs, num_classes, caller=caller, name="costs")
 
 
 def log_ratio(
@@ -361,25 +328,6 @@ def _log_ratio_of_priors(
         target_prior, caller, num_classes=prior.num_classes, name="target_prior"
     )
     return _same_where_equal(prior.log_probs - target_prior.log_probs)
-
-
-def _positive_per_class(values: Any, num_classes: int, caller: str, name: str) -> FloatArray:
-    array = _checks.per_class(values, caller=caller, name=name).astype(np.float64)
-    _width(array, num_classes, caller, name)
-    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
-    if len(bad):
-        raise InputError(
-            f"{caller}: `{name}` must be finite and above zero, but class {int(bad[0])} has "
-            f"{array[bad[0]]:g}."
-        )
-    return array
-
-
-def _width(array: FloatArray, num_classes: int, caller: str, name: str) -> None:
-    if len(array) != num_classes:
-        raise InputError(
-            f"{caller}: `{name}` must have one value per class, {num_classes}; it has {len(array)}."
-        )
 
 
 def _logits(logits: Any, caller: str) -> Any:
@@ -474,65 +422,3 @@ def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> An
     device = array_api_compat.device(logits)
     result = formula(work, *(xp.asarray(v, dtype=work.dtype, device=device) for v in vectors))
     return xp.astype(result, logits.dtype, copy=False)
-
-
-def in_words(
-    left: float,
-    *,
-    again: str = "adjusting its logits favours the rare classes twice",
-    instead: str = "use them as they are, or at most with a small tau that held-out data ask for",
-) -> tuple[str, str, str]:
-    """For warnings: what a loss does, what adjusting again means, and what to do instead.
-
-    Args:
-        left: the τ that the loss leaves, see `tau_left`.
-        again: what to say of adjusting where next to nothing is left.
-        instead: what to do then.
-    """
-    if left < _NEXT_TO_NOTHING:
-        return "already aims at the balanced error", again, instead
-    return (
-        f"leaves about tau = {left:.1f} to correct",
-        "more than that favours the rare classes twice",
-        f"take tau = {left:.1f}, or what held-out data ask for",
-    )
-
-
-def from_uniform(num_classes: int) -> str:
-    """For warnings: how logits that training has balanced are brought to a target of their own."""
-    return (
-        f"what training has balanced is adjusted to another target from the uniform prior: pass "
-        f"ClassPrior.uniform({num_classes}) as the prior, with the same target_prior or costs"
-    )
-
-
-# For warnings: a shift of 0 is what the target π takes of logits whose prior is π, and no others.
-LEFT_BALANCED = (
-    "its logits are not those of the training prior, and adjusting to it changes nothing"
-)
-_AGAIN = "adjusting its logits again is incoherent: the rare classes are favoured twice"
-
-
-def _warn_if_already_adjusted(
-    margin: Margin, prior: ClassPrior, tau: float, *, elsewhere: bool, moved: bool
-) -> None:
-    """`elsewhere`: the target is another than the balanced error; `moved`: the shift is not 0."""
-    if not hasattr(margin, "residual_adjustment"):
-        raise InputError(
-            f"adjust_logits: `trained_with` must be the Margin of the training loss, such as "
-            f"margins.logit_adjusted(prior); got {type(margin).__name__}."
-        )
-    if not margin.is_antisymmetric or not adjusts_again(tau) or prior.imbalance_ratio == 1:
-        return
-    residual = margin.residual_adjustment(prior)
-    if leaves_little(residual, prior, tau=tau):
-        does, again, instead = in_words(
-            tau_left(residual, prior), again=_AGAIN, instead="use the logits as they are (tau=0)"
-        )
-        warnings.warn(
-            f"adjust_logits: the loss '{margin.name}' {does}, so "
-            f"{again if moved else LEFT_BALANCED}; "
-            f"{from_uniform(prior.num_classes) if elsewhere else instead}.",
-            AdjustedTwiceWarning,
-            stacklevel=3,
-        )
