@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import warnings
 
@@ -655,3 +657,26 @@ def test_classes_that_tie_get_the_same_adjustment(seed):
     # The same of a target prior alone: a third of each class's weight, and twice that of one.
     thirds = ClassPrior.from_weights(target.probs * [2, 1, 1, 1, 1, 1] / 3)
     assert np.ptp(adjustment(thirds, target_prior=target)[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda prior: pickle.loads(pickle.dumps(prior))]
+)
+def test_a_copied_prior_adjusts_as_the_first(again):
+    prior = again(ClassPrior.from_counts([8, 1, 1]))
+    assert prior.counts.tolist() == [8, 1, 1]
+    np.testing.assert_array_equal(
+        adjust_logits(np.zeros((1, 3)), prior)[0], -ClassPrior.from_counts([8, 1, 1]).log_probs
+    )
+    with pytest.raises(ValueError, match="read-only"):
+        prior.probs[0] = 0.5
+
+
+def test_torch_compile_tells_priors_apart():
+    """Also those that come to lie where another one was."""
+    compiled = torch.compile(lambda f, prior: adjust_logits(f, prior), backend="eager")
+    logits = torch.zeros(2, 2, dtype=torch.float64)
+    for k in range(1, 6):
+        prior = ClassPrior.from_probs([k / 10, 1 - k / 10])
+        torch.testing.assert_close(compiled(logits, prior), adjust_logits(logits, prior))
+        del prior

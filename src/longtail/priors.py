@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 
 GROUPS = ("many", "medium", "few")
+
+# Every prior there is by its id. Some versions of torch.compile, 2.11 among them, hand no object of
+# ours to a function whose result they take for constant, but hand it a number.
+LIVING: WeakValueDictionary[int, ClassPrior] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,6 +58,10 @@ class ClassPrior:
         for name, array in arrays.items():
             array.setflags(write=False)
             object.__setattr__(self, name, array)
+        LIVING[id(self)] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.probs, self.counts)  # a copy is made as any other, and so listed
 
     @classmethod
     def from_labels(

@@ -31,7 +31,7 @@ from longtail.posthoc._twice import (
     tau_left,
     warn_if_already_adjusted,
 )
-from longtail.priors import ClassPrior
+from longtail.priors import LIVING, ClassPrior
 
 if TYPE_CHECKING:
     from longtail.margins import Margin
@@ -72,8 +72,8 @@ _ORDINARY_LOGIT = 64.0
 def _traced_as_constant(function: _F) -> _F:
     """What torch.compiler.assume_constant_result does, without importing torch.
 
-    Only for functions of immutable objects: torch.compile guards on their identity, and would
-    not notice a changed array.
+    Only for functions of immutable objects, which are named by their ids (see `priors.LIVING`):
+    torch.compile guards on these, and would not notice a changed array.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -229,7 +229,7 @@ def log_norms(norms: Any, *, num_classes: int, caller: str) -> FloatArray:
     """log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
     if isinstance(norms, ClassPrior):
         _checks.prior(norms, caller, num_classes=num_classes, name="norms")
-        return _log_ratio_of_priors(norms, None, caller)
+        return _log_ratio_of_priors(id(norms), None)
     if norms is None:
         raise InputError(
             f"{caller}: weight normalization needs `norms`: the norms of the last layer's weight "
@@ -246,7 +246,7 @@ def _refuse_overflow(logits: Any, norms: Any, log_nu: FloatArray, tau: float, ca
     if str(logits.dtype).rpartition(".")[2] != "float16":
         return
     of_prior = isinstance(norms, ClassPrior)
-    smallest, largest = _extremes_of_prior(norms) if of_prior else _extremes(log_nu)
+    smallest, largest = _extremes_of_prior(id(norms)) if of_prior else _extremes(log_nu)
     k, log_of_k = smallest if tau > 0 else largest
     if -tau * log_of_k <= math.log(_FLOAT16_MAX / _ORDINARY_LOGIT):
         return
@@ -265,9 +265,9 @@ def _extremes(values: FloatArray) -> tuple[tuple[int, float], tuple[int, float]]
 
 
 @_traced_as_constant
-def _extremes_of_prior(prior: ClassPrior) -> tuple[tuple[int, float], tuple[int, float]]:
+def _extremes_of_prior(prior: int) -> tuple[tuple[int, float], tuple[int, float]]:
     """`_extremes` of log π, which torch.compile may branch on."""
-    return _extremes(prior.log_probs)
+    return _extremes(LIVING[prior].log_probs)
 
 
 def checked_bias(bias: Any, bias_mode: str, *, num_classes: int, caller: str) -> FloatArray | None:
@@ -297,7 +297,12 @@ def log_ratio(
     prior: ClassPrior, target_prior: ClassPrior | None, costs: Any, *, caller: str
 ) -> FloatArray:
     """log π − log q − log c, each part only if given; shape (num_classes,)."""
-    of_priors = _log_ratio_of_priors(prior, target_prior, caller)
+    _checks.prior(prior, caller)
+    target = None
+    if target_prior is not None:
+        _checks.prior(target_prior, caller, num_classes=prior.num_classes, name="target_prior")
+        target = id(target_prior)
+    of_priors = _log_ratio_of_priors(id(prior), target)
     if costs is None:
         return of_priors
     return _same_where_equal(
@@ -317,17 +322,12 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
 
 
 @_traced_as_constant
-def _log_ratio_of_priors(
-    prior: ClassPrior, target_prior: ClassPrior | None, caller: str
-) -> FloatArray:
+def _log_ratio_of_priors(prior: int, target_prior: int | None) -> FloatArray:
     """log π − log q, or log π alone."""
-    prior = _checks.prior(prior, caller)
+    log_probs = LIVING[prior].log_probs
     if target_prior is None:
-        return prior.log_probs
-    target_prior = _checks.prior(
-        target_prior, caller, num_classes=prior.num_classes, name="target_prior"
-    )
-    return _same_where_equal(prior.log_probs - target_prior.log_probs)
+        return log_probs
+    return _same_where_equal(log_probs - LIVING[target_prior].log_probs)
 
 
 def _logits(logits: Any, caller: str) -> Any:
