@@ -386,10 +386,12 @@ def _draw_part(axes: Any, part: Part) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     # The ablation's many and the teachers, which are means to an end, without their τ again.
-    in_small = ("ablation", "teachers")
+    in_small = ("ablation", "teachers", "wide teachers")
+    wide = [line for line in part.all_teachers if _is_wide(line)]
     groups: list[tuple[str, Sequence[Line], str, str]] = [
         ("ablation", [*part.ablation, *part.removal], figures.LIGHT_GRAY, "o"),
-        ("teachers", part.all_teachers, figures.SKY, "^"),
+        ("teachers", [one for one in part.all_teachers if one not in wide], figures.SKY, "^"),
+        ("wide teachers", wide, figures.GREEN, "v"),
         ("strong", part.singles, figures.BLUE, "o"),
         ("teachers' mean", part.ensembles, figures.ORANGE, "s"),
         (DISTILLED, [part.distilled] if part.distilled else [], figures.VERMILION, "D"),
