@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.predictions.adjusting import adjust_predictions as adjust_predictions
@@ -181,12 +183,13 @@ def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
     if kind == "probs":
         raise InputError(f"{path} is a run folder, which holds logits; leave --probs out.")
     logits, target, _ = run.logits(split)
-    head = run.head
+    head, names = run.head, run.class_names
     return from_arrays(
         logits,
-        target,
+        # A run has positions, which as labels would be names where classes are called 1, 2, ...
+        target if names is None else np.asarray(names)[target],
         kind="logits",
-        class_names=run.class_names,
+        class_names=names,
         name=str(path),
         prior=run.prior,
         norms=None if head is None else head.norms,
