@@ -375,6 +375,20 @@ def test_any_splitter_serves(cv):
     assert 0 <= model.best_tau_ <= 4
 
 
+def test_splits_may_be_masks():
+    X, y = long_tailed(sizes=(20, 10, 6))
+    even = np.arange(len(y)) % 2 == 0
+    masks, places = [(even, ~even)], [(np.flatnonzero(even), np.flatnonzero(~even))]
+    weight = np.arange(len(y)) % 3
+    for given in (None, weight):
+        found = [
+            LogitAdjustedClassifierCV(GaussianNB(), cv=cv).fit(X, y, sample_weight=given)
+            for cv in (masks, places)
+        ]
+        assert found[0].best_tau_ == found[1].best_tau_
+        assert found[0].best_score_ == found[1].best_score_
+
+
 def test_refit_false_keeps_the_classifier_and_the_prior_of_the_split():
     X, y = long_tailed(sizes=(60, 20, 10))
     train, held_out = np.arange(60), np.arange(60, 90)

@@ -162,9 +162,7 @@ def test_the_labels_of_a_run_are_positions_also_where_classes_are_called_numbers
 ):
     logits, target, prior = problem
     spec = make_spec(method="softmax")
-    run = make_run(
-        Path("runs"), spec, logits=logits, target=target, prior=prior, class_names=names
-    )
+    run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior, class_names=names)
     result = cli("tune", run.folder, "--split", "test", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["tau"] == tune_tau(*problem).tau

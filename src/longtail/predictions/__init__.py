@@ -109,10 +109,10 @@ def open_predictions(
         return _from_run(path, split, kind)
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise InputError(
-            f"{path} is none of {', '.join(FORMATS)} or a run folder; save predictions with "
-            f"numpy.savez(file, logits=..., target=...), for example."
-        )
+        way_out = "save predictions with numpy.savez(file, logits=..., target=...), for example"
+        if Path(path.stem).suffix.lower() in FORMATS:
+            way_out = f"unpack it to {path.stem} first"
+        raise InputError(f"{path} is none of {', '.join(FORMATS)} or a run folder; {way_out}.")
     inside, target = _find_labels(path, suffix, labels)
     if suffix == ".npz":
         return from_npz(path, kind=kind, labels=inside, target=target, class_names=classes)
