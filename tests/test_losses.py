@@ -614,8 +614,8 @@ BAD_INPUT = {
     ),
     "tokens with the classes last": (
         lambda: losses.LogitAdjustedLoss(PRIOR)(torch.zeros(2, 9, 4), torch.zeros(2, 9).long()),
-        r"4 classes but the logits have 9 columns, shape \(2, 9, 4\); the classes must be the second "
-        r"axis: moveaxis\(logits, -1, 1\).",
+        r"4 classes but the logits have 9 columns, shape \(2, 9, 4\); the classes must be the "
+        r"second axis: moveaxis\(logits, -1, 1\).",
     ),
     "softmax with a narrow prior": (
         lambda: losses.softmax_loss(torch.zeros(2, 5), Y, PRIOR),

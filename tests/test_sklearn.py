@@ -242,6 +242,14 @@ def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
     np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)
 
 
+def test_votes_that_are_equal_make_no_tau_better_than_the_chosen_one():
+    for seed in range(3):
+        X, y = long_tailed(sizes=(40, 38, 36), seed=seed)
+        model = LogitAdjustedClassifierCV(KNeighborsClassifier(2)).fit(X, y)
+        assert model.best_score_ >= 1 - model.tau_curve_.exact(0.0) - 1e-12
+        assert model.best_score_ == pytest.approx(1 - model.tau_curve_.exact(model.best_tau_))
+
+
 def test_a_grid_restricts_the_exact_choice():
     X, y = long_tailed(sizes=(60, 20, 6))
     grid = [2.0, 0.25, 0.5]

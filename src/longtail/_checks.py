@@ -347,7 +347,7 @@ def probability_rows(
     if low < 0 or high > 1 + 1e-6:
         worst = low if low < 0 else high
         advice = f"these look like logits: {hint}"
-        if -1e-6 <= low and high <= 1 + 1e-6:
+        if low >= -1e-6 and high <= 1 + 1e-6:
             advice = "if that is a rounding error of 0, clip them there"
         elif low >= 0 and np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 100) < 1):
             advice = "these look like percentages: divide them by 100"
