@@ -612,6 +612,11 @@ BAD_INPUT = {
         lambda: losses.LogitAdjustedLoss(PRIOR)(torch.zeros(2, 5), Y),
         r"LogitAdjustedLoss: the margin has 4 classes but the logits have 5 columns",
     ),
+    "tokens with the classes last": (
+        lambda: losses.LogitAdjustedLoss(PRIOR)(torch.zeros(2, 9, 4), torch.zeros(2, 9).long()),
+        r"4 classes but the logits have 9 columns, shape \(2, 9, 4\); the classes must be the "
+        r"second axis: moveaxis\(logits, -1, 1\).",
+    ),
     "softmax with a narrow prior": (
         lambda: losses.softmax_loss(torch.zeros(2, 5), Y, PRIOR),
         r"softmax_loss: `prior` has 4 classes but the logits have 5 columns",

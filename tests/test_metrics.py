@@ -467,6 +467,10 @@ def test_bad_shapes_are_refused(function):
 @pytest.mark.parametrize("function", NEED_PROBABILITIES)
 def test_logits_and_probabilities_are_not_mistaken_for_each_other(function):
     target, logits = problem(12, examples=20)
+    with pytest.raises(InputError, match=r"but 70 occurs; these look like percentages: divide"):
+        function([0, 1], [[70.0, 30.0], [45.0, 55.0]], inputs="probs")
+    with pytest.raises(InputError, match=r"but -1e-09 occurs; if that is a rounding error of 0"):
+        function([0, 1], [[1.0, -1e-9], [0.4, 0.6]], inputs="probs")
     with pytest.raises(InputError, match=r"must lie in \[0, 1\].*these look like logits"):
         function(target, logits, inputs="probs")
     with pytest.raises(InputError, match="look like probabilities; pass inputs='probs'"):

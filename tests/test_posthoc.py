@@ -550,6 +550,9 @@ def test_prior_of_another_width_is_design_s_message():
     )
     with pytest.raises(InputError, match=re.escape("shape (32, 10)")):
         adjust_logits(torch.zeros(32, 10), ClassPrior.uniform(9))
+    segmentation = re.escape("the classes must be the last axis: moveaxis(logits, 1, -1).")
+    with pytest.raises(InputError, match=segmentation):
+        adjust_logits(torch.zeros(2, 9, 20, 10), ClassPrior.uniform(9))
 
 
 Z = np.zeros((2, 3))

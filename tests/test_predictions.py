@@ -494,7 +494,8 @@ def test_bad_csv(folder, case):
 def test_csv_files_of_other_systems(folder):
     content = "\ufefflogit_a;logit_b;label\r\n1;2;b\r\n\r\n2,5;1;a\r\n"
     (folder / "p.csv").write_text(content, newline="")
-    with pytest.raises(InputError, match=r"line 4, column 'logit_a' holds '2,5', not a number"):
+    wrong = r"line 4, column 'logit_a' holds '2,5', not a number; save .* with a decimal point"
+    with pytest.raises(InputError, match=wrong):
         list(open_predictions("p.csv").blocks(100))
     (folder / "p.csv").write_text(content.replace("2,5", '"2.5"'), newline="")
     (block,) = open_predictions("p.csv").blocks(100)
@@ -747,6 +748,9 @@ def test_other_sources(folder):
     (folder / "p.xlsx").write_bytes(b"")
     with pytest.raises(InputError, match=r"p.xlsx is none of .npz, .npy, .csv, .tsv, .parquet"):
         open_predictions("p.xlsx")
+    (folder / "p.csv.gz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"or a run folder; unpack it to p.csv first"):
+        open_predictions("p.csv.gz")
     np.save("p.npy", np.zeros((2, 3)))
     with pytest.raises(InputError, match=r"p.npy doesn't say whether its scores are logits or"):
         open_predictions("p.npy")

@@ -152,6 +152,10 @@ def test_what_is_not_shown_is_not_formatted():
             lambda: ClassPrior.from_labels([0, 2], num_classes=4),
             r"class\(es\) 1, 3 have no examples.*smoothing=1.0",
         ),
+        (
+            lambda: ClassPrior.from_labels([3, 1, 2, 1]),
+            r"class\(es\) 0 have no examples.*; if the labels count from 1, subtract 1",
+        ),
         (lambda: ClassPrior.from_labels([0, 4], num_classes=3), r"in 0 \.\. 2, but 4 occurs"),
         (lambda: ClassPrior.from_labels([0, -100]), "but -100 occurs.*position 1"),
         (lambda: ClassPrior.from_labels([0.0, 1.0]), r"dtype is float64; cast them"),

@@ -242,6 +242,14 @@ def test_tau_is_the_exact_maximiser_of_the_pooled_balanced_accuracy():
     np.testing.assert_allclose(model.predict_proba(X), fixed.predict_proba(X), atol=1e-12)
 
 
+def test_votes_that_are_equal_make_no_tau_better_than_the_chosen_one():
+    for seed in range(3):
+        X, y = long_tailed(sizes=(40, 38, 36), seed=seed)
+        model = LogitAdjustedClassifierCV(KNeighborsClassifier(2)).fit(X, y)
+        assert model.best_score_ >= 1 - model.tau_curve_.exact(0.0) - 1e-12
+        assert model.best_score_ == pytest.approx(1 - model.tau_curve_.exact(model.best_tau_))
+
+
 def test_a_grid_restricts_the_exact_choice():
     X, y = long_tailed(sizes=(60, 20, 6))
     grid = [2.0, 0.25, 0.5]
@@ -373,6 +381,20 @@ def test_any_splitter_serves(cv):
     X, y = long_tailed(sizes=(20, 10, 6))
     model = LogitAdjustedClassifierCV(GaussianNB(), cv=cv, random_state=0).fit(X, y)
     assert 0 <= model.best_tau_ <= 4
+
+
+def test_splits_may_be_masks():
+    X, y = long_tailed(sizes=(20, 10, 6))
+    even = np.arange(len(y)) % 2 == 0
+    masks, places = [(even, ~even)], [(np.flatnonzero(even), np.flatnonzero(~even))]
+    weight = np.arange(len(y)) % 3
+    for given in (None, weight):
+        found = [
+            LogitAdjustedClassifierCV(GaussianNB(), cv=cv).fit(X, y, sample_weight=given)
+            for cv in (masks, places)
+        ]
+        assert found[0].best_tau_ == found[1].best_tau_
+        assert found[0].best_score_ == found[1].best_score_
 
 
 def test_refit_false_keeps_the_classifier_and_the_prior_of_the_split():

@@ -225,6 +225,41 @@ def test_of_best_cells_the_nearest_to_one_is_taken(until, since, tau):
     assert bootstrap._middle_of_best(edges, wins) == pytest.approx(tau)
 
 
+def test_zero_alone_is_chosen_where_it_is_better_than_every_cell():
+    # Equal logits go to the lowest index at tau = 0, and to the rarest class right behind it.
+    logits, target = two_classes([0.0, 0.0, 9.0], [-9.0, -9.0, -9.0])
+    result = tune_tau(logits, target, ODDS)
+    assert (result.tau, result.interval, result.error) == (0.0, (0.0, 0.0), 0.0)
+    assert result.curve.min_value == 0.0 < result.curve.values.min() == pytest.approx(1 / 3)
+    # It is so in each draw that has one of the two: they are all drawn together.
+    taus = bootstrap.resampled_taus(result.curve, 4000, np.random.default_rng(0))
+    assert np.mean(taus == 0.0) == pytest.approx(1 - (4 / 6) ** 6, abs=0.03)
+    assert result.confidence[0] == 0.0
+
+    # Also within the bounds, where class 1 wins below zero and class 2 above.
+    prior, middling = ClassPrior.from_counts([20, 30, 10]), np.zeros((2, 3))
+    logits = np.concatenate([middling, 9.0 * np.eye(3)])
+    result = tune_tau(logits, [0, 0, 0, 1, 2], prior, bounds=(-1.0, 1.0))
+    assert (result.tau, result.interval, result.error) == (0.0, (0.0, 0.0), 0.0)
+
+
+def test_no_tau_is_better_than_the_chosen_one_though_many_logits_are_equal():
+    chosen = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        prior, target = ClassPrior.from_counts([5, 3, 2]), np.arange(24) % 3
+        logits = rng.integers(-2, 2, (24, 3)) + 2.0 * np.eye(3)[target]
+        result = tune_tau(logits, target, prior, n_bootstrap=0)
+        middles = (result.curve.breakpoints[:-1] + result.curve.breakpoints[1:]) / 2
+        errors = [
+            balanced_error(target, adjust_logits(logits, prior, tau=tau)) for tau in (0.0, *middles)
+        ]
+        assert result.error == pytest.approx(min(errors))
+        assert result.error == result.curve.min_value
+        chosen.append(result.tau == 0.0)
+    assert 0 < sum(chosen) < len(chosen)
+
+
 def test_per_class_errors_and_counts():
     prior, logits, target = long_tailed()
     result = tune_tau(logits, target, prior, n_bootstrap=0)

@@ -88,7 +88,13 @@ class ClassPrior:
         if num_classes is None:
             _refuse_ids(labels, smoothing=smoothing, caller=caller)
         counts = np.bincount(labels, minlength=num_classes or 0)
-        return cls._from_totals(counts, smoothing=smoothing, caller=caller)
+        from_one = not counts[0] and counts[1:].all()
+        return cls._from_totals(
+            counts,
+            smoothing=smoothing,
+            caller=caller,
+            otherwise="; if the labels count from 1, subtract 1 from them" if from_one else "",
+        )
 
     @classmethod
     def from_counts(cls, counts: Any, *, smoothing: float = 0.0) -> ClassPrior:
@@ -169,7 +175,7 @@ class ClassPrior:
 
     @classmethod
     def _from_totals(
-        cls, totals: FloatArray | IntArray, *, smoothing: float, caller: str
+        cls, totals: FloatArray | IntArray, *, smoothing: float, caller: str, otherwise: str = ""
     ) -> ClassPrior:
         smoothing = _checks.tau(smoothing, caller, name="smoothing")
         if smoothing < 0:
@@ -179,7 +185,8 @@ class ClassPrior:
         if len(empty):
             raise InputError(
                 f"{caller}: class(es) {_checks.listing(empty)} have no examples, so log π is "
-                f"infinite; pass smoothing=1.0 to count one more example of every class."
+                f"infinite; pass smoothing=1.0 to count one more example of every class"
+                f"{otherwise}."
             )
         with np.errstate(over="ignore"):
             total = smoothed.sum()
@@ -296,6 +303,11 @@ class ClassPrior:
                 "of one score d for two classes pass two columns, -d / 2 and d / 2, as "
                 "numpy.c_[-d / 2, d / 2] makes them"
             )
+        if shape is not None and len(shape) > 2:
+            if shape[-1] == num_columns and shape[1] == num_classes:
+                return "the classes must be the last axis: moveaxis(logits, 1, -1)"
+            if shape[1] == num_columns and shape[-1] == num_classes:
+                return "the classes must be the second axis: moveaxis(logits, -1, 1)"
         if num_classes < num_columns:
             return (
                 f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no "

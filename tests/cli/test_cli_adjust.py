@@ -252,6 +252,7 @@ BAD = [
     (["square.npz"], "`counts` in square.npz must be one number per class; its shape is (3, 3)"),
     (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
     (["p.csv", "--counts", "900,90,0"], "class(es) emu have no training examples"),
+    (["p.csv", "--counts", "900,90,0"], "; if a column is no class, choose the others with --col"),
     (["p.csv", "--train-labels", "never.txt"], "--train-labels: class(es) emu have no training"),
     (["p.csv", "--train-labels", "uneven.npy", "--classes", "a,b,c"], "line 2 has the label 'ca"),
     (["p.csv", "--train-labels", "y.npy", "--classes", "cat,dog,emu"], "the prior is uniform, ev"),

@@ -156,6 +156,22 @@ def test_a_run_folder_brings_everything(cli, problem):
     assert json.loads(cli("tune", run.folder, *words).out)["tau"] == expected.tau
 
 
+@pytest.mark.parametrize("names", [["2", "0", "1"], ["2", "10", "zebra"]])
+def test_the_labels_of_a_run_are_positions_also_where_classes_are_called_numbers(
+    cli, problem, names
+):
+    logits, target, prior = problem
+    spec = make_spec(method="softmax")
+    run = make_run(Path("runs"), spec, logits=logits, target=target, prior=prior, class_names=names)
+    result = cli("tune", run.folder, "--split", "test", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
+    assert cli("adjust", run.folder, "--split", "test", "--tau", 0, "--out", "out.npz").code == 0
+    with np.load("out.npz") as saved:
+        np.testing.assert_array_equal(saved["target"], np.array(names)[target])
+        np.testing.assert_array_equal(saved["predicted"], np.array(names)[logits.argmax(axis=1)])
+
+
 def test_a_development_set_may_lack_the_largest_class(cli, problem):
     logits, target, prior = problem
     run, there = make_run(Path("runs"), prior=prior), target > 0

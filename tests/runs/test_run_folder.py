@@ -216,6 +216,12 @@ def test_a_folder_that_is_no_run(tmp_path):
         Run.open(tmp_path)
 
 
+def test_a_file_of_predictions_is_no_run(tmp_path):
+    (tmp_path / "p.npz").write_bytes(b"")
+    with pytest.raises(RunError, match=r"p.npz is a file, .*: longtail adjust \S+p.npz"):
+        Run.open(tmp_path / "p.npz")
+
+
 def test_a_half_written_run_names_the_command_that_resumes_it(root):
     writer = make_writer(root, command="longtail train --dataset digits-lt --seeds 1")
     writer.log(epoch=0)

@@ -106,10 +106,12 @@ def probability_rows(
     low, high = float(array.min()), float(array.max())
     if low < 0 or high > 1 + 1e-6:
         worst = low if low < 0 else high
-        raise InputError(
-            f"{caller}: `{name}` must lie in [0, 1], but {worst:g} occurs; "
-            f"these look like logits: {hint}."
-        )
+        advice = f"these look like logits: {hint}"
+        if low >= -1e-6 and high <= 1 + 1e-6:
+            advice = "if that is a rounding error of 0, clip them there"
+        elif low >= 0 and np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 100) < 1):
+            advice = "these look like percentages: divide them by 100"
+        raise InputError(f"{caller}: `{name}` must lie in [0, 1], but {worst:g} occurs; {advice}.")
     sums = array.sum(axis=1, dtype=np.float64)
     off = np.flatnonzero(np.abs(sums - 1) > slack_of_sums(array))
     if len(off):

@@ -141,6 +141,7 @@ def read_prior(
     import numpy as np
 
     from longtail._checks import InputError
+    from longtail.predictions.arrays import ArrayPredictions
     from longtail.predictions.base import hinting
     from longtail.predictions.labels import LabelEncoder, one_number_each, read_numbers
 
@@ -172,7 +173,14 @@ def read_prior(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE or --train-labels FILE."
         )
-    return prior_of_counts(numbers, source=source, smoothing=smoothing, label=found.label)
+    columns = names is not None and not isinstance(found, ArrayPredictions)
+    return prior_of_counts(
+        numbers,
+        source=source,
+        smoothing=smoothing,
+        label=found.label,
+        no_class="; if a column is no class, choose the others with --columns" if columns else "",
+    )
 
 
 def prior_of_counts(
@@ -182,6 +190,7 @@ def prior_of_counts(
     smoothing: float,
     label: Callable[[int], str] = str,
     fractions: str = "give counts, say the shares times the number of training examples",
+    no_class: str = "",
 ) -> ClassPrior:
     """The prior of counts, one per class, whose faults are told by the classes' `label`.
 
@@ -191,6 +200,7 @@ def prior_of_counts(
         smoothing: added to every count.
         label: a class as people read it.
         fractions: what to do with numbers that are not whole.
+        no_class: what else to do about a class without examples.
 
     Returns:
         The prior.
@@ -212,7 +222,7 @@ def prior_of_counts(
         never = _checks.listing(label(int(k)) for k in np.flatnonzero(counts == 0))
         raise InputError(
             f"{source}: class(es) {never} have no training examples, so log π is infinite; pass "
-            f"--smoothing 1 to count one more example of every class."
+            f"--smoothing 1 to count one more example of every class{no_class}."
         )
     return ClassPrior.from_counts(counts, smoothing=smoothing)
 

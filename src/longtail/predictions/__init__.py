@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.predictions.adjusting import adjust_predictions as adjust_predictions
@@ -107,10 +109,10 @@ def open_predictions(
         return _from_run(path, split, kind)
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise InputError(
-            f"{path} is none of {', '.join(FORMATS)} or a run folder; save predictions with "
-            f"numpy.savez(file, logits=..., target=...), for example."
-        )
+        way_out = "save predictions with numpy.savez(file, logits=..., target=...), for example"
+        if Path(path.stem).suffix.lower() in FORMATS:
+            way_out = f"unpack it to {path.stem} first"
+        raise InputError(f"{path} is none of {', '.join(FORMATS)} or a run folder; {way_out}.")
     inside, target = _find_labels(path, suffix, labels)
     if suffix == ".npz":
         return from_npz(path, kind=kind, labels=inside, target=target, class_names=classes)
@@ -181,12 +183,13 @@ def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
     if kind == "probs":
         raise InputError(f"{path} is a run folder, which holds logits; leave --probs out.")
     logits, target, _ = run.logits(split)
-    head = run.head
+    head, names = run.head, run.class_names
     return from_arrays(
         logits,
-        target,
+        # A run has positions, which as labels would be names where classes are called 1, 2, ...
+        target if names is None else np.asarray(names)[target],
         kind="logits",
-        class_names=run.class_names,
+        class_names=names,
         name=str(path),
         prior=run.prior,
         norms=None if head is None else head.norms,

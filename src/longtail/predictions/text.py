@@ -35,7 +35,7 @@ from longtail.predictions.columns import (
     understand,
     word_above_numbers,
 )
-from longtail.predictions.labels import DELIMITERS, LabelEncoder, one_label_each
+from longtail.predictions.labels import DELIMITERS, LabelEncoder, is_number, one_label_each
 from longtail.runs.files import atomic_path
 
 
@@ -122,9 +122,14 @@ class TextPredictions(Predictions):
                 except ValueError:
                     name = self.columns.header[column]
                     what = f"holds {cells[column]!r}, not a number" if cells[column] else "is empty"
+                    advice = (
+                        "if it is no score, name the columns that are with --columns, as in "
+                        "--columns 'logit_*'"
+                    )
+                    if cells[column].count(",") == 1 and is_number(cells[column].replace(",", ".")):
+                        advice = "save the scores with a decimal point"
                     return InputError(
-                        f"{self.name}: line {number}, column {name!r} {what}; if it is no score, "
-                        f"name the columns that are with --columns, as in --columns 'logit_*'."
+                        f"{self.name}: line {number}, column {name!r} {what}; {advice}."
                     )
         return InputError(f"{self.name} can't be read as numbers: {error}.")
 

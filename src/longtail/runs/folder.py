@@ -121,6 +121,11 @@ def read_record(folder: Path | str) -> dict[str, Any]:
             raise UnfinishedRunError(
                 f"{folder} is half written: it has no {RECORD}; delete it and train again."
             )
+        if folder.is_file():
+            raise RunError(
+                f"{folder} is a file, not a run folder; saved predictions are judged by: longtail "
+                f"adjust {shlex.quote(str(folder))}"
+            )
         raise RunError(f"{folder} is not a run folder: it has no {RECORD}.")
     try:
         record = files.read_json(path, caller="Run.open")

@@ -393,13 +393,14 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             fraction = _checks.fraction(cv, caller, name="cv", below_one=True)
             cv = StratifiedShuffleSplit(1, test_size=fraction, random_state=self.random_state)
         cv = check_cv(cv, y=rows.y, classifier=True)
+        place = np.arange(len(rows.y))  # so that masks become indices, too
         with warnings.catch_warnings():
             # A class with fewer examples than folds is what pooling folds is for; a scorer's
             # mean over folds that lack a class is another matter.
             if pooled:
                 warnings.filterwarnings("ignore", message="The least populated class in y")
             splits: list[Any] = [
-                (rows.weighty(np.asarray(train)), rows.weighty(np.asarray(held_out)))
+                (rows.weighty(place[train]), rows.weighty(place[held_out]))
                 for train, held_out in cv.split(rows.X, rows.y, **rows.split_params)
             ]
         if not self.refit and len(splits) > 1:

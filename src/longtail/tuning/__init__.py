@@ -210,7 +210,8 @@ def tune_tau(
     Example i of class y is right iff f_y − τ l_y ≥ f_j − τ l_j for all j, with l = log π: an
     interval of τ. One pass over the logits finds all intervals, and sorting their ends gives
     the error at every τ. Among the minimising cells the one nearest to 1 is taken, and its
-    midpoint. The arithmetic is float64 whatever the logits' dtype.
+    midpoint; or τ = 0 alone if it is better than all of them, as it may be where many logits are
+    equal. The arithmetic is float64 whatever the logits' dtype.
 
     The other criteria see tau as a temperature (argmax f − τ log π = argmax f/τ − log π) and
     evaluate softmax(f/τ) for data mixed like the training data: examples are weighed so that

@@ -96,6 +96,7 @@ def resampled_taus(
     """
     parts = few_together(curve.intervals)
     some = np.arange(parts.num_examples) if events is None else events.moving
+    zero = _Zero(parts, curve) if events is None else None
     events = events or _Events(parts, curve.bounds)
     labels, target = np.unique(parts.target[some], return_inverse=True)
     weights, importance = parts.weights[some], parts.importance[labels]
@@ -120,7 +121,31 @@ def resampled_taus(
         share = divided(importance, totals)[target] * mass
         right = np.concatenate([[0.0], np.cumsum(events.sign * share[who])])[events.below]
         taus[k] = _middle_of_best(events.breakpoints, right)
+        if zero is not None and zero.is_best(events, right, share):
+            taus[k] = 0.0
     return taus
+
+
+class _Zero:
+    """What tau = 0 alone has right, or wrong, unlike every tau right behind it."""
+
+    def __init__(self, parts: TauIntervals, curve: TauCurve) -> None:
+        low, high = curve.bounds
+        self.behind = RESOLUTION * max(1.0, abs(low), abs(high))
+        here, next_to_it = (
+            (parts.lower <= tau) & (tau < parts.upper) for tau in (0.0, 2.0 * self.behind)
+        )
+        within = low <= 0.0 < high
+        self.who = np.flatnonzero(here != next_to_it) if within else np.empty(0, dtype=np.int64)
+        self.sign = np.where(here[self.who], 1.0, -1.0)
+
+    def is_best(self, events: _Events, right: FloatArray, share: FloatArray) -> bool:
+        """Whether more is right at zero than in any cell, by the examples' shares of one draw."""
+        if not len(self.who):
+            return False
+        cell = int(np.searchsorted(events.breakpoints, self.behind, side="right")) - 1
+        more = float(np.sum(self.sign * share[self.who]))
+        return bool(right[cell] + more > right.max() + TIE)
 
 
 def _weights_of_others(

@@ -33,7 +33,7 @@ class TauCurve:
     Attributes:
         breakpoints: shape (cells + 1,), rising from the lower to the upper bound.
         values: shape (cells,), the error between breakpoints k and k + 1.
-        min_value: least error within the bounds.
+        min_value: least error within the bounds, of a cell or at tau = 0 alone.
         bounds: first and last breakpoint.
 
     Examples:
@@ -66,7 +66,10 @@ class TauCurve:
         self._right = np.concatenate([[first], first + np.cumsum(changes)])
         self.breakpoints, at = cells(self._positions, bounds)
         self.values = self._error(self._right[at])
-        self.min_value = float(self.values.min())
+        at_zero = self(0.0) if bounds[0] <= 0.0 <= bounds[1] else math.inf
+        # Where the largest logits are equal, zero alone has the lowest index win, as argmax does.
+        self._zero_alone = at_zero < float(self.values.min()) - TIE
+        self.min_value = at_zero if self._zero_alone else float(self.values.min())
 
     def __call__(self, tau: Any) -> Any:
         """The error at each tau, also outside the bounds; a float for a float.
@@ -108,7 +111,12 @@ class TauCurve:
         )
 
     def minimizer(self) -> tuple[float, tuple[float, float]]:
-        """The minimising cell nearest to tau = 1, as (midpoint, (lower end, upper end))."""
+        """The minimising cell nearest to tau = 1, as (midpoint, (lower end, upper end)).
+
+        Zero alone, with both ends 0, if it is better than every cell.
+        """
+        if self._zero_alone:
+            return 0.0, (0.0, 0.0)
         best = np.flatnonzero(self.values <= self.min_value + TIE)
         low, high = self.breakpoints[best], self.breakpoints[best + 1]
         k = int(np.argmin(distance_to_one(low, high)))
