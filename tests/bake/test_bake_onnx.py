@@ -6,8 +6,9 @@ import onnxruntime
 import pytest
 import torch
 from skl2onnx import to_onnx
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
@@ -230,6 +231,15 @@ def test_skl2onnx(tmp_path, kind, zipmap, names):
     assert back.read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 
+# Models of which another classifier is only a part.
+PARTS = [
+    CalibratedClassifierCV(LogisticRegression(), ensemble=False, cv=2, method="isotonic"),
+    VotingClassifier(
+        [("a", LogisticRegression()), ("b", GaussianNB())], voting="soft", flatten_transform=False
+    ),
+]
+
+
 @pytest.mark.parametrize(
     "classifier",
     [
@@ -239,6 +249,8 @@ def test_skl2onnx(tmp_path, kind, zipmap, names):
         OneVsRestClassifier(LogisticRegression()),
         MLPClassifier((8,), max_iter=20, random_state=0),
         SVC(probability=True, random_state=0),
+        PARTS[0],
+        PARTS[1],
     ],
     ids=lambda c: type(c).__name__,
 )
@@ -256,6 +268,39 @@ def test_skl2onnx_labels_that_do_not_come_from_the_probabilities(classifier):
     np.testing.assert_array_equal(label.ravel()[clear], wanted.argmax(axis=1)[clear])
     assert np.mean(old.argmax(axis=1) != wanted.argmax(axis=1)) > 0.05
     assert unbake(baked) == model
+
+
+@pytest.mark.parametrize("label", [True, False])
+@pytest.mark.parametrize("classifier", PARTS, ids=lambda c: type(c).__name__)
+def test_skl2onnx_a_classifier_that_is_only_a_part(classifier, label):
+    classifier.fit(X[:1000], Y[:1000] > 0)
+    model = to_onnx(classifier, X[:1], options={id(classifier): {"zipmap": False}})
+    if not label:
+        del model.graph.output[0]
+    prior = ClassPrior.from_counts([800, 200])
+    *given, probs = run(bake_logit_adjustment(model, prior), X=X[:2000])
+    wanted = adjusted_probs(run(model, X=X[:2000])[-1], prior.log_probs, 1.0)
+    np.testing.assert_allclose(probs, wanted, atol=1e-5)
+    if label:
+        np.testing.assert_array_equal(given[0].ravel(), probs.argmax(axis=1))
+
+
+@pytest.mark.parametrize("labels", [["emu", "cat", "dog"], [7, 3, 5]], ids=["str", "int"])
+def test_a_dictionary_whose_keys_are_sorted(labels):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>'
+        "net (float[n, 8] X) => (float[n, 3] z) { z = MatMul(X, w) p = Softmax(z) }"
+    )
+    weights = CENTRES.T.astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_int64s"
+    node = onnx.helper.make_node("ZipMap", ["p"], ["y"], domain="ai.onnx.ml", **{kind: labels})
+    model.graph.node.append(node)
+    model.graph.output.append(onnx.ValueInfoProto(name="y"))
+    logits, rows = run(bake_logit_adjustment(model, PRIOR), X=X)
+    np.testing.assert_allclose(logits, X @ weights - LOG_PI, atol=1e-5)
+    by_class = np.array([[row[label] for label in labels] for row in rows])
+    np.testing.assert_allclose(by_class, softmax(X @ weights - LOG_PI), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["logistic", "forest"])

@@ -42,10 +42,12 @@ _RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _SOFTMAX = {"Softmax", "LogSoftmax"}
 # Behind which the smallest number is the smallest still.
 _KEEPS_ORDER = frozenset({*_SAME, "Cast", "Add", "Sqrt", "Exp", "Log", "Clip", "Relu"})
-# What shows some probabilities in another form: percentages, logarithms, the largest, one of them.
+# What shows some scores in another form: percentages, clipped, the largest, one of them, a label.
 SHOWS = frozenset({
-    *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Neg",
-    "Log", "Mul", "Div", "TopK", "ReduceMax", "Gather", "GatherElements", "Slice", "Sigmoid",
+    *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Floor",
+    "Ceil", "Neg", "Log", "Sqrt", "Pow", "Mul", "Div", "Add", "Sub", "Clip", "Min", "Max", "Relu",
+    "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "TopK", "ArgMax", "Hardmax",
+    "ReduceMax", "Gather", "GatherElements", "Slice", "Sigmoid",
 })  # fmt: skip
 # Layers, quantized and fused by a runtime too, with their outputs on axis 1, and on the last axis
 # (and which of their inputs is the weight).
@@ -138,11 +140,15 @@ class Graph:
 
     def downstream(self, tensor: str) -> set[str]:
         """The model's outputs that depend on a tensor (itself too)."""
-        reached = {tensor}
+        return self.reached(tensor) & set(self.outputs)
+
+    def reached(self, *tensors: str) -> set[str]:
+        """Some tensors and all that depend on them."""
+        found = set(tensors)
         for node in self.model.graph.node:  # in topological order, as the format demands
-            if any(name in reached for name in _all_inputs(node)):
-                reached.update(node.output)
-        return reached & set(self.outputs)
+            if any(name in found for name in _all_inputs(node)):
+                found.update(node.output)
+        return found
 
     def ancestors(self, tensor: str) -> list[NodeProto]:
         """The nodes that a tensor depends on."""
@@ -183,19 +189,35 @@ class Graph:
             node = self.producers[tensor].node
             if node.op_type not in operators or node.domain not in ("", "ai.onnx"):
                 return
-            source = self._only_source(node)
+            source = self._only_source(node, operators)
             if source is None or (node.op_type == "Div" and node.input[0] != source):
                 return
             yield node, source
             tensor = source
 
-    def _only_source(self, node: NodeProto) -> str | None:
-        """The tensor whose numbers a node computes with; None if there are several, or none."""
+    def _only_source(self, node: NodeProto, operators: frozenset[str]) -> str | None:
+        """The tensor whose numbers a node computes with; None if there are several, or none.
+
+        Of several the first, if the operators make the others of it: p in p·[p > t] or p / (1 − p).
+        """
         varying = [name for name in node.input if name in self._varying]
         if node.op_type in _KEEPS_AXES | _RESHAPES and varying:  # the rest are sizes and scales
             return str(node.input[0])
-        known = [name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)]
-        return known[0] if len(known) == 1 else None
+        known = {name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)}
+        if not known:
+            return None
+        first = min(known, key=lambda name: self.producers.get(name, (-1,))[0])
+        others = (self.back_through(name, operators) for name in known - {first})
+        return first if all(first in (source for _, source in way) for way in others) else None
+
+    def order_of_map(self, output: str) -> list[int] | None:
+        """The classes in the order in which a dictionary has them: runtimes sort its keys."""
+        node = self.producers[output].node if output in self.producers else None
+        if node is None or node.op_type != "ZipMap":
+            return None
+        names = ("classlabels_int64s", "classlabels_strings")
+        labels = next(found for name in names if (found := attribute(node, name, None)))
+        return sorted(range(len(labels)), key=labels.__getitem__)
 
     def rounding(self, tensor: str) -> float:
         """Of what a tensor's numbers are multiples, where a quantized model makes it; 0 if none."""
@@ -302,14 +324,15 @@ class Graph:
         """False where it is known to have another: a constant of more axes was added since."""
         return len(self._shapes.get(tensor, range(rank))) == rank
 
+    def varies(self, tensor: str) -> bool:
+        """Whether a tensor depends on the model's inputs."""
+        return tensor in self._varying
+
     @cached_property
     def _varying(self) -> set[str]:
         """The tensors that depend on the model's inputs."""
-        found = {info.name for info in self.model.graph.input} - set(self.constants)
-        for node in self.model.graph.node:  # in topological order, as the format demands
-            if any(name in found for name in _all_inputs(node)):
-                found.update(node.output)
-        return found
+        inputs = {info.name for info in self.model.graph.input}
+        return self.reached(*(inputs - set(self.constants)))
 
     def element_type(self, tensor: str) -> int:
         """Type of a tensor's elements by shape inference; 0 if it can't be told."""

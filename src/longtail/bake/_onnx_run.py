@@ -104,6 +104,11 @@ class Runner:
                 last = error
         raise last
 
+    @property
+    def rows(self) -> set[int]:
+        """How long the inputs are along their first axis, which is that of the examples."""
+        return {len(values) for values in self.inputs.values() if values.ndim}
+
     def _try(self, model: ModelProto) -> None:
         names = [output.name for output in model.graph.output]
         try:
