@@ -161,6 +161,19 @@ def test_convolutions_count_where_no_matrix_fits(tmp_path):
     assert bake_record(out).how == "as a new bias of layer head, which had none"
 
 
+@pytest.mark.filterwarnings("ignore:.*had no bias")
+def test_embeddings_are_layers_only_if_named(tmp_path):
+    """Those of two kinds of tokens, in a network with one output for two classes."""
+    kinds, path = "bert.embeddings.token_type_embeddings", tmp_path / "m.safetensors"
+    tensors = {f"{kinds}.weight": np.ones((2, 4)), "answer.weight": np.ones((1, 4))}
+    save_numpy(tensors, path)
+    prior = ClassPrior.from_counts([9, 1])
+    out = bake_logit_adjustment(path, prior, out=tmp_path / "b.safetensors")
+    np.testing.assert_allclose(load_file(out)["answer.bias"].numpy(), [np.log(9)])
+    out = bake_logit_adjustment(path, prior, layer=kinds, out=out, force=True)
+    assert bake_record(out).where == kinds
+
+
 def quantized(folder):
     save_numpy({"fc.weight": np.ones((3, 4), np.int8)}, folder / "q.safetensors")
     return folder / "q.safetensors"

@@ -204,8 +204,9 @@ def pick(
         return layer
     wanted = change.num_classes
     fitting = [key for key, width in widths.items() if wanted is None or width == wanted]
-    if not fitting:
-        fitting = [key for key, width in widths.items() if change.fits(width)]
+    # One output may stand for two classes: behind a layer of two it may be the last one.
+    behind = list(widths)[list(widths).index(fitting[-1]) :] if fitting else list(widths)
+    fitting += [key for key in behind if key not in fitting and change.fits(widths[key])]
     if len(fitting) == 1:
         return fitting[0]
     if not widths:
@@ -218,6 +219,7 @@ def pick(
             f"an ONNX export."
         )
     shown = _checks.listing(map(repr, fitting))
+    outputs += ", or 1 for both" if any(widths[key] != wanted for key in fitting if wanted) else ""
     raise InputError(
         f"{caller}: more than one linear layer of {name} {outputs}: {shown}; name the one "
         f"whose outputs are the logits with layer=... (on the command line: --layer)."

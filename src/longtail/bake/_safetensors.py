@@ -92,7 +92,7 @@ def bake(path: Path, out: Path, change: Change, *, layer: str | None) -> None:
     caller, name = change.caller, str(path)
     refuse_twice(record_of(path, caller=caller), name=name, caller=caller)
     state = open_state(path, caller=caller)
-    chosen = pick(_widths(state, change), change, layer, name=name, caller=caller)
+    chosen = pick(_widths(state, change, layer), change, layer, name=name, caller=caller)
     found = _layer_of(state, chosen)
     new = bake_layer(found, change)
     _check(found, new.tensors, change)
@@ -122,12 +122,17 @@ def _join(layer: str, part: str) -> str:
     return f"{layer}.{part}" if layer else part
 
 
-def _widths(state: StateFile, change: Change) -> dict[str, int]:
-    """Outputs of the layers; kernels of convolutions count where no matrix fits."""
+def _widths(state: StateFile, change: Change, named: str | None) -> dict[str, int]:
+    """Outputs of the layers; kernels of convolutions count where no matrix fits.
+
+    Embeddings are matrices too, as of two kinds of tokens, and are layers only if named.
+    """
     linear: dict[str, int] = {}
     convolutions: dict[str, int] = {}
     for name, entry in state.entries.items():
         layer, _, part = name.rpartition(".")
+        if "embed" in layer.rpartition(".")[2].lower() and layer != named:
+            continue
         if part == "weight" and len(entry["shape"]) >= 2:
             group = linear if len(entry["shape"]) == 2 else convolutions
             group[layer] = entry["shape"][0]
