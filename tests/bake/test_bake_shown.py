@@ -84,6 +84,15 @@ SHOWN = {
         [np.clip(P, 0.05, 0.95), LABEL],
     ),
     "the larger of each and a floor": (f"{PROBS} y = Max(p, low)", [np.maximum(P, 0.05)]),
+    "a floor that made-up inputs hardly reach": (
+        f"{PROBS} y = Max(p, tiny)",
+        [np.maximum(P, 1e-5)],
+    ),
+    "mixed with a guess": (f"{PROBS} m = Mul(p, high) y = Add(m, guess)", [0.95 * P + 0.05 / 3]),
+    "by rank": (
+        f"{PROBS} v, i = TopK(p, three) y = GatherElements<axis = 1>(p, i)",
+        [TOP, ORDER],
+    ),
     "roots": (f"{PROBS} y = Sqrt(p)", [np.sqrt(P)]),
     "what is missing from 1": (f"{PROBS} y = Sub(full, p)", [1 - P]),
     "only large ones": (
@@ -112,7 +121,7 @@ def test_what_the_outputs_are_made_of_is_adjusted(name, named):
     nodes, wanted = SHOWN[name]
     outputs = ["y", *(word for word in ("i", "il") if f" {word} =" in nodes)]
     scale = {"s": np.float32(0.01), "o": np.array(0, np.uint8)}
-    bounds = {"low": 0.05, "high": 0.95, "full": 1, "more": 1.5}
+    bounds = {"low": 0.05, "high": 0.95, "full": 1, "more": 1.5, "tiny": 1e-5, "guess": 0.05 / 3}
     bounds = {name: np.float32(value) for name, value in bounds.items()}
     model = network(nodes, *outputs, **scale, **bounds)
     baked = bake_logit_adjustment(model, PRIOR, output="y" if named else None)
@@ -180,6 +189,37 @@ def test_one_of_two_probabilities_is_no_margin(nodes):
     probs = softmax(F[:, :2] - np.log([0.9, 0.1]))
     wanted = probs[:, 1] if "Gather" in nodes else probs.max(axis=1)
     np.testing.assert_allclose(run(baked)[0], wanted, atol=1e-5)
+
+
+TURN = np.array([2, 0, 1])
+
+
+@pytest.mark.parametrize("nodes", [
+    "p = Softmax(z) y = Gather<axis = 1>(p, turn)",
+    "l = LogSoftmax(z) y = Gather<axis = 1>(l, turn)",
+    "p = Softmax(z) g = Gather<axis = 1>(p, turn) y = Mul(g, hundred)",
+])  # fmt: skip
+def test_the_prior_is_in_the_order_of_the_outputs(nodes):
+    model = network(f"z = Gemm(x, w, b) {nodes}", "y", turn=TURN)
+    got = run(bake_logit_adjustment(model, PRIOR))[0].astype(np.float64)
+    got = softmax(got) if "Log" in nodes else got / got.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(got, softmax(F[:, TURN] - LOG_PI), atol=1e-5)
+
+
+def test_percentages_in_another_order_are_refused():
+    nodes = f"{PROBS} m = Mul(p, hundred) y = Gather<axis = 1>(m, turn)"
+    with pytest.raises(InputError, match=r"sum to 100 for every example, as percentages do"):
+        bake_logit_adjustment(network(nodes, "y", turn=TURN), PRIOR)
+
+
+@pytest.mark.parametrize("end", ["Identity(s)", "Mul(s, hundred)"])
+def test_probabilities_without_the_background_need_a_prior_of_all(end):
+    model = network(f"{PROBS} s = Slice(p, one1, three, one1) y = {end}", "y", one1=np.array([1]))
+    message = r"'s' is a part of probabilities of 3 classes \('p'\); give a prior of all 3"
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(model, ClassPrior.from_counts([90, 10]))
+    got = run(bake_logit_adjustment(model, PRIOR))[0]
+    np.testing.assert_allclose(got, P[:, 1:] * (100 if "Mul" in end else 1), rtol=1e-3, atol=1e-4)
 
 
 def test_percent_of_a_sigmoid():

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from longtail._checks import InputError
 from longtail.bake._change import Change
 from longtail.bake._onnx_graph import SHOWS, Graph, attribute
 from longtail.bake._onnx_numbers import are_probabilities
@@ -22,7 +23,8 @@ from longtail.bake._onnx_run import Runner, scores
 _MAKES_LOGITS = {
     "Mul", "Div", "Add", "Sub", "Clip", "Min", "Max", "Relu", "Where", "Sqrt", "Pow",
 }  # fmt: skip
-_PICKS = {"ReduceMax", "ArgMax", "Gather", "GatherElements", "Slice"}
+_SELECTS = {"Gather", "GatherElements", "Slice"}
+_PICKS = {"ReduceMax", "ArgMax", *_SELECTS}
 
 
 def shown_by(graph: Graph, runner: Runner, output: str, change: Change) -> str:
@@ -43,16 +45,20 @@ def shown_by(graph: Graph, runner: Runner, output: str, change: Change) -> str:
         before = scores(found[source])
         if node.op_type == "Sigmoid":
             return output if tensor == trace.tensor else tensor
-        if _ranks(node, tensor, before, change):
+        if _ranks(node, tensor, before, graph, change):
             return shown_by(graph, runner, source, change)
-        if tensor == trace.tensor and here is not None and _sum_to_one(here, change):
-            return output  # rounded, turned: probabilities still
+        if _reorders(node, found[tensor], before):
+            return output  # the classes are in the order of the outputs
         made_logits = made_logits or node.op_type in _MAKES_LOGITS
         logs = before is not None and _are_logs(before, change)
         if made_logits and (node.op_type == "Log" or logs):
             return output
         if logs or (before is not None and _sum_to_one(before, change)):
-            return source
+            # Turned, they are probabilities still; behind a floor they may only look like some,
+            # and weighing would make the rarest class win wherever it stands on the floor.
+            turned = here is not None and not made_logits and _sum_to_one(here, change)
+            return output if turned else source
+        _refuse_some_of_more(node, tensor, before, change)
         tensor = source
     return output
 
@@ -78,11 +84,39 @@ def is_width(size: int, change: Change) -> bool:
     return size > 1 and change.fits(size)
 
 
-def _ranks(node: NodeProto, tensor: str, before: NDArray[Any] | None, change: Change) -> bool:
+def _ranks(
+    node: NodeProto, tensor: str, before: NDArray[Any] | None, graph: Graph, change: Change
+) -> bool:
     """Whether a tensor holds the classes' scores by their rank, or which of them is the largest."""
-    if node.op_type not in ("TopK", "Hardmax") or before is None or tensor != node.output[0]:
+    if before is None or before.ndim == 0 or tensor != node.output[0]:
         return False
-    return is_width(before.shape[attribute(node, "axis", -1)], change)
+    sorts = node.op_type == "GatherElements" and graph.varies(node.input[1])
+    if not sorts and node.op_type not in ("TopK", "Hardmax"):
+        return False
+    axis = attribute(node, "axis", 0 if sorts else -1)
+    return is_width(before.shape[axis], change)
+
+
+def _reorders(node: NodeProto, here: Any, before: NDArray[Any] | None) -> bool:
+    """Whether a node gives as many numbers as it gets, in another order."""
+    return node.op_type in _SELECTS and before is not None and np.shape(here) == before.shape
+
+
+def _refuse_some_of_more(
+    node: NodeProto, tensor: str, before: NDArray[Any] | None, change: Change
+) -> None:
+    """Refuse the probabilities of all classes but some: of these the rest takes its share."""
+    classes = change.num_classes
+    if classes is None or node.op_type not in _SELECTS or before is None or before.ndim < 2:
+        return
+    for axis in (1, before.ndim - 1):
+        more = before.shape[axis]
+        if more > classes and are_probabilities(before, axis):
+            raise InputError(
+                f"{change.caller}: {tensor!r} is a part of probabilities of {more} classes "
+                f"({node.input[0]!r}); give a prior of all {more}, the background with them if it "
+                f"is one, in their order."
+            )
 
 
 def _sum_to_one(array: NDArray[Any], change: Change) -> bool:
