@@ -161,6 +161,30 @@ def test_weight_normalization_of_a_matmul(exported):
     assert unbake(baked) == model
 
 
+@pytest.mark.parametrize("nodes", ["y = Add(z, c)", "u = Add(z, c) y = Add(c, u)"])
+def test_weight_normalization_of_several_biases(nodes):
+    """All of them are the bias, as behind a layer that somebody has corrected."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        f"net (float[n, 8] x) => (float[n, 3] y) {{ z = Gemm(x, w, b) {nodes} }}"
+    )
+    w, b, c = (RANDOM.normal(size=s).astype(np.float32) for s in ((8, 3), 3, 3))
+    for name, array in {"w": w, "b": b, "c": c}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    got = run(bake_weight_normalization(model, bias_mode="keep"), x=ROWS)[0]
+    wanted = ROWS @ w / np.linalg.norm(w, axis=0) + b + (c if "u" not in nodes else 2 * c)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_inputs_that_are_not_those_of_the_model():
+    model = to_onnx(LogisticRegression().fit(ROWS[:9], [0, 1, 2] * 3), ROWS[:1])
+    bake_logit_adjustment(model, PRIOR, inputs={"X": ROWS[:9]})
+    with pytest.raises(InputError, match="takes float32 as 'X', but `inputs` has float64; convert"):
+        bake_logit_adjustment(model, PRIOR, inputs={"X": ROWS[:9].astype(float)})
+    with pytest.raises(InputError, match=r"`inputs` of an ONNX model .* dictionary, .*ndarr"):
+        bake_logit_adjustment(model, PRIOR, inputs=ROWS[:9])
+
+
 def test_the_record(exported, tmp_path):
     path, _ = exported(False, "softmax", True)
     model = onnx.load(path)

@@ -384,17 +384,18 @@ class Graph:
 
     def layer_of(self, tensor: str, width: int) -> tuple[FloatArray | None, FloatArray | None, str]:
         """Weight (outputs, inputs) and bias of the layer that makes a tensor, and its name."""
-        bias = self.bias_of(tensor, width)
         offset = None
-        if bias is not None and bias.tensor is not None:
-            offset = self.values(bias.tensor).astype(np.float64).reshape(-1) * bias.factor
         if tensor not in self.producers:
             return None, offset, tensor
         node = self.producers[tensor].node
-        if node.op_type == "Add" and bias is not None:
-            inner = node.input[1 - bias.place]
-            if inner in self.producers:
-                node = self.producers[inner].node
+        place = tensor
+        while (bias := self.bias_of(place, width)) is not None and bias.tensor is not None:
+            more = self.values(bias.tensor).astype(np.float64).reshape(-1) * bias.factor
+            offset = more if offset is None else offset + more
+            inner = node.input[1 - bias.place] if node.op_type == "Add" else ""
+            if inner not in self.producers:
+                break
+            place, node = inner, self.producers[inner].node
         weight = self.constants.get(node.input[1]) if len(node.input) > 1 else None
         if weight is None or node.op_type not in ("Gemm", "MatMul", "Conv"):
             return None, offset, node.name or tensor
