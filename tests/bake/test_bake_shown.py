@@ -88,6 +88,14 @@ SHOWN = {
         f"{PROBS} y = Max(p, tiny)",
         [np.maximum(P, 1e-5)],
     ),
+    "percent above a floor": (
+        f"{PROBS} m = Max(p, tiny) y = Mul(m, hundred)",
+        [100 * np.maximum(P, 1e-5)],
+    ),
+    "turned behind a floor": (
+        f"{PROBS} m = Max(p, tiny) t = Unsqueeze(m, two) y = Squeeze(t, two)",
+        [np.maximum(P, 1e-5)],
+    ),
     "mixed with a guess": (f"{PROBS} m = Mul(p, high) y = Add(m, guess)", [0.95 * P + 0.05 / 3]),
     "by rank": (
         f"{PROBS} v, i = TopK(p, three) y = GatherElements<axis = 1>(p, i)",

@@ -56,8 +56,9 @@ def shown_by(graph: Graph, runner: Runner, output: str, change: Change) -> str:
         if logs or (before is not None and _sum_to_one(before, change)):
             # Turned, they are probabilities still; behind a floor they may only look like some,
             # and weighing would make the rarest class win wherever it stands on the floor.
-            turned = here is not None and not made_logits and _sum_to_one(here, change)
-            return output if turned else source
+            inner = shown_by(graph, runner, source, change)
+            turned = inner == source and not made_logits
+            return output if turned and here is not None and _sum_to_one(here, change) else inner
         _refuse_some_of_more(node, tensor, before, change)
         tensor = source
     return output
