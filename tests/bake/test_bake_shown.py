@@ -280,6 +280,7 @@ HONEST = {
     "logarithms and a bias": "z = Gemm(x, w, b) l = LogSoftmax(z) y = Add(l, half)",
     "clipped logarithms": f"{PROBS} l = Log(p) y = Max(l, least)",
     "a gate of its own": "z = Gemm(x, w, b) g = Sigmoid(z) y = Mul(z, g)",
+    "weights of its own": "z = Gemm(x, w, b) v = Gemm(x, w, b) g = Softmax(v) y = Mul(z, g)",
     "classes in another order": "z = Gemm(x, w, b) y = Gather<axis = 1>(z, order)",
 }
 HALF = {"half": np.float32(0.5)}
@@ -343,6 +344,19 @@ def test_percentages_of_several_softmaxes_are_refused(nodes):
         message = message.replace("200?", "2")
     with pytest.raises(InputError, match=message):
         bake_logit_adjustment(model, PRIOR)
+
+
+@pytest.mark.parametrize("nodes", [
+    "y = CumSum(p, one)",
+    "n = ReduceL2<axes = [1]>(p) y = Div(p, n)",
+    "v = Gemm(x, w, c) q = Softmax(v) y = Mul(p, q)",
+])  # fmt: skip
+def test_functions_of_probabilities_that_are_not_seen_through_are_refused(nodes):
+    model = network(f"{PROBS} {nodes}", "y", c=W[0])
+    with pytest.raises(InputError, match=r"'y' is made of the probabilities '.*name what"):
+        bake_logit_adjustment(model, PRIOR)
+    baked = bake_logit_adjustment(model, PRIOR, output="p")
+    assert bake_record(baked).where == "z"
 
 
 @pytest.mark.parametrize("classes", [2, 3])

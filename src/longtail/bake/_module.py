@@ -220,7 +220,8 @@ def _widths(model: nn.Module, change: Change, layer: str | None) -> dict[str, in
 
     A convolution that a linear layer comes behind is not the last, so it must be named.
     """
-    linear, convolutions = {}, {}
+    linear: dict[str, int] = {}
+    convolutions: dict[str, int] = {}
     for name, module in model.named_modules():
         kind = type(module)  # a quantized layer is no nn.Linear, but a message should name it
         quantized = kind.__module__.startswith(_QUANTIZED) and "Linear" in kind.__name__

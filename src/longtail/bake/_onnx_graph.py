@@ -54,6 +54,8 @@ SHOWS = frozenset({
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
 _PRODUCTS = {"Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "FusedMatMul": 1, "QLinearMatMul": 3}
 
+_LAYERS = {*_CONVOLUTIONS, *_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN"}
+
 
 class Producer(NamedTuple):
     """A node and its place in the graph."""
@@ -286,6 +288,11 @@ class Graph:
             if source is None:
                 return
             tensor = source
+
+    def is_plain(self, node: NodeProto) -> bool:
+        """Whether a node is a standard one without weights and without a graph of its own."""
+        inner = any(item.HasField("g") or item.graphs for item in node.attribute)
+        return not inner and node.op_type not in _LAYERS and node.domain in ("", "ai.onnx")
 
     def _axis_of_layer(self, node: NodeProto, rank: int) -> int | None:
         """The axis of a layer's outputs; None if the node is no layer that is known."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
+from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import Change
 from longtail.bake._onnx_graph import SHOWS, Graph, attribute
@@ -23,6 +24,7 @@ from longtail.bake._onnx_run import Runner, scores
 _MAKES_LOGITS = {
     "Mul", "Div", "Add", "Sub", "Clip", "Min", "Max", "Relu", "Where", "Sqrt", "Pow",
 }  # fmt: skip
+_SQUASHES = {"Softmax", "Sigmoid", "HardSigmoid"}
 _SELECTS = {"Gather", "GatherElements", "Slice"}
 _PICKS = {"ReduceMax", "ArgMax", *_SELECTS}
 
@@ -78,6 +80,18 @@ def picked_from(graph: Graph, runner: Runner, output: str, change: Change) -> st
             one_each = np.size(found[trace.tensor]) == len(before)
             return source if one_each and is_width(before.shape[1], change) else None
     return None
+
+
+def refuse_made_of_probabilities(graph: Graph, tensor: str, change: Change) -> None:
+    """Refuse what is no logit and not seen through: it would be adjusted as if it were one."""
+    found = _made_of(graph, tensor)
+    if found:
+        raise InputError(
+            f"{change.caller}: {tensor!r} is made of the probabilities "
+            f"{_checks.listing(map(repr, found))}, so it holds no logits that could be adjusted; "
+            f"name what shall be adjusted with output=... (on the command line: --output), and "
+            f"what is made of it follows."
+        )
 
 
 def is_width(size: int, change: Change) -> bool:
@@ -138,3 +152,24 @@ def _drops_examples(here: NDArray[Any] | None, before: NDArray[Any] | None, chan
     if here is None or before is None or here.ndim != 1 or not is_width(len(here), change):
         return False
     return np.array_equal(here[None], before)
+
+
+def _made_of(graph: Graph, tensor: str) -> list[str]:
+    """The softmaxes and sigmoids that a tensor is made of, with no layer and no logarithm between.
+
+    Empty where it is made of anything else besides, such as logits that a softmax weighs.
+    """
+    found, seen, names = [], set(), [tensor]
+    while names:
+        name = names.pop()
+        if name in seen or not graph.varies(name):
+            continue
+        seen.add(name)
+        node = graph.producers[name].node if name in graph.producers else None
+        if node is not None and node.op_type in _SQUASHES:
+            found.append(name)
+        elif node is None or not graph.is_plain(node) or node.op_type in ("Log", "LogSoftmax"):
+            return []
+        else:
+            names += node.input
+    return found

@@ -24,7 +24,7 @@ from longtail.bake._change import Change
 from longtail.bake._onnx_graph import Bias, Graph, Producer, Trace, attribute
 from longtail.bake._onnx_numbers import are_probabilities, common_sum
 from longtail.bake._onnx_run import Arrays, Runner, scores
-from longtail.bake._onnx_shown import is_width, picked_from, shown_by
+from longtail.bake._onnx_shown import is_width, picked_from, refuse_made_of_probabilities, shown_by
 
 Way = Literal["bias", "node", "classifier", "probs"]
 
@@ -132,7 +132,15 @@ def find_target(
             f"own, and not logits or probabilities of one label out of {width}; an adjustment "
             f"for one label per example does not apply."
         )
-    return _way(graph, trace, value, change, classifier, shape)
+    target = _way(graph, trace, value, change, classifier, shape)
+    # Whoever names a tensor inside the model has looked, and means it.
+    if (
+        trace.kind == "logits"
+        and target.way in ("bias", "node")
+        and output in (None, *graph.outputs)
+    ):
+        refuse_made_of_probabilities(graph, trace.tensor, change)
+    return target
 
 
 def _way(
