@@ -174,6 +174,17 @@ def test_embeddings_are_layers_only_if_named(tmp_path):
     assert bake_record(out).where == kinds
 
 
+def test_weights_with_their_inputs_first_are_no_layers_of_as_many_outputs(tmp_path):
+    path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
+    tensors = {"inner.weight": np.ones((3, 9)), "inner.bias": np.ones(9)}
+    save_numpy({**tensors, "score.weight": np.ones((3, 4)), "score.bias": np.ones(3)}, path)
+    bake_logit_adjustment(path, PRIOR, out=out)
+    assert bake_record(out).where == "score"
+    message = "layer inner has 3 rows of weights but a bias of 9, .* outputs first; bake an ONNX"
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(path, PRIOR, layer="inner", out=out, force=True)
+
+
 def quantized(folder):
     save_numpy({"fc.weight": np.ones((3, 4), np.int8)}, folder / "q.safetensors")
     return folder / "q.safetensors"

@@ -65,6 +65,11 @@ def bake_layer(layer: Layer, change: Change) -> BakedLayer:
         raise InputError(
             f"{caller}: the bias of {layer.name} holds NaN or infinity: the training has diverged."
         )
+    if bias is not None and bias.size != layer.width:
+        raise InputError(
+            f"{caller}: {layer.name} has {layer.width} rows of weights but a bias of {bias.size}, so "
+            f"it is no linear layer that has its outputs first; bake an ONNX export."
+        )
     scale, offset = change.affine(layer.width, lambda: layer.weight().values(), bias)
     tensors: dict[str, RawTensor] = {}
     undo: dict[str, Any] = {}
