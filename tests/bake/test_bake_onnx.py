@@ -176,6 +176,23 @@ def test_weight_normalization_of_several_biases(nodes):
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["Add", "Softmax"])
+def test_functions_that_are_called_as_operators_are(name):
+    """They may do anything; here they give logits."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]>'
+        f"net (float[n, 8] x) => (float[n, 3] y) {{ z = MatMul(x, w) y = my.{name}(z, b) }}"
+        f'<domain: "my", opset_import: ["" : 17]>'
+        f"{name} (z, b) => (y) {{ t = Add(b, b) y = Add(z, t) }}"
+    )
+    w, b = (RANDOM.normal(size=s).astype(np.float32) for s in ((8, 3), 3))
+    for tensor, array in {"w": w, "b": b}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor))
+    baked = bake_logit_adjustment(model, PRIOR)
+    np.testing.assert_allclose(run(baked, x=ROWS)[0], ROWS @ w + 2 * b - LOG_PI, atol=1e-5)
+    assert unbake(baked) == model
+
+
 def test_inputs_that_are_not_those_of_the_model():
     model = to_onnx(LogisticRegression().fit(ROWS[:9], [0, 1, 2] * 3), ROWS[:1])
     bake_logit_adjustment(model, PRIOR, inputs={"X": ROWS[:9]})

@@ -67,8 +67,8 @@ def bake_layer(layer: Layer, change: Change) -> BakedLayer:
         )
     if bias is not None and bias.size != layer.width:
         raise InputError(
-            f"{caller}: {layer.name} has {layer.width} rows of weights but a bias of {bias.size}, so "
-            f"it is no linear layer that has its outputs first; bake an ONNX export."
+            f"{caller}: {layer.name} has {layer.width} rows of weights but a bias of {bias.size}, "
+            f"so it is no linear layer that has its outputs first; bake an ONNX export."
         )
     scale, offset = change.affine(layer.width, lambda: layer.weight().values(), bias)
     tensors: dict[str, RawTensor] = {}

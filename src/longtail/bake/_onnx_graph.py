@@ -29,6 +29,7 @@ FLOAT_TYPES = {
     TensorProto.FLOAT16: "F16",
     TensorProto.BFLOAT16: "BF16",
 }
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 _CLASSIFIERS = {"LinearClassifier", "TreeEnsembleClassifier", "SVMClassifier"}
 _SAME = {"Identity", "Dropout"}
 # What leaves every axis in its place.
@@ -168,6 +169,8 @@ class Graph:
         tensor = output
         while tensor in self.producers:
             node = self.producers[tensor].node
+            if node.domain not in _STANDARD:  # a function may have any name
+                break
             if node.op_type in ("Softmax", "LogSoftmax", "Sigmoid") and kind == "logits":
                 kind = {"Softmax": "probs", "LogSoftmax": "log_probs"}.get(node.op_type, "sigmoid")  # type: ignore[assignment]
                 axis = attribute(node, "axis", -1 if self.opset >= 13 else 1)
@@ -377,7 +380,11 @@ class Graph:
         index, node = self.producers[tensor]
         factor = float(attribute(node, "beta", 1.0)) if node.op_type == "Gemm" else 1.0
         places = {"Gemm": [2], "Conv": [2], "Add": [1, 0]}.get(node.op_type, [])
-        if not factor or (node.op_type == "Gemm" and self.opset < 11):
+        if (
+            node.domain not in _STANDARD
+            or not factor
+            or (node.op_type == "Gemm" and self.opset < 11)
+        ):
             return None
         for place in places:
             if place >= len(node.input) or not node.input[place]:

@@ -166,10 +166,10 @@ def _made_of(graph: Graph, tensor: str) -> list[str]:
             continue
         seen.add(name)
         node = graph.producers[name].node if name in graph.producers else None
-        if node is not None and node.op_type in _SQUASHES:
-            found.append(name)
-        elif node is None or not graph.is_plain(node) or node.op_type in ("Log", "LogSoftmax"):
+        if node is None or not graph.is_plain(node) or node.op_type in ("Log", "LogSoftmax"):
             return []
+        if node.op_type in _SQUASHES:
+            found.append(name)
         else:
             names += node.input
     return found
