@@ -6,8 +6,9 @@ import onnxruntime
 import pytest
 import torch
 from skl2onnx import to_onnx
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
@@ -160,6 +161,47 @@ def test_weight_normalization_of_a_matmul(exported):
     assert unbake(baked) == model
 
 
+@pytest.mark.parametrize("nodes", ["y = Add(z, c)", "u = Add(z, c) y = Add(c, u)"])
+def test_weight_normalization_of_several_biases(nodes):
+    """All of them are the bias, as behind a layer that somebody has corrected."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        f"net (float[n, 8] x) => (float[n, 3] y) {{ z = Gemm(x, w, b) {nodes} }}"
+    )
+    w, b, c = (RANDOM.normal(size=s).astype(np.float32) for s in ((8, 3), 3, 3))
+    for name, array in {"w": w, "b": b, "c": c}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    got = run(bake_weight_normalization(model, bias_mode="keep"), x=ROWS)[0]
+    wanted = ROWS @ w / np.linalg.norm(w, axis=0) + b + (c if "u" not in nodes else 2 * c)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Add", "Softmax"])
+def test_functions_that_are_called_as_operators_are(name):
+    """They may do anything; here they give logits."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "my" : 1]>'
+        f"net (float[n, 8] x) => (float[n, 3] y) {{ z = MatMul(x, w) y = my.{name}(z, b) }}"
+        f'<domain: "my", opset_import: ["" : 17]>'
+        f"{name} (z, b) => (y) {{ t = Add(b, b) y = Add(z, t) }}"
+    )
+    w, b = (RANDOM.normal(size=s).astype(np.float32) for s in ((8, 3), 3))
+    for tensor, array in {"w": w, "b": b}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor))
+    baked = bake_logit_adjustment(model, PRIOR)
+    np.testing.assert_allclose(run(baked, x=ROWS)[0], ROWS @ w + 2 * b - LOG_PI, atol=1e-5)
+    assert unbake(baked) == model
+
+
+def test_inputs_that_are_not_those_of_the_model():
+    model = to_onnx(LogisticRegression().fit(ROWS[:9], [0, 1, 2] * 3), ROWS[:1])
+    bake_logit_adjustment(model, PRIOR, inputs={"X": ROWS[:9]})
+    with pytest.raises(InputError, match="takes float32 as 'X', but `inputs` has float64; convert"):
+        bake_logit_adjustment(model, PRIOR, inputs={"X": ROWS[:9].astype(float)})
+    with pytest.raises(InputError, match=r"`inputs` of an ONNX model .* dictionary, .*ndarr"):
+        bake_logit_adjustment(model, PRIOR, inputs=ROWS[:9])
+
+
 def test_the_record(exported, tmp_path):
     path, _ = exported(False, "softmax", True)
     model = onnx.load(path)
@@ -230,6 +272,15 @@ def test_skl2onnx(tmp_path, kind, zipmap, names):
     assert back.read_bytes() == (tmp_path / "model.onnx").read_bytes()
 
 
+# Models of which another classifier is only a part.
+PARTS = [
+    CalibratedClassifierCV(LogisticRegression(), ensemble=False, cv=2, method="isotonic"),
+    VotingClassifier(
+        [("a", LogisticRegression()), ("b", GaussianNB())], voting="soft", flatten_transform=False
+    ),
+]
+
+
 @pytest.mark.parametrize(
     "classifier",
     [
@@ -239,6 +290,8 @@ def test_skl2onnx(tmp_path, kind, zipmap, names):
         OneVsRestClassifier(LogisticRegression()),
         MLPClassifier((8,), max_iter=20, random_state=0),
         SVC(probability=True, random_state=0),
+        PARTS[0],
+        PARTS[1],
     ],
     ids=lambda c: type(c).__name__,
 )
@@ -256,6 +309,39 @@ def test_skl2onnx_labels_that_do_not_come_from_the_probabilities(classifier):
     np.testing.assert_array_equal(label.ravel()[clear], wanted.argmax(axis=1)[clear])
     assert np.mean(old.argmax(axis=1) != wanted.argmax(axis=1)) > 0.05
     assert unbake(baked) == model
+
+
+@pytest.mark.parametrize("label", [True, False])
+@pytest.mark.parametrize("classifier", PARTS, ids=lambda c: type(c).__name__)
+def test_skl2onnx_a_classifier_that_is_only_a_part(classifier, label):
+    classifier.fit(X[:1000], Y[:1000] > 0)
+    model = to_onnx(classifier, X[:1], options={id(classifier): {"zipmap": False}})
+    if not label:
+        del model.graph.output[0]
+    prior = ClassPrior.from_counts([800, 200])
+    *given, probs = run(bake_logit_adjustment(model, prior), X=X[:2000])
+    wanted = adjusted_probs(run(model, X=X[:2000])[-1], prior.log_probs, 1.0)
+    np.testing.assert_allclose(probs, wanted, atol=1e-5)
+    if label:
+        np.testing.assert_array_equal(given[0].ravel(), probs.argmax(axis=1))
+
+
+@pytest.mark.parametrize("labels", [["emu", "cat", "dog"], [7, 3, 5]], ids=["str", "int"])
+def test_a_dictionary_whose_keys_are_sorted(labels):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>'
+        "net (float[n, 8] X) => (float[n, 3] z) { z = MatMul(X, w) p = Softmax(z) }"
+    )
+    weights = CENTRES.T.astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_int64s"
+    node = onnx.helper.make_node("ZipMap", ["p"], ["y"], domain="ai.onnx.ml", **{kind: labels})
+    model.graph.node.append(node)
+    model.graph.output.append(onnx.ValueInfoProto(name="y"))
+    logits, rows = run(bake_logit_adjustment(model, PRIOR), X=X)
+    np.testing.assert_allclose(logits, X @ weights - LOG_PI, atol=1e-5)
+    by_class = np.array([[row[label] for label in labels] for row in rows])
+    np.testing.assert_allclose(by_class, softmax(X @ weights - LOG_PI), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["logistic", "forest"])

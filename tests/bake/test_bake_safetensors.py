@@ -161,6 +161,30 @@ def test_convolutions_count_where_no_matrix_fits(tmp_path):
     assert bake_record(out).how == "as a new bias of layer head, which had none"
 
 
+@pytest.mark.filterwarnings("ignore:.*had no bias")
+def test_embeddings_are_layers_only_if_named(tmp_path):
+    """Those of two kinds of tokens, in a network with one output for two classes."""
+    kinds, path = "bert.embeddings.token_type_embeddings", tmp_path / "m.safetensors"
+    tensors = {f"{kinds}.weight": np.ones((2, 4)), "answer.weight": np.ones((1, 4))}
+    save_numpy(tensors, path)
+    prior = ClassPrior.from_counts([9, 1])
+    out = bake_logit_adjustment(path, prior, out=tmp_path / "b.safetensors")
+    np.testing.assert_allclose(load_file(out)["answer.bias"].numpy(), [np.log(9)])
+    out = bake_logit_adjustment(path, prior, layer=kinds, out=out, force=True)
+    assert bake_record(out).where == kinds
+
+
+def test_weights_with_their_inputs_first_are_no_layers_of_as_many_outputs(tmp_path):
+    path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
+    tensors = {"inner.weight": np.ones((3, 9)), "inner.bias": np.ones(9)}
+    save_numpy({**tensors, "score.weight": np.ones((3, 4)), "score.bias": np.ones(3)}, path)
+    bake_logit_adjustment(path, PRIOR, out=out)
+    assert bake_record(out).where == "score"
+    message = "layer inner has 3 rows of weights but a bias of 9, .* outputs first; bake an ONNX"
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(path, PRIOR, layer="inner", out=out, force=True)
+
+
 def quantized(folder):
     save_numpy({"fc.weight": np.ones((3, 4), np.int8)}, folder / "q.safetensors")
     return folder / "q.safetensors"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from longtail import (
     ClassPrior,
@@ -143,6 +144,31 @@ def test_one_output_for_two_classes():
     assert shift == pytest.approx(2 * np.log(9), rel=1e-6)
     with pytest.raises(InputError, match="one weight vector for both classes"):
         bake_weight_normalization(model, layer="2")
+
+
+@pytest.mark.parametrize("width", [2, 1])
+def test_two_outputs_or_one_for_two_classes_are_not_guessed_between(width):
+    """A layer of two may be inside a network that ends in one output; the last of two is meant."""
+    prior = ClassPrior.from_counts([90, 10])
+    model = nn.Sequential(nn.Linear(3, 3 - width), nn.ReLU(), nn.Linear(3 - width, width))
+    if width == 1:
+        message = "has 2 outputs, one per class, or 1 for both: '0', '2'; name the one"
+        with pytest.raises(InputError, match=message):
+            bake_logit_adjustment(model, prior)
+    baked = bake_logit_adjustment(model, prior, layer="2" if width == 1 else None)
+    shift = (baked[2].bias - model[2].bias).detach().numpy()
+    wanted = -prior.log_probs if width == 2 else -np.diff(prior.log_probs)
+    np.testing.assert_allclose(shift, wanted, rtol=1e-5)
+
+
+def test_a_convolution_that_a_linear_layer_comes_behind_is_not_the_last():
+    model = nn.Sequential(nn.Conv1d(1, 5, 1), nn.Flatten(), nn.Linear(20, 7))
+    with pytest.raises(
+        InputError, match=r"no linear layer .* 5 outputs.* it has '2' \(7 outputs\)"
+    ):
+        bake_logit_adjustment(model, PRIOR)
+    baked = bake_logit_adjustment(model, PRIOR, layer="0")
+    assert bake_record(baked).where == "0"
 
 
 def test_a_convolution_as_head():
@@ -361,6 +387,10 @@ def uncopyable():
     return model
 
 
+def parametrized_bias():
+    return nn.utils.parametrize.register_parametrization(nn.Linear(5, 5), "bias", nn.Identity())
+
+
 def quantized():
     return torch.ao.quantization.quantize_dynamic(network(), {nn.Linear}, dtype=torch.qint8)
 
@@ -379,6 +409,11 @@ def quantized():
         (lambda: nn.Linear(5, 5, device="meta"), {}, "the weights of the layer are not there yet"),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)), {}, "is parametrized"),
         (lambda: nn.utils.spectral_norm(nn.Linear(5, 5)), {}, "is parametrized"),
+        (lambda: parametrized_bias(), {}, "is parametrized or pruned"),
+        (lambda: prune.identity(nn.Linear(5, 5), "bias"), {}, "or pruned.* prune.r"),
+        (network, {"inputs": torch.ones(2, 5)}, "can't be run on the given `inputs` .RuntimeError: "
+         "mat1 and mat2 shapes cannot be multiplied .*; pass what it is called with: a tensor,"),
+        (network, {"inputs": np.ones((2, 20))}, "can't be run on the given `inputs` .TypeError: "),
         (lambda: torch.jit.trace(network(), torch.ones(1, 20)), {}, "TorchScript .* script or"),
         (lambda: nn.Linear(5, 4), {}, r"it has one layer \(4 outputs\)"),
         (lambda: filled(float("nan")), {}, "gives NaN before anything is baked"),

@@ -66,7 +66,7 @@ def bake_logit_adjustment(
         target_prior: q, of the data that the model will meet; None means all classes alike.
         costs: c, shape (num_classes,), positive: what an error on each class costs.
         layer: name of the last linear layer in a torch module or state dict; needed only where
-            more than one has as many outputs as there are classes.
+            more than one can be meant by its number of outputs.
         output: name of the output of an ONNX model, where more than one can be meant.
         inputs: what to check the result on. For an ONNX model, arrays by name, where made-up ones
             won't do. For a torch module, what it is called with (a tensor, a tuple, or a

@@ -65,6 +65,11 @@ def bake_layer(layer: Layer, change: Change) -> BakedLayer:
         raise InputError(
             f"{caller}: the bias of {layer.name} holds NaN or infinity: the training has diverged."
         )
+    if bias is not None and bias.size != layer.width:
+        raise InputError(
+            f"{caller}: {layer.name} has {layer.width} rows of weights but a bias of {bias.size}, "
+            f"so it is no linear layer that has its outputs first; bake an ONNX export."
+        )
     scale, offset = change.affine(layer.width, lambda: layer.weight().values(), bias)
     tensors: dict[str, RawTensor] = {}
     undo: dict[str, Any] = {}
@@ -204,8 +209,9 @@ def pick(
         return layer
     wanted = change.num_classes
     fitting = [key for key, width in widths.items() if wanted is None or width == wanted]
-    if not fitting:
-        fitting = [key for key, width in widths.items() if change.fits(width)]
+    # One output may stand for two classes: behind a layer of two it may be the last one.
+    behind = list(widths)[list(widths).index(fitting[-1]) :] if fitting else list(widths)
+    fitting += [key for key in behind if key not in fitting and change.fits(widths[key])]
     if len(fitting) == 1:
         return fitting[0]
     if not widths:
@@ -218,6 +224,7 @@ def pick(
             f"an ONNX export."
         )
     shown = _checks.listing(map(repr, fitting))
+    outputs += ", or 1 for both" if any(widths[key] != wanted for key in fitting if wanted) else ""
     raise InputError(
         f"{caller}: more than one linear layer of {name} {outputs}: {shown}; name the one "
         f"whose outputs are the logits with layer=... (on the command line: --layer)."

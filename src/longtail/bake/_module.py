@@ -58,7 +58,7 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
             f"{caller}: a TorchScript module can't be changed; bake the module that it was made "
             f"from, and script or trace that."
         )
-    name = pick(_widths(model, change), change, layer, name="the model", caller=caller)
+    name = pick(_widths(model, change, layer), change, layer, name="the model", caller=caller)
     before: Any = model.get_submodule(name)
     label = f"layer {name}" if name else "the layer"
     found = _layer_of(before, label, change)
@@ -215,17 +215,23 @@ def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
     setattr(layer, part, new)
 
 
-def _widths(model: nn.Module, change: Change) -> dict[str, int]:
-    """Outputs of the linear layers; convolutions count where no linear layer fits."""
-    linear, convolutions = {}, {}
+def _widths(model: nn.Module, change: Change, layer: str | None) -> dict[str, int]:
+    """Outputs of the linear layers; convolutions behind them count where none of these fits.
+
+    A convolution that a linear layer comes behind is not the last, so it must be named.
+    """
+    linear: dict[str, int] = {}
+    convolutions: dict[str, int] = {}
     for name, module in model.named_modules():
         kind = type(module)  # a quantized layer is no nn.Linear, but a message should name it
         quantized = kind.__module__.startswith(_QUANTIZED) and "Linear" in kind.__name__
         if isinstance(module, nn.Linear) or quantized:
             linear[name] = int(getattr(module, "out_features", 0))
+            if layer is None:
+                convolutions.clear()
         elif isinstance(module, _CONVOLUTIONS):
             convolutions[name] = module.out_channels
-    if any(change.fits(width) for width in linear.values()):
+    if any(change.fits(width) for width in linear.values()) and layer is None:
         return linear
     return linear | convolutions
 
@@ -242,11 +248,11 @@ def _layer_of(module: Any, name: str, change: Change) -> Layer:
         raise InputError(
             f"{caller}: the weights of {name} are not there yet; load them or run the model once."
         )
-    if "weight" not in module._parameters:
+    if not {"weight", "bias"} <= set(module._parameters):
         raise InputError(
-            f"{caller}: {name} is parametrized, so its weights are computed anew each time; call "
-            f"torch.nn.utils.parametrize.remove_parametrizations (for the older way "
-            f"remove_weight_norm or remove_spectral_norm) first."
+            f"{caller}: {name} is parametrized or pruned, so its weights are computed anew each "
+            f"time; call torch.nn.utils.parametrize.remove_parametrizations (for the older way "
+            f"remove_weight_norm or remove_spectral_norm, for pruning prune.remove) first."
         )
     dtype = _DTYPES.get(weight.dtype, str(weight.dtype).removeprefix("torch."))
     bias = module.bias
@@ -327,6 +333,13 @@ def _logits(module: nn.Module, inputs: Any, change: Change) -> Tensor:
                 found = module(**inputs)
             else:
                 found = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputError(
+            f"{change.caller}: the model can't be run on the given `inputs` "
+            f"({type(error).__name__}: {reason}); pass what it is called with: a tensor, a tuple, "
+            f"or a dictionary of keywords."
+        ) from error
     finally:
         for part, mode in training.items():
             part.training = mode

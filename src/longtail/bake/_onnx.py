@@ -2,6 +2,7 @@
 
     _onnx_graph   reading a graph
     _onnx_target  what is to be changed
+    _onnx_shown   outputs that show it in another form
     _onnx_edit    changing a graph, and taking it back
     _onnx_run     running a model
 
@@ -232,7 +233,7 @@ class _Check:
         names = dict.fromkeys([*graph.outputs, target.tensor])
         after = self._runner.run(self._baked, list(names))
         wanted = self._wanted(after)
-        changed = graph.downstream(target.source or target.tensor)
+        changed = self._changed = graph.downstream(target.source or target.tensor)
         if target.classifier is not None:
             changed |= graph.downstream(target.classifier.node.output[0])
         for name in graph.outputs:
@@ -248,7 +249,9 @@ class _Check:
                 kind: str = trace.kind
                 if target.way == "classifier" and target.classifier is not None:
                     kind = self._post(target.classifier)
-                self._close(name, new, _through(kind, wanted, target.axis))
+                shown = _through(kind, wanted, target.axis)
+                order = graph.order_of_map(name)
+                self._close(name, new, shown if order is None else shown[:, order])
 
     def _wanted(self, after: Arrays) -> FloatArray:
         """The target's scores as they should be, after checking that they are."""
@@ -328,7 +331,9 @@ class _Check:
     ) -> None:
         """A label that named the largest score must still name it."""
         old, wanted = self._rows(self._before), self._rows(wanted)
-        if self._target.width < 2 or len(before) != len(old):
+        if self._target.width == 1:  # a margin d stands for (0, d)
+            old, wanted = (np.pad(each, ((0, 0), (1, 0))) for each in (old, wanted))
+        if len(before) != len(old):
             return
         old, wanted, before, after = (each[:_ROWS] for each in (old, wanted, before, after))
         pairs = list(zip(old.argmax(axis=1).tolist(), before.tolist(), strict=True))
@@ -338,14 +343,21 @@ class _Check:
         top = np.sort(wanted, axis=1)
         clear = top[:, -1] - top[:, -2] > 1e-4
         winners = wanted.argmax(axis=1)[clear].tolist()
+        # Where made-up inputs are all of one class, only a label that can't change tells.
+        stays = self._is_stuck(name) and winners != old.argmax(axis=1)[clear].tolist()
         for winner, label in zip(winners, after[clear].tolist(), strict=True):
-            if known.get(winner, label) != label:
+            if stays or known.get(winner, label) != label:
                 raise InputError(
                     f"{self._change.caller}: the output {name!r} would no longer be the class of "
                     f"the largest score, so nothing was written; if it is made of the same logits, "
                     f"name these with output=... (on the command line: --output), or else leave "
                     f"that output out when you export the model."
                 )
+
+    def _is_stuck(self, name: str) -> bool:
+        """Whether an output is the place of the largest of some numbers that were not changed."""
+        largest = any(node.op_type == "ArgMax" for node in self._graph.ancestors(name))
+        return largest and name not in self._changed
 
 
 def _floats(value: Any) -> FloatArray:

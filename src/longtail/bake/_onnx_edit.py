@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from longtail._checks import FloatArray, InputError
 from longtail.bake._onnx_graph import FLOAT_TYPES, Bias, Graph, attribute
@@ -141,8 +141,13 @@ class Edit:
     def reweigh(self, tensor: str, shift: FloatArray, element: int, *, axis: int) -> None:
         """p' = p·e^a / Σ p·e^a along an axis, for probabilities without logits."""
         behind, before = self.detach(tensor)
-        weights = self.constant(np.exp(shift - shift.max()), element)
-        odds = self.add(behind, "Mul", [before, weights], self.fresh())
+        weights = _tensor(np.exp(shift - shift.max()), element)
+        if not np.all(numpy_helper.to_array(weights)):
+            raise InputError(
+                f"the adjustment would make probabilities 0 in {FLOAT_TYPES[element]}; use a "
+                f"smaller tau."
+            )
+        odds = self.add(behind, "Mul", [before, self._constant(weights)], self.fresh())
         if 0 < self._graph.opset < 13:
             total = self.add(behind, "ReduceSum", [odds], self.fresh(), axes=[axis])
         else:

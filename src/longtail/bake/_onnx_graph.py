@@ -29,6 +29,7 @@ FLOAT_TYPES = {
     TensorProto.FLOAT16: "F16",
     TensorProto.BFLOAT16: "BF16",
 }
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 _CLASSIFIERS = {"LinearClassifier", "TreeEnsembleClassifier", "SVMClassifier"}
 _SAME = {"Identity", "Dropout"}
 # What leaves every axis in its place.
@@ -42,15 +43,19 @@ _RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 _SOFTMAX = {"Softmax", "LogSoftmax"}
 # Behind which the smallest number is the smallest still.
 _KEEPS_ORDER = frozenset({*_SAME, "Cast", "Add", "Sqrt", "Exp", "Log", "Clip", "Relu"})
-# What shows some probabilities in another form: percentages, logarithms, the largest, one of them.
+# What shows some scores in another form: percentages, clipped, the largest, one of them, a label.
 SHOWS = frozenset({
-    *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Neg",
-    "Log", "Mul", "Div", "TopK", "ReduceMax", "Gather", "GatherElements", "Slice", "Sigmoid",
+    *_SAME, *_RESHAPES, "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear", "Round", "Floor",
+    "Ceil", "Neg", "Log", "Sqrt", "Pow", "Mul", "Div", "Add", "Sub", "Clip", "Min", "Max", "Relu",
+    "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "TopK", "ArgMax", "Hardmax",
+    "ReduceMax", "Gather", "GatherElements", "Slice", "Sigmoid",
 })  # fmt: skip
 # Layers, quantized and fused by a runtime too, with their outputs on axis 1, and on the last axis
 # (and which of their inputs is the weight).
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv"}
 _PRODUCTS = {"Gemm": 1, "MatMul": 1, "MatMulInteger": 1, "FusedMatMul": 1, "QLinearMatMul": 3}
+
+_LAYERS = {*_CONVOLUTIONS, *_PRODUCTS, "Einsum", "LSTM", "GRU", "RNN"}
 
 
 class Producer(NamedTuple):
@@ -138,11 +143,15 @@ class Graph:
 
     def downstream(self, tensor: str) -> set[str]:
         """The model's outputs that depend on a tensor (itself too)."""
-        reached = {tensor}
+        return self.reached(tensor) & set(self.outputs)
+
+    def reached(self, *tensors: str) -> set[str]:
+        """Some tensors and all that depend on them."""
+        found = set(tensors)
         for node in self.model.graph.node:  # in topological order, as the format demands
-            if any(name in reached for name in _all_inputs(node)):
-                reached.update(node.output)
-        return reached & set(self.outputs)
+            if any(name in found for name in _all_inputs(node)):
+                found.update(node.output)
+        return found
 
     def ancestors(self, tensor: str) -> list[NodeProto]:
         """The nodes that a tensor depends on."""
@@ -160,6 +169,8 @@ class Graph:
         tensor = output
         while tensor in self.producers:
             node = self.producers[tensor].node
+            if node.domain not in _STANDARD:  # a function may have any name
+                break
             if node.op_type in ("Softmax", "LogSoftmax", "Sigmoid") and kind == "logits":
                 kind = {"Softmax": "probs", "LogSoftmax": "log_probs"}.get(node.op_type, "sigmoid")  # type: ignore[assignment]
                 axis = attribute(node, "axis", -1 if self.opset >= 13 else 1)
@@ -183,19 +194,35 @@ class Graph:
             node = self.producers[tensor].node
             if node.op_type not in operators or node.domain not in ("", "ai.onnx"):
                 return
-            source = self._only_source(node)
+            source = self._only_source(node, operators)
             if source is None or (node.op_type == "Div" and node.input[0] != source):
                 return
             yield node, source
             tensor = source
 
-    def _only_source(self, node: NodeProto) -> str | None:
-        """The tensor whose numbers a node computes with; None if there are several, or none."""
+    def _only_source(self, node: NodeProto, operators: frozenset[str]) -> str | None:
+        """The tensor whose numbers a node computes with; None if there are several, or none.
+
+        Of several the first, if the operators make the others of it: p in p·[p > t] or p / (1 − p).
+        """
         varying = [name for name in node.input if name in self._varying]
         if node.op_type in _KEEPS_AXES | _RESHAPES and varying:  # the rest are sizes and scales
             return str(node.input[0])
-        known = [name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)]
-        return known[0] if len(known) == 1 else None
+        known = {name for name in varying if self.element_type(name) in (0, *FLOAT_TYPES)}
+        if not known:
+            return None
+        first = min(known, key=lambda name: self.producers.get(name, (-1,))[0])
+        others = (self.back_through(name, operators) for name in known - {first})
+        return first if all(first in (source for _, source in way) for way in others) else None
+
+    def order_of_map(self, output: str) -> list[int] | None:
+        """The classes in the order in which a dictionary has them: runtimes sort its keys."""
+        node = self.producers[output].node if output in self.producers else None
+        if node is None or node.op_type != "ZipMap":
+            return None
+        names = ("classlabels_int64s", "classlabels_strings")
+        labels = next(found for name in names if (found := attribute(node, name, None)))
+        return sorted(range(len(labels)), key=labels.__getitem__)
 
     def rounding(self, tensor: str) -> float:
         """Of what a tensor's numbers are multiples, where a quantized model makes it; 0 if none."""
@@ -265,6 +292,11 @@ class Graph:
                 return
             tensor = source
 
+    def is_plain(self, node: NodeProto) -> bool:
+        """Whether a node is a standard one without weights and without a graph of its own."""
+        inner = any(item.HasField("g") or item.graphs for item in node.attribute)
+        return not inner and node.op_type not in _LAYERS and node.domain in ("", "ai.onnx")
+
     def _axis_of_layer(self, node: NodeProto, rank: int) -> int | None:
         """The axis of a layer's outputs; None if the node is no layer that is known."""
         if node.op_type in _CONVOLUTIONS:
@@ -302,14 +334,15 @@ class Graph:
         """False where it is known to have another: a constant of more axes was added since."""
         return len(self._shapes.get(tensor, range(rank))) == rank
 
+    def varies(self, tensor: str) -> bool:
+        """Whether a tensor depends on the model's inputs."""
+        return tensor in self._varying
+
     @cached_property
     def _varying(self) -> set[str]:
         """The tensors that depend on the model's inputs."""
-        found = {info.name for info in self.model.graph.input} - set(self.constants)
-        for node in self.model.graph.node:  # in topological order, as the format demands
-            if any(name in found for name in _all_inputs(node)):
-                found.update(node.output)
-        return found
+        inputs = {info.name for info in self.model.graph.input}
+        return self.reached(*(inputs - set(self.constants)))
 
     def element_type(self, tensor: str) -> int:
         """Type of a tensor's elements by shape inference; 0 if it can't be told."""
@@ -347,7 +380,11 @@ class Graph:
         index, node = self.producers[tensor]
         factor = float(attribute(node, "beta", 1.0)) if node.op_type == "Gemm" else 1.0
         places = {"Gemm": [2], "Conv": [2], "Add": [1, 0]}.get(node.op_type, [])
-        if not factor or (node.op_type == "Gemm" and self.opset < 11):
+        if (
+            node.domain not in _STANDARD
+            or not factor
+            or (node.op_type == "Gemm" and self.opset < 11)
+        ):
             return None
         for place in places:
             if place >= len(node.input) or not node.input[place]:
@@ -361,17 +398,18 @@ class Graph:
 
     def layer_of(self, tensor: str, width: int) -> tuple[FloatArray | None, FloatArray | None, str]:
         """Weight (outputs, inputs) and bias of the layer that makes a tensor, and its name."""
-        bias = self.bias_of(tensor, width)
         offset = None
-        if bias is not None and bias.tensor is not None:
-            offset = self.values(bias.tensor).astype(np.float64).reshape(-1) * bias.factor
         if tensor not in self.producers:
             return None, offset, tensor
         node = self.producers[tensor].node
-        if node.op_type == "Add" and bias is not None:
-            inner = node.input[1 - bias.place]
-            if inner in self.producers:
-                node = self.producers[inner].node
+        place = tensor
+        while (bias := self.bias_of(place, width)) is not None and bias.tensor is not None:
+            more = self.values(bias.tensor).astype(np.float64).reshape(-1) * bias.factor
+            offset = more if offset is None else offset + more
+            inner = node.input[1 - bias.place] if node.op_type == "Add" else ""
+            if inner not in self.producers:
+                break
+            place, node = inner, self.producers[inner].node
         weight = self.constants.get(node.input[1]) if len(node.input) > 1 else None
         if weight is None or node.op_type not in ("Gemm", "MatMul", "Conv"):
             return None, offset, node.name or tensor

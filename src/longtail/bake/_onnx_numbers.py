@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 
 
 def are_probabilities(array: NDArray[Any], axis: int, step: float = 0.0) -> bool:
-    """Whether numbers, perhaps rounded to multiples of `step`, are probabilities along an axis."""
+    """Whether numbers, perhaps rounded to multiples of `step`, are probabilities along an axis.
+
+    A runtime's quantized softmax rounds each of them down.
+    """
     values = array.astype(np.float64)
     sums = values.sum(axis=axis)
     # One minus a forest's rounded sum of votes may lie below 0 by a rounding error.
     slack = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
     inside = bool(np.all(values >= -slack) and np.all(values <= 1 + slack))
-    rounded = step * array.shape[axis] / 2
+    rounded = step * array.shape[axis]
     return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, slack, rounded)))
 
 

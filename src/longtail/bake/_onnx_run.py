@@ -66,6 +66,27 @@ def _shape(info: onnx.ValueInfoProto, open_size: int) -> list[int]:
     return sizes
 
 
+def _checked(model: ModelProto, inputs: Any, caller: str) -> Arrays:
+    """The inputs that a caller gives, as arrays of the types that the model takes."""
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"{caller}: `inputs` of an ONNX model must be a dictionary, arrays by the name of each "
+            f"input; got {type(inputs).__name__}."
+        )
+    types = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
+    found = {name: np.asarray(values) for name, values in inputs.items()}
+    for name, array in found.items():
+        if types.get(name, TensorProto.STRING) in (TensorProto.STRING, TensorProto.UNDEFINED):
+            continue
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(types[name]))
+        if array.dtype != dtype:
+            raise InputError(
+                f"{caller}: the model takes {dtype.name} as {name!r}, but `inputs` has "
+                f"{array.dtype.name}; convert it."
+            )
+    return found
+
+
 class Runner:
     """Runs models on the same inputs.
 
@@ -92,7 +113,7 @@ class Runner:
         self._model, self._known = model, Arrays()
         self._reference, self._given = False, inputs is not None
         if inputs is not None:
-            self.inputs = {name: np.asarray(values) for name, values in inputs.items()}
+            self.inputs = _checked(model, inputs, caller)
             self._try(model)
             return
         for size in (size for size in _OPEN_SIZES if size != num_classes):
@@ -103,6 +124,11 @@ class Runner:
             except InputError as error:
                 last = error
         raise last
+
+    @property
+    def rows(self) -> set[int]:
+        """How long the inputs are along their first axis, which is that of the examples."""
+        return {len(values) for values in self.inputs.values() if values.ndim}
 
     def _try(self, model: ModelProto) -> None:
         names = [output.name for output in model.graph.output]

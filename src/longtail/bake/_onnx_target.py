@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.bake._change import Change
-from longtail.bake._onnx_graph import SHOWS, Bias, Graph, Producer, Trace, attribute
+from longtail.bake._onnx_graph import Bias, Graph, Producer, Trace, attribute
 from longtail.bake._onnx_numbers import are_probabilities, common_sum
 from longtail.bake._onnx_run import Arrays, Runner, scores
+from longtail.bake._onnx_shown import is_width, picked_from, refuse_made_of_probabilities, shown_by
 
 Way = Literal["bias", "node", "classifier", "probs"]
 
@@ -100,7 +101,7 @@ def find_target(
         output: the output that the user named.
     """
     classifier = graph.classifier()
-    if output is None and classifier is not None:
+    if output is None and classifier is not None and _is_whole(graph, classifier, outputs):
         trace = graph.trace(_last(graph, classifier))
     else:
         trace = _chosen(graph, outputs, runner, change, output)
@@ -113,8 +114,14 @@ def find_target(
     value = scores(found)
     if value is None:
         raise InputError(f"{change.caller}: {trace.tensor!r} holds no floating point numbers.")
+    if value.ndim == 0:
+        raise InputError(
+            f"{change.caller}: {trace.tensor!r} is a single number; export the model with an axis "
+            f"for the examples, or name its scores with output=... (on the command line: --output)."
+        )
     _refuse_two_axes(value, trace, graph, change)
-    axis, width = _class_axis(value, trace, graph, change)
+    _refuse_two_numbers(value, trace, runner, change)
+    axis, width = _class_axis(value, trace, graph, runner, change)
     if not change.fits(width):
         change.affine(width, lambda: None, None)  # says which widths disagree
     dtype = np.asarray(found).dtype.name
@@ -125,7 +132,15 @@ def find_target(
             f"own, and not logits or probabilities of one label out of {width}; an adjustment "
             f"for one label per example does not apply."
         )
-    return _way(graph, trace, value, change, classifier, shape)
+    target = _way(graph, trace, value, change, classifier, shape)
+    # Whoever names a tensor inside the model has looked, and means it.
+    if (
+        trace.kind == "logits"
+        and target.way in ("bias", "node")
+        and output in (None, *graph.outputs)
+    ):
+        refuse_made_of_probabilities(graph, trace.tensor, change)
+    return target
 
 
 def _way(
@@ -151,6 +166,19 @@ def _way(
                 f"the {maker.node.op_type}, so there is nothing to normalize; use "
                 f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
                 f"--output) if the model has them."
+            )
+        if step * width > 1:
+            raise InputError(
+                f"{change.caller}: {trace.tensor!r} holds probabilities in steps of {step:.2g}, "
+                f"too coarse for {width} classes: most are 0, which no adjustment changes; bake "
+                f"the model before it is quantized, or leave its softmax in floating point."
+            )
+        if np.isin(value, (0, 1)).all():
+            raise InputError(
+                f"{change.caller}: {trace.tensor!r} holds nothing but 0 and 1, which no adjustment "
+                f"changes: a label, or the pure leaves of one tree; name the scores before it with "
+                f"output=... (on the command line: --output), or wrap the classifier in "
+                f"LogitAdjustedClassifier."
             )
         return Target(trace.tensor, "probs", classifier=mine, **shape)
     if mine is not None:
@@ -196,6 +224,20 @@ def _last(graph: Graph, classifier: Producer) -> str:
         if node.op_type == "Normalizer" and list(node.input) == [tensor]:
             return str(node.output[0])
     return str(tensor)
+
+
+def _is_whole(graph: Graph, classifier: Producer, outputs: Arrays) -> bool:
+    """Whether a classifier is all of the model: its label is the model's, and so are its scores.
+
+    Else it is a part: one of several that vote, or what a calibration comes behind.
+    """
+    labels = [name for name, value in outputs.items() if one_per_row(value)]
+    if labels:
+        later = graph.reached(*classifier.node.output)
+        before = [node for name in labels for node in graph.ancestors(name)]
+        return not any(node.op_type == "ArgMax" and node.input[0] in later for node in before)
+    found = graph.trace(_last(graph, classifier)).tensor
+    return any(graph.trace(name).tensor == found for name in outputs)
 
 
 def _feeds(graph: Graph, classifier: Producer, trace: Trace) -> bool:
@@ -244,7 +286,10 @@ def _chosen(
             )
         if output not in graph.outputs:  # somebody looked into the model and means this
             return graph.trace(output)
-        return graph.trace(_distribution(graph, runner, output, change))
+        inner = shown_by(graph, runner, output, change)
+        if inner == output:
+            _refuse_one_picked(graph, runner, output, change)
+        return graph.trace(inner)
     # What is no score of each class itself, such as the largest, counts if nothing else is.
     traces = _candidates(graph, outputs, runner, change, themselves=True) or _candidates(
         graph, outputs, runner, change, themselves=False
@@ -262,6 +307,15 @@ def _chosen(
     return max((graph.trace(name) for name in names), key=lambda trace: trace.kind != "logits")
 
 
+def _refuse_one_picked(graph: Graph, runner: Runner, output: str, change: Change) -> None:
+    source = picked_from(graph, runner, output, change)
+    if source is not None:
+        raise InputError(
+            f"{change.caller}: the output {output!r} is only one of the scores in {source!r} for "
+            f"each example; name these with output=... (on the command line: --output)."
+        )
+
+
 def _candidates(
     graph: Graph, outputs: Arrays, runner: Runner, change: Change, *, themselves: bool
 ) -> dict[Trace, list[str]]:
@@ -277,90 +331,34 @@ def _candidates(
     traces: dict[Trace, list[str]] = {}
     for name, value in outputs.items():
         array = scores(value)
-        fits = array is not None and _fits(array, graph.trace(name), graph, change)
-        if array is None or (themselves and not fits):
+        if array is None or (
+            themselves and not _fits(array, graph.trace(name), graph, runner, change)
+        ):
             continue
-        inner = _distribution(graph, runner, name, change)
-        if inner != name:
-            array = scores(runner.run(graph.model, [inner])[inner])
-            fits = array is not None and _fits(array, graph.trace(inner), graph, change)
-        if fits:
-            trace = graph.trace(inner)
+        inner = shown_by(graph, runner, name, change)
+        trace = graph.trace(inner)
+        array = scores(value if inner == name else runner.run(graph.model, [inner])[inner])
+        if array is None or not _fits(array, trace, graph, runner, change, vectors=not themselves):
+            continue
+        if picked_from(graph, runner, inner, change) is None:
             traces.setdefault(Trace(trace.tensor, "logits"), []).append(inner)
     return traces
 
 
-def _distribution(graph: Graph, runner: Runner, output: str, change: Change) -> str:
-    """The output, or the scores of all classes inside the model that it only shows otherwise.
-
-    Percentages, logarithms, the largest few or one class of some probabilities are no logits, and
-    nothing can be added to them; what they are computed from can be adjusted, and they follow.
-    """
-    trace = graph.trace(output)
-    steps = list(graph.back_through(trace.tensor, SHOWS))
-    if not steps:
-        return output
-    found = runner.run(graph.model, [trace.tensor, *(source for _, source in steps)])
-    here, before = scores(found[trace.tensor]), scores(found[steps[0][1]])
-    if _drops_examples(here, before, change):
-        return steps[0][1]
-    if trace.kind != "logits":
-        return output
-    scaled, tensor = False, trace.tensor
-    for node, source in steps:
-        before = scores(found[source])
-        if node.op_type == "Sigmoid":
-            return output if tensor == trace.tensor else tensor
-        if _ranks(node, tensor, before, change):
-            return _distribution(graph, runner, source, change)
-        if tensor == trace.tensor and here is not None and _sum_to_one(here, change):
-            return output  # rounded, turned: probabilities still
-        scaled = scaled or node.op_type in ("Mul", "Div")
-        # A number times logarithms is a temperature, with which they are logits like any others.
-        if scaled and (node.op_type == "Log" or (before is not None and _are_logs(before, change))):
-            return output
-        if before is not None and (_sum_to_one(before, change) or _are_logs(before, change)):
-            return source
-        tensor = source
-    return output
-
-
-def _ranks(node: Any, tensor: str, before: NDArray[Any] | None, change: Change) -> bool:
-    """Whether a tensor holds the classes' scores by their rank, the largest first."""
-    if node.op_type != "TopK" or before is None or tensor != node.output[0]:
-        return False
-    return _is_width(before.shape[attribute(node, "axis", -1)], change)
-
-
-def _sum_to_one(array: NDArray[Any], change: Change) -> bool:
-    """Whether numbers are probabilities of the classes along some axis."""
-    axes = range(1, array.ndim) if array.ndim > 1 else range(array.ndim)
-    return any(
-        are_probabilities(array, axis) for axis in axes if _is_width(array.shape[axis], change)
-    )
-
-
-def _are_logs(array: NDArray[Any], change: Change) -> bool:
-    """Whether numbers are logarithms of the classes' probabilities."""
-    return bool(np.all(array <= 0)) and _sum_to_one(np.exp(array), change)
-
-
-def _drops_examples(here: NDArray[Any] | None, before: NDArray[Any] | None, change: Change) -> bool:
-    """Whether numbers are the only row of what they come from, without the axis of examples."""
-    if here is None or before is None or here.ndim != 1 or not _is_width(len(here), change):
-        return False
-    return np.array_equal(here[None], before)
-
-
-def _is_width(size: int, change: Change) -> bool:
-    return size > 1 and change.fits(size)
-
-
-def _fits(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> bool:
+def _fits(
+    array: NDArray[Any],
+    trace: Trace,
+    graph: Graph,
+    runner: Runner,
+    change: Change,
+    *,
+    vectors: bool = False,
+) -> bool:
+    """Whether numbers can be the classes' scores; as a vector, for one example, only if asked."""
     if array.ndim == 0:
         return False
-    _, width = _class_axis(array, trace, graph, change)
-    return change.fits(width) and (array.ndim > 1 or change.num_classes == 2)
+    _, width = _class_axis(array, trace, graph, runner, change)
+    return change.fits(width) and (vectors or array.ndim > 1 or width == 1)
 
 
 def _none(outputs: Arrays, change: Change) -> str:
@@ -408,10 +406,12 @@ def _quantized(value: Any) -> str:
     )
 
 
-def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> tuple[int, int]:
+def _class_axis(
+    array: NDArray[Any], trace: Trace, graph: Graph, runner: Runner, change: Change
+) -> tuple[int, int]:
     """The axis of the classes, and its size; a single number per example counts as size 1."""
     if array.ndim == 1:
-        return 0, 1
+        return 0, len(array) if _of_one_example(array, trace, graph, runner, change) else 1
     if array.ndim == 2:
         return 1, array.shape[1]
     axis = _told_axis(array, trace, graph, change)
@@ -421,6 +421,15 @@ def _class_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change)
         second = array.shape[1] == change.num_classes != array.shape[last]
         axis = 1 if second or not change.fits(array.shape[last]) else last
     return axis, array.shape[axis]
+
+
+def _of_one_example(
+    array: NDArray[Any], trace: Trace, graph: Graph, runner: Runner, change: Change
+) -> bool:
+    """Whether a vector has one number for each class, and not for each of several examples."""
+    if not is_width(len(array), change) or not graph.varies(trace.tensor):
+        return False
+    return trace.kind in ("probs", "log_probs") or len(array) not in runner.rows
 
 
 def _told_axis(array: NDArray[Any], trace: Trace, graph: Graph, change: Change) -> int | None:
@@ -462,6 +471,16 @@ def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Ch
             f"{text}, and its layers do not tell; pass inputs of another size with inputs=... (on "
             f"the command line: --inputs FILE.npz), name the output of the layer itself with "
             f"output=... (--output), or {end}"
+        )
+
+
+def _refuse_two_numbers(array: NDArray[Any], trace: Trace, runner: Runner, change: Change) -> None:
+    """Refuse to guess between two scores of one example and a margin of each of two."""
+    if array.shape == (2,) == (change.num_classes,) and 2 in runner.rows and trace.kind == "logits":
+        raise InputError(
+            f"{change.caller}: {trace.tensor!r} is 2 numbers, which may be two scores of one "
+            f"example or one of each of 2 examples; pass inputs of another number of examples with "
+            f"inputs=... (on the command line: --inputs FILE.npz), or export the model with one."
         )
 
 

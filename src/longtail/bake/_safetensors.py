@@ -8,6 +8,7 @@ type pass through untouched. The record is in the header's metadata.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -92,7 +93,7 @@ def bake(path: Path, out: Path, change: Change, *, layer: str | None) -> None:
     caller, name = change.caller, str(path)
     refuse_twice(record_of(path, caller=caller), name=name, caller=caller)
     state = open_state(path, caller=caller)
-    chosen = pick(_widths(state, change), change, layer, name=name, caller=caller)
+    chosen = pick(_widths(state, change, layer), change, layer, name=name, caller=caller)
     found = _layer_of(state, chosen)
     new = bake_layer(found, change)
     _check(found, new.tensors, change)
@@ -122,13 +123,21 @@ def _join(layer: str, part: str) -> str:
     return f"{layer}.{part}" if layer else part
 
 
-def _widths(state: StateFile, change: Change) -> dict[str, int]:
-    """Outputs of the layers; kernels of convolutions count where no matrix fits."""
+def _widths(state: StateFile, change: Change, named: str | None) -> dict[str, int]:
+    """Outputs of the layers; kernels of convolutions count where no matrix fits.
+
+    Embeddings are matrices too, as of two kinds of tokens, and are layers only if named; so are
+    weights with their inputs first (GPT-2's Conv1D), which their bias tells.
+    """
     linear: dict[str, int] = {}
     convolutions: dict[str, int] = {}
     for name, entry in state.entries.items():
         layer, _, part = name.rpartition(".")
         if part == "weight" and len(entry["shape"]) >= 2:
+            biases = state.entries.get(_join(layer, "bias"), {"shape": entry["shape"][:1]})["shape"]
+            turned = math.prod(biases) != entry["shape"][0]
+            if layer != named and (turned or "embed" in layer.rpartition(".")[2].lower()):
+                continue
             group = linear if len(entry["shape"]) == 2 else convolutions
             group[layer] = entry["shape"][0]
     if any(change.fits(width) for width in linear.values()):
