@@ -445,8 +445,8 @@ def tables(record):
         f"{record['device']}, torch {record['versions']['torch']}, Triton "
         f"{record['versions']['triton']}; forward and backward, bfloat16 logits.",
         "",
-        "| rows × classes | floor | implementation | device time | of floor | eager wall | memory | "
-        "launches |",
+        "| rows × classes | floor | implementation | device time | of floor | eager wall | "
+        "memory | launches |",
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in record["logits"].values():
@@ -459,15 +459,16 @@ def tables(record):
                 device = f"{peer['device_us'][0]:,.1f} µs"
                 share = f"{100 * peer['share_of_floor']:.1f}%"
             lines.append(
-                f"| {shape} | {floor} | {key} | {device} | {share} | {peer['wall_us'][0]:,.0f} µs | "
-                f"{peer['peak_MB']:,.0f} MB | {peer.get('launches', '–')} |"
+                f"| {shape} | {floor} | {key} | {device} | {share} | "
+                f"{peer['wall_us'][0]:,.0f} µs | {peer['peak_MB']:,.0f} MB | {peer.get('launches', '–')} |"
             )
             shape = floor = ""
     lines += [
         "",
         f"From features of dimension {DIMENSION}, with the gradients of features and weights:",
         "",
-        "| rows × classes | implementation | device time | eager wall | memory beyond the gradients |",
+        "| rows × classes | implementation | device time | eager wall | "
+        "memory beyond the gradients |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for row in record["linear"].values():

@@ -25,9 +25,8 @@ def record(name):
 
 def table(header, rows):
     """A table in Markdown: words to the left, numbers to the right."""
-    sides = [
-        "---" if any(cell[:1].isalpha() for cell in column) else "---:" for column in zip(*rows)
-    ]
+    columns = zip(*rows, strict=True)
+    sides = ["---" if any(cell[:1].isalpha() for cell in cells) else "---:" for cells in columns]
     lines = [header, ["---", *sides[1:]], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

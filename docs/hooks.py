@@ -42,8 +42,8 @@ def undocumented() -> list[str]:
     return problems
 
 
-# One sign below or above, as in f_y, error_y, z^τ and e^−z; or two below a single letter, as in A_jk.
-# Not num_classes, to_df.
+# One sign below or above, as in f_y, error_y, z^τ and e^−z; or two below a single letter, as in
+# A_jk. Not num_classes, to_df.
 SHORT = re.compile(
     r"(?<=[^\W\d_])_([^\W_]|∞)(?!\w)"
     r"|(?<=[^\W\d_])(?<!\w\w)_([^\W_]{2})(?!\w)"
