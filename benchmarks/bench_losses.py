@@ -460,7 +460,8 @@ def tables(record):
                 share = f"{100 * peer['share_of_floor']:.1f}%"
             lines.append(
                 f"| {shape} | {floor} | {key} | {device} | {share} | "
-                f"{peer['wall_us'][0]:,.0f} µs | {peer['peak_MB']:,.0f} MB | {peer.get('launches', '–')} |"
+                f"{peer['wall_us'][0]:,.0f} µs | {peer['peak_MB']:,.0f} MB | "
+                f"{peer.get('launches', '–')} |"
             )
             shape = floor = ""
     lines += [
