@@ -363,6 +363,7 @@ def tables(record):
         "classes", "type", "loss from", "loss, torch", "kernel − torch", "reordered − torch",
         "error, torch", "kernel − torch", "ms a step, torch", "kernel",
     ]  # fmt: skip
+    sides = ["---:", "---", "---", *["---:"] * (len(header) - 3)]
     cells = [[f"{r['classes']:,}", r["dtype"], r["form"], *line(r)] for r in rows]
     parts = [
         f"{record['device']}, torch {record['versions']['torch']}, Triton "
@@ -370,7 +371,7 @@ def tables(record):
         f"steps with batches of {setting['batch']}; loss over the whole training set, balanced "
         "error on held-out examples in percent, differences with their paired 95% intervals.",
         "",
-        *(f"| {' | '.join(one)} |" for one in [header, ["---"] * len(header), *cells]),
+        *(f"| {' | '.join(one)} |" for one in [header, sides, *cells]),
         "",
         f"Of the {len(differences)} intervals of the kernel {clear} include zero; over all "
         "settings together the loss differs by a share of "

@@ -445,32 +445,35 @@ def tables(record):
         f"{record['device']}, torch {record['versions']['torch']}, Triton "
         f"{record['versions']['triton']}; forward and backward, bfloat16 logits.",
         "",
-        "| rows × classes | floor | | device time | of floor | eager wall | memory | launches |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| rows × classes | floor | implementation | device time | of floor | eager wall | "
+        "memory | launches |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in record["logits"].values():
-        shape, floor = f"{row['rows']} × {row['classes']:,}", f"{row['floor_us'][0]:.1f} µs"
+        shape, floor = f"{row['rows']:,} × {row['classes']:,}", f"{row['floor_us'][0]:.1f} µs"
         for key, peer in row["peers"].items():
             if isinstance(peer, str):
                 continue
             device = share = "–"  # of what can't be captured: the host's share is in its times
             if peer["graph"]:
-                device = f"{peer['device_us'][0]:.1f} µs"
+                device = f"{peer['device_us'][0]:,.1f} µs"
                 share = f"{100 * peer['share_of_floor']:.1f}%"
             lines.append(
-                f"| {shape} | {floor} | {key} | {device} | {share} | {peer['wall_us'][0]:.0f} µs | "
-                f"{peer['peak_MB']:.0f} MB | {peer.get('launches', '–')} |"
+                f"| {shape} | {floor} | {key} | {device} | {share} | "
+                f"{peer['wall_us'][0]:,.0f} µs | {peer['peak_MB']:,.0f} MB | "
+                f"{peer.get('launches', '–')} |"
             )
             shape = floor = ""
     lines += [
         "",
         f"From features of dimension {DIMENSION}, with the gradients of features and weights:",
         "",
-        "| rows × classes | | device time | eager wall | memory beyond the gradients |",
-        "| --- | --- | --- | --- | --- |",
+        "| rows × classes | implementation | device time | eager wall | "
+        "memory beyond the gradients |",
+        "| --- | --- | ---: | ---: | ---: |",
     ]
     for row in record["linear"].values():
-        shape = f"{row['rows']} × {row['classes']:,}"
+        shape = f"{row['rows']:,} × {row['classes']:,}"
         for key, peer in row["peers"].items():
             if isinstance(peer, str):
                 continue
@@ -506,7 +509,7 @@ def draw(record, path):
     matplotlib.rcParams["svg.hashsalt"] = "longtail"
     import matplotlib.pyplot as plt
 
-    shapes = [f"{row['rows']} × {row['classes']:,}" for row in record["logits"].values()]
+    shapes = [f"{row['rows']:,} × {row['classes']:,}" for row in record["logits"].values()]
     names = list(next(iter(record["logits"].values()))["peers"])
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
     drawn = 0

@@ -15,7 +15,7 @@ INTRO = """# Benchmarks
 
 Every number on this page comes from a record in `results/`, by `python benchmarks/make_page.py`;
 ratios were measured side by side in one run. Run a benchmark again with
-`python benchmarks/NAME.py`.
+`python benchmarks/NAME.py`. The losses on a GPU have [a page of their own](kernels.md).
 """
 
 
@@ -24,7 +24,10 @@ def record(name):
 
 
 def table(header, rows):
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    """A table in Markdown: words to the left, numbers to the right."""
+    columns = zip(*rows, strict=True)
+    sides = ["---" if any(cell[:1].isalpha() for cell in cells) else "---:" for cells in columns]
+    lines = [header, ["---", *sides[1:]], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -120,3 +120,58 @@ def test_the_benchmark_page_is_what_the_records_say():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text() == module.page(), "run: python benchmarks/make_page.py"
+
+
+def site_hooks():
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("plain", "html"),
+    [
+        ("m_y ∝ n_y^{−1/4}", "m<sub>y</sub> ∝ n<sub>y</sub><sup>−1/4</sup>"),
+        ("e^{s Δ_{yy'}} = e^−z", "e<sup>s Δ<sub>yy'</sub></sup> = e<sup>−z</sup>"),
+        (
+            "argmax_y A_jk, L_∞(p), z^τ",
+            "argmax<sub>y</sub> A<sub>jk</sub>, L<sub>∞</sub>(p), z<sup>τ</sup>",
+        ),
+        ("num_classes, y_true, to_df, sum_", "num_classes, y_true, to_df, sum_"),
+        (
+            "<pre><code>f_y</code></pre> <code>f_y</code>",
+            "<pre><code>f_y</code></pre> <code>f_y</code>",
+        ),
+        ('<a title="f_y">f_y</a>', '<a title="f_y">f<sub>y</sub></a>'),
+    ],
+)
+def test_formulas_have_subscripts_on_the_site(plain, html):
+    assert site_hooks().formulas(plain) == html
+
+
+# On a line of its own, perhaps after `$ ` or behind torchrun; or within a line, in backticks.
+COMMAND = re.compile(
+    r"^(?:\$ )?(?:torchrun .*-m )?longtail (.+)$|`longtail ([^`\n]+)`", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_commands_and_options_exist(page):
+    import click
+    import typer
+
+    from longtail.cli import app
+
+    text = re.sub(r"\\\n>?\s*", "", page.read_text())
+    for words in (" ".join(found).split() for found in COMMAND.findall(text)):
+        command = typer.main.get_command(app)
+        context = click.Context(command)
+        rest = [word for word in words if word != "-h"]
+        while hasattr(command, "get_command") and rest and not rest[0].startswith("-"):
+            name = rest.pop(0)
+            command = command.get_command(context, name)
+            assert command is not None, f"{page.name}: there is no command {name} ({words})"
+        known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+        for option in (word for word in rest if re.match(r"--?[a-z]", word)):
+            assert option in {*known, "--help"}, f"{page.name}: {option} of {words}"

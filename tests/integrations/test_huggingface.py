@@ -1,6 +1,9 @@
 """The loss in transformers' Trainer: any cut of an optimizer step gives the same step."""
 
+import functools
+import operator
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +16,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from longtail import ClassPrior, InputError, balanced_error, margins
+from longtail import ClassPrior, InputError, balanced_error, check_consistency, margins
 from longtail.data import ClassSampler
 from longtail.data.torch_samplers import DistributedClassSampler
 from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
@@ -361,3 +364,15 @@ def test_a_missing_transformers_names_the_install_command():
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "pip install 'longtail[hf]'" in done.stdout
     assert len(done.stdout.strip().splitlines()) == 1
+
+
+def test_the_advice_on_class_weights_corrects_once():
+    """What the refusal names in their place minimises the balanced error."""
+    weighted = LogitAdjustedLoss(PRIOR, weight=torch.tensor([1.0, 2.0, 3.0]))
+    with pytest.raises(InputError) as refused:
+        TrainerLoss(weighted)
+    names = re.findall(r"margins\.(\w+)\(prior\)", str(refused.value))
+    total = functools.reduce(
+        operator.add, (margins.by_name(name.replace("_", "-"), PRIOR) for name in names)
+    )
+    assert check_consistency(total, PRIOR).consistent

@@ -79,7 +79,8 @@ class TrainerLoss:
             raise InputError(
                 f"{caller}: the loss has torch's class weights, whose mean divides by the weights "
                 f"of the batch, but Trainer gives the number of labels; weigh the classes in the "
-                f"margin instead, such as margins.logit_adjusted(prior) + margins.balanced(prior)."
+                f"margin instead, as PairwiseMarginLoss(margins.balanced(prior)) does. (Beside a "
+                f"logit-adjusted margin these weights would correct a second time.)"
             )
         self.loss = copy.deepcopy(loss)
         self.loss.reduction = "none"  # a sum would be in the logits' type, which may be float16
