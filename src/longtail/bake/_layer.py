@@ -233,9 +233,8 @@ def pick(
             f"an ONNX export."
         )
     shown = _checks.listing(map(repr, fitting))
-    outputs += (
-        ", or 1 for both" if any(sizes[k].outputs != wanted for k in fitting if wanted) else ""
-    )
+    if any(wanted not in (None, sizes[key].outputs) for key in fitting):
+        outputs += ", or 1 for both"
     raise InputError(
         f"{caller}: more than one linear layer of {name} {outputs}: {shown}; name the one "
         f"whose outputs are the logits with layer=... (on the command line: --layer)."
