@@ -167,26 +167,7 @@ def _way(
     step, slack = graph.rounding(trace.tensor), 0.02 if converted else 1e-4
     probs = width > 1 and are_probabilities(value, shape["axis"], step, slack)
     if trace.kind == "logits" and probs:
-        if change.needs_weight:
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities and not logits, made by "
-                f"the {maker.node.op_type}, so there is nothing to normalize; use "
-                f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
-                f"--output) if the model has them."
-            )
-        if step * width > 1:
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities in steps of {step:.2g}, "
-                f"too coarse for {width} classes: most are 0, which no adjustment changes; bake "
-                f"the model before it is quantized, or leave its softmax in floating point."
-            )
-        if np.isin(value, (0, 1)).all() and graph.is_certain(trace.tensor):
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds nothing but 0 and 1, which no adjustment "
-                f"changes: a label, or the pure leaves of one tree; name the scores before it with "
-                f"output=... (on the command line: --output), or wrap the classifier in "
-                f"LogitAdjustedClassifier."
-            )
+        _refuse_unadjustable(graph, trace.tensor, value, width, change)
         return Target(trace.tensor, "probs", classifier=mine, **shape)
     if mine is not None:
         raise InputError(
@@ -220,6 +201,33 @@ def _way(
     if not change.needs_weight and bias is not None and lined_up:
         return Target(trace.tensor, "bias", bias=bias, margin=margin, **shape)
     return Target(trace.tensor, "node", margin=margin, **shape)
+
+
+def _refuse_unadjustable(
+    graph: Graph, tensor: str, value: NDArray[Any], width: int, change: Change
+) -> None:
+    """Refuse probabilities that have no norms to make alike, or that no weights would change."""
+    if change.needs_weight:
+        raise InputError(
+            f"{change.caller}: {tensor!r} holds probabilities and not logits, made by "
+            f"the {graph.producers[tensor].node.op_type}, so there is nothing to normalize; use "
+            f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
+            f"--output) if the model has them."
+        )
+    step = graph.rounding(tensor)
+    if step * width > 1:
+        raise InputError(
+            f"{change.caller}: {tensor!r} holds probabilities in steps of {step:.2g}, "
+            f"too coarse for {width} classes: most are 0, which no adjustment changes; bake "
+            f"the model before it is quantized, or leave its softmax in floating point."
+        )
+    if np.isin(value, (0, 1)).all() and graph.is_certain(tensor):
+        raise InputError(
+            f"{change.caller}: {tensor!r} holds nothing but 0 and 1, which no adjustment "
+            f"changes: a label, or the pure leaves of one tree; name the scores before it with "
+            f"output=... (on the command line: --output), or wrap the classifier in "
+            f"LogitAdjustedClassifier."
+        )
 
 
 def _last(graph: Graph, classifier: Producer) -> str:
