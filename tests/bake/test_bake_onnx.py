@@ -7,6 +7,7 @@ import pytest
 import torch
 from skl2onnx import to_onnx
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_breast_cancer
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier, VotingClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
@@ -17,6 +18,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
+from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
 from longtail import (
@@ -324,6 +326,51 @@ def test_skl2onnx_a_classifier_that_is_only_a_part(classifier, label):
     np.testing.assert_allclose(probs, wanted, atol=1e-5)
     if label:
         np.testing.assert_array_equal(given[0].ravel(), probs.argmax(axis=1))
+
+
+@pytest.mark.parametrize(
+    "classifier",
+    [
+        KNeighborsClassifier(5),
+        KNeighborsClassifier(5, weights="distance"),
+        GaussianNB(),
+        SGDClassifier(loss="log_loss", random_state=0),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_skl2onnx_data_that_made_up_inputs_are_far_from(classifier):
+    """There all probabilities are 0 or 1, or those of huge log-likelihoods, off by rounding."""
+    rows, labels = load_breast_cancer(return_X_y=True)
+    rows, prior = rows.astype(np.float32), ClassPrior.from_labels(labels[::2])
+    classifier.fit(rows[::2], labels[::2])
+    model = to_onnx(classifier, rows[:1], options={id(classifier): {"zipmap": False}})
+    label, probs = run(bake_logit_adjustment(model, prior), X=rows[1::2])
+    before = run(model, X=rows[1::2])[1]
+    np.testing.assert_allclose(probs, adjusted_probs(before, prior.log_probs, 1.0), atol=1e-3)
+    np.testing.assert_array_equal(label.ravel(), probs.argmax(axis=1))
+
+
+def test_skl2onnx_one_tree_of_pure_leaves_is_refused():
+    model = to_onnx(DecisionTreeClassifier().fit(X[:1000], Y[:1000]), X[:1])
+    with pytest.raises(InputError, match=r"nothing but 0 and 1, .* the pure leaves of one tree"):
+        bake_logit_adjustment(model, ClassPrior.from_labels(Y[:1000]))
+
+
+def test_nodes_that_are_not_in_order():
+    """As tools leave them that convert to float16 and append the casts."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]>'
+        "net (float[n, 8] x) => (float[n, 3] y)"
+        "{ h = Cast<to = 10>(x) z = Gemm(h, w) l = LogSoftmax(z) y = Cast<to = 1>(l) }"
+    )
+    weight = CENTRES.T.astype(np.float16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    first = onnx.NodeProto.FromString(model.graph.node[0].SerializeToString())
+    del model.graph.node[0]
+    model.graph.node.append(first)
+    got = run(bake_logit_adjustment(model, PRIOR), x=X[:100])[0]
+    wanted = np.log(softmax(X[:100].astype(np.float64) @ weight - LOG_PI))
+    np.testing.assert_allclose(got, wanted, atol=0.05)
 
 
 @pytest.mark.parametrize("labels", [["emu", "cat", "dog"], [7, 3, 5]], ids=["str", "int"])

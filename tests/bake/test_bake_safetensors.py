@@ -174,6 +174,18 @@ def test_embeddings_are_layers_only_if_named(tmp_path):
     assert bake_record(out).where == kinds
 
 
+def test_one_output_beside_two_in_a_file_that_tells_no_order(tmp_path):
+    """Names are sorted in a file; only a layer that takes two numbers can be behind one of two."""
+    path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
+    tensors = {"head.weight": np.ones((2, 4)), "head.bias": np.ones(2)}
+    save_numpy({**tensors, "pool.gate.weight": np.ones((1, 4))}, path)
+    prior = ClassPrior.from_counts([9, 1])
+    assert bake_record(bake_logit_adjustment(path, prior, out=out)).where == "head"
+    save_numpy({**tensors, "last.weight": np.ones((1, 2))}, path)
+    with pytest.raises(InputError, match="2 outputs, one per class, or 1 for both: 'head', 'last'"):
+        bake_logit_adjustment(path, prior, out=out, force=True)
+
+
 def test_weights_with_their_inputs_first_are_no_layers_of_as_many_outputs(tmp_path):
     path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
     tensors = {"inner.weight": np.ones((3, 9)), "inner.bias": np.ones(9)}

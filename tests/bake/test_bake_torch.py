@@ -161,6 +161,18 @@ def test_two_outputs_or_one_for_two_classes_are_not_guessed_between(width):
     np.testing.assert_allclose(shift, wanted, rtol=1e-5)
 
 
+def test_one_output_beside_two_is_no_last_layer():
+    """A value or a gate takes the same features and not the two logits."""
+    model = nn.ModuleDict({"head": nn.Linear(3, 2), "value": nn.Linear(3, 1)})
+    baked = bake_logit_adjustment(model, ClassPrior.from_counts([90, 10]))
+    assert bake_record(baked).where == "head"
+
+
+def test_a_convolution_that_no_linear_layer_behind_it_can_take():
+    model = nn.ModuleDict({"pixels": nn.Conv2d(8, 5, 1), "kind": nn.Linear(8, 7)})
+    assert bake_record(bake_logit_adjustment(model, PRIOR)).where == "pixels"
+
+
 def test_a_convolution_that_a_linear_layer_comes_behind_is_not_the_last():
     model = nn.Sequential(nn.Conv1d(1, 5, 1), nn.Flatten(), nn.Linear(20, 7))
     with pytest.raises(

@@ -42,6 +42,13 @@ class Layer(NamedTuple):
     bias: RawTensor | None
 
 
+class Size(NamedTuple):
+    """How many numbers a layer gives, and takes."""
+
+    outputs: int
+    inputs: int
+
+
 class BakedLayer(NamedTuple):
     """What `bake_layer` gives.
 
@@ -190,49 +197,52 @@ def close_enough(
 
 
 def pick(
-    widths: Mapping[str, int], change: Change, layer: str | None, *, name: str, caller: str
+    sizes: Mapping[str, Size], change: Change, layer: str | None, *, name: str, caller: str
 ) -> str:
     """The layer that is named, or the only one that can be meant.
 
     Args:
-        widths: number of outputs of each linear layer, by name.
+        sizes: of each linear layer, by name.
         change: says how many classes there are, if it knows.
         layer: the name that the user gave.
         name: of the model, for messages.
         caller: for messages.
     """
     if layer is not None:
-        if layer not in widths:
+        if layer not in sizes:
             raise InputError(
-                f"{caller}: {name} has no linear layer {layer!r}; it has {_shown(widths)}."
+                f"{caller}: {name} has no linear layer {layer!r}; it has {_shown(sizes)}."
             )
         return layer
     wanted = change.num_classes
-    fitting = [key for key, width in widths.items() if wanted is None or width == wanted]
-    # One output may stand for two classes: behind a layer of two it may be the last one.
-    behind = list(widths)[list(widths).index(fitting[-1]) :] if fitting else list(widths)
-    fitting += [key for key in behind if key not in fitting and change.fits(widths[key])]
+    fitting = [key for key, size in sizes.items() if wanted in (None, size.outputs)]
+    behind = list(sizes)[list(sizes).index(fitting[-1]) :] if fitting else list(sizes)
+    # One output may stand for two classes, behind a layer of two as well if something takes these:
+    # else it is no last layer but a gate or a value beside it.
+    if not fitting or any(size.inputs == wanted for size in sizes.values()):
+        fitting += [k for k in behind if k not in fitting and change.fits(sizes[k].outputs)]
     if len(fitting) == 1:
         return fitting[0]
-    if not widths:
+    if not sizes:
         raise InputError(f"{caller}: {name} has no linear layer, so nothing can be baked into it.")
     outputs = "can be meant" if wanted is None else f"has {wanted} outputs, one per class"
     if not fitting:
         raise InputError(
-            f"{caller}: no linear layer of {name} {outputs}; it has {_shown(widths)}. The prior "
+            f"{caller}: no linear layer of {name} {outputs}; it has {_shown(sizes)}. The prior "
             f"must have one class per output; for a head that is not a plain linear layer, bake "
             f"an ONNX export."
         )
     shown = _checks.listing(map(repr, fitting))
-    outputs += ", or 1 for both" if any(widths[key] != wanted for key in fitting if wanted) else ""
+    if any(wanted not in (None, sizes[key].outputs) for key in fitting):
+        outputs += ", or 1 for both"
     raise InputError(
         f"{caller}: more than one linear layer of {name} {outputs}: {shown}; name the one "
         f"whose outputs are the logits with layer=... (on the command line: --layer)."
     )
 
 
-def _shown(widths: Mapping[str, int]) -> str:
+def _shown(sizes: Mapping[str, Size]) -> str:
     # The last ones are the likely ones.
-    names = reversed(list(widths))
-    shown = (f"{repr(name) if name else 'one layer'} ({widths[name]} outputs)" for name in names)
+    names = reversed(list(sizes))
+    shown = (f"{repr(k) if k else 'one layer'} ({sizes[k].outputs} outputs)" for k in names)
     return _checks.listing(shown, most=5) or "none"

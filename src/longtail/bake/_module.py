@@ -20,6 +20,7 @@ from longtail._checks import InputError, as_numpy
 from longtail.bake._change import Change
 from longtail.bake._layer import (
     Layer,
+    Size,
     bake_layer,
     close_enough,
     is_undone,
@@ -58,7 +59,7 @@ def bake(model: nn.Module, change: Change, *, layer: str | None, inputs: Any) ->
             f"{caller}: a TorchScript module can't be changed; bake the module that it was made "
             f"from, and script or trace that."
         )
-    name = pick(_widths(model, change, layer), change, layer, name="the model", caller=caller)
+    name = pick(_sizes(model, change, layer), change, layer, name="the model", caller=caller)
     before: Any = model.get_submodule(name)
     label = f"layer {name}" if name else "the layer"
     found = _layer_of(before, label, change)
@@ -215,23 +216,25 @@ def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
     setattr(layer, part, new)
 
 
-def _widths(model: nn.Module, change: Change, layer: str | None) -> dict[str, int]:
-    """Outputs of the linear layers; convolutions behind them count where none of these fits.
+def _sizes(model: nn.Module, change: Change, layer: str | None) -> dict[str, Size]:
+    """Sizes of the linear layers; convolutions count, too, where none of these fits.
 
-    A convolution that a linear layer comes behind is not the last, so it must be named.
+    A convolution whose channels a linear layer behind it may take is not the last, so it must be
+    named.
     """
-    linear: dict[str, int] = {}
-    convolutions: dict[str, int] = {}
+    linear: dict[str, Size] = {}
+    convolutions: dict[str, Size] = {}
     for name, module in model.named_modules():
         kind = type(module)  # a quantized layer is no nn.Linear, but a message should name it
         quantized = kind.__module__.startswith(_QUANTIZED) and "Linear" in kind.__name__
         if isinstance(module, nn.Linear) or quantized:
-            linear[name] = int(getattr(module, "out_features", 0))
+            found = (getattr(module, part, 0) for part in ("out_features", "in_features"))
+            linear[name] = size = Size(*map(int, found))
             if layer is None:
-                convolutions.clear()
+                convolutions = {k: c for k, c in convolutions.items() if size.inputs % c.outputs}
         elif isinstance(module, _CONVOLUTIONS):
-            convolutions[name] = module.out_channels
-    if any(change.fits(width) for width in linear.values()) and layer is None:
+            convolutions[name] = Size(module.out_channels, module.in_channels)
+    if any(change.fits(size.outputs) for size in linear.values()) and layer is None:
         return linear
     return linear | convolutions
 

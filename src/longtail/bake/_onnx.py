@@ -226,6 +226,10 @@ class _Check:
     ) -> None:
         self._graph, self._baked, self._runner = graph, baked, runner
         self._target, self._affine, self._change = target, affine, change
+        self._rounded = 0.0  # size of the logarithms that probabilities are made of, which round
+        if target.source is not None and target.logs:
+            logs = _floats(runner.run(graph.model, [target.source])[target.source])
+            self._rounded = float(abs(np.where(np.isfinite(logs), logs, 0.0)).max())
 
     def outputs(self, before: Arrays) -> None:
         """Refuse any output that is not what it should be."""
@@ -296,7 +300,7 @@ class _Check:
         types = (_NAMES[self._target.dtype], _NAMES.get(new.dtype.name, "F64"))
         offset = float(abs(self._affine.offset).max())
         finite = np.isfinite(wanted)
-        size = float(abs(np.where(finite, wanted, 0.0)).max()) + offset
+        size = float(abs(np.where(finite, wanted, 0.0)).max()) + offset + self._rounded
         close_enough(
             np.where(finite, new, 0.0),
             np.where(finite, wanted, 0.0),
@@ -341,7 +345,11 @@ class _Check:
         if any(known[winner] != label for winner, label in pairs):
             return  # something else than the label of the largest score
         top = np.sort(wanted, axis=1)
-        clear = top[:, -1] - top[:, -2] > 1e-4
+        # In half precision scores that differ by a rounding error are equal, and the first wins.
+        size = float(abs(np.where(np.isfinite(top), top, 0.0)).max())
+        rounding = 4 * EPS[_NAMES[self._target.dtype]] * (1.0 + size)
+        with np.errstate(invalid="ignore"):
+            clear = top[:, -1] - top[:, -2] > max(1e-4, rounding)
         winners = wanted.argmax(axis=1)[clear].tolist()
         # Where made-up inputs are all of one class, only a label that can't change tells.
         stays = self._is_stuck(name) and winners != old.argmax(axis=1)[clear].tolist()
@@ -355,9 +363,15 @@ class _Check:
                 )
 
     def _is_stuck(self, name: str) -> bool:
-        """Whether an output is the place of the largest of some numbers that were not changed."""
-        largest = any(node.op_type == "ArgMax" for node in self._graph.ancestors(name))
-        return largest and name not in self._changed
+        """Whether an output is the place of the largest of what the scores were made of.
+
+        That of another head is none of theirs.
+        """
+        graph = self._graph
+        made_of = {out for node in graph.ancestors(self._target.tensor) for out in node.output}
+        largest = (node.input[0] for node in graph.ancestors(name) if node.op_type == "ArgMax")
+        inside = any(graph.trace(tensor).tensor in made_of for tensor in largest)
+        return inside and name not in self._changed
 
 
 def _floats(value: Any) -> FloatArray:

@@ -147,20 +147,24 @@ class Graph:
 
     def reached(self, *tensors: str) -> set[str]:
         """Some tensors and all that depend on them."""
-        found = set(tensors)
-        for node in self.model.graph.node:  # in topological order, as the format demands
-            if any(name in found for name in _all_inputs(node)):
-                found.update(node.output)
+        found, before = set(tensors), -1
+        # The format demands topological order, but tools that put casts in front append them.
+        while len(found) != before:
+            before = len(found)
+            for node in self.model.graph.node:
+                if any(name in found for name in _all_inputs(node)):
+                    found.update(node.output)
         return found
 
     def ancestors(self, tensor: str) -> list[NodeProto]:
         """The nodes that a tensor depends on."""
-        wanted, found = {tensor}, []
-        for node in reversed(self.model.graph.node):
-            if any(name in wanted for name in node.output):
-                wanted.update(_all_inputs(node))
-                found.append(node)
-        return found
+        names, found = [tensor], dict[int, NodeProto]()
+        while names:
+            maker = self.producers.get(names.pop())
+            if maker is not None and maker.number not in found:
+                found[maker.number] = maker.node
+                names += _all_inputs(maker.node)
+        return list(found.values())
 
     def trace(self, output: str) -> Trace:
         """Back from an output to the logits."""
@@ -229,6 +233,19 @@ class Graph:
         node = self.producers[tensor].node
         scale = node.input[1] if node.op_type == "DequantizeLinear" else ""
         return float(np.max(self.values(self.constants[scale]))) if scale in self.constants else 0.0
+
+    def is_certain(self, tensor: str) -> bool:
+        """Whether a tensor of 0 and 1 holds nothing else, whatever the inputs: a label, one tree.
+
+        On made-up inputs, far from the data, neighbours vote alike and likelihoods are 0 as well.
+        """
+        node = self.producers[tensor].node
+        if node.op_type == "Cast":
+            return self.element_type(node.input[0]) not in (0, *FLOAT_TYPES)
+        if node.op_type != "TreeEnsembleClassifier":
+            return bool(node.op_type == "OneHot")
+        weights, trees = (set(attribute(node, f"class_{k}", [])) for k in ("weights", "treeids"))
+        return weights <= {0.0, 1.0} and len(trees) == 1
 
     def least_wins(self, tensor: str) -> bool:
         """Whether a label is that of the smallest number in a tensor, and none of the largest."""

@@ -8,18 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def are_probabilities(array: NDArray[Any], axis: int, step: float = 0.0) -> bool:
-    """Whether numbers, perhaps rounded to multiples of `step`, are probabilities along an axis.
+def are_probabilities(
+    array: NDArray[Any], axis: int, step: float = 0.0, slack: float = 1e-4
+) -> bool:
+    """Whether numbers are probabilities along an axis.
 
-    A runtime's quantized softmax rounds each of them down.
+    Args:
+        array: the numbers.
+        axis: of the classes.
+        step: of what they are multiples, if they are rounded: a runtime's quantized softmax rounds
+            each of them down.
+        slack: by how much sums may differ from 1.
     """
     values = array.astype(np.float64)
     sums = values.sum(axis=axis)
     # One minus a forest's rounded sum of votes may lie below 0 by a rounding error.
-    slack = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
-    inside = bool(np.all(values >= -slack) and np.all(values <= 1 + slack))
+    least = max(1e-6, 4 * float(np.finfo(array.dtype).eps))
+    inside = bool(np.all(values >= -least) and np.all(values <= 1 + max(least, slack)))
     rounded = step * array.shape[axis]
-    return inside and bool(np.all(np.abs(sums - 1) < max(1e-4, slack, rounded)))
+    return inside and bool(np.all(np.abs(sums - 1) < max(slack, least, rounded)))
 
 
 def common_sum(array: NDArray[Any], axis: int) -> float | None:

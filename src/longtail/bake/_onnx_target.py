@@ -67,7 +67,7 @@ def alternatives(graph: Graph, target: Target, outputs: Arrays) -> list[Target]:
 
     Converters take the label of naive Bayes from joint log-likelihoods, of nearest neighbours
     from votes, and not from the probabilities that they make of these. A change there changes
-    both; which of the two it is, running tells.
+    both. An Exp on the way tells logarithms from votes: numbers need not, far from the data.
     """
     following = graph.downstream(target.tensor)
     if target.way != "probs" or target.classifier is not None or target.rank > 2:
@@ -79,7 +79,10 @@ def alternatives(graph: Graph, target: Target, outputs: Arrays) -> list[Target]:
     found = [name for name in dict.fromkeys(found) if name in graph.producers]
     if len(found) != 1:
         return [target]
-    return [replace(target, source=found[0], logs=logs) for logs in (True, False)] + [target]
+    later = graph.reached(found[0])
+    way = (n for n in graph.ancestors(target.tensor) if any(name in later for name in n.input))
+    logs = any(node.op_type in ("Exp", "Softmax") for node in way)
+    return [replace(target, source=found[0], logs=logs), target]
 
 
 def one_per_row(value: Any) -> bool:
@@ -158,28 +161,13 @@ def _way(
         usable, margin = _usable(mine, width)
         if usable:
             return Target(trace.tensor, "classifier", classifier=mine, margin=margin, **shape)
-    step = graph.rounding(trace.tensor)
-    if trace.kind == "logits" and width > 1 and are_probabilities(value, shape["axis"], step):
-        if change.needs_weight:
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities and not logits, made by "
-                f"the {maker.node.op_type}, so there is nothing to normalize; use "
-                f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
-                f"--output) if the model has them."
-            )
-        if step * width > 1:
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds probabilities in steps of {step:.2g}, "
-                f"too coarse for {width} classes: most are 0, which no adjustment changes; bake "
-                f"the model before it is quantized, or leave its softmax in floating point."
-            )
-        if np.isin(value, (0, 1)).all():
-            raise InputError(
-                f"{change.caller}: {trace.tensor!r} holds nothing but 0 and 1, which no adjustment "
-                f"changes: a label, or the pure leaves of one tree; name the scores before it with "
-                f"output=... (on the command line: --output), or wrap the classifier in "
-                f"LogitAdjustedClassifier."
-            )
+    # Two zero-sum logits of a network look like a margin but are what they are: logits. And only
+    # converters make probabilities of log-likelihoods so large that their sums are rounded.
+    converted = any(item.domain == "ai.onnx.ml" for item in graph.model.opset_import)
+    step, slack = graph.rounding(trace.tensor), 0.02 if converted else 1e-4
+    probs = width > 1 and are_probabilities(value, shape["axis"], step, slack)
+    if trace.kind == "logits" and probs:
+        _refuse_unadjustable(graph, trace.tensor, value, width, change)
         return Target(trace.tensor, "probs", classifier=mine, **shape)
     if mine is not None:
         raise InputError(
@@ -208,13 +196,38 @@ def _way(
         )
     bias = graph.bias_of(trace.tensor, width)
     lined_up = shape["axis"] == 1 if maker.node.op_type == "Conv" else last
-    # Two zero-sum logits of a network look the same but are what they are: logits.
-    converted = any(item.domain == "ai.onnx.ml" for item in graph.model.opset_import)
     mirrored = value.shape[-1:] == (2,) and np.array_equal(value[..., 0], -value[..., 1])
     margin = converted and mirrored and trace.kind == "logits"
     if not change.needs_weight and bias is not None and lined_up:
         return Target(trace.tensor, "bias", bias=bias, margin=margin, **shape)
     return Target(trace.tensor, "node", margin=margin, **shape)
+
+
+def _refuse_unadjustable(
+    graph: Graph, tensor: str, value: NDArray[Any], width: int, change: Change
+) -> None:
+    """Refuse probabilities that have no norms to make alike, or that no weights would change."""
+    if change.needs_weight:
+        raise InputError(
+            f"{change.caller}: {tensor!r} holds probabilities and not logits, made by "
+            f"the {graph.producers[tensor].node.op_type}, so there is nothing to normalize; use "
+            f"bake_logit_adjustment, or name the logits with output=... (on the command line: "
+            f"--output) if the model has them."
+        )
+    step = graph.rounding(tensor)
+    if step * width > 1:
+        raise InputError(
+            f"{change.caller}: {tensor!r} holds probabilities in steps of {step:.2g}, "
+            f"too coarse for {width} classes: most are 0, which no adjustment changes; bake "
+            f"the model before it is quantized, or leave its softmax in floating point."
+        )
+    if np.isin(value, (0, 1)).all() and graph.is_certain(tensor):
+        raise InputError(
+            f"{change.caller}: {tensor!r} holds nothing but 0 and 1, which no adjustment "
+            f"changes: a label, or the pure leaves of one tree; name the scores before it with "
+            f"output=... (on the command line: --output), or wrap the classifier in "
+            f"LogitAdjustedClassifier."
+        )
 
 
 def _last(graph: Graph, classifier: Producer) -> str:
@@ -476,7 +489,8 @@ def _refuse_two_axes(array: NDArray[Any], trace: Trace, graph: Graph, change: Ch
 
 def _refuse_two_numbers(array: NDArray[Any], trace: Trace, runner: Runner, change: Change) -> None:
     """Refuse to guess between two scores of one example and a margin of each of two."""
-    if array.shape == (2,) == (change.num_classes,) and 2 in runner.rows and trace.kind == "logits":
+    two = array.shape == (2,) == (change.num_classes,) and 2 in runner.rows
+    if two and trace.kind == "logits" and not runner.one_per_example(trace.tensor):
         raise InputError(
             f"{change.caller}: {trace.tensor!r} is 2 numbers, which may be two scores of one "
             f"example or one of each of 2 examples; pass inputs of another number of examples with "

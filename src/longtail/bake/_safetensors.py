@@ -19,6 +19,7 @@ from longtail._checks import FloatArray, InputError
 from longtail.bake._change import Change
 from longtail.bake._layer import (
     Layer,
+    Size,
     bake_layer,
     close_enough,
     original_tensors,
@@ -93,7 +94,7 @@ def bake(path: Path, out: Path, change: Change, *, layer: str | None) -> None:
     caller, name = change.caller, str(path)
     refuse_twice(record_of(path, caller=caller), name=name, caller=caller)
     state = open_state(path, caller=caller)
-    chosen = pick(_widths(state, change, layer), change, layer, name=name, caller=caller)
+    chosen = pick(_sizes(state, change, layer), change, layer, name=name, caller=caller)
     found = _layer_of(state, chosen)
     new = bake_layer(found, change)
     _check(found, new.tensors, change)
@@ -123,14 +124,14 @@ def _join(layer: str, part: str) -> str:
     return f"{layer}.{part}" if layer else part
 
 
-def _widths(state: StateFile, change: Change, named: str | None) -> dict[str, int]:
-    """Outputs of the layers; kernels of convolutions count where no matrix fits.
+def _sizes(state: StateFile, change: Change, named: str | None) -> dict[str, Size]:
+    """Sizes of the layers; kernels of convolutions count where no matrix fits.
 
     Embeddings are matrices too, as of two kinds of tokens, and are layers only if named; so are
     weights with their inputs first (GPT-2's Conv1D), which their bias tells.
     """
-    linear: dict[str, int] = {}
-    convolutions: dict[str, int] = {}
+    linear: dict[str, Size] = {}
+    convolutions: dict[str, Size] = {}
     for name, entry in state.entries.items():
         layer, _, part = name.rpartition(".")
         if part == "weight" and len(entry["shape"]) >= 2:
@@ -139,8 +140,8 @@ def _widths(state: StateFile, change: Change, named: str | None) -> dict[str, in
             if layer != named and (turned or "embed" in layer.rpartition(".")[2].lower()):
                 continue
             group = linear if len(entry["shape"]) == 2 else convolutions
-            group[layer] = entry["shape"][0]
-    if any(change.fits(width) for width in linear.values()):
+            group[layer] = Size(*entry["shape"][:2])
+    if any(change.fits(size.outputs) for size in linear.values()):
         return linear
     return linear | convolutions
 
