@@ -81,7 +81,8 @@ def check_curve(curve, scores_at, target, importance, weight):
         assert curve(middle) == value
     zero = brute_error(target, scores_at(0.0), importance, weight)
     assert curve(0.0) == pytest.approx(zero, abs=1e-12)
-    assert curve.min_value == curve.values.min()
+    # Where the largest logits are equal, zero alone may be better than every cell.
+    assert curve.min_value == pytest.approx(min(float(curve.values.min()), zero), abs=1e-12)
 
 
 @settings(max_examples=150, deadline=None)
