@@ -185,6 +185,23 @@ def test_class_weights_come_in_when_drw_starts():
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 
+def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
+    """Others in every epoch and for every seed, and the same again where a run goes on."""
+    method = "equalized-threshold:threshold=0.9,gamma=0.5"
+    team = lane(*(planner(method, seed) for seed in (0, 1))).team
+
+    def drawn(epoch):
+        team.load(epoch)
+        like = torch.empty(64, 3)
+        return torch.stack([criterion.draw(like) for criterion in team.criteria])
+
+    first, second, again = drawn(0), drawn(1), drawn(0)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    for one in (first, second):
+        assert not torch.equal(one[0], one[1])
+
+
 def linear_teachers(seed=0):
     """Teachers that notice every pixel, and how often they were asked about how many images."""
     weights = torch.randn(3 * 8 * 8, 3, generator=torch.Generator().manual_seed(seed)) / 8
