@@ -227,6 +227,9 @@ def test_a_tau_outside_what_was_evaluated_is_refused():
             [0, 1, 2],
             "fit_temperature: the logits predict the labels no better than chance",
         ),
+        # As often wrong as right by as much; and all alike, so that no example is wrong.
+        (np.array([[1.0, -1.0]] * 2), [0, 1], "the logits predict the labels no better than"),
+        (np.zeros((4, 2)), [0, 1, 0, 0], "the logits predict the labels no better than chance"),
         (np.full((2, 2), np.nan), [0, 1], "fit_temperature: `logits` must be finite, but row 0"),
         (np.eye(2), [0, 2], "fit_temperature: `target` must lie in 0 .. 1, but 2 occurs"),
         (np.eye(2), [0], "fit_temperature: `logits` has 2 rows but there are 1 labels"),
