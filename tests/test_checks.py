@@ -77,6 +77,22 @@ def test_what_is_not_so_rough_has_to_add_up():
             call(off)
 
 
+def test_a_first_row_that_bfloat16_can_have_excuses_no_other():
+    """A prediction that is certain, or by halves, is exact in any type."""
+    probs = np.array([[1.0, 0.0], [0.5, 0.5], [0.7123, 0.3]], dtype=np.float32)
+    with pytest.raises(InputError, match=r"must sum to 1, but row 2 sums to 1\.0123"):
+        effective_prior(probs)
+
+
+def test_a_probability_may_exceed_1_by_rounding_alone():
+    certain = np.nextafter(np.float32(1), np.float32(2))
+    assert certain > 1
+    prior = effective_prior(np.array([[certain, 0.0], [0.5, 0.5]], dtype=np.float32))
+    np.testing.assert_allclose(prior.probs, [0.75, 0.25], rtol=1e-6)
+    with pytest.raises(InputError, match=r"must lie in \[0, 1\], but 1\.00001 occurs"):
+        effective_prior(np.array([[1.00001, 0.0], [0.5, 0.5]]))
+
+
 def test_bfloat16_has_to_add_up_as_well():
     with pytest.raises(InputError, match="must sum to 1"):
         effective_prior((PROBS * 0.9).bfloat16())

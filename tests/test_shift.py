@@ -814,3 +814,11 @@ def test_calibration_refuses_what_has_no_optimum():
         fit(bad, target)
     with pytest.raises(InputError, match="`logits` has 60 rows but there are 2 labels"):
         fit(logits, [0, 1])
+
+
+def test_a_target_that_is_mixed_just_like_the_source_is_not_shifted_at_any_level():
+    """The mean prediction is π itself: a p-value of 1, which is below no significance."""
+    probs, prior = np.array([[1.0, 0.0], [0.5, 0.5]] * 4), ClassPrior.from_probs([0.75, 0.25])
+    found = shift.estimate_prior(probs, prior, significance=1.0)
+    assert (found.statistic, found.p_value, found.shifted) == (0.0, 1.0, False)
+    assert found.prior == prior

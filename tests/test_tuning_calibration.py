@@ -176,6 +176,19 @@ def test_covariance_of_the_mean_is_its_formula(groups):
     np.testing.assert_allclose(moments.covariance(), expected, atol=1e-15)
 
 
+def test_resampled_taus_are_the_lowest_points_of_parabolas():
+    """Exact for parabolas in log tau, between the grid's points; else the point that was picked."""
+    grid = np.log([0.1, 0.15, 0.4, 1.0, 1.3, 3.0])
+    lowest = np.log([0.17, 0.7, 1.2, 2.9])
+    rows = [bend * (grid - at) ** 2 + bend for bend, at in enumerate(lowest, start=1)]
+    # The vertex of the last two lies beyond the grid; a cap has none.
+    rows += [(grid - np.log(0.01)) ** 2, (grid - np.log(9.0)) ** 2, -((grid - grid[3]) ** 2)]
+    values = np.array(rows)
+    found = calibration._vertices(grid, values, values.argmin(axis=1))
+    expected = np.append(np.exp(lowest), [0.1, 3.0, np.exp(grid[values[-1].argmin()])])
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_not_every_class_need_occur():
     prior, logits, target = drawn_by_softmax(500)
     rows = target < 3
@@ -214,6 +227,9 @@ def test_a_tau_outside_what_was_evaluated_is_refused():
             [0, 1, 2],
             "fit_temperature: the logits predict the labels no better than chance",
         ),
+        # As often wrong as right by as much; and all alike, so that no example is wrong.
+        (np.array([[1.0, -1.0]] * 2), [0, 1], "the logits predict the labels no better than"),
+        (np.zeros((4, 2)), [0, 1, 0, 0], "the logits predict the labels no better than chance"),
         (np.full((2, 2), np.nan), [0, 1], "fit_temperature: `logits` must be finite, but row 0"),
         (np.eye(2), [0, 2], "fit_temperature: `target` must lie in 0 .. 1, but 2 occurs"),
         (np.eye(2), [0], "fit_temperature: `logits` has 2 rows but there are 1 labels"),

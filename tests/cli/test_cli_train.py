@@ -260,6 +260,44 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(interrupted, cli, monkeypatc
     assert same_weights(Run.open(left), whole)
 
 
+def test_runs_that_force_has_not_come_to_are_not_called_finished(cli, monkeypatch):
+    words = (*WORDS, "--method", "softmax", "--seeds", 3)
+    assert cli(*words).code == 0
+    before = {run.folder: run.record for run in find_runs("runs")}
+    with pytest.MonkeyPatch.context() as patch:
+        stopping(patch, after=8 - 1)  # in the fourth epoch of the second
+        stopped = cli(*words, "--force")
+    said = (
+        "Stopped: 1 of 3 runs finished, 1 saved after epoch 2, 1 not begun again, and so as "
+        "before. To go on (1 will stay as before; with --force all begin again):\n"
+    )
+    assert said in stopped.err
+    assert unfinished().spec.seed == 1
+    same = [run.spec.seed for run in find_runs("runs") if run.record == before[run.folder]]
+    assert same == [2]
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_command_that_force_did_not_get_begun_is_given_with_it(cli, monkeypatch, edited):
+    words = (*WORDS, "--method", "softmax")
+    assert cli(*words).code == 0
+    (run,) = find_runs("runs")
+    if edited:  # it can't be gone on with then, but replaced
+        files.write_json(run.folder / "run.json", {**run.record, "data": "0" * 64})
+
+    def refuse(folder):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+
+    monkeypatch.setattr(files, "exclusive", refuse)
+    stopped = cli(*words, "--force")
+    assert stopped.code == 1
+    assert "Stopped: 0 of 1 run finished, 1 not begun again, and so as before. To go on:" in (
+        stopped.err
+    )
+    (typed,) = re.findall(r"^  (longtail train .*)$", stopped.err, flags=re.MULTILINE)
+    assert typed.endswith(" --force")
+
+
 def test_a_full_disk_says_what_is_saved_and_how_to_go_on(cli, monkeypatch):
     write = files.write_tensors
 

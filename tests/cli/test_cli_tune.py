@@ -195,6 +195,33 @@ def test_a_tau_from_the_test_set_is_called_what_it_is(cli, problem):
     assert "chosen on the test set: it is an oracle's" in result.err
 
 
+@pytest.mark.parametrize("command", ["tune", "adjust"])
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_logits_of_training_images_are_called_what_they_are(cli, problem, command, options):
+    logits, target, prior = problem
+    run = make_run(Path("runs"), make_spec(method="softmax"), prior=prior)
+    RunWriter.reopen(run.folder).write_logits("train", logits, target)
+    result = cli(command, run.folder, "--split", "train", *options)
+    assert result.code == 0
+    assert "warning: these logits are of the images that the run was trained on" in result.err
+    assert "trained on" not in cli(command, run.folder, "--split", "test", *options).err
+    # And nobody is sent there who asks for what is missing.
+    refused = cli(command, run.folder, "--split", "held-out")
+    assert "choose one that is there with --split (test)" in refused.err
+
+
+def test_a_run_with_logits_of_its_training_images_alone_has_none_to_offer(cli, problem):
+    logits, target, prior = problem
+    mine = RunWriter.create(
+        "runs", make_spec(method="softmax"), prior=prior, data="0" * 64, device="cpu"
+    )
+    mine.write_logits("train", logits, target)
+    run = mine.finish(seconds=1.0)
+    result = cli("tune", run.folder)
+    assert result.code == 1
+    assert "it has none but of the images that it was trained on" in result.err
+
+
 def write_bad_files():
     np.savez("other.npz", x=np.zeros(2))
     Path("text.npz").write_text("hello")

@@ -66,6 +66,14 @@ def test_an_interval_with_zero_in_it_is_no_difference():
     assert "−" in second  # the interval's lower end
 
 
+def test_methods_that_learnt_from_the_images_are_not_said_never_to_have_seen_them():
+    _, alone = texts.summary(comparison(SOFTMAX, BETTER, split="train"))
+    assert alone.startswith("Logit adjusted, which learnt from these very images, gets 17.0% wrong")
+    _, best = texts.summary(comparison(SOFTMAX, BETTER, NOISY, split="train"))
+    assert best.startswith("Of the 2 other methods that learnt from these very images, logit adj")
+    assert "never saw" not in alone + best
+
+
 def test_the_best_of_several_was_picked_and_has_a_wider_interval():
     worse = [row(name, np.full((3, 3), 0.9)) for name in ("adaptive", "balanced", "equalized")]
     _, second = texts.summary(comparison(SOFTMAX, BETTER, *worse, ORACLE))

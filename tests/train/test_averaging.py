@@ -83,6 +83,20 @@ def test_what_is_no_average_of_the_network_is_not_loaded(sums, steps, message):
     assert torch.equal(average.state_dict()["weight"], torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_what_it_gave_stays_when_the_network_goes_on(steps):
+    """Weights before any step, and counters at any time, are the network's own: copies of them."""
+    model, average, _ = walk(steps, 0.9)
+    found = average.state_dict()
+    before = {name: value.clone() for name, value in found.items()}
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value += 1
+    average.update()
+    for name, value in found.items():
+        assert torch.equal(value, before[name]), name
+
+
 def test_before_the_first_step_it_is_the_network():
     model = nn.Linear(2, 2)
     average = WeightAverage(model, decay=0.9)

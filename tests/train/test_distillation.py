@@ -114,6 +114,16 @@ def test_shapes_that_do_not_broadcast_to_the_logits_are_refused(logits, options,
         distillation_loss(logits, **{"teacher_logits": TEACHER, **options})
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_compared_in_float32(dtype):
+    """Near its teacher a student's divergence is far below a rounding of the logits."""
+    student, teacher = STUDENT.to(dtype), (STUDENT + 0.05 * TEACHER).to(dtype)
+    p, q = (softmax(z.double().numpy() / 2.0) for z in (teacher, student))
+    found = distillation_loss(student, teacher, temperature=2.0, reduction="none")
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found, 4.0 * (p * np.log(p / q)).sum(-1), rtol=1e-3)
+
+
 def test_a_temperature_may_be_a_tensor_of_one_number():
     one = distillation_loss(STUDENT, TEACHER, temperature=torch.tensor(2.0, dtype=STUDENT.dtype))
     torch.testing.assert_close(one, distillation_loss(STUDENT, TEACHER, temperature=2.0))

@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 import torch
 
+import data_factory
 from longtail import ClassPrior, InputError, adjust_logits, balanced_error
 from longtail.data.digits import load_digits_lt
+from longtail.data.images import ImageSet
 from longtail.experiments.comparison import BASELINE, compare, mean_interval
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
 from longtail.train.augment import normalize
-from longtail.train.engine import evaluate, train, train_cohort
+from longtail.train.engine import evaluate, refuse_early, train, train_cohort
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
@@ -68,6 +70,41 @@ def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, sizes):
     if drop_last:
         with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
             planner(16)
+
+
+def test_an_epoch_without_a_batch_is_refused_before_others_are_trained(tmp_path):
+    """Under-sampling leaves 10 of the smallest class's size; the run before it has more."""
+    few, methods = 10 * int(DATA.train.counts.min()), ("softmax", "softmax+under-sampling")
+    specs = [spec(m, drop_last=True, batch_size=few + 1) for m in methods]
+    with pytest.raises(InputError, match=f"has {few} examples, fewer than one batch of {few + 1}"):
+        train_cohort(specs, DATA.train, root=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("model", ["small-conv", "resnet20", "resnet32-released", "resnet18"])
+def test_a_batch_of_one_is_refused_where_batch_norm_can_not_take_it(tmp_path, model):
+    """Of images of 32 x 32 the ImageNet networks make maps of one pixel."""
+    images = ImageSet(
+        data_factory.pixels(9, shape=(3, 32, 32)), np.repeat([0, 1], [5, 4]), ("a", "b")
+    )
+
+    def trained(batch_size, **others):
+        one = spec(model=model, batch_size=batch_size, epochs=1, warmup_epochs=0, **others)
+        refuse_early([one], images)
+        return one
+
+    if model == "resnet18":
+        advice = "the last batch of an epoch would have 1 of 9 .* set drop_last=true or another"
+        with pytest.raises(InputError, match=advice):
+            trained(4)
+        with pytest.raises(
+            InputError, match=r"a batch would have 1 of 9 .* set another batch_size"
+        ):
+            trained(1)
+        trained(4, drop_last=True)
+        trained(3)
+    else:
+        train(trained(4), images, root=tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,12 @@ def test_shares_are_drawn_as_they_should():
     for values, variance in ((patches, 1 / 12), (blends, 1 / (4 * 1.8))):
         assert float(values.mean()) == pytest.approx(0.5, abs=0.015)
         assert float(values.var()) == pytest.approx(variance, rel=0.04)
+    # Centres are uniform on the unit square: a row says nothing about its column, or about λ.
     assert plan.centre.shape == (40_000, 2)
+    drawn = np.column_stack([plan.centre.numpy(), np.where(plan.patch, plan.share, 0.5)])
+    np.testing.assert_allclose(drawn.mean(axis=0), 0.5, atol=0.01)
+    np.testing.assert_allclose(plan.centre.double().var(dim=0), 1 / 12, rtol=0.03)
+    np.testing.assert_allclose(np.corrcoef(drawn.T), np.eye(3), atol=0.025)
 
 
 def test_one_way_of_mixing_does_not_change_the_draws_of_the_other():

@@ -382,6 +382,7 @@ def test_the_strong_recipe_differs_by_data_set_in_one_more_value():
     [
         ({"cutmix": 1.5}, r"`cutmix` must lie in \[0, 1\]; got 1.5"),
         ({"mixup": -0.5}, r"`mixup` must lie in \[0, 1\]; got -0.5"),
+        ({"epochs": True}, "`epochs` must be a whole number, at least 1; got True"),
         ({"cutmix": True}, "`cutmix` must be a number; got True"),
         ({"sam_rho": True}, "`sam_rho` must be a number; got True"),
         ({"lr": False}, "`lr` must be a number; got False"),

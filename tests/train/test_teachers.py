@@ -14,7 +14,7 @@ from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec, Run, RunError, RunWriter, UnfinishedRunError, ensemble
 from longtail.train.engine import evaluate, train, train_cohort
-from longtail.train.recipe import get_recipe, make_spec
+from longtail.train.recipe import Recipe, get_recipe, make_spec
 from longtail.train.teachers import PINNED, Staff, Teachers, names_of, with_teachers
 from longtail.train.team import Resident
 
@@ -53,7 +53,6 @@ def teachers(root):
 def by_hand(runs, images, recipe):
     """Mean logits, each network by itself on pixels normalised as its own recipe says."""
     from longtail.train.engine import network_logits
-    from longtail.train.recipe import Recipe
     from longtail.train.team import new_network
 
     found = []
@@ -79,6 +78,17 @@ def test_they_answer_with_their_mean_logits(teachers, other):
     assert answers.dtype == torch.float32
     expected = by_hand(teachers, DATA.test, recipe)
     np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_students_that_normalize_otherwise_do_not_share_answers(root, teachers):
+    """The same teachers, asked about the same pixels as each student has them."""
+    specs = [student(teachers), student(teachers, mean=[0.1], std=[0.5])]
+    staff, data = Staff(specs, DATA.train, root=root), Resident(DATA.train, CPU)
+    expected = by_hand(teachers, DATA.test, None)
+    for one in specs:
+        recipe = Recipe.of(one)
+        answers = staff.answering(one, recipe, data, CPU)(normalized(DATA.test, recipe))
+        np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_cosines_count_as_much_as_their_loss_makes_of_them(tmp_path):

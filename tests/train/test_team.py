@@ -6,8 +6,9 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import pixels
-from longtail import InputError
+from longtail import ClassPrior, InputError
 from longtail.data.images import ImageSet
+from longtail.train.decay import OwnDecay
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method
 from longtail.train.optimizers import make_optimizer
@@ -143,6 +144,19 @@ def test_runs_with_weight_decays_of_their_own(decay):
                 assert float((own[name] - value).double().norm()) < 0.05 * moved, (member, name)
 
 
+def test_a_decay_of_its_own_leaves_alone_what_decays_nowhere():
+    """g + (λ_m − λ) w of the networks m, whose optimiser has λ = 0 for a second group."""
+    decayed, free = (torch.nn.Parameter(torch.tensor([1.0, 2.0, 4.0])) for _ in range(2))
+    groups = [{"params": [decayed]}, {"params": [free], "weight_decay": 0.0}]
+    own = OwnDecay(torch.optim.SGD(groups, lr=1.0, weight_decay=0.5), [0.5, 0.1, 2.0])
+    for parameter in (decayed, free):
+        parameter.grad = torch.full((3,), 0.25)
+    own.add()
+    expected = [0.25 + (0.5 - 0.5) * 1, 0.25 + (0.1 - 0.5) * 2, 0.25 + (2.0 - 0.5) * 4]
+    torch.testing.assert_close(decayed.grad, torch.tensor(expected))
+    assert free.grad.tolist() == [0.25] * 3
+
+
 def test_decay_can_leave_batch_norm_out():
     network = new_network(recipe(), IMAGES, seed=0)
     optimizer = make_optimizer(network, recipe(decay="not-norm"), CPU)
@@ -169,6 +183,23 @@ def test_class_weights_come_in_when_drw_starts():
     numbers = (1 - 0.9999 ** np.array(COUNTS)) / (1 - 0.9999)
     expected = 3 / numbers / np.sum(1 / numbers)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
+    """Others in every epoch and for every seed, and the same again where a run goes on."""
+    method = "equalized-threshold:threshold=0.9,gamma=0.5"
+    team = lane(*(planner(method, seed) for seed in (0, 1))).team
+
+    def drawn(epoch):
+        team.load(epoch)
+        like = torch.empty(64, 3)
+        return torch.stack([criterion.draw(like) for criterion in team.criteria])
+
+    first, second, again = drawn(0), drawn(1), drawn(0)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    for one in (first, second):
+        assert not torch.equal(one[0], one[1])
 
 
 def linear_teachers(seed=0):
@@ -295,6 +326,59 @@ def test_methods_that_sample_otherwise_have_streams_of_their_own():
     alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
     expected = [run_epoch([one], [0])[0][0] for one in alone]
     np.testing.assert_allclose(losses, expected, rtol=2e-4)
+
+
+def test_runs_that_hold_out_other_examples_have_streams_of_their_own():
+    """With one image seed, too: an image that a run holds out must not come from its neighbour."""
+    labels = IMAGES.labels
+    parts = [np.delete(np.arange(len(labels)), n) for n in (0, 40)]
+    prior = ClassPrior.from_labels(labels[parts[0]], num_classes=3)
+    planners = [
+        Planner(recipe(image_seed=1), Method.of("softmax"), labels, kept, prior, seed=0)
+        for kept in parts
+    ]
+    together = lane(*planners).team
+    assert together.blocks.stream_of == [0, 1]
+    together.load(0)
+    together.prepare(0)
+    for member, out in enumerate((0, 40)):
+        expected = np.bincount(np.delete(labels, out), minlength=3)
+        assert np.array_equal(np.bincount(together.now.targets[member], minlength=3), expected)
+
+
+def test_runs_of_one_image_seed_share_what_is_mixed_into_their_images():
+    planners = [planner(seed=seed, image_seed=5, cutmix=0.4, mixup=0.4) for seed in (0, 1)]
+    together, alone = lane(*planners).team, lane(planners[0]).team
+    for team in (together, alone):
+        team.load(1)
+        team.prepare(0)
+    assert bool((alone.now.shares < 1).any())
+    for name in ("targets", "seconds", "shares"):
+        for member in (0, 1):
+            found = getattr(together.now, name)[member]
+            assert torch.equal(found, getattr(alone.now, name)[0]), (name, member)
+
+
+def test_saved_logits_are_those_of_each_runs_own_images():
+    """A row of the table for each example, whichever run has it at whichever place."""
+    table = torch.arange(3.0 * len(IMAGES.labels)).view(-1, 3)
+    planners = [planner(seed=seed, distill_weight=0.5) for seed in (0, 1, 2)]
+    together = lane(*planners, teachers=table).team
+    together.load(1)
+    together.prepare(0)
+    for member, one in enumerate(planners):
+        assert torch.equal(together.now.teacher_logits[member], table[one.plan(1).rows])
+
+
+def test_teachers_answer_to_every_image_however_many_they_see_at_once(monkeypatch):
+    monkeypatch.setattr("longtail.train.blocks._TEACHER_BATCH", 20)
+    teachers, asked = linear_teachers()
+    one = lane(planner(distill_weight=0.5), teachers=teachers).team
+    one.load(0)
+    one.prepare(0)
+    assert asked == [20, 20, 7]
+    images = one.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    torch.testing.assert_close(one.now.teacher_logits[0], linear_teachers()[0](images))
 
 
 def test_students_that_listen_differently_step_as_one():

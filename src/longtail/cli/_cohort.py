@@ -81,9 +81,10 @@ class Job:
         """Of the runs."""
         return [self.root / spec.folder for spec in self.specs]
 
-    def states(self) -> list[str]:
-        """Of each run: ``finished``, ``begun`` or ``new``."""
-        return [_state(folder, self.data.train.fingerprint) for folder in self.folders]
+    def states(self, folders: Sequence[Path] | None = None) -> list[str]:
+        """Of each run, or of those in some folders: ``finished``, ``begun`` or ``new``."""
+        folders = self.folders if folders is None else folders
+        return [_state(folder, self.data.train.fingerprint) for folder in folders]
 
 
 def plan(asked: Asked, dataset: str | None, read: Callable[[str, bool], AnyData], out: Path) -> Job:

@@ -129,6 +129,16 @@ def open_file(
     )
 
 
+def warn_of_training_images(file: Path, split: str | None) -> None:
+    """Say so where a run's logits are those that distillation learns from, of its own images."""
+    if file.is_dir() and split == "train":
+        _console.warning_line(
+            "these logits are of the images that the run was trained on: neither a tau that is "
+            "chosen on them nor an error that is measured on them holds for others. Take the "
+            "held-out part of a run that was trained with --held-out 0.2, or --split dev."
+        )
+
+
 def read_prior(
     found: Predictions,
     *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,28 +65,45 @@ def _warn_of_twice(methods: list[Part], data: AnyData) -> None:
 
 
 @contextmanager
-def saying_what_is_saved(job: _cohort.Job, command: str) -> Iterator[None]:
+def saying_what_is_saved(job: _cohort.Job, command: str, *, force: bool) -> Iterator[None]:
     """On Ctrl-C, a full disk and the like, say what is kept and how to go on."""
     from longtail.report.tables import plural
     from longtail.train import checkpoint
 
+    before = _written(job.folders) if force else {}
     try:
         yield
     except (KeyboardInterrupt, OSError):
-        states = job.states()
+        # What --force has not come to is of before, perhaps of other data: it is not looked into.
+        old = dict(before.items() & _written(job.folders).items())
+        folders = [folder for folder in job.folders if folder not in old]
+        states = job.states(folders)
         saved = [
             found.epochs
-            for folder, state in zip(job.folders, states, strict=True)
+            for folder, state in zip(folders, states, strict=True)
             if state == "begun" and (found := checkpoint.latest(folder)) is not None
         ]
-        text = f"{states.count('finished')} of {plural(len(states), 'run', 'runs')} finished"
+        runs = plural(len(job.folders), "run", "runs")
+        text = f"{states.count('finished')} of {runs} finished"
         if saved:
             epochs = f"{min(saved)}" if len(set(saved)) == 1 else f"{min(saved)} to {max(saved)}"
             text += f", {len(saved)} saved after epoch {epochs}"
         if unsaved := states.count("begun") - len(saved):
             text += f", {unsaved} begun but not saved yet"
-        _console.note(f"Stopped: {text}. To go on:\n  {command}")
+        also = ""
+        if old:
+            text += f", {len(old)} not begun again, and so as before"
+            also = f" ({len(old)} will stay as before; with --force all begin again)"
+        if old and not folders:
+            command, also = f"{command} --force", ""
+        _console.note(f"Stopped: {text}. To go on{also}:\n  {command}")
         raise
+
+
+def _written(folders: Iterable[Path]) -> dict[Path, int]:
+    """When the record of each run that there is was written last."""
+    records = {folder: folder / "run.json" for folder in folders}
+    return {folder: path.stat().st_mtime_ns for folder, path in records.items() if path.exists()}
 
 
 def _errors(runs: list[Run]) -> dict[str, dict[Path, float]]:

@@ -175,6 +175,7 @@ def adjust(
             random_state=seed,
             progress=progress,
         )
+    _inputs.warn_of_training_images(file, split)
     if file.is_dir() and split == "test" and tau is None:
         how = "on a part of the test set" if tune_on else "on the test set, by cross-fitting"
         _console.warning_line(

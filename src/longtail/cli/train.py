@@ -414,7 +414,7 @@ def _train(
             from longtail.train.tensorboard import TensorBoard
 
             listeners.append(stack.enter_context(TensorBoard()))
-        stack.enter_context(_trained.saying_what_is_saved(job, command))
+        stack.enter_context(_trained.saying_what_is_saved(job, command, force=force))
         show = stack.enter_context(_console.progress(plural(left, "run", "runs")))
         epochs = job.specs[0].recipe.values["epochs"]
         begun = [f for f, state in zip(job.folders, states, strict=True) if state == "begun"]

@@ -116,7 +116,13 @@ def tune(
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
       longtail tune RUN --split dev --missing nearest
     """
-    from longtail.cli._inputs import open_file, opened_run, read_prior, warn_if_adjusted
+    from longtail.cli._inputs import (
+        open_file,
+        opened_run,
+        read_prior,
+        warn_if_adjusted,
+        warn_of_training_images,
+    )
 
     by_norms = method is Method.weight_normalization
     _refuse_contradictions(criterion, missing, bounds, by_norms=by_norms)
@@ -147,8 +153,9 @@ def tune(
         warn_if_adjusted(opened_run(file), cast("ClassPrior", prior), tau=None)
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
-        return
-    _console.line(result.describe(class_names=found.class_names))
+    else:
+        _console.line(result.describe(class_names=found.class_names))
+    warn_of_training_images(file, split)
     if file.is_dir() and split == "test":
         _console.warning_line(
             "this tau was chosen on the test set: it is an oracle's, and its "

@@ -161,8 +161,8 @@ def _no_split(run: Run, split: str) -> str:
         text = f"{run.folder} has no held-out part: it was trained without --held-out 0.2"
     else:
         text = f"{run.folder} has no logits of the split {split!r}"
-    # The test set last: what is chosen on it has none left.
-    there = sorted(run.splits, key=lambda name: name == "test")
+    # The test set last: what is chosen on it has none left. The training images not at all.
+    there = sorted(set(run.splits) - {"train"}, key=lambda name: (name == "test", name))
     ways = [f"choose one that is there with --split ({', '.join(there)})"] if there else []
     wanted = split
     if split == "held-out" and not (run.members and held_out):
@@ -171,7 +171,8 @@ def _no_split(run: Run, split: str) -> str:
     if wanted in EVALUATED and wanted not in run.splits and (run.has_model or run.members):
         make = "run" if wanted == split else f"make one for --split {wanted} by"
         ways.append(f"{make}: {run.evaluation(wanted)}")
-    return f"{text}; {', or '.join(ways) or 'it has none at all'}"
+    none = f"it has none {'but of the images that it was trained on' if run.splits else 'at all'}"
+    return f"{text}; {', or '.join(ways) or none}"
 
 
 def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:

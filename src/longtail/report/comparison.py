@@ -276,13 +276,13 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
         return f"{who} a lower balanced error here{f' ({seeds})' if seeds else ''}."
     found = against_softmax(comparison, winner, picked=True)
     label, error = name(winner), percent(mean_error(comparison, winner))
-    text = (
-        f"Of the {others} other methods that never saw the {comparison.split} set, "
-        f"{label} does best, with {error}%"
-    )
+    saw = f"never saw the {comparison.split} set"
+    if comparison.split == "train":
+        saw = "learnt from these very images"
+    text = f"Of the {others} other methods that {saw}, {label} does best, with {error}%"
     if others == 1:
         first = f"{label[0].upper()}{label[1:]}"
-        text = f"{first}, which never saw the {comparison.split} set, gets {error}% wrong"
+        text = f"{first}, which {saw}, gets {error}% wrong"
     if winner.members:
         return f"{text}{_ensemble_words(winner, found)}"
     if found is None:

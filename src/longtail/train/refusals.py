@@ -9,17 +9,21 @@ from longtail import _checks
 
 _checks.require("torch", extra="torch", caller=__name__)
 
+import numpy as np
 import torch
+from torch import nn
 
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
 from longtail.data.profiles import PROFILES
 from longtail.data.subsets import held_out_split
+from longtail.priors import ClassPrior
 from longtail.runs import RunSpec
 from longtail.train.batches import refuse_images
 from longtail.train.evaluation import Images, refuse_logits
 from longtail.train.methods import THRESHOLD, Method
+from longtail.train.plan import Planner
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import check_recipe
 from longtail.train.teachers import refuse_half
@@ -72,10 +76,12 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
         if isinstance(images, ImageSet):
             refuse_images(recipe, images)
         with torch.device("meta"):  # shapes without memory
-            new_network(recipe, images, seed=0)
-        Method.of(spec.method).criterion(images.prior)
+            network = new_network(recipe, images, seed=0)
+        method = Method.of(spec.method)
+        method.criterion(images.prior)
+        kept = np.arange(len(images))
         if spec.dataset.held_out:
-            _, held = held_out_split(
+            kept, held = held_out_split(
                 images.labels,
                 fraction=spec.dataset.held_out,
                 seed=0,
@@ -90,6 +96,27 @@ def refuse_early(specs: Sequence[RunSpec], images: Images, *, processes: int = 1
                 what="the held-out part",
                 instead="hold out a smaller part, or none",
             )
+        prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
+        # Refuses an epoch without a batch.
+        sizes = Planner(recipe, method, images.labels, kept, prior, seed=0).batch_sizes
+        if 1 in sizes:
+            _refuse_batch_of_one(network, recipe, image_shape_of(recipe, images), sizes)
+
+
+def _refuse_batch_of_one(
+    network: nn.Module, recipe: Recipe, shape: tuple[int, int, int], sizes: Sequence[int]
+) -> None:
+    """Refuse a batch of one image, of which batch norm has no variance where maps are 1 x 1."""
+    try:
+        network.train()(torch.empty(1, *shape, device="meta"))
+    except ValueError as error:
+        batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
+        drop = "" if recipe.batch_size == 1 else "drop_last=true or "
+        raise InputError(
+            f"recipe {recipe.name!r}: {batch} would have 1 of {sum(sizes)} examples, and batch "
+            f"norm in {recipe.model!r}, whose last maps are of one pixel with images of "
+            f"{shape[1]} x {shape[2]}, needs two; set {drop}another batch_size."
+        ) from error
 
 
 def _refuse_of_many_classes(spec: RunSpec, recipe: Recipe, images: Images, processes: int) -> None:

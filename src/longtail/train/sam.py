@@ -258,7 +258,7 @@ class Perturbation:
         dtype = torch.promote_types(first.dtype, torch.float32)
         self.rho = torch.tensor(each, dtype=dtype, device=first.device)
         self.before = [p.detach().clone() for p in self.parameters]
-        self._owner = torch.empty(0)
+        self._owner, self._owned = torch.empty(0), list[int]()
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
         """Whether it was made for these, as they are now: a cast leaves a module its parameters.
@@ -304,10 +304,10 @@ class Perturbation:
 
     def _owners(self, sizes: list[int]) -> Tensor:
         """Which network each number belongs to, where all parameters stand end to end."""
-        if len(self._owner) != self.parts * sum(sizes):
+        if self._owned != sizes:  # not their sum: other parameters may have gradients than before
             parts = torch.arange(self.parts, dtype=torch.int32)
             owner = torch.cat([parts.repeat_interleave(size) for size in sizes])
-            self._owner = owner.to(self.parameters[0].device)
+            self._owner, self._owned = owner.to(self.parameters[0].device), sizes
         return self._owner
 
 

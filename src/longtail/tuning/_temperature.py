@@ -125,16 +125,16 @@ def _refuse_hopeless(data: HeldOut) -> None:
         own = below[np.arange(len(labels)), labels]
         all_right &= bool(np.all(own == 0))
         slope += float(weight @ (below.mean(axis=1) - own))
-    if all_right:
-        raise InputError(
-            f"{data.caller}: every example is predicted right, so the log-loss falls all the way "
-            f"to temperature 0; use held-out examples, which the model was not trained on."
-        )
-    if slope >= 0:
+    if slope >= 0:  # logits that are all alike too, of which none is wrong
         raise InputError(
             f"{data.caller}: the logits predict the labels no better than chance, so the "
             f"log-loss falls all the way to an infinite temperature; check that `target` belongs "
             f"to these logits."
+        )
+    if all_right:
+        raise InputError(
+            f"{data.caller}: every example is predicted right, so the log-loss falls all the way "
+            f"to temperature 0; use held-out examples, which the model was not trained on."
         )
 
 
