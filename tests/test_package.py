@@ -2,6 +2,7 @@
 
 import ast
 import json
+import pickle
 import subprocess
 import sys
 import tomllib
@@ -258,3 +259,12 @@ def test_the_source_archive_has_what_tests_and_make_read():
     by_itself = {"pyproject.toml", *project["project"]["license-files"]}
     included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert {name for name in names if not name.startswith(".")} == {*included, *by_itself}
+
+
+@pytest.mark.parametrize("name", ["InputError", "MissingExtraError"])
+def test_errors_are_called_by_their_public_names(name):
+    error = getattr(longtail, name)
+    assert f"{error.__module__}.{error.__qualname__}" == f"longtail.{name}"
+    again = pickle.loads(pickle.dumps(error("what to do")))
+    assert type(again) is error
+    assert str(again) == "what to do"

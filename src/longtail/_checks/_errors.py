@@ -11,9 +11,13 @@ from types import ModuleType
 class InputError(ValueError):
     """A value that the caller passed breaks a rule; the message says which and what to do."""
 
+    __module__ = "longtail"  # where people find it, and what a traceback should say
+
 
 class MissingExtraError(ImportError):
     """An optional dependency is absent; the message is the command that installs it."""
+
+    __module__ = "longtail"
 
 
 def require(module: str, *, extra: str, caller: str) -> ModuleType:

@@ -120,7 +120,7 @@ def check_destination(path: Path | str, *, force: bool = False) -> None:
     Examples:
         >>> check_destination("x/a.frozen")
         Traceback (most recent call last):
-        longtail._checks.InputError: freeze: there is no folder x to put the file in; make it first.
+        longtail.InputError: freeze: there is no folder x to put the file in; make it first.
     """
     caller = "freeze"
     path = Path(path)
