@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longtail._checks._errors import InputError
+from longtail._checks._errors import InputError, _by
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -27,28 +27,28 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return array
 
 
-def row(values: Any, what: str, per: str, *, caller: str, name: str) -> NDArray[Any]:
+def row(values: Any, what: str, per: str, *, caller: str = "", name: str) -> NDArray[Any]:
     """A non-empty one-dimensional array, of one `what` per `per`."""
     try:
         array = as_numpy(values)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{caller}: `{name}` is not an array of {what}s: {error}") from error
+        raise InputError(f"{_by(caller)}`{name}` is not an array of {what}s: {error}") from error
     if array.ndim != 1:
         raise InputError(
-            f"{caller}: `{name}` must be one-dimensional, one {what} per {per}; "
+            f"{_by(caller)}`{name}` must be one-dimensional, one {what} per {per}; "
             f"its shape is {array.shape}."
         )
     if array.size == 0:
-        raise InputError(f"{caller}: `{name}` is empty; at least one {what} is needed.")
+        raise InputError(f"{_by(caller)}`{name}` is empty; at least one {what} is needed.")
     return array
 
 
-def vector(values: Any, *, caller: str, name: str) -> NDArray[Any]:
+def vector(values: Any, *, caller: str = "", name: str) -> NDArray[Any]:
     """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
     array = row(values, "number", "class or example", caller=caller, name=name)
     if array.dtype.kind not in "iufb":
         raise InputError(
-            f"{caller}: `{name}` must hold numbers; its dtype is {array.dtype}"
+            f"{_by(caller)}`{name}` must hold numbers; its dtype is {array.dtype}"
             f" (first value {array.flat[0]!r})."
         )
     return array

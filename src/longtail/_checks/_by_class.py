@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail._checks._arrays import FloatArray, IntArray, slack_of_sums, vector
-from longtail._checks._errors import InputError, listing
+from longtail._checks._errors import InputError, _by, listing
 
 
-def by_label(values: Any, *, caller: str, name: str) -> dict[Any, Any] | None:
+def by_label(values: Any, *, caller: str = "", name: str) -> dict[Any, Any] | None:
     """The numbers by label, if they came so: in a mapping or a Series. None: their order says all.
 
     A Series is known by its looks, so that pandas need not be there. Its index goes with its
@@ -30,20 +30,20 @@ def by_label(values: Any, *, caller: str, name: str) -> dict[Any, Any] | None:
     return dict(zip(labels, values.to_numpy().tolist(), strict=True))
 
 
-def each_once(labels: Iterable[Any], where: str, *, caller: str, name: str) -> list[Any]:
+def each_once(labels: Iterable[Any], where: str, *, caller: str = "", name: str) -> list[Any]:
     """The labels of an `index` or of `columns`, none of which may stand there twice."""
     seen: set[Any] = set()
     for label in (labels := list(labels)):
         if label in seen:
             raise InputError(
-                f"{caller}: `{name}` must have one value per class, but its {where} "
+                f"{_by(caller)}`{name}` must have one value per class, but its {where} "
                 f"{'holds' if where == 'index' else 'hold'} {label!r} twice."
             )
         seen.add(label)
     return labels
 
 
-def per_class(values: Any, *, caller: str, name: str, absent: str = "...") -> NDArray[Any]:
+def per_class(values: Any, *, caller: str = "", name: str, absent: str = "...") -> NDArray[Any]:
     """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number.
 
     `absent` is what a class that does not occur is worth, for the message.
@@ -53,7 +53,7 @@ def per_class(values: Any, *, caller: str, name: str, absent: str = "...") -> ND
         return vector(values, caller=caller, name=name)
     numbered = all(isinstance(key, Integral) and not isinstance(key, bool) for key in found)
     if not numbered or any(k not in found for k in range(len(found))):
-        raise InputError(f"{caller}: {_misplaced(values, found, numbered, name, absent)}")
+        raise InputError(f"{_by(caller)}{_misplaced(values, found, numbered, name, absent)}")
     return vector([found[k] for k in range(len(found))], caller=caller, name=name)
 
 
@@ -79,37 +79,37 @@ def _misplaced(values: Any, found: dict[Any, Any], numbered: bool, name: str, ab
     )
 
 
-def width(array: NDArray[Any], num_classes: int, *, caller: str, name: str) -> None:
+def width(array: NDArray[Any], num_classes: int, *, caller: str = "", name: str) -> None:
     """Refuse another number of values than there are classes."""
     if len(array) != num_classes:
         raise InputError(
-            f"{caller}: `{name}` must have one value per class, {num_classes}; it has {len(array)}."
+            f"{_by(caller)}`{name}` must have one value per class, {num_classes}; it has {len(array)}."
         )
 
 
-def positive_per_class(values: Any, num_classes: int, *, caller: str, name: str) -> FloatArray:
+def positive_per_class(values: Any, num_classes: int, *, caller: str = "", name: str) -> FloatArray:
     """One finite number above zero per class."""
     array = per_class(values, caller=caller, name=name).astype(np.float64)
     width(array, num_classes, caller=caller, name=name)
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):
         raise InputError(
-            f"{caller}: `{name}` must be finite and above zero, but class {int(bad[0])} has "
+            f"{_by(caller)}`{name}` must be finite and above zero, but class {int(bad[0])} has "
             f"{array[bad[0]]:g}."
         )
     return array
 
 
-def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
+def counts(values: Any, *, caller: str = "", name: str = "counts") -> IntArray:
     """Whole, non-negative class counts, not all zero (float storage of whole numbers is fine)."""
     array = per_class(values, caller=caller, name=name, absent="0")
     if array.dtype.kind == "b":
-        raise InputError(f"{caller}: `{name}` must be numbers of examples, not booleans.")
+        raise InputError(f"{_by(caller)}`{name}` must be numbers of examples, not booleans.")
     _finite_nonnegative(array, caller=caller, name=name)
     if array.dtype.kind == "f" and np.any(array != np.floor(array)):
         where = int(np.flatnonzero(array != np.floor(array))[0])
         raise InputError(
-            f"{caller}: `{name}` must be whole numbers of examples, but class {where} has "
+            f"{_by(caller)}`{name}` must be whole numbers of examples, but class {where} has "
             f"{array[where]:g}; use ClassPrior.from_weights for fractional totals, "
             f"or ClassPrior.from_probs for probabilities."
         )
@@ -118,35 +118,35 @@ def counts(values: Any, *, caller: str, name: str = "counts") -> IntArray:
     if np.any(array >= 2**63):
         where = int(np.flatnonzero(array >= 2**63)[0])
         raise InputError(
-            f"{caller}: `{name}` must be below 2**63, about 9.2e18, but class {where} has "
+            f"{_by(caller)}`{name}` must be below 2**63, about 9.2e18, but class {where} has "
             f"{array[where]:g}; use ClassPrior.from_weights for totals that large."
         )
     return array.astype(np.int64)
 
 
-def weights(values: Any, *, caller: str, name: str = "weights") -> FloatArray:
+def weights(values: Any, *, caller: str = "", name: str = "weights") -> FloatArray:
     """Non-negative class totals, not all zero, fractional allowed."""
     array = per_class(values, caller=caller, name=name, absent="0")
     _finite_nonnegative(array, caller=caller, name=name)
     return array.astype(np.float64)
 
 
-def _finite_nonnegative(array: NDArray[Any], *, caller: str, name: str) -> None:
+def _finite_nonnegative(array: NDArray[Any], *, caller: str = "", name: str) -> None:
     if not np.all(np.isfinite(array)):
         where = int(np.flatnonzero(~np.isfinite(array))[0])
         raise InputError(
-            f"{caller}: `{name}` must be finite, but class {where} has {array[where]}."
+            f"{_by(caller)}`{name}` must be finite, but class {where} has {array[where]}."
         )
     if np.any(array < 0):
         where = int(np.flatnonzero(array < 0)[0])
         raise InputError(
-            f"{caller}: `{name}` must not be negative, but class {where} has {array[where]:g}."
+            f"{_by(caller)}`{name}` must not be negative, but class {where} has {array[where]:g}."
         )
     if not np.any(array > 0):
-        raise InputError(f"{caller}: `{name}` are all zero; at least one class needs examples.")
+        raise InputError(f"{_by(caller)}`{name}` are all zero; at least one class needs examples.")
 
 
-def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray:
+def distribution(values: Any, *, caller: str = "", name: str = "probs") -> FloatArray:
     """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are.
 
     Half-precision ones, whose rounding adds up to more than that, are divided by their sum.
@@ -157,20 +157,22 @@ def distribution(values: Any, *, caller: str, name: str = "probs") -> FloatArray
     total = float(array.sum())
     if abs(total - 1.0) > slack_of_sums(given, least=1e-6):
         raise InputError(
-            f"{caller}: `{name}` must sum to 1, but sum to {total:g}; use "
+            f"{_by(caller)}`{name}` must sum to 1, but sum to {total:g}; use "
             f"ClassPrior.from_counts for counts, ClassPrior.from_labels for labels or "
             f"ClassPrior.from_weights for totals."
         )
     if np.any(array == 0):
         raise InputError(
-            f"{caller}: `{name}` must be positive, but class(es) "
+            f"{_by(caller)}`{name}` must be positive, but class(es) "
             f"{listing(np.flatnonzero(array == 0))} have probability 0, whose log is infinite; "
             f"give them a small probability, or leave them out of the problem."
         )
     return array if abs(total - 1.0) <= 1e-6 else array / total
 
 
-def totals(values: Any, num_classes: int, *, caller: str, name: str = "counts") -> NDArray[Any]:
+def totals(
+    values: Any, num_classes: int, *, caller: str = "", name: str = "counts"
+) -> NDArray[Any]:
     """A copy of the classes' non-negative totals, of whatever numeric dtype came."""
     array = np.array(per_class(values, caller=caller, name=name, absent="0"))
     _finite_nonnegative(array, caller=caller, name=name)

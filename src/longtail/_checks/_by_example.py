@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longtail._checks._arrays import FloatArray, IntArray, as_numpy, row, slack_of_sums, vector
-from longtail._checks._errors import InputError
+from longtail._checks._errors import InputError, _by
 
 # Not numpy.unique, which numbers each array by the names that happen to be in it.
 BY_ONE_LIST = (
@@ -22,7 +22,7 @@ BY_ONE_LIST = (
 def labels(
     values: Any,
     *,
-    caller: str,
+    caller: str = "",
     name: str = "target",
     num_classes: int | None = None,
 ) -> IntArray:
@@ -34,35 +34,37 @@ def labels(
             "b": "cast them with .astype(int) if False and True mean classes 0 and 1",
         }.get(array.dtype.kind, f"number names first, {BY_ONE_LIST}")
         raise InputError(
-            f"{caller}: `{name}` must be integer class labels; their dtype is {array.dtype}; "
+            f"{_by(caller)}`{name}` must be integer class labels; their dtype is {array.dtype}; "
             f"{hint}."
         )
     low, high = int(array.min()), int(array.max())
     if low < 0:
         raise InputError(
-            f"{caller}: `{name}` must lie in 0 .. num_classes - 1, but {low} occurs "
+            f"{_by(caller)}`{name}` must lie in 0 .. num_classes - 1, but {low} occurs "
             f"(first at position {int(np.flatnonzero(array < 0)[0])}); "
             f"drop ignored or unlabelled examples first."
         )
     if num_classes is not None and high >= num_classes:
         raise InputError(
-            f"{caller}: `{name}` must lie in 0 .. {num_classes - 1}, but {high} occurs "
+            f"{_by(caller)}`{name}` must lie in 0 .. {num_classes - 1}, but {high} occurs "
             f"(first at position {int(np.flatnonzero(array >= num_classes)[0])})."
         )
     return array.astype(np.int64, copy=False)
 
 
-def matrix(values: Any, *, caller: str, name: str = "logits", finite: bool = True) -> NDArray[Any]:
+def matrix(
+    values: Any, *, caller: str = "", name: str = "logits", finite: bool = True
+) -> NDArray[Any]:
     """A non-empty (examples, classes) array of floats, as NumPy; memory maps stay maps."""
     array = as_numpy(values)
     if array.ndim != 2:
         raise InputError(
-            f"{caller}: `{name}` must have shape (examples, classes); its shape is {array.shape}."
+            f"{_by(caller)}`{name}` must have shape (examples, classes); its shape is {array.shape}."
         )
     if 0 in array.shape:
-        raise InputError(f"{caller}: `{name}` is empty, shape {array.shape}.")
+        raise InputError(f"{_by(caller)}`{name}` is empty, shape {array.shape}.")
     if array.dtype.kind not in "fiu":
-        raise InputError(f"{caller}: `{name}` must hold numbers; its dtype is {array.dtype}.")
+        raise InputError(f"{_by(caller)}`{name}` must hold numbers; its dtype is {array.dtype}.")
     if finite:
         all_finite(array, caller=caller, name=name)
     return array
@@ -75,7 +77,7 @@ _INSTEAD_OF_LOG_0 = (
 )
 
 
-def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 0) -> None:
+def all_finite(array: NDArray[Any], *, caller: str = "", name: str, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
     # A sum is one pass without a mask; only a suspicious one pays for the exact look. Its own
     # dtype is the fast one, except in half precision, where honest sums overflow.
@@ -87,7 +89,7 @@ def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 
     if len(bad):
         place = tuple(int(i) for i in bad[0])
         raise InputError(
-            f"{caller}: `{name}` must be finite, but row {place[0] + first_row}, "
+            f"{_by(caller)}`{name}` must be finite, but row {place[0] + first_row}, "
             f"column {place[1] if len(place) > 1 else 0} is {array[place]}"
             f"{_INSTEAD_OF_LOG_0 if name == 'logits' and array[place] < 0 else ''}."
         )
@@ -96,7 +98,7 @@ def all_finite(array: NDArray[Any], *, caller: str, name: str, first_row: int = 
 def probability_rows(
     array: NDArray[Any],
     *,
-    caller: str,
+    caller: str = "",
     name: str = "probs",
     first_row: int = 0,
     hint: str = "pass them as logits instead",
@@ -111,12 +113,14 @@ def probability_rows(
             advice = "if that is a rounding error of 0, clip them there"
         elif low >= 0 and np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 100) < 1):
             advice = "these look like percentages: divide them by 100"
-        raise InputError(f"{caller}: `{name}` must lie in [0, 1], but {worst:g} occurs; {advice}.")
+        raise InputError(
+            f"{_by(caller)}`{name}` must lie in [0, 1], but {worst:g} occurs; {advice}."
+        )
     sums = array.sum(axis=1, dtype=np.float64)
     off = np.flatnonzero(np.abs(sums - 1) > slack_of_sums(array))
     if len(off):
         raise InputError(
-            f"{caller}: each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} "
+            f"{_by(caller)}each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} "
             f"sums to {sums[off[0]]:g} ({len(off)} such rows); if they were only rounded, divide "
             f"each row by its sum."
         )
@@ -130,38 +134,38 @@ def like_probabilities(array: NDArray[Any]) -> bool:
     return bool(np.all(np.abs(sums - 1) <= slack_of_sums(array)))
 
 
-def not_probabilities(array: NDArray[Any], *, caller: str, hint: str) -> None:
+def not_probabilities(array: NDArray[Any], *, caller: str = "", hint: str) -> None:
     """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
     if like_probabilities(array):
         raise InputError(
-            f"{caller}: every row of `logits` lies in [0, 1] and sums to 1, so these look like "
+            f"{_by(caller)}every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "
             f"which changes nothing else."
         )
 
 
-def sample_weight(values: Any, num_examples: int, *, caller: str) -> FloatArray:
+def sample_weight(values: Any, num_examples: int, *, caller: str = "") -> FloatArray:
     """One finite, non-negative weight per example, not all zero."""
     array = vector(values, caller=caller, name="sample_weight").astype(np.float64)
     if len(array) != num_examples:
         raise InputError(
-            f"{caller}: `sample_weight` must have one value per example, {num_examples}; "
+            f"{_by(caller)}`sample_weight` must have one value per example, {num_examples}; "
             f"it has {len(array)}."
         )
     bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if len(bad):
         raise InputError(
-            f"{caller}: `sample_weight` must be finite and not negative, but example "
+            f"{_by(caller)}`sample_weight` must be finite and not negative, but example "
             f"{int(bad[0])} has {array[bad[0]]:g}."
         )
     if not array.any():
-        raise InputError(f"{caller}: `sample_weight` is zero for every example.")
+        raise InputError(f"{_by(caller)}`sample_weight` is zero for every example.")
     return array
 
 
-def same_length(array: Any, target: Any, *, caller: str, name: str = "logits") -> None:
+def same_length(array: Any, target: Any, *, caller: str = "", name: str = "logits") -> None:
     """Refuse different numbers of examples."""
     if len(array) != len(target):
         raise InputError(
-            f"{caller}: `{name}` has {len(array)} rows but there are {len(target)} labels."
+            f"{_by(caller)}`{name}` has {len(array)} rows but there are {len(target)} labels."
         )

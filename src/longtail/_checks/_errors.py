@@ -20,7 +20,12 @@ class MissingExtraError(ImportError):
     __module__ = "longtail"
 
 
-def require(module: str, *, extra: str, caller: str) -> ModuleType:
+def _by(caller: str) -> str:
+    """Prefix of a message, where a caller is named."""
+    return f"{caller}: " if caller else ""
+
+
+def require(module: str, *, extra: str, caller: str = "") -> ModuleType:
     """Import `module`, or say in one line how to install the extra that brings it."""
     try:
         return importlib.import_module(module)
@@ -29,7 +34,7 @@ def require(module: str, *, extra: str, caller: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(
-            f"{caller} needs {module.split('.')[0]}, which is not installed; "
+            f"{caller or 'this'} needs {module.split('.')[0]}, which is not installed; "
             f"run: pip install 'longtail[{extra}]'"
         ) from error
 
