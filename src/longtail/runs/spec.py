@@ -99,7 +99,7 @@ class _Document:
 
     @classmethod
     def _from_json(cls, document: Any, where: str) -> Any:
-        """Make the object; an unknown field is refused, since without it two runs may look alike."""
+        """Make the object; without an unknown field two different runs might look alike."""
         if not isinstance(document, Mapping):
             raise InputError(f"RunSpec: `{where}` must be a JSON object; got {document!r}.")
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
