@@ -1,10 +1,12 @@
 """What holds for every command: help, errors, exit codes, a light start."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import typer
 
@@ -371,3 +373,32 @@ def test_progress_on_a_terminal_is_a_bar(tmp_path):
     assert out == b"result\n"
     assert "2/2" in shown.decode()
     assert "training" in shown.decode()
+
+
+# The world outside.
+
+
+def shell(command, **settings):
+    """Run a command line with `longtail` in it as a person's shell would."""
+    command = command.replace("longtail", f"{sys.executable} -m longtail")
+    return subprocess.run(["bash", "-c", command], capture_output=True, check=False, **settings)
+
+
+def test_control_characters_of_names_are_shown(cli):
+    np.savez("p.npz", logits=2 * np.eye(3), target=["a", "b", "c"], classes=["a", "b", "\x1b[31mc"])
+    result = cli("adjust", "p.npz", "--counts", "9,1,1")
+    assert "\x1b" not in result.out + result.err
+    assert "\\x1b[31m" in result.err
+
+
+@pytest.mark.slow
+def test_output_does_not_fail_for_its_terminal(tmp_path):
+    np.savez(
+        tmp_path / "p.npz", logits=np.tile(2 * np.eye(3), (9, 1)), target=np.tile(np.arange(3), 9)
+    )
+    adjust = "longtail adjust p.npz --counts 9,1,1 --tau 1"
+    narrow = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    assert shell(adjust, cwd=tmp_path, env=narrow).returncode == 0
+    cut = shell(f"{adjust} | head -c 10", cwd=tmp_path)
+    assert (cut.returncode, cut.stderr) == (0, b"")
+    assert shell(f"{adjust} >&-", cwd=tmp_path).returncode == 0

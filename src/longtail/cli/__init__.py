@@ -1,6 +1,6 @@
-"""The command line: parse, call, print. Everything it does is a call into the library.
+"""The command line: a command is one file that parses, calls the library and prints.
 
-A command is one file here, `<name>.py`, that holds a Typer `app`, and one line in COMMANDS.
+`<name>.py` holds a Typer `app`, and COMMANDS has a line for it.
 Its file is imported when the command is used or listed, so its own imports stay light: what is
 heavy is imported inside the functions.
 """
@@ -8,8 +8,9 @@ heavy is imported inside the functions.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -88,10 +89,29 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 for a failure, 2 for wrong usage.
     """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if arguments is None:
+        _prepare_streams()
+        if not several:
+            signal.signal(signal.SIGTERM, _stop)
     code = _run(arguments)
-    if arguments is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if arguments is None and several:
         _end_at_once(code)
     return code
+
+
+def _prepare_streams() -> None:
+    """Make sure that output never fails for a character, or because nobody reads it."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (for as long as the process)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _stop(*_: Any) -> None:
+    """End as after an error, so that temporary files are removed."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _end_at_once(code: int) -> None:
@@ -116,6 +136,9 @@ def _run(arguments: list[str] | None) -> int:
             code = command.main(given, prog_name="longtail", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     except Exception as error:
         if debug and not _console.is_usage(error):
             raise

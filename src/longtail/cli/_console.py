@@ -1,4 +1,4 @@
-"""What every command needs to talk: results, errors, warnings, progress.
+"""Output of all commands: results, errors, warnings, progress.
 
 Results go to stdout, everything else to stderr, so that ``--json`` can be piped.
 """
@@ -39,7 +39,7 @@ _PROSE = 80
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console; in a pipe, wide enough that nothing breaks in the middle of a name."""
+    """Return a rich console; in a pipe, wide enough that nothing breaks in the middle of a name."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -47,20 +47,32 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=_WIDE if piped else None, highlight=False, soft_wrap=False)
 
 
+def printable(text: str) -> str:
+    """Return a text with its control characters, which names in files may have, made visible.
+
+    Examples:
+        >>> printable("a\\x1b[31mred")
+        'a\\\\x1b[31mred'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def line(text: str = "") -> None:
-    """One line of a result, as it is: no markup, no wrapping."""
-    typer.echo(text)
+    """Print one line of a result as it is: no markup, no wrapping."""
+    typer.echo(printable(text))
 
 
 def show(*renderables: RenderableType) -> None:
-    """Tables and the like, as a result."""
+    """Print tables and the like as a result."""
     out = console()
     for renderable in renderables:
         out.print(renderable)
 
 
 def show_table(table: ReportTable) -> None:
-    """A table of results with its title and note, and an empty line after it."""
+    """Print a table of results with its title and note, and an empty line after it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -73,7 +85,7 @@ def show_table(table: ReportTable) -> None:
         more: dict[str, Any] = {"justify": "right", "no_wrap": True} if position else {}
         drawn.add_column(title, overflow="fold", **more)
     for row in table.rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
     show(Text(table.title, style="bold"), drawn)
     if table.note:
         line(wrapped(table.note))
@@ -81,12 +93,12 @@ def show_table(table: ReportTable) -> None:
 
 
 def wrapped(text: str) -> str:
-    """Prose in lines that fit a terminal."""
+    """Return prose in lines that fit a terminal."""
     return textwrap.fill(text, _PROSE, break_long_words=False, break_on_hyphens=False)
 
 
 def print_json(document: Any) -> None:
-    """The result as JSON on stdout; NaN and infinity, which JSON lacks, become null."""
+    """Print the result as JSON; NaN and infinity, which JSON lacks, become null."""
     typer.echo(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -103,27 +115,27 @@ def _finite(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """Something worth saying that is not the result."""
-    typer.echo(text, err=True)
+    """Print something worth saying that is not the result."""
+    typer.echo(printable(text), err=True)
 
 
 def error_line(text: str) -> None:
-    """The one line that an error is."""
-    typer.echo(f"longtail: error: {' '.join(text.split())}", err=True)
+    """Print an error as one line."""
+    note(f"longtail: error: {' '.join(text.split())}")
 
 
 def warning_line(text: str) -> None:
-    """One line about something that the user should know but that stops nothing."""
-    typer.echo(f"longtail: warning: {' '.join(text.split())}", err=True)
+    """Print one line about something that the user should know but that stops nothing."""
+    note(f"longtail: warning: {' '.join(text.split())}")
 
 
 def is_usage(error: BaseException) -> bool:
-    """Whether the command line itself was wrong (by the parser's own kind of exception)."""
+    """Return whether the command line itself was wrong (by the parser's own kind of exception)."""
     return hasattr(error, "format_message")
 
 
 def report(error: Exception) -> int:
-    """Say in one line what went wrong; the exit code."""
+    """Print in one line what went wrong and return the exit code."""
     from longtail._checks import InputError, MissingExtraError
 
     if is_usage(error):
@@ -292,14 +304,14 @@ def _duration(seconds: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: ``0.8 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min``."""
+    """Return seconds for people: ``0.8 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min``."""
     if seconds is None:
         return "-"
     return f"{seconds:.1f} s" if seconds < 10 else _duration(seconds)
 
 
 def size(count: int) -> str:
-    """Bytes for people: ``812 B``, ``3.4 kB``, ``12 MB``."""
+    """Return bytes for people: ``812 B``, ``3.4 kB``, ``12 MB``."""
     number, unit = float(count), "B"
     for larger in ("kB", "MB", "GB"):
         if number < 1000:
