@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtail.cli.reproduce import PARTS
-from longtail.data.frozen import freeze
+from longtail.data.hub_parquet import freeze
 from longtail.experiments import records
 from longtail.experiments.demo import one_thread
 from longtail.experiments.strong_kinds import STRONG

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from exp_factory import OVERRIDES, SEEDS, small_cifar, trained_root
-from longtail.data.frozen import freeze
+from longtail.data.hub_parquet import freeze
 from longtail.experiments import records
 from longtail.experiments.demo import one_thread
 from longtail.train import engine

@@ -92,20 +92,12 @@ def test_frozen_files_hold_it_if_asked(tmp_path):
     assert read_frozen(without).dev is None
     with pytest.raises(InputError, match="no development set to write"):
         freeze(read_frozen(without), tmp_path / "again.frozen", dev=True)
-    with pytest.raises(InputError, match="frozen with no development set"):
+    with pytest.raises(
+        InputError, match="a development set of 0 images a class; a frozen subset can't be changed"
+    ):
         load(without, development=3)
-    with pytest.raises(InputError, match="a development set of 3 images a class, not 2"):
+    with pytest.raises(InputError, match="a development set of 3 images a class; a frozen subset"):
         load(tmp_path / "with.frozen", development=2)
-
-
-def test_an_edited_development_set_is_refused(tmp_path):
-    path = freeze(load("digits-lt", development=3), tmp_path / "a.frozen", dev=True)
-    content = bytearray(path.read_bytes())
-    at = content.index(b"RIFF", content.index(b"record"))  # the first sheet: dev comes first
-    content[at + 40] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(InputError, match="not a whole frozen data set"):
-        read_frozen(path)
 
 
 @pytest.mark.parametrize("part", ["test", "dev"])

@@ -54,7 +54,7 @@ def test_clutter_is_passed_over(tmp_path):
 def test_an_empty_class_folder_is_named(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
     (tmp_path / "c").mkdir()
-    with pytest.raises(InputError, match=r"class folder\(s\) c in .* hold no images"):
+    with pytest.raises(InputError, match=r"c hold no images"):
         read_image_folder(tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_of_known_classes_some_may_have_no_images(tmp_path):
     for name in ("c2", "c10"):
         for file in (tmp_path / name).iterdir():
             file.unlink()
-    with pytest.raises(InputError, match="there are no images in the class folders of"):
+    with pytest.raises(InputError, match="hold no images"):
         read_image_folder(tmp_path, class_names=names)
 
 
@@ -86,8 +86,8 @@ def test_an_image_of_another_size_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("a/notes.txt", "holds what is no image: notes.txt"),
-        ("a/more/1.png", "holds what is no image: more"),
+        ("a/notes.txt", "holds other things than images: notes.txt"),
+        ("a/more/1.png", "holds other things than images: more"),
         ("stray.png", "images that are in no class folder: stray.png"),
         ("a/broken.jpg", r"a/broken\.jpg can't be read as an image"),
     ],
@@ -101,7 +101,5 @@ def test_what_would_be_passed_over_silently_is_refused(tmp_path, place, message)
 
 
 def test_a_folder_without_classes_is_refused(tmp_path):
-    with pytest.raises(InputError, match="has no sub-folders; put the images of each class"):
+    with pytest.raises(InputError, match="must have a folder of images for each class"):
         read_image_folder(tmp_path)
-    with pytest.raises(InputError, match="there is no folder"):
-        read_image_folder(tmp_path / "nowhere")

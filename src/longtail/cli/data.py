@@ -212,7 +212,7 @@ def _show_classes(summary: dict[str, Any]) -> None:
 def freeze(
     name: _data.NameArgument,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file, NAME.frozen.")
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file, NAME.parquet.")
     ],
     dev: Annotated[
         int | None,
@@ -238,19 +238,19 @@ def freeze(
 
     It holds the long-tailed training set and the test set that belongs to it. Wherever a data
     set is named, the file can be named instead; in the folder that LONGTAIL_DATA names, it is
-    found by the data set's own name, if it ends in .frozen.
+    found by the data set's own name, if it ends in .parquet.
 
     \b
     Examples:
-      longtail data freeze cifar100-lt --out cifar100-lt.frozen
-      longtail data freeze cifar10-lt --profile step --out step.frozen
-      longtail data freeze cifar100-lt --dev 50 --out both.frozen
+      longtail data freeze cifar100-lt --out cifar100-lt.parquet
+      longtail data freeze cifar10-lt --profile step --out step.parquet
+      longtail data freeze cifar100-lt --dev 50 --out both.parquet
     """
-    from longtail.data import DATASETS, frozen
+    from longtail.data import DATASETS, hub_parquet
 
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
-    frozen.check_destination(out, force=force)
+    hub_parquet.check_destination(out, force=force)
     data = _data.load(
         name,
         data_dir=data_dir,
@@ -263,7 +263,7 @@ def freeze(
     )
     kept = data.dev is not None if again and dev is None else bool(dev)
     with _console.progress("freezing") as progress:
-        path = frozen.freeze(data, out, dev=kept, force=force, progress=progress)
+        path = hub_parquet.freeze(data, out, dev=kept, force=force, progress=progress)
     size = path.stat().st_size
     if json:
         document = {

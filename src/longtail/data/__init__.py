@@ -8,10 +8,9 @@ samplers     which examples an epoch sees: balanced by class and the like
 torch_samplers  the same for torch's DataLoader, also in several processes
 decoding     many encoded images into one array
 cifar        CIFAR-10 and CIFAR-100 from the official archives
-hub_parquet  images from parquet files of the Hugging Face hub
+hub_parquet  parquet files as the Hugging Face hub has them; frozen data sets
 folder       images from a folder with one sub-folder per class
 digits       scikit-learn's handwritten digits
-frozen       a training set and its test set in one small file, perhaps a development set too
 official     the fingerprints of the official CIFARs and their subsets
 
 Data sets too large for memory, as lists of files:
@@ -24,7 +23,7 @@ streaming    batches decoded in worker processes
 check        every file of a data set tried before training
 """
 
-from longtail.data.frozen import freeze, read_frozen
+from longtail.data.hub_parquet import freeze, read_frozen
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.registry import DATASETS, load
 from longtail.data.samplers import ClassSampler

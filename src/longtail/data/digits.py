@@ -13,7 +13,7 @@ TEST_PER_CLASS = 60
 
 
 def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> LongTailedData:
-    """The 1,797 digits of scikit-learn: a balanced test set, and a long-tailed training set.
+    """Return the 1,797 digits of scikit-learn: a balanced test set, and a long-tailed training set.
 
     The test set is 60 images of each class, the training set a subset of the rest; both are
     fixed by the literature's rule with seed 0, so only training seeds vary.
@@ -32,13 +32,13 @@ def load_digits_lt(*, profile: str = "exp", imbalance_ratio: float = 50.0) -> Lo
         >>> len(data.test)
         600
     """
-    ratio = check_ratio(imbalance_ratio, "load_digits_lt")
+    ratio = check_ratio(imbalance_ratio)
     spec = DataSpec("digits-lt", profile=profile, imbalance_ratio=ratio)
     return make_long_tailed(*read_digits(), spec)
 
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
-    """All digits that may be trained on, and the balanced test set.
+    """Return all digits that may be trained on, and the balanced test set.
 
     Examples:
         >>> pool, test = read_digits()

@@ -1,13 +1,16 @@
-"""Labelled images from parquet files as the Hugging Face hub lays them out.
+"""Labelled images in parquet files as the Hugging Face hub lays them out, read and written.
 
 A column `img` (or `image`) of structs with the encoded image as `bytes`, a column of whole
-numbers for the label, and the class names in the schema's own metadata.
+numbers for the label, and the class names in the schema's own metadata. A frozen data set is one
+such file with a column `split`; what else there is to know of it is in the metadata, too.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,13 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import Progress, decode_images
-from longtail.data.images import ImageSet
+from longtail.data.decoding import Pixels, Progress, decode_images, in_threads
+from longtail.data.images import ImageSet, LongTailedData
+from longtail.runs import DataSpec, files
 
+FORMAT = 2
+_ROWS = 4096
+_KEY = b"longtail"
 # CIFAR-100 has `fine_label` and `coarse_label`; the first name that occurs is taken.
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("fine_label", "label")
@@ -29,7 +36,7 @@ def read_hub_parquet(
     size: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> ImageSet:
-    """The images and labels of one split.
+    """Read the images and labels of one split, in the files' order.
 
     Args:
         paths: its file, or its files in order.
@@ -37,105 +44,234 @@ def read_hub_parquet(
         progress: called with (images done, images in all, text).
 
     Returns:
-        The set, in the files' order. Classes are named by their numbers if the files give no
-        names.
+        The set. Classes are named by their numbers if the files give no names.
     """
-    caller = "read_hub_parquet"
-    files = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
-    if not files:
-        raise InputError(f"{caller}: `paths` is empty; at least one file is needed.")
-    blobs: list[bytes] = []
-    origins: list[tuple[Path, int]] = []  # (file, position of its first row)
-    labels: list[Any] = []
-    names: tuple[str, ...] | None = None
-    for file in files:
-        table, image, label = _read_table(file, caller)
-        found = _class_names(table.schema.metadata, label)
-        if labels and found != names:
-            raise InputError(
-                f"{caller}: {file} and {files[0]} name their classes differently; they are not "
-                f"parts of one data set."
-            )
-        names = found
-        origins.append((file, len(blobs)))
-        blobs += _blobs(table.column(image), file, image, caller)
-        labels.append(_labels(table.column(label), file, label, caller))
-    target = np.concatenate(labels)
-    if not len(target):
-        raise InputError(f"{caller}: {_checks.listing(files, most=3)} hold no images.")
-    count = len(names) if names is not None else None
-    target = _checks.labels(target, caller=caller, name=str(label), num_classes=count)
+    several = [paths] if isinstance(paths, Path | str) else paths
+    tables = [_read_table(Path(path)) for path in several]
+    blobs = [blob for table, *_ in tables for blob in table["bytes"].to_pylist()]
+    labels = np.concatenate([table["label"].to_numpy() for table, *_ in tables])
+    names = tables[0][1]
+    if any(other != names for _, other in tables):
+        raise InputError(f"{paths} name their classes differently; they are not one data set.")
+    return _image_set(blobs, labels, names, where=str(paths), size=size, progress=progress)
+
+
+def _image_set(
+    blobs: list[bytes],
+    labels: Any,
+    names: tuple[str, ...] | None,
+    *,
+    where: str,
+    size: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+    pixel_range: int = 255,
+) -> ImageSet:
+    target = _checks.labels(labels, name="label", num_classes=len(names) if names else None)
     if names is None:
         names = tuple(str(number) for number in range(int(target.max()) + 1))
-
-    def name_of(index: int) -> str:
-        file, start = [origin for origin in origins if origin[1] <= index][-1]
-        return f"row {index - start} of {file}"
-
-    images = decode_images(blobs, name_of=name_of, caller=caller, size=size, progress=progress)
-    return ImageSet(images, target, names)
+    images = decode_images(
+        blobs, name_of=lambda k: f"image {k} of {where}", size=size, progress=progress
+    )
+    return ImageSet(images, target, names, pixel_range)
 
 
-def _read_table(file: Path, caller: str) -> tuple[Any, str, str]:
-    """The table, with only the columns that are needed, and their names."""
-    parquet = _checks.require("pyarrow.parquet", extra="torch", caller=caller)
-    pyarrow = _checks.require("pyarrow", extra="torch", caller=caller)
-    if not file.is_file():
-        raise InputError(f"{caller}: there is no file {file}.")
+def _read_table(path: Path) -> tuple[Any, tuple[str, ...] | None]:
+    """Return a table of `bytes`, `label` and, of a frozen file, `split`; and the class names."""
+    pa = _checks.require("pyarrow", extra="train")
+    parquet = _checks.require("pyarrow.parquet", extra="train")
     try:
-        columns = parquet.read_schema(file).names
-        image = next((name for name in IMAGE_COLUMNS if name in columns), None)
-        label = next((name for name in LABEL_COLUMNS if name in columns), None)
+        schema = parquet.read_schema(path)
+        image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+        label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
         if image is None or label is None:
-            lacks = "an image" if image is None else "a label"
-            options = IMAGE_COLUMNS if image is None else LABEL_COLUMNS
             raise InputError(
-                f"{caller}: {file} must have {lacks} column, {' or '.join(options)}; its columns "
-                f"are {_checks.listing(columns)}."
+                f"{path} must have a column of images, {' or '.join(IMAGE_COLUMNS)}, and one of "
+                f"labels, {' or '.join(LABEL_COLUMNS)}; its columns are "
+                f"{_checks.listing(schema.names)}."
             )
-        return parquet.read_table(file, columns=[image, label]), image, label
-    except (pyarrow.ArrowException, OSError) as error:
+        split = ["split"] if "split" in schema.names else []
+        table = parquet.read_table(path, columns=[image, label, *split])
+        blobs = pa.compute.struct_field(table[image], "bytes")
+        table = table.set_column(0, "bytes", blobs).rename_columns(["bytes", "label", *split])
+    except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's fault; damaged content comes without a number
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} is not a parquet file of images: {reason}") from error
+    if table["bytes"].null_count or table["label"].null_count:
+        raise InputError(f"{path} has rows without image bytes or without a label.")
+    if not len(table):
+        raise InputError(f"{path} holds no images.")
+    names = None
+    with suppress(ValueError, KeyError, TypeError):  # the hub's note may be absent
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = tuple(str(name) for name in features[label]["names"])
+    return table, names
+
+
+# --- frozen data sets -----------------------------------------------------------------------------
+
+
+def freeze(
+    data: LongTailedData,
+    path: Path | str,
+    *,
+    dev: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a long-tailed training set and its test set into one parquet file, without loss.
+
+    Args:
+        data: what to write.
+        path: the file; ``.parquet`` is its usual ending.
+        dev: write the development set too.
+        force: replace a file that exists.
+        progress: called with (images done, images in all, text).
+
+    Returns:
+        The path.
+
+    Examples:
+        >>> import tempfile
+        >>> from longtail.data.digits import load_digits_lt
+        >>> data = load_digits_lt()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = freeze(data, Path(folder) / "digits.parquet")
+        ...     copy = read_frozen(file)
+        >>> copy.train.fingerprint == data.train.fingerprint, copy.spec == data.spec
+        (True, True)
+    """
+    path = Path(path)
+    check_destination(path, force=force)
+    if dev and data.dev is None:
         raise InputError(
-            f"{caller}: {file} is truncated, or no parquet file: {' '.join(str(error).split())}"
-        ) from error
-
-
-def _blobs(column: Any, file: Path, name: str, caller: str) -> list[bytes]:
-    from pyarrow import types
-
-    kind = column.type
-    binary = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-    if not binary or not (
-        types.is_binary(kind.field("bytes").type) or types.is_large_binary(kind.field("bytes").type)
+            f"{data.spec.name} has no development set to write: its training set leaves nothing "
+            f"out, or it was frozen without one."
+        )
+    pa = _checks.require("pyarrow", extra="train")
+    parquet = _checks.require("pyarrow.parquet", extra="train")
+    parts = {"train": data.train, "test": data.test, **({"dev": data.dev} if dev else {})}
+    record = {
+        "format": FORMAT,
+        "spec": data.spec.to_json(),
+        "class_names": list(data.train.class_names),
+        "splits": {
+            split: {
+                "examples": len(part),
+                "image_shape": list(part.image_shape),
+                "pixel_range": part.pixel_range,
+                "fingerprint": part.fingerprint,
+            }
+            for split, part in parts.items()
+        },
+    }
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": list(data.train.class_names)},
+        "split": {"_type": "Value", "dtype": "string"},
+    }
+    schema = pa.schema(
+        [
+            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+            ("label", pa.int64()),
+            ("split", pa.string()),
+        ],
+        {
+            b"huggingface": json.dumps({"info": {"features": features}}),
+            _KEY: files.canonical_json(record),
+        },
+    )
+    total, done = sum(map(len, parts.values())), 0
+    with (
+        files.atomic_path(path) as temporary,
+        parquet.ParquetWriter(temporary, schema, compression="none") as file,
     ):
-        raise InputError(
-            f"{caller}: the column `{name}` of {file} must hold structs with the encoded image as "
-            f"`bytes`; it holds {kind}."
+        for split, part in parts.items():
+            for start in range(0, len(part), _ROWS):
+                rows = slice(start, start + _ROWS)
+                blobs = list(in_threads(_webp, part.images[rows]))
+                images = [{"bytes": blob, "path": None} for blob in blobs]
+                columns = [images, part.labels[rows].tolist(), [split] * len(blobs)]
+                file.write_batch(pa.record_batch(columns, schema=schema))
+                done += len(blobs)
+                if progress is not None:
+                    progress(done, total, f"{split} images")
+    return path
+
+
+def _webp(image: Pixels) -> bytes:
+    """Return an image of shape (1 or 3, height, width) as lossless WebP, which has no grey."""
+    from PIL import Image
+
+    pixels = np.broadcast_to(image, (3, *image.shape[1:])).transpose(1, 2, 0)
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "WEBP", lossless=True, exact=True)
+    return file.getvalue()
+
+
+def check_destination(path: Path | str, *, force: bool = False) -> None:
+    """Refuse what `freeze` could not write, before anything is read for it.
+
+    Examples:
+        >>> check_destination("x/a.parquet")
+        Traceback (most recent call last):
+        longtail.InputError: there is no folder x to put the file in; make it first.
+    """
+    path = Path(path)
+    for module in ("pyarrow.parquet", "PIL"):
+        _checks.require(module, extra="train")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file, such as {path / 'NAME.parquet'}.")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; pass --force (force=True) to replace it.")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent} to put the file in; make it first.")
+
+
+def read_frozen(path: Path | str) -> LongTailedData:
+    """Read the data of a file that `freeze` wrote, with the same spec and fingerprints."""
+    path = Path(path)
+    record = read_record(path)
+    table, names = _read_table(path)
+    parts = {}
+    for split, entry in record["splits"].items():
+        rows = table.filter(table["split"].to_numpy() == split)
+        part = _image_set(
+            rows["bytes"].to_pylist(),
+            rows["label"].to_numpy().copy(),
+            names,
+            where=f"the {split} part of {path}",
+            pixel_range=entry["pixel_range"],
         )
-    found = [blob for chunk in column.chunks for blob in chunk.field("bytes").to_pylist()]
-    if None in found:
+        if entry["image_shape"][0] == 1:  # WebP made colour of it
+            part = ImageSet(part.images[:, :1].copy(), part.labels, part.class_names, part.pixel_range)
+        if part.fingerprint != entry["fingerprint"]:
+            raise InputError(
+                f"{path}: its {split} images are not those that were frozen; copy or freeze it "
+                f"again."
+            )
+        parts[split] = part
+    spec = DataSpec(**record["spec"])
+    return LongTailedData(parts["train"], parts["test"], spec, parts.get("dev"))
+
+
+def read_record(path: Path | str) -> dict[str, Any]:
+    """Return what a frozen file says about itself, without decoding its images.
+
+    Returns:
+        The record: `spec`, `class_names`, and for each of the `splits` its number of
+        `examples`, `image_shape`, `pixel_range` and `fingerprint`.
+    """
+    pa = _checks.require("pyarrow", extra="train")
+    parquet = _checks.require("pyarrow.parquet", extra="train")
+    metadata: Mapping[bytes, bytes] = {}
+    with suppress(pa.ArrowException):
+        metadata = parquet.read_schema(path).metadata or {}
+    record: dict[str, Any] = json.loads(metadata.get(_KEY, b"{}"))
+    if record.get("format") != FORMAT:
         raise InputError(
-            f"{caller}: row {found.index(None)} of {file} has no bytes in `{name}`; images that "
-            f"are only named by a path are not read."
+            f"{path} is not a frozen data set of this version of longtail, or was cut off; make "
+            f"one with: longtail data freeze NAME --out FILE"
         )
-    return found
-
-
-def _labels(column: Any, file: Path, name: str, caller: str) -> Any:
-    if column.null_count:
-        raise InputError(f"{caller}: the column `{name}` of {file} has rows without a label.")
-    return column.to_numpy()
-
-
-def _class_names(metadata: Mapping[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:
-    """The names in the hub's metadata, or None if there are none."""
-    text = (metadata or {}).get(b"huggingface")
-    if text is None:
-        return None
-    try:
-        names = json.loads(text)["info"]["features"][label]["names"]
-        return tuple(str(name) for name in names)
-    except (ValueError, KeyError, TypeError):
-        return None
+    return record

@@ -19,14 +19,14 @@ from longtail.priors import ClassPrior
 
 
 class Labeled:
-    """What labels and class names say by themselves, wherever the images are."""
+    """Labels and class names, wherever the images are."""
 
     labels: IntArray
     class_names: tuple[str, ...]
 
     @property
     def num_classes(self) -> int:
-        """L, the number of classes."""
+        """Number of classes, L."""
         return len(self.class_names)
 
     @property
@@ -36,7 +36,7 @@ class Labeled:
 
     @property
     def prior(self) -> ClassPrior:
-        """The class frequencies of these examples."""
+        """Class frequencies of these examples."""
         return ClassPrior.from_labels(self.labels, num_classes=self.num_classes)
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class ImageSet(Labeled):
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.uint8:
             raise InputError(
-                f"ImageSet: `images` must be uint8 of shape (examples, channels, height, width); "
+                f"`images` must be uint8 of shape (examples, channels, height, width); "
                 f"got {self.images.dtype} of shape {self.images.shape}."
             )
         if len(self.images) != len(self.labels):
-            raise InputError(f"ImageSet: {len(self.images)} images but {len(self.labels)} labels.")
+            raise InputError(f"{len(self.images)} images but {len(self.labels)} labels.")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -83,7 +83,7 @@ class ImageSet(Labeled):
         return runs.fingerprint(self.images, self.labels)
 
     def take(self, indices: IntArray) -> ImageSet:
-        """The examples at these positions, in this order."""
+        """Return the examples at these positions, in this order."""
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
 
@@ -111,7 +111,7 @@ class LongTailedData:
                 object.__setattr__(self, key, replace(part, role=role))
 
     def development(self, run: runs.Run) -> ImageSet:
-        """The development set, if a run was not trained on it.
+        """Return the development set, if a run was not trained on it.
 
         A run that was trained on another subset, say of a lower imbalance ratio, may have seen
         these images, so it is refused.

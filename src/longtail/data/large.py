@@ -131,12 +131,7 @@ class Sources:
     def stray(self) -> list[Path]:
         """The images that lie beside the class folders of trees."""
         trees = [self.files[split] for split in SPLITS if split in self.files]
-        return [
-            image
-            for tree in trees
-            if tree.is_dir()
-            for image in stray_images(tree, caller="find_sources")
-        ]
+        return [image for tree in trees if tree.is_dir() for image in stray_images(tree)]
 
 
 def find_sources(

@@ -407,7 +407,7 @@ def list_folder(
     entries = (entry for entry in os.scandir(path) if not is_clutter(entry.name))
     folders = sorted((entry.name for entry in entries if entry.is_dir()), key=counting_order)
     names = tuple(folders if class_names is None else class_names)
-    refuse_unknown(folders, names, path=path, caller=caller)
+    refuse_unknown(folders, names, path=path)
     label_of = {folder: label for label, folder in enumerate(names)}
     paths: list[bytes] = []
     labels: list[int] = []

@@ -1,4 +1,4 @@
-"""Whether a CIFAR is the official one, and its subset the literature's: committed fingerprints.
+"""Fingerprints of the official CIFARs and of the literature's subsets, and checks against them.
 
 `fingerprints.json` beside this file holds facts about the data, not data.
 """
@@ -22,7 +22,7 @@ from longtail.runs import DataSpec
 
 @cache
 def official_fingerprints() -> dict[str, Any]:
-    """SHA-256 of the official CIFARs and of the subsets that the literature draws from them.
+    """Return SHA-256 of the official CIFARs and of the subsets that the literature draws from them.
 
     Returns:
         By data set: `train` and `test`, over images and labels; and `subsets`, by
@@ -51,7 +51,7 @@ def verify_official(base: str, train: ImageSet, test: ImageSet, *, where: Path |
     for split, part in (("train", train), ("test", test)):
         if part.fingerprint != expected[split]:
             raise InputError(
-                f"load: the {split} set in {where} is not the official {ARCHIVES[base].title}: "
+                f"the {split} set in {where} is not the official {ARCHIVES[base].title}: "
                 f"other images or labels, or in another order (fingerprint "
                 f"{part.fingerprint[:16]} instead of {expected[split][:16]}), so results would "
                 f"not compare with any others; get it anew from {ARCHIVES[base].url} (MD5 "
@@ -61,7 +61,7 @@ def verify_official(base: str, train: ImageSet, test: ImageSet, *, where: Path |
 
 
 def subset_fingerprints(pool: ImageSet, spec: DataSpec) -> dict[str, Any]:
-    """The fingerprints of a subset: of its positions in the pool, and of what is there.
+    """Return the fingerprints of a subset: of its positions in the pool, and of what is there.
 
     Args:
         pool: all training examples, in their official order.
@@ -91,7 +91,7 @@ def verify_subset(base: str, data: LongTailedData) -> None:
     expected = official_fingerprints()[base]["subsets"].get(key)
     if expected is not None and data.train.fingerprint != expected["train"]:
         raise InputError(
-            f"load: the subset {key} of {ARCHIVES[base].title} that was drawn here is not the "
+            f"the subset {key} of {ARCHIVES[base].title} that was drawn here is not the "
             f"literature's (fingerprint {data.train.fingerprint[:16]} instead of "
             f"{expected['train'][:16]}), though the files are: this NumPy shuffles differently."
         )

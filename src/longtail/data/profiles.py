@@ -1,4 +1,4 @@
-"""How many training examples each class of a long-tailed data set gets.
+"""Class sizes of long-tailed data sets: exponential, step and natural profiles.
 
 EXP and STEP are made from a formula, natural profiles are read from a file of counts.
 `imbalance_ratio` is always the largest class over the smallest, at least 1 (the literature
@@ -18,7 +18,7 @@ from longtail._checks import InputError, IntArray
 
 
 def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
-    """EXP profile: n_i = int(n_max · ρ^{−i/(L−1)}), i = 0 .. L−1, truncated.
+    """Return the EXP profile: n_i = int(n_max · ρ^{−i/(L−1)}), i = 0 .. L−1, truncated.
 
     Args:
         largest: n_max, examples of class 0.
@@ -32,15 +32,15 @@ def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float
         >>> exponential_counts(5000, num_classes=10, imbalance_ratio=100)
         array([5000, 2997, 1796, 1077,  645,  387,  232,  139,   83,   50])
     """
-    _check(largest, num_classes, imbalance_ratio, "exponential_counts")
+    _check(largest, num_classes, imbalance_ratio)
     # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
     steps = max(num_classes - 1, 1)
     counts = [_truncated(largest * imbalance_ratio ** (-i / steps)) for i in range(num_classes)]
-    return _none_empty(counts, "exponential_counts")
+    return _none_empty(counts)
 
 
 def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
-    """STEP profile: the first half of the classes whole, the others int(n_max / ρ).
+    """Return the STEP profile: the first half of the classes whole, the others int(n_max / ρ).
 
     Args:
         largest: n_max.
@@ -54,10 +54,10 @@ def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> In
         >>> step_counts(500, num_classes=4, imbalance_ratio=100)
         array([500, 500,   5,   5])
     """
-    _check(largest, num_classes, imbalance_ratio, "step_counts")
+    _check(largest, num_classes, imbalance_ratio)
     whole = num_classes // 2
     counts = [largest] * whole + [_truncated(largest / imbalance_ratio)] * (num_classes - whole)
-    return _none_empty(counts, "step_counts")
+    return _none_empty(counts)
 
 
 PROFILES: dict[str, Callable[..., IntArray]] = {"exp": exponential_counts, "step": step_counts}
@@ -66,18 +66,18 @@ PROFILES: dict[str, Callable[..., IntArray]] = {"exp": exponential_counts, "step
 def profile_counts(
     profile: str, largest: int, *, num_classes: int, imbalance_ratio: float
 ) -> IntArray:
-    """Class sizes of a named profile, `exp` or `step`.
+    """Return class sizes of a named profile, `exp` or `step`.
 
     Examples:
         >>> profile_counts("exp", 100, num_classes=3, imbalance_ratio=4)
         array([100,  50,  25])
     """
-    _checks.choice(profile, list(PROFILES), "profile_counts", name="profile")
+    _checks.choice(profile, list(PROFILES), name="profile")
     return PROFILES[profile](largest, num_classes=num_classes, imbalance_ratio=imbalance_ratio)
 
 
 def read_counts(path: Path | str) -> IntArray:
-    """Class sizes from a text file: whole numbers in label order, one a line.
+    """Return class sizes from a text file: whole numbers in label order, one a line.
 
     Spaces and commas separate numbers as well as line ends do; what follows a # is a comment.
 
@@ -88,45 +88,38 @@ def read_counts(path: Path | str) -> IntArray:
         Shape (num_classes,).
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"read_counts: there is no file {path}.")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         words = [word for line in lines for word in line.split("#")[0].replace(",", " ").split()]
         numbers = [float(word) for word in words]
-    except ValueError as error:  # also bytes that are no text
-        raise InputError(
-            f"read_counts: {path} must hold one number of examples a line: {error}."
-        ) from error
-    return natural_counts(numbers, name=str(path), caller="read_counts")
+    except ValueError as error:  # also bytes that are not text
+        raise InputError(f"{path} must hold one number of examples a line: {error}.") from error
+    return natural_counts(numbers, name=str(path))
 
 
-def natural_counts(
-    counts: Any, *, name: str = "counts", caller: str = "natural_counts"
-) -> IntArray:
-    """Class sizes as they are given, checked: whole numbers, none of them zero.
+def natural_counts(counts: Any, *, name: str = "counts") -> IntArray:
+    """Return class sizes as they are given, checked: whole numbers, none of them zero.
 
     Args:
         counts: shape (num_classes,), in label order.
         name: what to call them in a message.
-        caller: for messages.
 
     Examples:
         >>> natural_counts([12, 40, 3])
         array([12, 40,  3])
     """
-    found = _checks.counts(counts, caller=caller, name=name)
+    found = _checks.counts(counts, name=name)
     empty = np.flatnonzero(found == 0)
     if len(empty):
         raise InputError(
-            f"{caller}: `{name}` leaves class(es) {_checks.listing(empty)} without examples; "
+            f"`{name}` leaves class(es) {_checks.listing(empty)} without examples; "
             f"every class needs one at least."
         )
     return found
 
 
 def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
-    """The shape of a natural profile at another number of classes and another size.
+    """Return the shape of a natural profile at another number of classes and another size.
 
     Sorted from the most frequent class to the rarest, log n as a function of i/(L−1) is
     interpolated linearly and moved so that class 0 gets `largest`; sizes are rounded, to one at
@@ -144,52 +137,50 @@ def fit_counts(counts: Any, *, num_classes: int, largest: int) -> IntArray:
         >>> fit_counts([1000, 10, 100], num_classes=5, largest=500)
         array([500, 158,  50,  16,   5])
     """
-    caller = "fit_counts"
-    given = np.sort(natural_counts(counts, caller=caller))[::-1]
-    _check(largest, num_classes, 1, caller)
+    given = np.sort(natural_counts(counts))[::-1]
+    _check(largest, num_classes, 1)
     places = np.linspace(0.0, len(given) - 1.0, num_classes)
     logs = np.interp(places, np.arange(len(given)), np.log(given / given[0]))
     sizes = np.rint(largest * np.exp(logs)).astype(np.int64)
     return np.asarray(np.maximum(sizes, 1))
 
 
-def check_ratio(value: Any, caller: str) -> float:
-    """An imbalance ratio: a finite number, at least 1.
+def check_ratio(value: Any) -> float:
+    """Return an imbalance ratio: a finite number, at least 1.
 
     Examples:
-        >>> check_ratio(100, "here")
+        >>> check_ratio(100)
         100.0
     """
-    ratio = _checks.tau(value, caller, name="imbalance_ratio")
+    ratio = _checks.tau(value, name="imbalance_ratio")
     if ratio < 1:
         raise InputError(
-            f"{caller}: `imbalance_ratio` is the largest class over the smallest, at least 1; "
+            f"`imbalance_ratio` is the largest class over the smallest, at least 1; "
             f"got {ratio:g}" + (f"; did you mean {1 / ratio:g}?" if ratio > 0 else ".")
         )
     return ratio
 
 
-def _check(largest: int, num_classes: int, imbalance_ratio: float, caller: str) -> None:
-    check_ratio(imbalance_ratio, caller)
+def _check(largest: int, num_classes: int, imbalance_ratio: float) -> None:
+    check_ratio(imbalance_ratio)
     if num_classes < 1 or largest < 1:
         raise InputError(
-            f"{caller}: `largest` and `num_classes` must be at least 1; "
-            f"got {largest} and {num_classes}."
+            f"`largest` and `num_classes` must be at least 1; got {largest} and {num_classes}."
         )
 
 
 def _truncated(size: float) -> int:
-    """The whole part, where 49 · 49^−1, which comes out as 0.999…, is a whole 1.
+    """Return the whole part, where 49 · 49^−1, which comes out as 0.999…, is a whole 1.
 
     The guard is far above the rounding of a power and far below what tells real sizes apart.
     """
     return int(size * (1 + 1e-12))
 
 
-def _none_empty(counts: list[int], caller: str) -> IntArray:
+def _none_empty(counts: list[int]) -> IntArray:
     if min(counts) < 1:
         raise InputError(
-            f"{caller}: the profile leaves class {counts.index(min(counts))} without examples; "
+            f"the profile leaves class {counts.index(min(counts))} without examples; "
             f"lower the imbalance ratio to {max(counts)} or less."
         )
     return np.array(counts, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Which examples: the literature's long-tailed subset, the development set, the held-out split."""
+"""Long-tailed subsets as the literature draws them, development sets and held-out splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVELOPMENT_IMAGES = 5000
 
 
 def _shuffled(labels: IntArray, num_classes: int, seed: int) -> Iterator[IntArray]:
-    """The positions of each class in label order, shuffled as the literature does it."""
+    """Yield the positions of each class in label order, shuffled as the literature does it."""
     random = np.random.RandomState(seed)
     for label in range(num_classes):
         indices = np.flatnonzero(labels == label)
@@ -27,7 +27,7 @@ def _shuffled(labels: IntArray, num_classes: int, seed: int) -> Iterator[IntArra
 
 
 def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) -> IntArray:
-    """The subset with the given class sizes, as the literature draws it.
+    """Return the subset with the given class sizes, as the literature draws it.
 
     ``numpy.random.RandomState(seed)``; for each class in label order, shuffle that class's
     indices (in the data's own order) and take the first n_i. Subsets of different imbalance
@@ -50,7 +50,7 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
     for label, indices in enumerate(_shuffled(labels, len(counts), seed)):
         if len(indices) < counts[label]:
             raise InputError(
-                f"long_tailed_indices: class {label} has {len(indices)} examples but the "
+                f"class {label} has {len(indices)} examples but the "
                 f"profile asks for {counts[label]}."
             )
         chosen.append(indices[: counts[label]])
@@ -60,7 +60,7 @@ def long_tailed_indices(labels: IntArray, counts: IntArray, *, seed: int = 0) ->
 def development_indices(
     labels: IntArray, counts: IntArray, *, each: int, seed: int = 0
 ) -> IntArray:
-    """Examples that the long-tailed subset leaves out, up to `each` of every class.
+    """Return examples that the long-tailed subset leaves out, up to `each` of every class.
 
     They are the last of each class's shuffle, so that subsets of different imbalance ratios
     have the same ones as far as they leave them out. A class of which the subset leaves out
@@ -80,7 +80,7 @@ def development_indices(
         >>> development_indices(labels, np.array([3, 1]), each=1).tolist()
         [3]
     """
-    each = _checks.whole(each, "development_indices", name="each")
+    each = _checks.whole(each, name="each")
     shuffled = _shuffled(labels, len(counts), seed)
     left_out = [indices[count:] for indices, count in zip(shuffled, counts, strict=True)]
     return np.concatenate([indices[-each:] for indices in left_out])
@@ -89,7 +89,7 @@ def development_indices(
 def make_long_tailed(
     pool: ImageSet, test: ImageSet, spec: DataSpec, *, development: int | None = None
 ) -> LongTailedData:
-    """The long-tailed training set that a spec describes, out of a larger one.
+    """Make the long-tailed training set that a spec describes, out of a larger one.
 
     What it leaves out makes the development set, see `development_indices`.
 
@@ -114,10 +114,10 @@ def make_long_tailed(
     if spec.profile is None:
         return LongTailedData(pool, test, spec)
     if spec.profile == "natural":
-        counts = natural_counts(spec.settings["counts"], caller="make_long_tailed")
+        counts = natural_counts(spec.settings["counts"])
         if len(counts) != pool.num_classes:
             raise InputError(
-                f"make_long_tailed: the profile has {len(counts)} classes but {spec.name} has "
+                f"the profile has {len(counts)} classes but {spec.name} has "
                 f"{pool.num_classes}; `fit_counts` (--fit) gives a profile of the same shape."
             )
     else:
@@ -131,7 +131,7 @@ def make_long_tailed(
     if development is None:
         development = max(1, DEVELOPMENT_IMAGES // pool.num_classes)
     dev = None
-    if _checks.whole(development, "make_long_tailed", name="development", at_least=0):
+    if _checks.whole(development, name="development", at_least=0):
         left = development_indices(pool.labels, counts, each=development, seed=spec.seed)
         dev = pool.take(left) if len(left) else None
     return LongTailedData(pool.take(chosen), test, spec, dev)
@@ -163,8 +163,7 @@ def held_out_split(
         >>> len(kept), len(held)
         (5, 2)
     """
-    caller = "held_out_split"
-    fraction = _checks.fraction(fraction, caller, name="fraction", below_one=True)
+    fraction = _checks.fraction(fraction, name="fraction", below_one=True)
     kept, held = [], []
     for label in np.unique(labels):
         # A generator of its own per class: one class's size doesn't move another's split.
@@ -172,7 +171,7 @@ def held_out_split(
         if len(indices) < 2:
             name = label if class_names is None else class_names[label]
             raise InputError(
-                f"{caller}: class {name} has only 1 example, which can't be both held out and "
+                f"class {name} has only 1 example, which can't be both held out and "
                 f"trained on; {remedy}, or hold nothing out."
             )
         order = np.random.default_rng([seed, int(label)]).permutation(indices)
