@@ -80,9 +80,7 @@ class Margin:
             )
         if np.any(self.alpha <= 0):
             bad = int(np.argmax(self.alpha <= 0))
-            raise InputError(
-                f"`alpha` must be positive, but class {bad} has {self.alpha[bad]:g}."
-            )
+            raise InputError(f"`alpha` must be positive, but class {bad} has {self.alpha[bad]:g}.")
         if self.dense is not None:
             dense = np.array(_checks.matrix(self.dense, name="dense"), np.float64)
             if dense.shape != (self.num_classes, self.num_classes):

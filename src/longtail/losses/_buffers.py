@@ -31,9 +31,11 @@ class PriorBuffers(nn.Module):
         """Register copies as buffers, in float32 or torch's wider default type."""
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         for name, value in values.items():
-            # A copy: a buffer that shared the Margin's memory would change it.
-            copied = None if value is None else torch.as_tensor(value).detach().to(dtype, copy=True)
-            self.register_buffer(name, copied, persistent=persistent)
+            if isinstance(value, Tensor):
+                value = value.detach().to(dtype, copy=True)
+            elif value is not None:
+                value = torch.tensor(value, dtype=dtype)
+            self.register_buffer(name, value, persistent=persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the buffers with `.to` and the like, but leave their types: half a prior is another."""

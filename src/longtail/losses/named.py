@@ -50,8 +50,10 @@ def refuse_double_correction(margin: Margin, weight: Tensor | None, prior: Class
         weight: w, torch's class weights.
         prior: π, of the training data.
     """
-    w = None if weight is None else _checks.as_numpy(weight)
-    if w is None or not (w > 0).all() or not margin.is_antisymmetric:
+    if not isinstance(weight, Tensor) or weight.shape != (prior.num_classes,):
+        return  # for the loss to refuse
+    w = _checks.as_numpy(weight)
+    if not (w > 0).all() or not margin.is_antisymmetric:
         return
     left = replace(margin, alpha=margin.alpha * w).residual_adjustment(prior)
     whole = prior.log_probs.mean() - prior.log_probs
@@ -263,7 +265,7 @@ class EqualizedThresholdLoss(_NamedLoss):
         num_items_in_batch: Any = None,
     ) -> Tensor:
         """Return the loss with a fresh draw of which classes compete, or with a given one."""
-        if num_items_in_batch is not None:
+        if num_items_in_batch is not None or not isinstance(logits, Tensor):
             return super().forward(logits, target, num_items_in_batch=num_items_in_batch)
         dropped = self.draw(logits) if dropped is None else dropped
         return family_loss(logits, target, *self._parts(), dropped=dropped)
@@ -447,6 +449,7 @@ def _function(module: Callable[P, _NamedLoss], name: str) -> LossFunction[P]:
 
     def loss(logits: Tensor, target: Tensor, prior: ClassPrior, **given: Any) -> Tensor:
         margin = kind.of(prior, **{key: given.pop(key) for key in settings & given.keys()})
+        refuse_double_correction(margin, given.get("weight"), prior)
         return pairwise_margin_loss(logits, target, margin, **given)
 
     shape = inspect.signature(loss, eval_str=True)
@@ -517,5 +520,3 @@ def equalized_threshold_loss(
         prior, threshold=threshold, gamma=gamma, generator=generator, **options
     )
     return loss.to(logits.device, non_blocking=True)(logits, target)
-
-

@@ -83,9 +83,7 @@ class MarginTensors(NamedTuple):
             move(margin.negative) if margin.negative.any() else None,
             move(lower) if lower.any() else None,
             None if margin.dense is None else move(margin.dense),
-            None
-            if margin.scale == 1
-            else torch.full((), margin.scale, dtype=dtype, device=device),
+            None if margin.scale == 1 else torch.full((), margin.scale, dtype=dtype, device=device),
             margin.scale,
         )
 
@@ -461,11 +459,11 @@ class PairwiseMarginLoss(PriorBuffers):
         )
         self.keep(alpha=margin.alpha, positive=margin.positive, negative=margin.negative)
         self.keep(dense=margin.dense)
-        lower = margin.positive + margin.negative
-        self.keep(_lower=lower if lower.any() else None)
         self.keep(_factor=None if margin.scale == 1 else margin.scale)
         self.keep(weight=weight, persistent=True)
-        self._weighs, self._moves = bool((margin.alpha != 1).any()), bool(margin.negative.any())
+        # What has no effect is left out of every step.
+        self._weighs, self._shifts = bool((margin.alpha != 1).any()), bool(margin.negative.any())
+        self._lowers = bool((margin.positive + margin.negative).any())
         self.name, self.scale, self.settings = margin.name, float(margin.scale), {}
         self.num_classes = margin.num_classes
         self.ignore_index, self.reduction, self.impl = ignore_index, reduction, impl
@@ -512,8 +510,8 @@ class PairwiseMarginLoss(PriorBuffers):
         margin = MarginTensors(
             self.num_classes,
             own["alpha"] if self._weighs else None,
-            own["negative"] if self._moves else None,
-            own["_lower"],
+            own["negative"] if self._shifts else None,
+            own["positive"] + own["negative"] if self._lowers else None,
             own["dense"],
             own["_factor"],
             self.scale,

@@ -156,8 +156,7 @@ class SampledSoftmaxLoss(PriorBuffers):
         chosen = _checked(q, margin, class_weight, reduction)
         self.num_sampled = _checks.whole(num_sampled, name="num_sampled")
         self.keep(alpha=chosen.alpha, positive=chosen.positive, negative=chosen.negative)
-        self.keep(log_q=q.log_probs, _lower=chosen.positive + chosen.negative)
-        self.keep(_factor=None if chosen.scale == 1 else chosen.scale)
+        self.keep(log_q=q.log_probs, _factor=None if chosen.scale == 1 else chosen.scale)
         self.keep(class_weight=class_weight, persistent=True)
         self.register_buffer("cumulative", _cumulative(q), persistent=False)
         self.name, self.scale, self.num_classes = chosen.name, float(chosen.scale), q.num_classes
@@ -184,7 +183,7 @@ class SampledSoftmaxLoss(PriorBuffers):
             self.num_classes,
             own["alpha"],
             own["negative"],
-            own["_lower"],
+            own["positive"] + own["negative"],
             None,
             own["_factor"],
             self.scale,
@@ -298,9 +297,7 @@ def _checked(q: Any, margin: Any, class_weight: Any, reduction: str) -> Margin:
     chosen = margins.softmax(q) if margin is None else margin
     check_margin(chosen)
     if chosen.num_classes != q.num_classes:
-        raise InputError(
-            f"`margin` has {chosen.num_classes} classes but `q` has {q.num_classes}."
-        )
+        raise InputError(f"`margin` has {chosen.num_classes} classes but `q` has {q.num_classes}.")
     if chosen.dense is not None:
         raise InputError(
             "`margin` is dense, a number for each pair of classes; with so many classes that "
