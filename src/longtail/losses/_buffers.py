@@ -38,7 +38,7 @@ class PriorBuffers(nn.Module):
             self.register_buffer(name, value, persistent=persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the buffers with `.to` and the like, but leave their types: half a prior is another."""
+        """Move the buffers with `.to` and the like; their types stay, or the prior would change."""
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():

@@ -27,7 +27,7 @@ from longtail.priors import ClassPrior
 
 
 class _NamedLoss(PairwiseMarginLoss):
-    """A loss whose margin is `of(prior, **settings)`."""
+    """A loss whose margin is `of(prior, **settings)`, which says what the settings are."""
 
     of: Callable[..., Margin]
 
@@ -37,6 +37,17 @@ class _NamedLoss(PairwiseMarginLoss):
         refuse_double_correction(margin, options.get("weight"), prior)
         # δ is as long as there are classes.
         self.settings = {key: value for key, value in settings.items() if key != "delta"}
+
+    def __init_subclass__(cls) -> None:
+        """Add to the docstring the arguments that the margin's function documents."""
+        doc, margin = inspect.cleandoc(cls.__doc__ or ""), inspect.getdoc(cls.of) or ""
+        if "Args:" not in doc:
+            args = margin.partition("Args:\n")[2].partition("\n\n")[0] or _PRIOR
+            cls.__doc__ = f"{doc}\n\nArgs:\n{args}\n{_OPTIONS}"
+
+
+_PRIOR = "    prior: of the training data."
+_OPTIONS = "    **options: as in `PairwiseMarginLoss`."
 
 
 def refuse_double_correction(margin: Margin, weight: Tensor | None, prior: ClassPrior) -> None:
@@ -66,17 +77,9 @@ def refuse_double_correction(margin: Margin, weight: Tensor | None, prior: Class
 
 
 class SoftmaxLoss(_NamedLoss):
-    """Plain cross-entropy: no weights, no margins; the baseline for all others.
+    """Plain cross-entropy, the baseline; the prior only gives the number of classes.
 
-        ℓ(y, f) = log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
-
-    Args:
-        prior: only gives the number of classes, so that this loss can replace any other.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> SoftmaxLoss(ClassPrior.uniform(4))(torch.zeros(1, 4), torch.tensor([0]))  # log 4
-        tensor(1.3863)
+    ℓ(y, f) = log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.softmax)
@@ -88,16 +91,7 @@ class SoftmaxLoss(_NamedLoss):
 class BalancedLoss(_NamedLoss):
     """Every class counts the same: α_y ∝ 1/π_y, no margin (equation 4).
 
-        ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = BalancedLoss(ClassPrior.from_probs([0.8, 0.2]), reduction="none")
-        >>> loss(torch.zeros(2, 2), torch.tensor([0, 1]))
-        tensor([0.4332, 1.7329])
+    ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.balanced)
@@ -107,19 +101,9 @@ class BalancedLoss(_NamedLoss):
 
 
 class ClassBalancedLoss(_NamedLoss):
-    """Weights by the inverse effective number of examples, α_y ∝ (1 − β)/(1 − β^{n_y}) (Cui 2019).
+    """Weights by effective numbers, α_y ∝ (1 − β)/(1 − β^{n_y}), no margin (Cui et al. 2019).
 
-        ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data, made from counts.
-        beta: β in [0, 1).
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = ClassBalancedLoss(ClassPrior.from_counts([8000, 2000]), beta=0.999)
-        >>> loss(torch.zeros(1, 2), torch.tensor([1]))
-        tensor(0.7770)
+    ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.class_balanced)
@@ -133,17 +117,7 @@ class ClassBalancedLoss(_NamedLoss):
 class AdaptiveLoss(_NamedLoss):
     """A margin for rare target classes, for a linear head (equation 5, Cao et al. 2019).
 
-        ℓ(y, f) = log[1 + Σ_{y'≠y} exp(C · π_y^{−1/4} + f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        constant: C.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = AdaptiveLoss(ClassPrior.from_probs([0.9375, 0.0625]))
-        >>> loss(torch.tensor([[0.0, 2.0]]), torch.tensor([1]))  # the margin is 2; log 2
-        tensor(0.6931)
+    ℓ(y, f) = log[1 + Σ_{y'≠y} exp(C · π_y^{−1/4} + f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.adaptive)
@@ -160,17 +134,6 @@ class LDAMLoss(_NamedLoss):
         ℓ(y, f) = log[1 + Σ_{y'≠y} exp(s · (m_y + f_{y'} − f_y))],   m_y ∝ n_y^{−1/4}
 
     The logits are cosines, within [−1, 1]; on an ordinary head use `AdaptiveLoss`.
-
-    Args:
-        prior: of the training data.
-        max_margin: the rarest class's margin.
-        scale: s.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = LDAMLoss(ClassPrior.from_counts([1600, 100]))  # margins 0.25 and 0.5
-        >>> loss(torch.tensor([[0.25, 0.0]]), torch.tensor([0]))  # log 2
-        tensor(0.6931)
     """
 
     of = staticmethod(margins.ldam)
@@ -189,17 +152,7 @@ class LDAMLoss(_NamedLoss):
 class EqualizedLoss(_NamedLoss):
     """Rare competitors push less: the deterministic form of Tan et al. (equation 6, F(z) = z^τ).
 
-        ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^τ · exp(f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        tau: τ.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = EqualizedLoss(ClassPrior.from_probs([0.75, 0.25]))
-        >>> loss(torch.zeros(1, 2), torch.tensor([0]))  # log 1.25
-        tensor(0.2231)
+    ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^τ · exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.equalized)
@@ -268,7 +221,7 @@ class EqualizedThresholdLoss(_NamedLoss):
         if num_items_in_batch is not None or not isinstance(logits, Tensor):
             return super().forward(logits, target, num_items_in_batch=num_items_in_batch)
         dropped = self.draw(logits) if dropped is None else dropped
-        return family_loss(logits, target, *self._parts(), dropped=dropped)
+        return family_loss(logits, target, self.numbers(), dropped)
 
     def mixed(
         self,
@@ -281,7 +234,7 @@ class EqualizedThresholdLoss(_NamedLoss):
     ) -> Tensor:
         """As for every loss, see `PairwiseMarginLoss.mixed`; both labels with the same draw."""
         dropped = self.draw(logits) if dropped is None else dropped
-        return mixed_loss(logits, first, second, share, *self._parts(), dropped=dropped)
+        return mixed_loss(logits, first, second, share, self.numbers(), dropped)
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw which classes don't compete, bool, shape of `logits`; to use a draw repeatedly."""
@@ -298,13 +251,8 @@ class LogitAdjustedLoss(_NamedLoss):
 
         ℓ(y, f) = log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(f_{y'} − f_y)]
 
-    With τ = 1 its minimiser minimises the balanced error; predict with argmax f, without adjusting
-    again.
-
-    Args:
-        prior: of the training data.
-        tau: τ; 1 is consistent, 0 is plain cross-entropy, −1 corrects a sampled softmax.
-        **options: as in `PairwiseMarginLoss`.
+    With τ = 1 (balanced softmax) its minimiser minimises the balanced error; predict with argmax f,
+    without adjusting again.
 
     Examples:
         >>> loss = LogitAdjustedLoss(ClassPrior.from_probs([0.75, 0.25]), label_smoothing=0.1)
@@ -326,18 +274,7 @@ class LogitAdjustedLoss(_NamedLoss):
 class LogitAdjustedAdaptiveLoss(_NamedLoss):
     """Logit adjustment and the adaptive margin together (section 6.2).
 
-        ℓ(y, f) = log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(C · π_y^{−1/4} + f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        tau: τ of the logit adjustment.
-        constant: C of the adaptive margin.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = LogitAdjustedAdaptiveLoss(ClassPrior.from_probs([0.75, 0.25]), constant=0.0)
-        >>> loss(torch.zeros(1, 2), torch.tensor([1]))  # log 4
-        tensor(1.3863)
+    ℓ(y, f) = log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(C · π_y^{−1/4} + f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.logit_adjusted_adaptive)
@@ -356,18 +293,7 @@ class LogitAdjustedAdaptiveLoss(_NamedLoss):
 class TwoParameterLoss(_NamedLoss):
     """Different strengths for target and competitor (section 5.3, with the sign it means).
 
-        ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^{τ₂} / π_y^{τ₁} · exp(f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        tau1: τ₁, for the target; 0 is `EqualizedLoss`.
-        tau2: τ₂, for the competitor; τ₁ = τ₂ is `LogitAdjustedLoss`.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = TwoParameterLoss(ClassPrior.from_probs([0.75, 0.25]), tau1=0.0)
-        >>> loss(torch.zeros(1, 2), torch.tensor([0]))  # log 1.25
-        tensor(0.2231)
+    ℓ(y, f) = log[1 + Σ_{y'≠y} π_{y'}^{τ₂} / π_y^{τ₁} · exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.two_parameter)
@@ -386,17 +312,7 @@ class TwoParameterLoss(_NamedLoss):
 class ConsistentLoss(_NamedLoss):
     """Any member of the consistent family of Theorem 1: α_y ∝ δ_y/π_y, Δ_{yy'} = log(δ_{y'}/δ_y).
 
-        ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} δ_{y'}/δ_y · exp(f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        delta: δ, shape (num_classes,), positive; δ = π is `LogitAdjustedLoss`, 1 `BalancedLoss`.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> prior = ClassPrior.from_probs([0.75, 0.25])
-        >>> ConsistentLoss(prior, delta=prior.probs)(torch.zeros(1, 2), torch.tensor([1]))  # log 4
-        tensor(1.3863)
+    ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} δ_{y'}/δ_y · exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.consistent)
@@ -408,17 +324,7 @@ class ConsistentLoss(_NamedLoss):
 class WeightedLogitAdjustedLoss(_NamedLoss):
     """Part margin, part weight, and consistent for every τ: α_y ∝ π_y^{τ−1} (section 5.3).
 
-        ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(f_{y'} − f_y)]
-
-    Args:
-        prior: of the training data.
-        tau: τ; 1 is `LogitAdjustedLoss`, 0 is `BalancedLoss`.
-        **options: as in `PairwiseMarginLoss`.
-
-    Examples:
-        >>> loss = WeightedLogitAdjustedLoss(ClassPrior.from_probs([0.8, 0.2]))  # α: 5/6 and 5/3
-        >>> loss(torch.zeros(1, 2), torch.tensor([1]))  # 5/3 log 3
-        tensor(1.8310)
+    ℓ(y, f) = α_y · log[1 + Σ_{y'≠y} (π_{y'}/π_y)^τ · exp(f_{y'} − f_y)]
     """
 
     of = staticmethod(margins.weighted_logit_adjusted)
@@ -457,16 +363,14 @@ def _function(module: Callable[P, _NamedLoss], name: str) -> LossFunction[P]:
     first = [shape.parameters["logits"], shape.parameters["target"]]
     loss.__signature__ = shape.replace(parameters=[*first, *own])  # type: ignore[attr-defined]
     loss.__name__ = loss.__qualname__ = name
-    body = inspect.cleandoc(kind.__doc__ or "").partition("Examples:")[0].replace("Args:", _ARGS)
-    loss.__doc__ = f"{body.rstrip()}\n\n{_RETURNS}"
+    equation, _, args = (kind.__doc__ or "").partition("Args:\n")
+    equation = equation.partition("Examples:")[0].rstrip()
+    loss.__doc__ = f"{equation}\n\nArgs:\n{_LOGITS}\n{args}"
     return cast(LossFunction[P], loss)
 
 
-_ARGS = """Args:
-    logits: f, shape (N, C), (C,) or (N, C, d1, ...).
+_LOGITS = """    logits: f, shape (N, C), (C,) or (N, C, d1, ...).
     target: class indices or probabilities, as in `pairwise_margin_loss`."""
-_RETURNS = """Returns:
-    As `pairwise_margin_loss`."""
 
 balanced_loss = _function(BalancedLoss, "balanced_loss")
 class_balanced_loss = _function(ClassBalancedLoss, "class_balanced_loss")
@@ -519,4 +423,4 @@ def equalized_threshold_loss(
     loss = EqualizedThresholdLoss(
         prior, threshold=threshold, gamma=gamma, generator=generator, **options
     )
-    return loss.to(logits.device, non_blocking=True)(logits, target)
+    return loss.to(logits.device, non_blocking=True).forward(logits, target)

@@ -9,7 +9,6 @@ loss is `torch.nn.functional.cross_entropy` of z with all of its options.
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -47,8 +46,8 @@ class LossOptions(TypedDict, total=False):
     impl: str
 
 
-class MarginTensors(NamedTuple):
-    """A Margin's numbers on one device; None for what changes nothing.
+class Numbers(NamedTuple):
+    """A Margin and the options of a loss on one device; None for what changes nothing.
 
     Attributes:
         num_classes: C.
@@ -59,6 +58,11 @@ class MarginTensors(NamedTuple):
         factor: s as a tensor without dimensions, None if it is 1. (torch.compile(dynamic=True)
             fails on Python floats that it takes for variable.)
         scale: s.
+        weight: see `LossOptions`, as for the following.
+        ignore_index: see there.
+        label_smoothing: see there.
+        reduction: see there.
+        impl: see there.
     """
 
     num_classes: int
@@ -68,103 +72,93 @@ class MarginTensors(NamedTuple):
     dense: Tensor | None
     factor: Tensor | None
     scale: float
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    reduction: str = "mean"
+    impl: str = "auto"
 
     @classmethod
-    def of(cls, margin: Margin, device: torch.device, dtype: torch.dtype) -> MarginTensors:
-        """Copy a Margin to a device, without waiting for it."""
+    def of(cls, margin: Margin, like: Tensor, *options: Any) -> Numbers:
+        """Copy a Margin to the device of a tensor, without waiting for it."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
 
         def move(part: Any) -> Tensor:
-            return torch.as_tensor(part).to(device, dtype, non_blocking=True)
+            return torch.as_tensor(part).to(like.device, dtype, non_blocking=True)
 
-        alike, lower = (margin.alpha == 1).all(), margin.positive + margin.negative
+        lower = margin.positive + margin.negative
         return cls(
             margin.num_classes,
-            None if alike else move(margin.alpha),
+            move(margin.alpha) if (margin.alpha != 1).any() else None,
             move(margin.negative) if margin.negative.any() else None,
             move(lower) if lower.any() else None,
             None if margin.dense is None else move(margin.dense),
-            None if margin.scale == 1 else torch.full((), margin.scale, dtype=dtype, device=device),
+            torch.full((), margin.scale, dtype=dtype, device=like.device)
+            if margin.scale != 1
+            else None,
             margin.scale,
+            *options,
         )
 
 
 def family_loss(
-    logits: Tensor,
-    target: Tensor,
-    margin: MarginTensors,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    impl: str = "auto",
-    dropped: Tensor | None = None,
+    logits: Tensor, target: Tensor, own: Numbers, dropped: Tensor | None = None
 ) -> Tensor:
-    """Return Σ_y q_y w_y α_y ℓ(y, f), reduced; arguments as in `pairwise_margin_loss`.
+    """Return Σ_y q_y w_y α_y ℓ(y, f), reduced.
 
     Args:
-        logits: f.
+        logits: f, as in `pairwise_margin_loss`.
         target: class indices or class probabilities.
-        margin: on the device of the logits.
-        weight: see `LossOptions`, as for the following.
-        ignore_index: see there.
-        label_smoothing: see there.
-        reduction: see there.
-        impl: see there.
+        own: on the device of the logits.
         dropped: bool, shape of `logits`: classes that don't compete in that example.
     """
     dim = 1 if logits.ndim > 1 else 0
-    if logits.shape[dim] != margin.num_classes:
-        raise _wrong_width(logits, dim, margin.num_classes)
+    if logits.shape[dim] != own.num_classes:
+        raise _wrong_width(logits, dim, own.num_classes)
     soft = target.shape == logits.shape
     if not soft and target.dtype in _NARROW:
         target = target.long()
-    w = weight
-    if margin.alpha is not None:
-        w = margin.alpha if weight is None else margin.alpha * weight
-    special = margin.dense is not None or dropped is not None
-    moves = special or margin.lower is not None  # the target's z is another than a competitor's
-    how = "none" if reduction == "none" else "sum"
-    if moves and (soft or label_smoothing > 0):
-        loss = _each_class_in_turn(
-            logits, target, margin, w, ignore_index, label_smoothing, dropped, soft
-        )
+    w = class_weights(own)
+    special = own.dense is not None or dropped is not None
+    moves = special or own.lower is not None  # the target's z is another than a competitor's
+    how = "none" if own.reduction == "none" else "sum"
+    if moves and (soft or own.label_smoothing > 0):
+        loss = _each_class_in_turn(logits, target, own, w, dropped, dim)
         if how == "sum":
             loss = loss.sum()
-    elif logits.is_cuda and impl == "auto" and not (soft or special) and _kernel_serves(logits):
+    elif logits.is_cuda and own.impl == "auto" and not (soft or special) and _kernel_serves(logits):
         loss = kernel.cross_entropy(  # type: ignore[attr-defined]
             logits,
             target,
-            bias=margin.bias,
-            lower=margin.lower,
-            scale=margin.scale,
+            bias=own.bias,
+            lower=own.lower,
+            scale=own.scale,
             weight=w,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
+            ignore_index=own.ignore_index,
+            label_smoothing=own.label_smoothing,
             reduction=how,
         )
     else:
-        z = _scores(logits, margin, dim)
+        z = _scores(logits, own, dim)
         if moves:
-            z = _against(z, target, margin, dim, ignore_index, dropped)
+            z = _against(z, target, own, dropped, dim)
         if w is not None and w.dtype != z.dtype:
             w = w.to(z.dtype)
         if soft and target.dtype != z.dtype and target.is_floating_point():
             target = target.to(z.dtype)
-        if margin.alpha is None:  # torch's own mean divides by what ours would
-            how = reduction
+        if own.alpha is None:  # torch's own mean divides by what ours would
+            how = own.reduction
         loss = F.cross_entropy(
             z,
             target,
             weight=w,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
+            ignore_index=own.ignore_index,
+            label_smoothing=own.label_smoothing,
             reduction=how,
         )
-    if how != reduction:
-        if soft:
-            loss = loss / (logits.numel() // margin.num_classes)
-        else:
-            loss = loss / counted(target, weight, ignore_index).sum()
+    if how != own.reduction:
+        rows = logits.numel() // own.num_classes if soft else counted(target, own).sum()
+        loss = loss / rows
     return loss if loss.dtype == logits.dtype else typed(loss, logits)
 
 
@@ -176,33 +170,35 @@ def _kernel_serves(logits: Tensor) -> bool:
     return bool(kernel.worthwhile(logits))  # type: ignore[attr-defined]
 
 
-def _scores(logits: Tensor, margin: MarginTensors, dim: int) -> Tensor:
+def class_weights(own: Numbers) -> Tensor | None:
+    """α·w, None if all are 1."""
+    if own.alpha is None or own.weight is None:
+        return own.weight if own.alpha is None else own.alpha
+    return own.alpha * own.weight
+
+
+def _scores(logits: Tensor, own: Numbers, dim: int) -> Tensor:
     """z = s·(f + b), in float32 at least."""
     z = logits
-    if margin.bias is not None:  # in float32, so that half precision ends here
-        z = z + (margin.bias if z.ndim < 3 else along(margin.bias, z, dim))
+    if own.bias is not None:  # in float32, so that half precision ends here
+        z = z + (own.bias if z.ndim < 3 else along(own.bias, z, dim))
     elif z.dtype.itemsize < 4:
         z = z.float()
-    return z if margin.factor is None else z * margin.factor
+    return z if own.factor is None else z * own.factor
 
 
-def _against(
-    z: Tensor,
-    target: Tensor,
-    margin: MarginTensors,
-    dim: int,
-    ignore_index: int,
-    dropped: Tensor | None,
-) -> Tensor:
+def _scaled(values: Tensor, own: Numbers, like: Tensor) -> Tensor:
+    return (values if own.factor is None else own.factor * values).to(like.dtype)
+
+
+def _against(z: Tensor, target: Tensor, own: Numbers, dropped: Tensor | None, dim: int) -> Tensor:
     """z for the one target of each example: lowered there, or with the row of a dense margin."""
-    factor = 1 if margin.factor is None else margin.factor
-    index = target.masked_fill(target == ignore_index, 0)
-    if margin.dense is not None:  # unlike indexing, F.embedding knows vmap
-        z = z + F.embedding(index, factor * margin.dense).movedim(-1, dim)
+    index = target.masked_fill(target == own.ignore_index, 0)
+    if own.dense is not None:  # unlike indexing, F.embedding knows vmap
+        z = z + F.embedding(index, _scaled(own.dense, own, z)).movedim(-1, dim)
     index = index.unsqueeze(dim)
-    if margin.lower is not None:
-        lower = (-factor * margin.lower).to(z.dtype)
-        z = z.scatter_add(dim, index, lower.gather(0, index.reshape(-1)).reshape(index.shape))
+    if own.lower is not None:
+        z = z.scatter_add(dim, index, -of_each(_scaled(own.lower, own, z), index))
     if dropped is not None:
         z = z.masked_fill(dropped.scatter(dim, index, False), torch.finfo(z.dtype).min)
     return z
@@ -211,48 +207,41 @@ def _against(
 def _each_class_in_turn(
     logits: Tensor,
     target: Tensor,
-    margin: MarginTensors,
+    own: Numbers,
     w: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
     dropped: Tensor | None,
-    soft: bool,
+    dim: int,
 ) -> Tensor:
     """Σ_y q_y w_y ℓ(y, f) per example where the margin depends on the target."""
-    dim = 1 if logits.ndim > 1 else 0
-    losses = _class_losses(logits, margin, dim, dropped)
+    losses = _class_losses(logits, own, dropped, dim)
     if w is not None:
         losses = losses * along(w.to(losses.dtype), logits, dim)
-    rest = label_smoothing / margin.num_classes
-    if soft:
-        q = target.to(losses.dtype)
-        return (losses * ((1.0 - label_smoothing) * q + rest)).sum(dim)
+    share, rest = 1.0 - own.label_smoothing, own.label_smoothing / own.num_classes
+    if target.shape == logits.shape:
+        return (losses * (share * target.to(losses.dtype) + rest)).sum(dim)
     if target.shape != logits.shape[:dim] + logits.shape[dim + 1 :]:
         raise InputError(
             f"`target` must hold one class index for each row of the logits, or class "
             f"probabilities; its shape is {tuple(target.shape)} and theirs {tuple(logits.shape)}."
         )
-    ignored = target == ignore_index
+    ignored = target == own.ignore_index
     index = target.masked_fill(ignored, 0).unsqueeze(dim)
     hard = losses.gather(dim, index).squeeze(dim)
-    return ((1.0 - label_smoothing) * hard + rest * losses.sum(dim)).masked_fill(ignored, 0.0)
+    return (share * hard + rest * losses.sum(dim)).masked_fill(ignored, 0.0)
 
 
-def _class_losses(
-    logits: Tensor, margin: MarginTensors, dim: int, dropped: Tensor | None
-) -> Tensor:
+def _class_losses(logits: Tensor, own: Numbers, dropped: Tensor | None, dim: int) -> Tensor:
     """ℓ(y, f) / α_y for every class y as if it were the target, shape of the logits.
 
     O(C) for additive margins: ℓ_y = softplus(R_y − z_y + s·(a_y + b_y)), R_y = log Σ_{j≠y} e^{z_j}.
     R_y = log Σ_j e^{z_j} + log(1 − p_y) is safe for p_y ≤ 1/2, which holds for all classes but the
     one with the largest z. For that one the other classes are added up.
     """
-    z = _scores(logits, margin, dim)
-    if margin.dense is not None:
-        own = z.movedim(dim, -1)
-        factor = 1 if margin.factor is None else margin.factor
-        pairs = own.unsqueeze(-2) + factor * margin.dense  # (..., target, competitor)
-        return (pairs.logsumexp(-1) - own).movedim(-1, dim)
+    z = _scores(logits, own, dim)
+    if own.dense is not None:
+        last = z.movedim(dim, -1)
+        pairs = last.unsqueeze(-2) + _scaled(own.dense, own, z)  # (..., target, competitor)
+        return (pairs.logsumexp(-1) - last).movedim(-1, dim)
     never = torch.finfo(z.dtype).min
     rivals = z if dropped is None else z.masked_fill(dropped, never)
     top = rivals.argmax(dim, keepdim=True)
@@ -260,19 +249,20 @@ def _class_losses(
     rest = rivals.logsumexp(dim, keepdim=True) + torch.log1p(-share)
     without_top = rivals.scatter(dim, top, never).logsumexp(dim, keepdim=True)
     odds = rest.scatter(dim, top, without_top) - z
-    if margin.lower is not None:
-        lower = margin.lower if margin.factor is None else margin.factor * margin.lower
-        odds = odds + along(lower.to(z.dtype), logits, dim)
+    if own.lower is not None:
+        odds = odds + along(_scaled(own.lower, own, z), logits, dim)
     return F.softplus(odds, threshold=40.0)  # the default of 20 would cost half of float64's digits
 
 
-def counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+def counted(target: Tensor, own: Numbers) -> Tensor:
     """The part of each example in the mean's denominator: w_y, or 1 without weights."""
-    counted = target != ignore_index
-    if weight is None:
-        return counted
-    index = target.masked_fill(~counted, 0)
-    return weight.gather(0, index.reshape(-1)).reshape(index.shape) * counted
+    kept = target != own.ignore_index
+    return kept if own.weight is None else of_each(own.weight, target.masked_fill(~kept, 0)) * kept
+
+
+def of_each(vector: Tensor, index: Tensor) -> Tensor:
+    """Look one value per class up, under vmap too."""
+    return vector.gather(0, index.reshape(-1)).reshape(index.shape)
 
 
 def along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
@@ -312,23 +302,14 @@ def mixed_loss(
     first: Tensor,
     second: Tensor,
     share: Tensor | float,
-    margin: MarginTensors,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    reduction: str,
-    impl: str,
+    own: Numbers,
     dropped: Tensor | None = None,
 ) -> Tensor:
     """Return λ·ℓ(y, f) + (1 − λ)·ℓ(y', f), reduced; see `PairwiseMarginLoss.mixed`."""
     work = logits.float() if logits.dtype.itemsize < 4 else logits  # so that rounding comes last
-    one, two = (
-        family_loss(
-            work, y, margin, weight, ignore_index, label_smoothing, "none", impl, dropped=dropped
-        )
-        for y in (first, second)
-    )
-    if isinstance(share, Real):
+    each = own._replace(reduction="none")
+    one, two = (family_loss(work, y, each, dropped) for y in (first, second))
+    if not isinstance(share, Tensor):
         part = torch.full_like(one, _checks.fraction(share, name="share"))
     else:
         part = share.expand(first.shape) if share.ndim == 0 else share
@@ -339,11 +320,11 @@ def mixed_loss(
             )
         part = part.to(one.dtype)
     loss = torch.lerp(two, one, part)
-    if reduction != "none":
+    if own.reduction != "none":
         loss = loss.sum()
-    if reduction == "mean":
-        counts = (counted(y.long(), weight, ignore_index).to(part.dtype) for y in (second, first))
-        loss = loss / torch.lerp(*counts, part).sum()
+    if own.reduction == "mean":
+        parts = [counted(y.long(), own).to(part.dtype) for y in (second, first)]
+        loss = loss / torch.lerp(parts[0], parts[1], part).sum()
     return typed(loss, logits)
 
 
@@ -395,18 +376,15 @@ def pairwise_margin_loss(
     """
     check_margin(margin)
     check_options(margin.num_classes, weight, label_smoothing, reduction, impl)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    numbers = MarginTensors.of(margin, logits.device, dtype)
-    return family_loss(
-        logits, target, numbers, weight, ignore_index, label_smoothing, reduction, impl
-    )
+    options = weight, ignore_index, label_smoothing, reduction, impl
+    return family_loss(logits, target, Numbers.of(margin, logits, *options))
 
 
 class PairwiseMarginLoss(PriorBuffers):
     """The whole family: cross-entropy with weights α and margins Δ; see `pairwise_margin_loss`.
 
-    The margins are buffers: they move with `.to(device)` and stay in float32 when a model is cast to
-    half precision. Like the prior they come from, they are no state: a `state_dict` has
+    The margins are buffers: they move with `.to(device)` and stay in float32 when a model is cast
+    to half precision. Like the prior they come from, they are no state: a `state_dict` has
     class weights alone, as that of `torch.nn.CrossEntropyLoss`, which this can replace in a saved
     network and be replaced by.
 
@@ -475,7 +453,7 @@ class PairwiseMarginLoss(PriorBuffers):
         """
         if num_items_in_batch is not None or not isinstance(logits, Tensor):
             raise _trainer()
-        return family_loss(logits, target, *self._parts())
+        return family_loss(logits, target, self.numbers())
 
     def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share: Tensor | float) -> Tensor:
         """Return λ ℓ(y, f) + (1 − λ) ℓ(y', f) for examples made of two, as by CutMix or mixup.
@@ -503,21 +481,25 @@ class PairwiseMarginLoss(PriorBuffers):
             >>> loss(logits, torch.tensor([[0.75, 0.25]]))
             tensor(0.8394)
         """
-        return mixed_loss(logits, first, second, share, *self._parts())
+        return mixed_loss(logits, first, second, share, self.numbers())
 
-    def _parts(self) -> tuple[MarginTensors, Tensor | None, int, float, str, str]:
+    def numbers(self) -> Numbers:
+        """Return the margin and the options, as the computation takes them."""
         own = self._buffers  # quicker than attributes, which a module looks up in several places
-        margin = MarginTensors(
+        return Numbers(
             self.num_classes,
             own["alpha"] if self._weighs else None,
             own["negative"] if self._shifts else None,
-            own["positive"] + own["negative"] if self._lowers else None,
+            own["positive"] + own["negative"] if self._lowers else None,  # type: ignore[operator]
             own["dense"],
             own["_factor"],
             self.scale,
+            own["weight"],
+            self.ignore_index,
+            self.label_smoothing,
+            self.reduction,
+            self.impl,
         )
-        weight, smoothing = own["weight"], self.label_smoothing
-        return margin, weight, self.ignore_index, smoothing, self.reduction, self.impl
 
     def extra_repr(self) -> str:
         """Return the margin's name and settings, and options that differ from torch's defaults."""

@@ -18,7 +18,15 @@ from torch.nn import functional as F
 from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.losses._buffers import PriorBuffers
-from longtail.losses.pairwise import MarginTensors, check_margin, check_options, counted, typed
+from longtail.losses.pairwise import (
+    Numbers,
+    check_margin,
+    check_options,
+    class_weights,
+    counted,
+    of_each,
+    typed,
+)
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -89,20 +97,9 @@ def sampled_softmax_loss(
     if sampled is None:
         count = _checks.whole(num_sampled, name="num_sampled")
         sampled = _draw(_cumulative(q).to(features.device), count, generator)
-    work = torch.promote_types(features.dtype, torch.float32)
-    return _loss(
-        features,
-        weight,
-        target,
-        sampled,
-        torch.tensor(q.log_probs).to(features.device, work),
-        MarginTensors.of(chosen, features.device, work),
-        bias=bias,
-        class_weight=class_weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        sparse=sparse,
-    )
+    own = Numbers.of(chosen, features, class_weight, ignore_index, 0.0, reduction)
+    log_q = torch.tensor(q.log_probs).to(features.device, non_blocking=True)
+    return _loss(features, weight, target, bias, sampled, log_q, own, sparse)
 
 
 class SampledSoftmaxLoss(PriorBuffers):
@@ -178,29 +175,21 @@ class SampledSoftmaxLoss(PriorBuffers):
         sampled: Tensor | None = None,
     ) -> Tensor:
         """Return the loss with a fresh draw, or with one of `draw`; shapes as in the function."""
-        own = self._buffers
-        margin = MarginTensors(
+        buffers = self._buffers
+        own = Numbers(
             self.num_classes,
-            own["alpha"],
-            own["negative"],
-            own["positive"] + own["negative"],
+            buffers["alpha"],
+            buffers["negative"],
+            buffers["positive"] + buffers["negative"],  # type: ignore[operator]
             None,
-            own["_factor"],
+            buffers["_factor"],
             self.scale,
-        )
-        return _loss(
-            features,
-            weight,
-            target,
-            self.draw() if sampled is None else sampled,
-            self.log_q,
-            margin,
-            bias=bias,
-            class_weight=self.class_weight,
-            ignore_index=self.ignore_index,
+            buffers["class_weight"],
+            self.ignore_index,
             reduction=self.reduction,
-            sparse=self.sparse,
         )
+        sampled = self.draw() if sampled is None else sampled
+        return _loss(features, weight, target, bias, sampled, self.log_q, own, self.sparse)
 
     def extra_repr(self) -> str:
         """Return the margin's name, the classes, and the options that differ from the defaults."""
@@ -216,24 +205,18 @@ def _loss(
     features: Tensor,
     weight: Tensor,
     target: Tensor,
+    bias: Tensor | None,
     sampled: Tensor,
     log_q: Tensor,
-    margin: MarginTensors,
-    *,
-    bias: Tensor | None,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
+    own: Numbers,
     sparse: bool,
 ) -> Tensor:
-    classes = margin.num_classes
+    classes = own.num_classes
     if weight.shape[0] != classes or (bias is not None and bias.shape != (classes,)):
-        came = f"`weight` has shape {tuple(weight.shape)}"
-        if bias is not None:
-            came += f", `bias` {tuple(bias.shape)}"
+        came = "no bias" if bias is None else f"`bias` {tuple(bias.shape)}"
         raise InputError(
             f"`q` and `margin` have {classes} classes, so `weight` must have {classes} rows, and "
-            f"`bias` one value per class; {came}."
+            f"`bias` one value per class; `weight` has shape {tuple(weight.shape)}, {came}."
         )
     if sampled.ndim != 1 or len(sampled) == 0:
         raise InputError(
@@ -246,37 +229,34 @@ def _loss(
             f"features; got {target.dtype}, shape {tuple(target.shape)}."
         )
     target, sampled = target.long(), sampled.to(features.device).long()
-    ignored = target == ignore_index
+    ignored = target == own.ignore_index
     index = target.masked_fill(ignored, 0)
     work = torch.promote_types(features.dtype, torch.float32)
 
     # One look-up for negatives and targets, so that a sparse gradient is one tensor.
     rows = F.embedding(torch.cat([sampled, index]), weight, sparse=sparse)
-    negatives, own = rows[: len(sampled)], rows[len(sampled) :]
+    negatives, targets = rows[: len(sampled)], rows[len(sampled) :]
     scores = (features @ negatives.t()).to(work)
-    itself = (features.to(work) * own.to(work)).sum(1)
-    if bias is not None:
-        scores, itself = scores + bias[sampled], itself + bias[index]
-    if margin.bias is not None:
-        scores, itself = scores + margin.bias[sampled], itself + margin.bias[index]
-    if margin.lower is not None:
-        itself = itself - margin.lower[index]
-    if margin.factor is not None:
-        scores, itself = margin.factor * scores, margin.factor * itself
+    itself = (features.to(work) * targets.to(work)).sum(1)
+    for values in (bias, own.bias):
+        if values is not None:
+            scores, itself = scores + values[sampled], itself + values[index]
+    if own.lower is not None:
+        itself = itself - own.lower[index]
+    if own.factor is not None:
+        scores, itself = own.factor * scores, own.factor * itself
     scores = scores - (log_q[sampled] + math.log(len(sampled))).to(work)
     hits = sampled.unsqueeze(0) == index.unsqueeze(1)
     rest = scores.masked_fill(hits, torch.finfo(work).min).logsumexp(1)
-
     losses = F.softplus(rest - itself, threshold=40.0)
-    if margin.alpha is not None:
-        losses = losses * margin.alpha[index]
-    if class_weight is not None:
-        losses = losses * class_weight[index]
+    w = class_weights(own)
+    if w is not None:
+        losses = losses * of_each(w, index)
     losses = losses.to(work).masked_fill(ignored, 0.0)
-    if reduction != "none":
+    if own.reduction != "none":
         losses = losses.sum()
-    if reduction == "mean":
-        losses = losses / counted(target, class_weight, ignore_index).sum()
+    if own.reduction == "mean":
+        losses = losses / counted(target, own).sum()
     return typed(losses, features)
 
 

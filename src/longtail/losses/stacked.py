@@ -60,7 +60,7 @@ class StackedLoss:
         )
         scale = alpha.new_tensor([loss.scale for loss in usual])[:, None, None]
         lower = scale * (positive + negative)
-        # One for all examples of a run, shape (runs, 1, num_classes); None for what changes nothing.
+        # Shape (runs, 1, num_classes) each; None for what changes nothing.
         self._scale = None if all(loss.scale == 1 for loss in usual) else scale
         self._offset = scale * negative
         self._lower = lower if bool(lower.any()) else None
