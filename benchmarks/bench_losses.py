@@ -10,7 +10,8 @@
 
 The part "eager" compares a step of `LogitAdjustedLoss`, forward and backward, in float32, with
 `F.cross_entropy(logits + b, target)` by wall time, b = log π made beforehand: short bursts of both
-in turns, and the median of the ratios of neighbours. On a CPU it takes one thread.
+in turns, and the median of the ratios of neighbours. On a CPU it takes one thread, and the time is
+that thread's own, in which other processes have no share.
 
 Logits are bfloat16; a step is forward and backward. The floor is what no implementation can do
 without: logits read once and gradient written once, at the speed of a copy between buffers of that
@@ -422,14 +423,15 @@ def eager(device, *, seconds=3.0):
     """Microseconds of both for each shape and kind of target, and the median of their ratios."""
     torch.set_num_threads(1)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = time.perf_counter if device == "cuda" else time.thread_time
 
     def burst(step, count):
         wait()
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(count):
             step()
         wait()
-        return 1e6 * (time.perf_counter() - begin) / count
+        return 1e6 * (clock() - begin) / count
 
     rows = {}
     for n, classes in EAGER[device]:
@@ -461,8 +463,8 @@ def eager_table(record):
         part = record["eager"][kind]
         lines += [
             "",
-            f"{name or part['device']}, torch {part['torch']}: wall time of one step, forward and "
-            f"backward in float32, over that of the line.",
+            f"{name or part['device']}, torch {part['torch']}: time of one eager step, forward "
+            f"and backward in float32, over that of the line.",
             "",
             f"| rows × classes | the line | {' | '.join(TARGETS)} |",
             "| --- | ---: | ---: | ---: | ---: |",
