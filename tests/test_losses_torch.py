@@ -1,8 +1,6 @@
 """How the losses live in torch: derivatives, transforms, the compiler, modules, devices."""
 
 import copy
-import io
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ import torch
 from torch.func import grad, hessian, jacrev, vmap
 from torch.nn import functional as F
 
-from longtail import ClassPrior, InputError, Margin, losses, margins
-from longtail.kernels.linear_cross_entropy import linear_cross_entropy
+from longtail import ClassPrior, Margin, losses, margins
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import DELTA, PRIOR
 
@@ -143,11 +140,6 @@ def test_hessian_agrees_with_double_backward(contract):
     torch.testing.assert_close(jacrev(jacrev(loss))(f), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_vmap_with_a_label_out_of_range_says_so():
-    with pytest.raises(InputError, match=r"`target` must lie in 0 .. 3, but 9 occurs"):
-        vmap(losses.LogitAdjustedLoss(PRIOR))(randn(2, 3, NUM_CLASSES), torch.full((2, 3), 9))
-
-
 def test_threshold_form_under_vmap_draws_differently_for_each():
     loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.9, gamma=0.5)
     values = vmap(loss, randomness="different")(
@@ -177,11 +169,27 @@ def assert_same_loss(one, two, logits, *args):
 
 @pytest.mark.slow
 @contracts
-def test_compiled_module_and_function(contract):
+def test_compiled_module(contract):
     logits = randn(3, NUM_CLASSES, dtype=torch.float32) / contract.scale
     module = contract.module()
     assert_same_loss(compiled(module), module, logits, TARGET)
-    assert_same_loss(compiled(contract.function), contract.function, logits, TARGET)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["logit-adjusted", "ldam", "ldam, smoothed"])
+def test_compiled_for_sizes_and_settings_taken_as_variable_from_the_start(kind):
+    """A Python float that becomes symbolic crashes in inductor on a CPU."""
+    loss = {
+        "logit-adjusted": losses.LogitAdjustedLoss(PRIOR),
+        "ldam": losses.LDAMLoss(PRIOR),
+        "ldam, smoothed": losses.LDAMLoss(PRIOR, label_smoothing=0.1),
+    }[kind]
+    torch.compiler.reset()
+    fast = torch.compile(loss, fullgraph=True, dynamic=True)
+    for n in (3, 5):
+        labels = torch.arange(n) % NUM_CLASSES
+        logits = randn(n, NUM_CLASSES, dtype=torch.float32) / loss.scale
+        assert_same_loss(fast, loss, logits, labels)
 
 
 def assert_same_for_all_sizes(loss, *, mixed=False):
@@ -232,45 +240,10 @@ def test_compiled_with_every_kind_of_target(backend, kind):
     assert_same_loss(compiled(loss, backend), loss, logits, target)
 
 
-@pytest.mark.parametrize("label", [-1, NUM_CLASSES])
-@pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_a_compiled_loss_refuses_a_label_out_of_range(label, epsilon):
-    loss = compiled(losses.LogitAdjustedLoss(PRIOR, label_smoothing=epsilon))
-    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds"):
-        loss(randn(3, NUM_CLASSES, dtype=torch.float32), torch.tensor([0, label, 1]))
-
-
-def test_compiled_loss_keeps_its_digits_when_the_target_leads_by_80():
-    logits = torch.tensor([[80.0, 0.0, -1.0, -2.0]])
-    loss = losses.SoftmaxLoss(PRIOR)
-    for target in (TARGET[:1], F.one_hot(TARGET[:1], 4).float()):
-        f = logits.clone().requires_grad_()
-        value = compiled(loss)(f, target)
-        value.backward()
-        expected = np.exp(-80) + np.exp(-81) + np.exp(-82)
-        assert value.item() == pytest.approx(expected, rel=1e-5)
-        assert f.grad[0, 0].item() == pytest.approx(-expected, rel=1e-5)
-
-
-def test_the_compiler_takes_margins_and_priors_as_data_not_as_constants():
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
-    by_margin = compiled(losses.pairwise_margin_loss)
-    for prior in (PRIOR, OTHER_PRIOR):
-        margin = margins.adaptive(prior)
-        assert_same_loss(by_margin, losses.pairwise_margin_loss, logits, TARGET, margin)
-    by_prior = compiled(losses.logit_adjusted_loss)
-    for prior in (PRIOR, OTHER_PRIOR, ClassPrior.from_probs([0.1, 0.2, 0.3, 0.4])):
-        assert_same_loss(by_prior, losses.logit_adjusted_loss, logits, TARGET, prior)
-
-
-def test_compiled_module_follows_a_loaded_state():
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
-    loss, other = losses.LogitAdjustedLoss(PRIOR), losses.LogitAdjustedLoss(OTHER_PRIOR)
-    fast = compiled(loss)
-    fast(logits, TARGET)
-    with pytest.warns(losses.LoadedMarginsWarning):
-        loss.load_state_dict(other.state_dict())
-    torch.testing.assert_close(fast(logits, TARGET), other(logits, TARGET))
+def test_a_compiled_loss_refuses_a_label_out_of_range():
+    loss = compiled(losses.LogitAdjustedLoss(PRIOR))
+    with pytest.raises(IndexError, match="out of bounds"):
+        loss(randn(3, NUM_CLASSES, dtype=torch.float32), torch.tensor([0, NUM_CLASSES, 1]))
 
 
 @pytest.mark.slow
@@ -280,11 +253,6 @@ def test_compiled_dense_and_threshold_forms():
     assert_same_loss(compiled(dense), dense, logits, TARGET)
     certain = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0)
     assert_same_loss(compiled(certain), certain, logits, TARGET)
-
-    def function(f, y):
-        return losses.equalized_threshold_loss(f, y, PRIOR, threshold=0.1, gamma=1.0)
-
-    assert_same_loss(compiled(function), function, logits, TARGET)
 
 
 @pytest.mark.slow
@@ -308,37 +276,6 @@ def test_module_and_function_agree(contract):
     )
 
 
-@contracts
-def test_a_state_dict_restores_another_priors_margins(contract):
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
-    source = contract.module(prior=PRIOR, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    loaded = contract.module(prior=OTHER_PRIOR, weight=torch.ones(4))
-    if contract.name != "softmax":
-        assert loaded(logits, TARGET) != source(logits, TARGET)
-    stream = io.BytesIO()
-    torch.save(source.state_dict(), stream)
-    stream.seek(0)
-    with nullcontext() if contract.name == "softmax" else pytest.warns(losses.LoadedMarginsWarning):
-        loaded.load_state_dict(torch.load(stream, weights_only=True))
-    assert loaded(logits, TARGET) == source(logits, TARGET)
-    assert set(source.state_dict()) == {"alpha", "positive", "negative", "weight"}
-
-
-def test_dense_and_threshold_modules_keep_all_they_need_in_their_state():
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
-    dense = losses.PairwiseMarginLoss(DENSE)
-    other = losses.PairwiseMarginLoss(Margin.from_matrix(np.zeros((4, 4))))
-    with pytest.warns(losses.LoadedMarginsWarning):
-        other.load_state_dict(dense.state_dict())
-    assert other(logits, TARGET) == dense(logits, TARGET)
-    one = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0)
-    two = losses.EqualizedThresholdLoss(OTHER_PRIOR, threshold=0.1, gamma=1.0)
-    assert two(logits, TARGET) != one(logits, TARGET)
-    with pytest.warns(losses.LoadedMarginsWarning):
-        two.load_state_dict(one.state_dict())
-    assert two(logits, TARGET) == one(logits, TARGET)
-
-
 @pytest.mark.parametrize(
     "cast", [lambda m: m.half(), lambda m: m.bfloat16(), lambda m: m.to(torch.float16)]
 )
@@ -354,19 +291,12 @@ def test_casting_a_model_to_half_precision_leaves_the_margins_exact(cast):
     assert torch.equal(model["loss"].negative, before)
 
 
-def test_casting_up_and_moving_are_left_to_torch():
+def test_casting_leaves_types_alone_and_moving_moves():
     loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, weight=torch.ones(4))
-    loss.double()
-    assert {b.dtype for b in loss.buffers()} == {torch.float64, torch.bool}
-    loss.half()
-    assert {b.dtype for b in loss.buffers()} == {torch.float64, torch.bool}
+    for cast in (loss.double, loss.half):
+        assert {b.dtype for b in cast().buffers()} == {torch.float32, torch.bool}
     assert {b.device.type for b in loss.to("meta").buffers()} == {"meta"}
-
-
-def test_a_loss_left_on_another_device_says_where_to_move_it():
-    loss = losses.LogitAdjustedLoss(PRIOR)
-    with pytest.raises(InputError, match=r"buffers are on cpu but the logits are on meta; move"):
-        loss(torch.zeros(2, 4, device="meta"), torch.zeros(2, dtype=torch.int64, device="meta"))
+    assert torch.nn.Module.to_empty(loss, device="cpu").rare.dtype == torch.bool
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -395,18 +325,8 @@ def test_under_autocast_a_loss_has_float32_at_least(dtype):
                 loss(logits, TARGET),
                 loss.mixed(logits, TARGET, TARGET, 0.3),
                 losses.sampled_softmax_loss(features, weight, TARGET, PRIOR, num_sampled=2),
-                linear_cross_entropy(features, weight, TARGET),
             ]
         assert {value.dtype for value in found} == {wide if enabled else dtype}
-
-
-def test_a_margin_in_numpy_is_not_called_one_on_another_device():
-    features, weight = randn(3, 2), randn(NUM_CLASSES, 2)
-    negative = margins.logit_adjusted(PRIOR).negative
-    with pytest.raises(
-        InputError, match=r"`offset` must be a tensor.*got ndarray.*torch\.tensor\("
-    ):
-        linear_cross_entropy(features, weight, TARGET, offset=negative)
 
 
 def test_modules_have_no_parameters_and_copy():

@@ -138,6 +138,44 @@ def test_nothing_is_left_to_correct_after_a_consistent_loss(name):
     np.testing.assert_array_equal(margins.by_name(name, PRIOR).residual_adjustment(PRIOR), 0.0)
 
 
+TWO = ClassPrior.from_probs([0.95, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("margin", "added"),
+    [
+        (margins.adaptive(TWO), 3.906),
+        (margins.equalized(TWO), 0.436),
+        (margins.ldam(TWO), 0.336),
+        (Margin.from_matrix([[0.0, 0.3], [-1.2, 0.0]], alpha=[2.0, 0.7]), None),
+        (margins.adaptive(TWO) + margins.balanced(TWO), None),
+    ],
+    ids=str,
+)
+def test_two_classes_always_have_a_constant_that_restores_the_bayes_rule(margin, added):
+    """At η = π, where both classes are equally right, the minimiser's scores plus it are equal."""
+    found = np.diff(margin.residual_adjustment(TWO))[0]
+    if added is not None:
+        assert found == pytest.approx(added, abs=5e-4)
+    delta, s, w = margin.matrix(), margin.scale, margin.alpha * TWO.probs
+
+    def slope(d):  # of the risk, in d = f_1 − f_0
+        return w[0] / (1 + np.exp(-s * (delta[0, 1] + d))) - w[1] / (
+            1 + np.exp(-s * (delta[1, 0] - d))
+        )
+
+    assert slope(-found - 1e-6) < 0 < slope(-found + 1e-6)
+
+
+def test_the_consistent_bounded_margin_needs_no_correction():
+    """a = −log(π + κ), b = log π: not antisymmetric, and consistent for any κ."""
+    bounded = Margin(ONE, -LOG(PI + 0.1), LOG(PI))
+    assert not bounded.is_antisymmetric
+    np.testing.assert_array_equal(bounded.residual_adjustment(PRIOR), 0.0)
+    moved = Margin(ONE, -LOG(PI + 0.1) - N / 100, LOG(PI) + N / 100)  # as is every f moved by −n
+    np.testing.assert_allclose(moved.residual_adjustment(PRIOR), N / 100 - N.mean() / 100)
+
+
 def test_antisymmetry_is_judged_on_the_margins_themselves():
     assert margins.logit_adjusted(PRIOR).is_antisymmetric
     assert not margins.adaptive(PRIOR).is_antisymmetric
@@ -158,11 +196,11 @@ def test_sampled_softmax_is_tau_minus_one():
         (lambda: margins.by_name("ce", PRIOR), "must be one of 'softmax', 'balanced'.*got 'ce'"),
         (
             lambda: margins.by_name("consistent", PRIOR),
-            "by_name: the margin 'consistent' needs `delta`, which is missing; it takes `delta`",
+            "the margin 'consistent' needs `delta`, which is missing; it takes `delta`",
         ),
         (
             lambda: margins.by_name("adaptive", PRIOR, foo=1),
-            "by_name: the margin 'adaptive' has no setting `foo`; it takes `constant`",
+            "the margin 'adaptive' has no setting `foo`; it takes `constant`",
         ),
         (
             lambda: margins.by_name("two-parameter", PRIOR, tau=1.0),
@@ -192,7 +230,7 @@ def test_sampled_softmax_is_tau_minus_one():
         ),
         (
             lambda: margins.adaptive(PRIOR).residual_adjustment(PRIOR),
-            "'adaptive' is not antisymmetric",
+            "no constant .* corrects the margin 'adaptive' when there are three or more classes",
         ),
     ],
 )

@@ -49,7 +49,7 @@ def holding(loss):
     ],
     ids=["logit-adjusted", "smoothed", "float64", "balanced", "matrix", "sampled"],
 )
-def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss, tmp_path):
+def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss):
     model = holding(loss)
     with pytest.warns(AdjustedTwiceWarning) as found:
         baked = bake_logit_adjustment(model, PRIOR)
@@ -62,13 +62,6 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss, tmp_path)
     assert found[0].filename == __file__
     shift = (baked[2].bias - model[2].bias).detach()
     np.testing.assert_allclose(shift, -LOG_PI, atol=1e-5)
-    path, out = tmp_path / "model.safetensors", tmp_path / "baked.safetensors"
-    save_file(model.state_dict(), path)
-    with pytest.warns(
-        AdjustedTwiceWarning, match=r"safetensors holds a loss \(criterion\)"
-    ) as found:
-        bake_logit_adjustment(path, PRIOR, out=out)
-    assert found[0].filename == __file__
 
 
 @pytest.mark.parametrize("name", ["target_prior", "costs", "the training prior"])

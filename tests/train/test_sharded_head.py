@@ -589,7 +589,6 @@ SOFTMAX = losses.SoftmaxLoss(PRIOR)
             loss_of(losses.EqualizedThresholdLoss(PRIOR, threshold=0.1)),
             "EqualizedThresholdLoss can't be computed in slices.*drops competitors at random",
         ),
-        (loss_of(losses.SoftmaxLoss(PRIOR, impl="triton")), "no kernel for slices"),
         (
             lambda: ShardedHead(6, 11).predict(FEATURES, prior=ClassPrior.uniform(10)),
             "`prior` has 10 classes but the logits have 11",

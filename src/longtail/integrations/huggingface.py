@@ -79,12 +79,10 @@ class TrainerLoss:
             raise InputError(
                 f"{caller}: the loss has torch's class weights, whose mean divides by the weights "
                 f"of the batch, but Trainer gives the number of labels; weigh the classes in the "
-                f"margin instead, as PairwiseMarginLoss(margins.balanced(prior)) does. (Beside a "
-                f"logit-adjusted margin these weights would correct a second time.)"
+                f"margin instead, as PairwiseMarginLoss(margins.balanced(prior)) does."
             )
         self.loss = copy.deepcopy(loss)
         self.loss.reduction = "none"  # a sum would be in the logits' type, which may be float16
-        self._alpha = self.loss.alpha
 
     def __call__(
         self,
@@ -127,8 +125,8 @@ class TrainerLoss:
 
     def weigh(self, weights: Any) -> None:
         """Multiply the loss of each class by a weight, shape (num_classes,); None for none."""
-        alpha = self._alpha.to(self.loss.alpha.device)
-        self.loss.alpha = alpha if weights is None else alpha * alpha.new_tensor(weights)
+        alpha = self.loss.alpha
+        self.loss.weight = None if weights is None else alpha.new_tensor(weights)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loss!r})"

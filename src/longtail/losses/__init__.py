@@ -1,40 +1,24 @@
 """Margin or ClassPrior in, torch loss out: a function and a module for each named loss.
 
-    _family      the arithmetic, once for the whole family; checks; reduction
-    functional   logits, target, prior -> loss
-    modules      the same as nn.Modules that hold the margins as buffers
-    sampled      features, weights, target -> any of them from a few classes drawn
-    stacked      the losses of several runs at once, for the training engine
+    pairwise  the family on torch's own cross-entropy: arithmetic, function and module
+    named     one module and one function for each named loss
+    sampled   features, weights, target -> any of them from a few classes drawn
+    linear    features, weights, target -> any of them without holding the logits
+    stacked   the losses of several runs at once, for training
 
-All of them take what `torch.nn.CrossEntropyLoss` takes and mean the same by it. To add a loss:
-write its margin in `longtail.margins`, then a three-line function and a three-line module here.
+All of them take what `torch.nn.CrossEntropyLoss` takes, with the same meaning.
 """
 
 from __future__ import annotations
 
 from longtail import _checks
 
-# First, so that a missing torch is one line and not a traceback from the depths.
+# First, so that a missing torch is one line and not a long traceback.
 _checks.require("torch", extra="torch", caller=__name__)
 
-from longtail.losses._family import LossOptions
-from longtail.losses._loading import LoadedMarginsWarning
-from longtail.losses.functional import (
-    adaptive_loss,
-    balanced_loss,
-    class_balanced_loss,
-    consistent_loss,
-    equalized_loss,
-    equalized_threshold_loss,
-    ldam_loss,
-    logit_adjusted_adaptive_loss,
-    logit_adjusted_loss,
-    pairwise_margin_loss,
-    softmax_loss,
-    two_parameter_loss,
-    weighted_logit_adjusted_loss,
-)
-from longtail.losses.modules import (
+from longtail.losses._buffers import LoadedMarginsWarning
+from longtail.losses.linear import linear_cross_entropy
+from longtail.losses.named import (
     AdaptiveLoss,
     BalancedLoss,
     ClassBalancedLoss,
@@ -44,11 +28,23 @@ from longtail.losses.modules import (
     LDAMLoss,
     LogitAdjustedAdaptiveLoss,
     LogitAdjustedLoss,
-    PairwiseMarginLoss,
     SoftmaxLoss,
     TwoParameterLoss,
     WeightedLogitAdjustedLoss,
+    adaptive_loss,
+    balanced_loss,
+    class_balanced_loss,
+    consistent_loss,
+    equalized_loss,
+    equalized_threshold_loss,
+    ldam_loss,
+    logit_adjusted_adaptive_loss,
+    logit_adjusted_loss,
+    softmax_loss,
+    two_parameter_loss,
+    weighted_logit_adjusted_loss,
 )
+from longtail.losses.pairwise import LossOptions, PairwiseMarginLoss, pairwise_margin_loss
 from longtail.losses.sampled import SampledSoftmaxLoss, sampled_softmax_loss
 
 # In the order of the paper's table, each function beside its module.
@@ -82,5 +78,6 @@ __all__ = [  # noqa: RUF022
     "WeightedLogitAdjustedLoss",
     "sampled_softmax_loss",
     "SampledSoftmaxLoss",
+    "linear_cross_entropy",
     "LoadedMarginsWarning",
 ]

@@ -1,14 +1,14 @@
 """Sampled softmax: features, classifier weights and target in, loss out, from a few classes drawn.
 
-The negatives are drawn from q, with replacement, and shared by the batch; a drawn class counts as
-often as it was drawn. Their correction makes the sum over them an unbiased estimate of the sum
-over all other classes, whatever the margin. No other class's logit is computed.
+The negatives are drawn from q, with replacement, and shared by the batch; a class that is drawn
+repeatedly counts repeatedly. Their correction makes the sum over them an unbiased estimate of the
+sum over all other classes, whatever the margin. No other class's logit is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,16 @@ from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.kernels._inputs import check_factors, check_labels, loss_dtype, what_came
-from longtail.losses import _family, _tensors
-from longtail.losses._loading import LoadsMargins
-from longtail.losses._tensors import MarginTensors
+from longtail.losses._buffers import PriorBuffers
+from longtail.losses.pairwise import (
+    Numbers,
+    check_margin,
+    check_options,
+    class_weights,
+    counted,
+    of_each,
+    typed,
+)
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -49,17 +55,16 @@ def sampled_softmax_loss(
     has the full loss's sum as its expectation, so e^{ℓ/α} − 1 is unbiased; ℓ itself is too small
     on average (its log is concave), by an error that falls as 1/m.
 
-    Additive margins need no other correction. With q = π and the logit-adjusted margin (τ = 1)
-    the two cancel: negatives drawn from the data's own frequencies count as they are, and only
-    −log π_y is left, for the target. Not to be confused with τ = −1, which corrects every logit
-    by −log π, the target's as well, each class counting once: that is what is left of the
-    correction without the sampling, `logit_adjusted_loss(..., tau=-1)`.
+    With q = π and the logit-adjusted margin (τ = 1) correction and margin cancel: negatives drawn
+    from the data's own frequencies count as they are, and only −log π_y is left, for the target.
+    Not to be confused with τ = −1, which corrects every logit by −log π, the target's as well,
+    each class counting once: `logit_adjusted_loss(..., tau=-1)`.
 
     Args:
         features: shape (N, D).
-        weight: of the classifier, shape (C, D), in the type of the features; under autocast in any.
+        weight: of the classifier, shape (C, D).
         target: class indices, shape (N,).
-        q: what the negatives are drawn from, such as the prior of the training data, or
+        q: the distribution of the negatives, such as the prior of the training data, or
             `ClassPrior.uniform(C)`.
         num_sampled: m, the same negatives for the whole batch.
         sampled: instead of `num_sampled`: the negatives themselves, shape (m,), drawn from q
@@ -67,9 +72,9 @@ def sampled_softmax_loss(
         bias: shape (C,).
         margin: from `longtail.margins`, with C classes, not dense; plain softmax if None.
         class_weight: w, shape (C,), torch's `weight`.
-        ignore_index: targets with this value count for nothing.
+        ignore_index: targets with this value don't count.
         reduction: "mean", "sum" or "none".
-        sparse: whether the gradient of `weight` is a sparse tensor, of the rows at hand alone, as
+        sparse: make the gradient of `weight` a sparse tensor of the rows in use, as
             torch.optim.SGD and SparseAdam take it; otherwise it is as large as `weight`.
         generator: of the draws, on the features' device; torch's own if None.
 
@@ -83,43 +88,27 @@ def sampled_softmax_loss(
         >>> sampled_softmax_loss(features, weight, target, q, sampled=negatives)  # log 1001
         tensor(6.9088)
     """
-    caller = "sampled_softmax_loss"
-    _check_inputs(features, weight, target, bias, caller=caller)
-    classes = weight.shape[0]
-    _check_q(q, caller=caller, classes=classes)
-    _check_margin(margin, classes, caller=caller)
+    chosen = _checked(q, margin, class_weight, reduction)
     if (num_sampled is None) == (sampled is None):
         raise InputError(
-            f"{caller}: pass one of `num_sampled`, how many negatives to draw, and `sampled`, "
-            f"the negatives themselves."
+            "pass one of `num_sampled`, the number of negatives to draw, and `sampled`, the "
+            "negatives themselves."
         )
     if sampled is None:
-        count = _checks.whole(num_sampled, caller, name="num_sampled")
+        count = _checks.whole(num_sampled, name="num_sampled")
         sampled = _draw(_cumulative(q).to(features.device), count, generator)
-    chosen = margins.softmax(q) if margin is None else margin
-    return _loss(
-        features,
-        weight,
-        target,
-        _check_sampled(sampled, classes, features, caller=caller),
-        torch.tensor(q.log_probs).to(features.device),
-        _tensors.of_margin(chosen, features.device),
-        bias=bias,
-        class_weight=class_weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-        sparse=sparse,
-        caller=caller,
-    )
+    own = Numbers.of(chosen, features, class_weight, ignore_index, 0.0, reduction)
+    log_q = torch.tensor(q.log_probs).to(features.device, non_blocking=True)
+    return _loss(features, weight, target, bias, sampled, log_q, own, sparse)
 
 
-class SampledSoftmaxLoss(LoadsMargins):
+class SampledSoftmaxLoss(PriorBuffers):
     """`sampled_softmax_loss` with the proposal q and the margin as buffers, for training loops.
 
     It draws in `eval()` mode too. For evaluation take the loss of all logits instead.
 
     Args:
-        q: what the negatives are drawn from.
+        q: the distribution of the negatives.
         num_sampled: m.
         margin: as in the function, as the following.
         class_weight: see there.
@@ -161,33 +150,19 @@ class SampledSoftmaxLoss(LoadsMargins):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        caller = type(self).__name__
-        _check_q(q, caller=caller)
-        _check_margin(margin, q.num_classes, caller=caller)
-        _family.check_weight(class_weight, q.num_classes, caller=caller)
-        chosen = margins.softmax(q) if margin is None else margin
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        for name, values in (
-            ("log_q", q.log_probs),
-            ("alpha", chosen.alpha),
-            ("positive", chosen.positive),
-            ("negative", chosen.negative),
-        ):
-            self.register_buffer(name, torch.tensor(values, dtype=dtype))
-        self.register_buffer("cumulative", _cumulative(q))
-        kept = None if class_weight is None else class_weight.detach().to(dtype, copy=True)
-        self.register_buffer("class_weight", kept)
-        self.name = chosen.name
-        self.settings = {}  # what made the margin is not known
-        self.scale = chosen.scale
-        self.num_sampled = _checks.whole(num_sampled, caller, name="num_sampled")
-        self.ignore_index = ignore_index
-        self.reduction = _checks.choice(reduction, _family.REDUCTIONS, caller, name="reduction")
-        self.sparse = sparse
-        self.generator = generator
+        chosen = _checked(q, margin, class_weight, reduction)
+        self.num_sampled = _checks.whole(num_sampled, name="num_sampled")
+        self.keep(alpha=chosen.alpha, positive=chosen.positive, negative=chosen.negative)
+        self.keep(log_q=q.log_probs, _factor=None if chosen.scale == 1 else chosen.scale)
+        self.keep(class_weight=class_weight, persistent=True)
+        self.register_buffer("cumulative", _cumulative(q), persistent=False)
+        self.name, self.scale, self.num_classes = chosen.name, float(chosen.scale), q.num_classes
+        self.ignore_index, self.reduction = ignore_index, reduction
+        self.sparse, self.generator = sparse, generator
+        self.settings = {}
 
     def draw(self) -> Tensor:
-        """Fresh negatives, shape (num_sampled,), on the buffers' device."""
+        """Draw negatives, shape (num_sampled,), on the buffers' device."""
         return _draw(self.cumulative, self.num_sampled, self.generator)
 
     def forward(
@@ -199,49 +174,27 @@ class SampledSoftmaxLoss(LoadsMargins):
         bias: Tensor | None = None,
         sampled: Tensor | None = None,
     ) -> Tensor:
-        """The loss with a fresh draw, or with one of `draw`; shapes as in the function."""
-        caller = type(self).__name__
-        _check_inputs(features, weight, target, bias, caller=caller)
-        if weight.shape[0] != len(self.log_q):
-            raise InputError(
-                f"{caller}: the loss has {len(self.log_q)} classes but `weight` has "
-                f"{weight.shape[0]} rows."
-            )
-        return _loss(
-            features,
-            weight,
-            target,
-            self.draw()
-            if sampled is None
-            else _check_sampled(sampled, len(self.log_q), features, caller=caller),
-            self.log_q,
-            MarginTensors(self.alpha, self.positive, self.negative, scale=self.scale),
-            bias=bias,
-            class_weight=self.class_weight,
-            ignore_index=self.ignore_index,
+        """Return the loss with a fresh draw, or with one of `draw`; shapes as in the function."""
+        buffers = self._buffers
+        own = Numbers(
+            self.num_classes,
+            buffers["alpha"],
+            buffers["negative"],
+            buffers["positive"] + buffers["negative"],  # type: ignore[operator]
+            None,
+            buffers["_factor"],
+            self.scale,
+            buffers["class_weight"],
+            self.ignore_index,
             reduction=self.reduction,
-            sparse=self.sparse,
-            caller=caller,
         )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.to`, `.half` and the like move the buffers but leave their types as they are."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None:
-                self._buffers[name] = old.to(new.device)
-        return self
+        sampled = self.draw() if sampled is None else sampled
+        return _loss(features, weight, target, bias, sampled, self.log_q, own, self.sparse)
 
     def extra_repr(self) -> str:
-        """The margin's name, the classes, and the options that differ from the defaults."""
-        shown: dict[str, Any] = {
-            "num_classes": len(self.log_q),
-            "num_sampled": self.num_sampled,
-            **self.settings,
-            "reduction": self.reduction,
-        }
+        """Return the margin's name, the classes, and the options that differ from the defaults."""
+        shown: dict[str, Any] = {"num_classes": self.num_classes, "num_sampled": self.num_sampled}
+        shown["reduction"] = self.reduction
         for name, default in (("ignore_index", -100), ("sparse", False)):
             if getattr(self, name) != default:
                 shown[name] = getattr(self, name)
@@ -252,49 +205,59 @@ def _loss(
     features: Tensor,
     weight: Tensor,
     target: Tensor,
+    bias: Tensor | None,
     sampled: Tensor,
     log_q: Tensor,
-    margin: MarginTensors,
-    *,
-    bias: Tensor | None,
-    class_weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
+    own: Numbers,
     sparse: bool,
-    caller: str,
 ) -> Tensor:
-    """The loss from the negatives at hand; inputs are checked but for what is looked at here."""
-    _checks.choice(reduction, _family.REDUCTIONS, caller, name="reduction")
-    _family.check_weight(class_weight, weight.shape[0], caller=caller)
-    target = target.long()  # in uint8 a comparison with -100 would find 156
-    ignored = target == ignore_index
+    classes = own.num_classes
+    if weight.shape[0] != classes or (bias is not None and bias.shape != (classes,)):
+        came = "no bias" if bias is None else f"`bias` {tuple(bias.shape)}"
+        raise InputError(
+            f"`q` and `margin` have {classes} classes, so `weight` must have {classes} rows, and "
+            f"`bias` one value per class; `weight` has shape {tuple(weight.shape)}, {came}."
+        )
+    if sampled.ndim != 1 or len(sampled) == 0:
+        raise InputError(
+            f"`sampled` must hold at least one class index, shape (m,); its shape is "
+            f"{tuple(sampled.shape)}."
+        )
+    if target.shape != features.shape[:1] or target.is_floating_point():
+        raise InputError(
+            f"`target` must be integer class labels, shape ({len(features)},), one per row of the "
+            f"features; got {target.dtype}, shape {tuple(target.shape)}."
+        )
+    target, sampled = target.long(), sampled.to(features.device).long()
+    ignored = target == own.ignore_index
     index = target.masked_fill(ignored, 0)
-    _check_range(index, weight.shape[0], "target", caller=caller)
     work = torch.promote_types(features.dtype, torch.float32)
-    margin, log_q = margin.cast(work), log_q.to(work)
 
     # One look-up for negatives and targets, so that a sparse gradient is one tensor.
     rows = F.embedding(torch.cat([sampled, index]), weight, sparse=sparse)
-    negatives, own = rows[: len(sampled)], rows[len(sampled) :]
-    scores = (features @ negatives.t()).to(work) + margin.negative[sampled]
-    itself = (features.to(work) * own.to(work)).sum(1) - margin.positive[index]
-    if bias is not None:
-        scores, itself = scores + bias[sampled], itself + bias[index]
-    correction = log_q[sampled] + np.log(len(sampled))
-    scores = margin.scale * scores - correction
+    negatives, targets = rows[: len(sampled)], rows[len(sampled) :]
+    scores = (features @ negatives.t()).to(work)
+    itself = (features.to(work) * targets.to(work)).sum(1)
+    for values in (bias, own.bias):
+        if values is not None:
+            scores, itself = scores + values[sampled], itself + values[index]
+    if own.lower is not None:
+        itself = itself - own.lower[index]
+    if own.factor is not None:
+        scores, itself = own.factor * scores, own.factor * itself
+    scores = scores - (log_q[sampled] + math.log(len(sampled))).to(work)
     hits = sampled.unsqueeze(0) == index.unsqueeze(1)
     rest = scores.masked_fill(hits, torch.finfo(work).min).logsumexp(1)
-
-    losses = margin.alpha[index] * F.softplus(rest - margin.scale * itself, threshold=40.0)
-    counted = (~ignored).to(work)
-    if class_weight is not None:
-        counted = counted * class_weight.to(work)[index]
-        losses = losses * class_weight.to(work)[index]
-    losses = losses.masked_fill(ignored, 0.0)
-    out = loss_dtype(features)
-    if reduction == "none":
-        return losses.to(out)
-    return (losses.sum() / (counted.sum() if reduction == "mean" else 1)).to(out)
+    losses = F.softplus(rest - itself, threshold=40.0)
+    w = class_weights(own)
+    if w is not None:
+        losses = losses * of_each(w, index)
+    losses = losses.to(work).masked_fill(ignored, 0.0)
+    if own.reduction != "none":
+        losses = losses.sum()
+    if own.reduction == "mean":
+        losses = losses / counted(target, own).sum()
+    return typed(losses, features)
 
 
 def _cumulative(q: ClassPrior) -> Tensor:
@@ -303,66 +266,22 @@ def _cumulative(q: ClassPrior) -> Tensor:
 
 
 def _draw(cumulative: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """`count` classes, independently, each with its probability; O(count · log C)."""
+    """Draw `count` classes independently, each with its probability; O(count · log C)."""
     chance = torch.rand(count, generator=generator, device=cumulative.device, dtype=torch.float64)
     return torch.searchsorted(cumulative, chance, right=True)
 
 
-def _check_inputs(features: Any, weight: Any, target: Any, bias: Any, *, caller: str) -> None:
-    check_factors(features, weight, caller=caller)
-    if bias is not None and (not isinstance(bias, Tensor) or bias.shape != weight.shape[:1]):
+def _checked(q: Any, margin: Any, class_weight: Any, reduction: str) -> Margin:
+    """Check what is known before the features are; return the margin."""
+    q = _checks.prior(q, name="q")
+    chosen = margins.softmax(q) if margin is None else margin
+    check_margin(chosen)
+    if chosen.num_classes != q.num_classes:
+        raise InputError(f"`margin` has {chosen.num_classes} classes but `q` has {q.num_classes}.")
+    if chosen.dense is not None:
         raise InputError(
-            f"{caller}: `bias` must have one value per class, shape ({weight.shape[0]},); "
-            f"got {what_came(bias)}."
+            "`margin` is dense, a number for each pair of classes; with so many classes that "
+            "negatives are sampled it must be of the form a_y + b_y'."
         )
-    check_labels(target, len(features), of="features", caller=caller)
-
-
-def _check_q(q: Any, *, caller: str, classes: int | None = None) -> None:
-    _checks.prior(q, caller, name="q")
-    if classes is not None and q.num_classes != classes:
-        raise InputError(
-            f"{caller}: `q` has {q.num_classes} classes but `weight` has {classes} rows."
-        )
-
-
-def _check_margin(margin: Any, classes: int, *, caller: str) -> None:
-    if margin is None:
-        return
-    if not isinstance(margin, Margin):
-        raise InputError(
-            f"{caller}: `margin` must be a Margin; got {type(margin).__name__}. "
-            f"Make one with longtail.margins, such as margins.logit_adjusted(prior)."
-        )
-    if margin.num_classes != classes:
-        raise InputError(
-            f"{caller}: `margin` has {margin.num_classes} classes but there are {classes}."
-        )
-    if margin.dense is not None:
-        raise InputError(
-            f"{caller}: `margin` is dense, a number for each pair of classes; with so many classes "
-            f"that negatives are sampled it must be of the form a_y + b_y'."
-        )
-
-
-def _check_sampled(sampled: Any, classes: int, features: Tensor, *, caller: str) -> Tensor:
-    if not isinstance(sampled, Tensor) or sampled.ndim != 1 or len(sampled) == 0:
-        came = tuple(sampled.shape) if isinstance(sampled, Tensor) else type(sampled).__name__
-        raise InputError(
-            f"{caller}: `sampled` must be a tensor of at least one class index, shape (m,); "
-            f"got {came}."
-        )
-    drawn: Tensor = sampled.long()
-    _check_range(drawn, classes, "sampled", caller=caller)
-    return drawn.to(features.device)
-
-
-def _check_range(index: Tensor, classes: int, name: str, *, caller: str) -> None:
-    """Classes in range, where looking is free; on a GPU the look-up itself fails."""
-    if index.device.type != "cpu" or torch.compiler.is_compiling() or len(index) == 0:
-        return
-    for value in (int(index.min()), int(index.max())):
-        if not 0 <= value < classes:
-            raise InputError(
-                f"{caller}: `{name}` must lie in 0 .. {classes - 1}, but {value} occurs."
-            )
+    check_options(q.num_classes, class_weight, 0.0, reduction)
+    return chosen

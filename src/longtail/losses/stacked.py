@@ -2,10 +2,9 @@
 
     ℓ_m = Σ_n Σ_k λ_kn · w_y · ℓ_m(y, f_mn) / Σ_n Σ_k λ_kn · w_y,   y = y_mkn,
 
-over the examples n of run m and their labels k: one, or two where images are mixed. On a GPU a
-loss of one run is dozens of kernels, each too short to fill it, so what is computed one by one
-for many runs costs more than their networks do. Here margins lie one below the other, as logits
-do, and every kernel serves all runs. The arithmetic is that of `_family`.
+over the examples n of run m and their labels k: one, or two where images are mixed. On a GPU the
+loss of one run is several kernels, each too short to fill it, so losses computed one by one would
+cost more than the networks of many runs. Here every operation does all runs at once.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtail.losses._family import _softplus, all_but_one
-from longtail.losses.modules import EqualizedThresholdLoss, PairwiseMarginLoss
+from longtail.losses.named import EqualizedThresholdLoss
+from longtail.losses.pairwise import PairwiseMarginLoss
 
 
 class StackedLoss:
@@ -56,13 +55,15 @@ class StackedLoss:
         if self._alone:
             self._members = torch.tensor(members, device=usual[0].alpha.device)
         alpha, positive, negative = (
-            torch.stack([getattr(loss, name) for loss in usual])
+            torch.stack([getattr(loss, name) for loss in usual])[:, None]
             for name in ("alpha", "positive", "negative")
         )
-        scale = alpha.new_tensor([loss.scale for loss in usual])[:, None]
-        self._scale = None if all(loss.scale == 1 for loss in usual) else scale[:, None]
-        self._offset = (scale * negative)[:, None]  # one for all examples of a run
-        self._shift = scale * (positive + negative)
+        scale = alpha.new_tensor([loss.scale for loss in usual])[:, None, None]
+        lower = scale * (positive + negative)
+        # Shape (runs, 1, num_classes) each; None for what changes nothing.
+        self._scale = None if all(loss.scale == 1 for loss in usual) else scale
+        self._offset = scale * negative
+        self._lower = lower if bool(lower.any()) else None
         self._alpha = None if bool((alpha == 1).all()) else alpha
         self._weight = _joined_weights(usual)
 
@@ -107,32 +108,30 @@ class StackedLoss:
     def _together(
         self, logits: Tensor, target: Tensor, second: Tensor | None, share: Tensor | None
     ) -> Tensor:
-        """The losses of those that are alike; labels stand along the second axis."""
-        dtype = logits.dtype
-        labels, parts = target[:, None], None  # λ of each label; 1 where there is one label
+        """The losses of those that are alike; labels stand along the last axis."""
+        labels, parts = target[..., None], None  # λ of each label; 1 where there is one label
         if second is not None and share is not None:
-            labels = torch.stack([target, second], dim=1)
-            parts = torch.stack([share, 1.0 - share], dim=1).to(dtype)
-        scores = self._scores(logits)[:, None].expand(-1, labels.shape[1], -1, -1)
-        odds, _, _ = all_but_one(scores, labels[..., None], -1)
-        losses = _softplus(odds[..., 0] + _of(self._shift, labels, dtype))
+            labels = torch.stack([target, second], dim=-1)
+            parts = torch.stack([share, 1.0 - share], dim=-1).to(logits.dtype)
+        z = self._offset.to(logits.dtype)
+        z = z + logits if self._scale is None else torch.addcmul(z, logits, self._scale.to(z.dtype))
+        if self._lower is None:
+            losses = -z.log_softmax(-1).gather(-1, labels)
+        else:
+            lower = _of(self._lower, labels, z.dtype)[..., None]
+            each = z[:, :, None].expand(*labels.shape, -1)
+            each = each.scatter_add(-1, labels[..., None], -lower)
+            losses = -each.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
         if self._alpha is not None:
-            losses = losses * _of(self._alpha, labels, dtype)
+            losses = losses * _of(self._alpha, labels, z.dtype)
         if self._weight is not None:
-            weight = _of(self._weight, labels, dtype)
+            weight = _of(self._weight[:, None], labels, z.dtype)
             parts = weight if parts is None else parts * weight
         if parts is not None:
             losses = losses * parts
         if self._weight is None or parts is None:
             return losses.sum((1, 2)) / target.shape[1]
         return losses.sum((1, 2)) / parts.sum((1, 2))
-
-    def _scores(self, logits: Tensor) -> Tensor:
-        """z_j = s·(f_j + b_j)."""
-        offset = self._offset.to(logits.dtype)
-        if self._scale is None:
-            return logits + offset
-        return torch.addcmul(offset, logits, self._scale.to(logits.dtype))
 
 
 def _is_usual(loss: PairwiseMarginLoss) -> bool:
@@ -155,8 +154,9 @@ def _joined_weights(criteria: Sequence[PairwiseMarginLoss]) -> Tensor | None:
 
 
 def _of(table: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """One value per run and class, looked up; in the shape of the labels."""
-    return table.to(dtype).gather(1, labels.flatten(1)).view(labels.shape)
+    """One value per run and class, shape (runs, 1, num_classes), looked up for each label."""
+    values = table.to(dtype)[:, 0].gather(1, labels.flatten(1))
+    return values.view(labels.shape)
 
 
 def _pick(value: Tensor | None, members: Tensor | None) -> Tensor | None:

@@ -218,7 +218,7 @@ class ShardedHead(nn.Module):
             target: class indices of all C classes, shape (N,).
             criterion: a loss of `longtail.losses` with an additive margin: any of them but
                 `EqualizedThresholdLoss` and dense ones. All C values of its margin are on each
-                process, on the features' device. Its `impl` plays no part, unless it is "triton".
+                process, on the features' device. Its `impl` plays no part.
             rows: for "split": how many examples each process has, the same list on all of them.
                 If None they tell each other, for which a GPU has to be waited for.
 
@@ -409,8 +409,6 @@ class ShardedHead(nn.Module):
             if criterion.dense is not None
             else "it drops competitors at random"
             if isinstance(criterion, EqualizedThresholdLoss)
-            else "it asks for impl='triton', and there is no kernel for slices"
-            if criterion.impl == "triton"
             else None
         )
         if obstacle is not None:

@@ -1,0 +1,254 @@
+"""The losses as modules: checkpoints, weights that correct twice, signatures, kernels stood in for."""
+
+import inspect
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from longtail import ClassPrior, InputError, Margin, losses, margins
+from longtail.losses import LoadedMarginsWarning
+from loss_contract import CONTRACTS, MODULES, NUM_CLASSES
+from test_margins import PRIOR
+
+OTHER_PRIOR = ClassPrior.from_counts([5, 10, 100, 900])
+LOGITS, TARGET = torch.zeros(2, NUM_CLASSES), torch.tensor([0, 3])
+
+
+def inside(loss):
+    return nn.ModuleDict({"body": nn.Linear(2, 2), "criterion": loss})
+
+
+def sampled(prior):
+    return losses.SampledSoftmaxLoss(prior, num_sampled=3, margin=margins.logit_adjusted(prior))
+
+
+def matrix(_):
+    return losses.PairwiseMarginLoss(Margin.from_matrix(np.arange(16.0).reshape(4, 4)))
+
+
+MADE = {contract.name: contract.module for contract in CONTRACTS}
+MADE["threshold"] = lambda prior: losses.EqualizedThresholdLoss(prior, threshold=0.1)
+MADE |= {"dense": matrix, "sampled": sampled}
+
+
+def older_state(loss):
+    """As states were once saved: all buffers, under their names."""
+    return {
+        f"criterion.{name}": value.clone()
+        for name, value in loss.named_buffers()
+        if not name.startswith("_")
+    }
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", MADE)
+def test_a_cross_entropy_checkpoint_loads_and_the_reverse(name):
+    plain, ours = inside(nn.CrossEntropyLoss()), inside(MADE[name](PRIOR))
+    ours.load_state_dict(plain.state_dict())
+    plain.load_state_dict(ours.state_dict())
+    weighted = inside(nn.CrossEntropyLoss(weight=torch.arange(1.0, 5.0)))
+    ours = inside(losses.LDAMLoss(PRIOR, weight=torch.ones(4)))
+    ours.load_state_dict(weighted.state_dict())
+    assert torch.equal(ours["criterion"].weight, torch.arange(1.0, 5.0))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("cast", [torch.float32, torch.float64, torch.bfloat16])
+def test_an_older_state_with_the_same_margins_loads_in_silence(name, cast):
+    net = inside(MADE[name](PRIOR))
+    state = {k: v.to(cast) for k, v in older_state(net["criterion"]).items()}
+    before = {k: v.clone() for k, v in net["criterion"].named_buffers()}
+    for assign in (False, True):
+        net.load_state_dict(net.state_dict() | state, assign=assign)
+    for key, value in net["criterion"].named_buffers():
+        assert torch.equal(value, before[key])
+
+
+def test_an_older_state_with_other_margins_says_that_it_plays_no_part():
+    net, old = inside(losses.LogitAdjustedLoss(PRIOR)), losses.LogitAdjustedLoss(OTHER_PRIOR)
+    expected = net["criterion"](LOGITS, TARGET)
+    with pytest.warns(LoadedMarginsWarning) as found:
+        net.load_state_dict(net.state_dict() | older_state(old))
+    assert str(found[0].message) == (
+        "LogitAdjustedLoss: the state that is loaded has other margins (criterion.positive, "
+        "criterion.negative) than the loss was made with; those it was made with hold."
+    )
+    assert found[0].filename == __file__
+    assert net["criterion"](LOGITS, TARGET) == expected
+    with warnings.catch_warnings():  # nor do those of another number of classes
+        warnings.simplefilter("ignore", LoadedMarginsWarning)
+        narrow = losses.LogitAdjustedLoss(ClassPrior.uniform(3))
+        net.load_state_dict(net.state_dict() | older_state(narrow))
+        with torch.device("meta"):
+            net = inside(losses.LogitAdjustedLoss(PRIOR))
+        net.load_state_dict(inside(old).state_dict() | older_state(old), assign=True)
+
+
+# --- weights that correct once more ---------------------------------------------------------------
+
+
+def inverse(power=1.0):
+    return torch.tensor(PRIOR.probs**-power, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: losses.LogitAdjustedLoss(PRIOR, weight=inverse()),
+        lambda: losses.LogitAdjustedLoss(PRIOR, weight=1000 * inverse()),
+        lambda: losses.logit_adjusted_loss(LOGITS, TARGET, PRIOR, weight=inverse()),
+        lambda: losses.BalancedLoss(PRIOR, weight=inverse()),
+        lambda: losses.WeightedLogitAdjustedLoss(PRIOR, weight=inverse()),
+    ],
+)
+def test_weights_that_correct_for_the_prior_a_second_time_are_refused(make):
+    with pytest.raises(InputError, match=r"favour rare classes twice\. Leave `weight` out"):
+        make()
+
+
+def test_weights_that_are_no_second_correction_are_taken():
+    losses.SoftmaxLoss(PRIOR, weight=inverse())
+    losses.LogitAdjustedLoss(PRIOR, tau=0.5, weight=inverse(0.5))  # together they are consistent
+    losses.LogitAdjustedLoss(PRIOR, tau=-1.0, weight=inverse())
+    losses.LogitAdjustedLoss(PRIOR, weight=torch.tensor([1.0, 2.0, 1.0, 0.0]))
+    losses.LDAMLoss(PRIOR, weight=inverse())
+    losses.LogitAdjustedLoss(ClassPrior.uniform(4), weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    losses.PairwiseMarginLoss(margins.logit_adjusted(PRIOR), weight=inverse())
+
+
+# --- signatures, and the way a step takes ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_margin_module_and_function_have_the_same_settings(name):
+    module = MODULES[name]
+    function = getattr(losses, f"{name.replace('-', '_')}_loss")
+
+    def settings(call):
+        parameters = inspect.signature(call, eval_str=True).parameters.values()
+        return {
+            p.name: (p.default, p.annotation)
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY and p.name not in ("logits", "target")
+        }
+
+    assert settings(margins.MARGINS[name]) == settings(module) == settings(function)
+    assert list(inspect.signature(function).parameters)[:3] == ["logits", "target", "prior"]
+    assert function.__name__ in losses.__all__
+    assert "ℓ(y, f) = " in module.__doc__
+
+
+def test_a_step_enters_at_most_eight_functions_of_ours():
+    loss, entered = losses.LogitAdjustedLoss(PRIOR), []
+
+    def note(frame, event, _):
+        if event == "call" and "longtail" in frame.f_globals.get("__name__", ""):
+            entered.append(frame.f_code.co_name)
+
+    logits = LOGITS.clone().requires_grad_()
+    loss(logits, TARGET).backward()
+    sys.setprofile(note)
+    try:
+        loss(logits, TARGET).backward()
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(entered) <= 8, entered
+
+
+# --- the kernels, by stand-ins --------------------------------------------------------------------
+
+
+def slow_kernel(
+    logits, target, *, bias, lower, scale, weight, ignore_index, label_smoothing, reduction
+):
+    """What `kernels.cross_entropy.cross_entropy` promises, in torch operations."""
+    z = scale * (logits + (0.0 if bias is None else bias))
+    if lower is not None:
+        assert label_smoothing == 0
+        z = z - scale * F.one_hot(target.clamp_min(0), z.shape[1]) * lower
+    return F.cross_entropy(
+        z, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
+        reduction=reduction,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The kernel's stand-in wherever there would be a GPU; counts its calls."""
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(options)
+        return slow_kernel(*args, **options)
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    place = "longtail.losses.pairwise"
+    monkeypatch.setattr(f"{place}._kernel_serves", lambda logits: logits.ndim == 2)
+    monkeypatch.setattr(f"{place}.kernel.cross_entropy", counted, raising=False)
+    return calls, lambda t: t.as_subclass(OnGPU)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def test_the_kernel_is_called_with_what_gives_the_same_loss(contract, reduction, epsilon, kernel):
+    calls, on_gpu = kernel
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)) / contract.scale
+    target = torch.tensor([0, 1, 2, 3, -100, 0])
+    for weight in (None, torch.tensor([1.0, 2.0, 0.5, 1.0])):
+        options = {"weight": weight, "label_smoothing": epsilon, "reduction": reduction}
+        loss = contract.module(**options)
+        expected = loss(logits, target)
+        calls.clear()
+        found = loss(on_gpu(logits), target).as_subclass(torch.Tensor)
+        torch.testing.assert_close(found, expected)
+        moves = contract.name in (
+            "adaptive", "ldam", "equalized", "logit-adjusted-adaptive", "two-parameter"
+        )  # fmt: skip
+        assert len(calls) == (0 if epsilon and moves else 1)
+        without = contract.module(**options, impl="torch")
+        without(on_gpu(logits), target)
+        loss(on_gpu(logits), torch.full((6, 4), 0.25))
+        assert len(calls) == (0 if epsilon and moves else 1)
+
+
+def slow_linear(hidden, weight, target, *, linear_bias, class_weight, **options):
+    logits = F.linear(hidden, weight, linear_bias)
+    return slow_kernel(logits, target, weight=class_weight, label_smoothing=0.0, **options)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+def test_the_linear_form_is_the_loss_of_the_layer(contract, reduction, monkeypatch):
+    monkeypatch.setattr("longtail.kernels.linear_cross_entropy.linear_cross_entropy", slow_linear)
+    draw = torch.Generator().manual_seed(0)
+    features, weight = torch.randn(6, 3, generator=draw), torch.randn(4, 3, generator=draw)
+    features, bias = features / contract.scale, torch.arange(4.0) / contract.scale
+    target = torch.tensor([0, 1, 2, 3, -100, 0])
+    for class_weight in (None, torch.tensor([1.0, 2.0, 0.5, 1.0])):
+        criterion = contract.module(weight=class_weight, reduction=reduction)
+        found = losses.linear_cross_entropy(features, weight, target, criterion, bias=bias)
+        torch.testing.assert_close(found, criterion(F.linear(features, weight, bias), target))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"),
+    [
+        (nn.CrossEntropyLoss(), "`criterion` must be a loss of longtail.losses"),
+        (matrix(None), "need all logits at once"),
+        (losses.SoftmaxLoss(PRIOR, label_smoothing=0.1), "need all logits at once"),
+        (losses.SoftmaxLoss(ClassPrior.uniform(3)), "a row for each of the loss's 3 classes"),
+    ],
+)
+def test_the_linear_form_refuses_what_it_has_no_chunks_for(criterion, message):
+    with pytest.raises(InputError, match=message):
+        losses.linear_cross_entropy(torch.ones(2, 3), torch.ones(4, 3), TARGET, criterion)
