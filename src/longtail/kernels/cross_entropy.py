@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from longtail.kernels import _INSTALLED, interpreted
+from longtail.kernels._inputs import refuse_second_derivative
 from longtail.kernels._launch import given, launch, on_device
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # From so many logits on, the kernel's eager step is shorter than torch's (H200; bench_losses.py).
 # Below it, both are bound by the host.
 FEWEST = 1 << 22
-WIDEST = 8192  # columns that a program holds at once, COLUMNS to a thread
-COLUMNS = 16
+WIDEST = 8192  # columns that a program holds at once
+COLUMNS = 16  # of a thread; what it can hold depends on how the compiler reads them
 REGISTERS = 64  # of a thread, for the widest: two programs at a time on a multiprocessor
-SLICE = 4096  # columns of a program where a row takes several, SLICE_COLUMNS to a thread
-SLICE_COLUMNS = 32
+SLICE = 4096  # columns of a program where a row takes several
+SLICE_COLUMNS = 32  # of a thread there, if it reads them in pairs, 16 bytes at once; else 16
 SLICE_REGISTERS = 128
 DEFER = 2  # rows from a row's sum to its gradient
 EARLY = True  # whether the row is read again before the sums
@@ -139,8 +139,8 @@ class _CrossEntropy(torch.autograd.Function):
         return losses if reduction == "none" else losses.sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("longtail's Triton kernel", "compute the loss in torch operations")
         (kept,) = ctx.saved_tensors
         if ctx.call is None:
             again = torch._C._autograd._get_current_graph_task_keep_graph()
@@ -171,7 +171,7 @@ class Cut(NamedTuple):
     warps: int
 
 
-def cut(logits: Tensor, grad: Tensor) -> Cut:
+def cut(logits: Tensor, grad: Tensor, options: Options) -> Cut:
     """Return the cut for logits of shape (N, C), and a gradient, that lie in rows."""
     n_rows, classes = logits.shape
     size = logits.element_size()
@@ -181,17 +181,17 @@ def cut(logits: Tensor, grad: Tensor) -> Cut:
     if classes <= WIDEST:
         block = max(1 << (classes - 1).bit_length(), 32)
         return Cut(vec, block, 1, units, n_rows, max(block // (32 * COLUMNS), 1))
+    columns = SLICE_COLUMNS if vec == 8 and options.smoothing == 0 else 16
     slices = -(-units // (SLICE // vec))
-    lanes = max(min(running(logits.device) // slices, n_rows), 1)
-    return Cut(vec, SLICE, slices, -(-units // slices), lanes, SLICE // (32 * SLICE_COLUMNS))
+    cuts = Cut(vec, SLICE, slices, -(-units // slices), 0, SLICE // (32 * columns))
+    return cuts._replace(lanes=max(min(running(cuts, logits.device) // slices, n_rows), 1))
 
 
-def running(device: torch.device) -> int:
+def running(how: Cut, device: torch.device) -> int:
     """Return how many programs of one slice are sure to run at the same time."""
     if interpreted():
         return 8
-    threads = SLICE // SLICE_COLUMNS
-    return _processors(device.index) * (65536 // (SLICE_REGISTERS * threads))
+    return _processors(device.index) * (65536 // (SLICE_REGISTERS * 32 * how.warps))
 
 
 @cache
@@ -239,8 +239,8 @@ def loss_and_gradient(
         grad: of the shape of the logits; may be the logits.
         upstream: gradient of the losses, shape (N,); None for ones.
     """
-    how = cut(logits, grad)
-    if how.slices > 1 and (interpreted() or how.slices > running(logits.device)):
+    how = cut(logits, grad, options)
+    if how.slices > 1 and (interpreted() or how.slices > running(how, logits.device)):
         losses, words = sums(logits, target, options, parts)
         gradient(logits, target, options, parts, words, grad, upstream)
         return losses
@@ -261,7 +261,7 @@ def sums(
     """Return the losses of the rows, over the divisor, and the words for `gradient`."""
     from longtail.kernels import _triton_loss as kernels
 
-    how = cut(logits, logits)
+    how = cut(logits, logits, options)
     losses = torch.empty(len(target), dtype=torch.float32, device=logits.device)
     words = torch.empty((len(target), how.slices), dtype=torch.int64, device=logits.device)
     tilts = _launch_loss(how, logits, target, options, parts, words)
@@ -296,7 +296,7 @@ def gradient(
     upstream: Tensor | None,
 ) -> None:
     """Write the gradient into `grad` by the words of `sums`; `upstream` may be a scalar."""
-    how = cut(logits, grad)
+    how = cut(logits, grad, options)
     _launch_loss(
         how, logits, target, options, parts, words, grad=grad, upstream=upstream, sums=False
     )

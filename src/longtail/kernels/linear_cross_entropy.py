@@ -23,6 +23,7 @@ from longtail.kernels._inputs import (
     check_labels,
     in_autocast_type,
     loss_dtype,
+    refuse_second_derivative,
     work_dtype,
 )
 
@@ -82,7 +83,9 @@ def linear_cross_entropy(
     args = (hidden, weight, linear_bias, target.long(), *tables, scale, ignore_index)
     functional = torch._C._are_functorch_transforms_active()
     if reduction == "none" or hidden.dtype == torch.float16 or functional:
-        losses = _losses(args, in_chunks=not functional).to(work)
+        # (Under torch.compile checkpoints are out of the question.)
+        whole = functional or torch.compiler.is_compiling()
+        losses = (_of_rows(*args) if whole else _in_chunks(*args)).to(work)
         if reduction == "none":
             return losses.to(out)
         return (losses.sum() / _divisor(args, reduction)).to(out)
@@ -128,11 +131,10 @@ def _by_kernel(logits: Tensor) -> bool:
     return available(logits.device) and logits.is_cuda and logits.dtype in kernel.DTYPES
 
 
-def _losses(args: tuple[Any, ...], *, in_chunks: bool) -> Tensor:
+def _in_chunks(
+    hidden: Tensor, weight: Tensor, linear_bias: Tensor | None, target: Tensor, *rest: Any
+) -> Tensor:
     """Return the losses of the rows, by operations that autograd knows."""
-    hidden, weight, linear_bias, target, *rest = args
-    if not in_chunks:
-        return _of_rows(*args)
     size = chunk_rows(hidden, weight)
     losses = [
         checkpoint(_of_rows, h, weight, linear_bias, y, *rest, use_reentrant=False)
@@ -185,19 +187,25 @@ def _operator(
     """Return the reduced loss and the gradients of those of the first three that `needs` names."""
     if linear_bias is not None:
         bias = linear_bias.to(divisor.dtype) if bias is None else bias + linear_bias
-    options = kernel.Options(bias, lower, class_weight, scale, ignore_index)
     n, classes, size = len(hidden), len(weight), chunk_rows(hidden, weight)
-    # Rows that start on 16 bytes, whatever the number of classes.
-    step = 16 // hidden.element_size()
-    buffer = hidden.new_empty((min(size, n), -(-classes // step) * step))
+    # For the kernel, rows of whole 16 bytes: it is faster with a few classes more, at −∞.
+    more = -classes % 8 if hidden.is_cuda else 0
+    buffer = hidden.new_zeros((min(size, n), classes + more))
+    if more:
+        bias = divisor.new_zeros(classes) if bias is None else bias
+        bias = F.pad(bias, (0, more), value=-torch.inf)
+    options = kernel.Options(bias, lower, class_weight, scale, ignore_index)
+    if _by_kernel(buffer):
+        kernel.divisor(target, classes, None, options, mean=False)  # checks the labels
     total = divisor.new_zeros(())
     d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     d_weight = d_bias = None
     for start in range(0, n, size):
         h, y = hidden[start : start + size], target[start : start + size]
-        logits = buffer[: len(h), :classes]
-        torch.mm(h, weight.t(), out=logits)
+        logits = buffer[: len(h)]
+        torch.mm(h, weight.t(), out=logits[:, :classes])
         loss, grad = _chunk(logits, y, options, divisor, any(needs))
+        grad = grad[:, :classes]
         total += loss
         if needs[0]:
             torch.mm(grad, weight, out=d_hidden[start : start + size])
@@ -225,7 +233,6 @@ def _chunk(
     """Return the sum of the losses over the divisor, and its gradient, for which the logits may serve."""
     if _by_kernel(logits):
         parts = divisor.reshape(1)
-        kernel.divisor(target, logits.shape[1], None, options, mean=False)  # checks the labels
         if learns:
             losses = kernel.loss_and_gradient(logits, target, options, parts, logits)
         else:
@@ -276,10 +283,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-        raise RuntimeError(
-            "linear_cross_entropy has no second derivative; compute the logits, and their loss."
-        )
+    if not torch.compiler.is_compiling():
+        refuse_second_derivative("linear_cross_entropy", "compute the logits, and their loss,")
     saved = iter(ctx.saved_tensors)
     found = [_times(next(saved), grads[0]) if need else None for need in ctx.needs]
     return (*found, *(None,) * 8)
