@@ -182,8 +182,12 @@ def loss_kernel(
         old = row - DEFER * lanes
         ready = old >= 0
         if EARLY:
-            word = tl.load(words + old * n_slices + slices,
-                           mask=(slices < n_slices) & ready, other=0, volatile=True)
+            word = tl.load(
+                words + old * n_slices + slices,
+                mask=(slices < n_slices) & ready,
+                other=0,
+                volatile=True,
+            )
             again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
         if SUMS:
             live = row < n_rows
@@ -196,7 +200,9 @@ def loss_kernel(
                 HAS_WEIGHT, HAS_LOWER,
             )  # fmt: skip
             if HAS_SMOOTH:
-                tilt = tl.where(epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0)
+                tilt = tl.where(
+                    epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0
+                )
                 tilt = tl.where(y >= 0, tl.sum(tl.sum(tilt, 1), 0) * (share * LN2), 0.0)
                 tl.store(tilts + row * n_slices + part, tilt, mask=live)
             f = _numbers(x, KIND, PACKED, VEC) * k
@@ -210,8 +216,12 @@ def loss_kernel(
             m_row, z_row = m, z
             if not WHOLE:
                 if not EARLY:
-                    word = tl.load(words + old * n_slices + slices,
-                                   mask=(slices < n_slices) & ready, other=0, volatile=True)
+                    word = tl.load(
+                        words + old * n_slices + slices,
+                        mask=(slices < n_slices) & ready,
+                        other=0,
+                        volatile=True,
+                    )
                     again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
                 m_row, z_row = _combined(
                     words + old * n_slices + slices, word,
@@ -221,11 +231,30 @@ def loss_kernel(
                     target, weight, lower, old, ready, k, n_words * VEC,
                     ignore_index, HAS_WEIGHT, HAS_LOWER,
                 )  # fmt: skip
-                e = tl.exp2(_lowered(_numbers(again, KIND, PACKED, VEC) * k + (b - m_row), unit, y, low, HAS_LOWER, VEC))
+                e = tl.exp2(
+                    _lowered(
+                        _numbers(again, KIND, PACKED, VEC) * k + (b - m_row),
+                        unit,
+                        y,
+                        low,
+                        HAS_LOWER,
+                        VEC,
+                    )
+                )
             if SUMS:  # noqa: SIM102
                 if (y // (width * VEC) == part) | ((y < 0) & (part == 0)):
                     loss = _row_loss(
-                        logits + old * stride, bias, y, a, low, m_row, z_row, k, keep, total, HAS_BIAS
+                        logits + old * stride,
+                        bias,
+                        y,
+                        a,
+                        low,
+                        m_row,
+                        z_row,
+                        k,
+                        keep,
+                        total,
+                        HAS_BIAS,
                     )
                     tl.store(losses + old, share * loss, mask=ready)
                     tl.debug_barrier()  # in place, a thread may write where another one reads u_y

@@ -147,7 +147,8 @@ class _CrossEntropy(torch.autograd.Function):
             grad = kept * upstream.to(kept.dtype) if again else scale_(kept, upstream)
         else:
             grad = torch.empty_like(kept, memory_format=torch.contiguous_format)
-            gradient(kept, *ctx.call, grad, upstream)
+            target, options, parts, words = ctx.call
+            gradient(kept, target, options, parts, words, grad, upstream.contiguous())
         return grad, None, None, None, None, None
 
 
@@ -229,7 +230,6 @@ def loss_and_gradient(
     options: Options,
     parts: Tensor | None,
     grad: Tensor,
-    upstream: Tensor | None = None,
 ) -> Tensor:
     """Return the losses of the rows, over the divisor, and write their gradient into `grad`.
 
@@ -237,20 +237,17 @@ def loss_and_gradient(
         logits, target, options: as in `cross_entropy`.
         parts: from `divisor`.
         grad: of the shape of the logits; may be the logits.
-        upstream: gradient of the losses, shape (N,); None for ones.
     """
     how = cut(logits, grad, options)
     if how.slices > 1 and (interpreted() or how.slices > running(how, logits.device)):
         losses, words = sums(logits, target, options, parts)
-        gradient(logits, target, options, parts, words, grad, upstream)
+        gradient(logits, target, options, parts, words, grad, None)
         return losses
     losses = torch.empty(len(target), dtype=torch.float32, device=logits.device)
     words = losses
     if how.slices > 1:
         words = _blank(len(target), how.slices, logits.device)
-    tilts = _launch_loss(
-        how, logits, target, options, parts, words, grad=grad, losses=losses, upstream=upstream
-    )
+    tilts = _launch_loss(how, logits, target, options, parts, words, grad=grad, losses=losses)
     return losses if tilts is None else losses - tilts.sum(1)
 
 
