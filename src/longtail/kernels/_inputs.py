@@ -1,4 +1,4 @@
-"""What several operations on logits and features ask of their tensors, each once."""
+"""Checks and types that operations on logits and features share."""
 
 from __future__ import annotations
 
@@ -10,71 +10,63 @@ from torch import Tensor
 from longtail._checks import InputError
 
 
-def check_factors(features: Any, weight: Any, *, caller: str) -> None:
-    """Refuse features and weights that have no product, one row of logits for each of features."""
+def check_factors(features: Any, weight: Any, *, caller: str = "") -> None:
+    """Refuse features and weights whose product is no matrix of logits."""
+    lead = f"{caller}: " if caller else ""
     for name, tensor in (("features", features), ("weight", weight)):
         if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
             raise InputError(
-                f"{caller}: `{name}` must be a floating-point tensor of two dimensions; got "
+                f"{lead}`{name}` must be a floating-point tensor of two dimensions; got "
                 f"{what_came(tensor)}."
             )
     if features.shape[1] != weight.shape[1]:
         raise InputError(
-            f"{caller}: `features` and `weight` must agree in their last dimension; their shapes "
+            f"{lead}`features` and `weight` must agree in their last dimension; their shapes "
             f"are {tuple(features.shape)} and {tuple(weight.shape)}."
         )
     if _factor_dtype(features) != _factor_dtype(weight):
         raise InputError(
-            f"{caller}: `features` and `weight` must have one type, but are in {features.dtype} "
+            f"{lead}`features` and `weight` must have one type, but are in {features.dtype} "
             f"and {weight.dtype}; pass features.to(weight.dtype), or use torch.autocast, which "
             f"brings both into its own."
         )
 
 
-def check_table(table: Any, *, name: str, caller: str) -> None:
-    """Refuse values per class that are not in a tensor, as a Margin's own are not."""
-    if not isinstance(table, Tensor):
-        raise InputError(
-            f"{caller}: `{name}` must be a tensor, one value per class; got "
-            f"{type(table).__name__}; pass torch.tensor(values, device=...) of it, as in "
-            f"torch.tensor(margin.negative)."
-        )
-
-
-def check_labels(target: Any, rows: int, *, of: str, caller: str) -> None:
-    """Refuse a target that is not one integer label for each row of something.
+def check_labels(target: Any, rows: int, *, of: str, caller: str = "") -> None:
+    """Refuse a target that is not one integer label per row.
 
     Args:
         target: as it came.
         rows: how many there are.
         of: what has them, ``logits`` or ``features``.
-        caller: for the message.
+        caller: for the message; new code leaves it out.
     """
+    lead = f"{caller}: " if caller else ""
     if not isinstance(target, Tensor) or target.shape != (rows,):
         raise InputError(
-            f"{caller}: `target` must be a tensor of shape ({rows},), one label per "
+            f"{lead}`target` must be a tensor of shape ({rows},), one label per "
             f"row of the {of}; got {what_came(target)}."
         )
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise InputError(
-            f"{caller}: `target` must be integer class labels; their dtype is {target.dtype}."
+            f"{lead}`target` must be integer class labels; their dtype is {target.dtype}."
         )
 
 
 def what_came(value: Any) -> object:
-    """The shape of a tensor, the type of anything else."""
+    """Return the shape of a tensor, the type of anything else."""
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
 
 
 def under_autocast(device: torch.device) -> bool:
-    """Whether autocast is on; never on the meta device, which has none."""
+    """Return whether autocast is on; never on the meta device, which has none."""
     # `torch.amp.is_autocast_available` would be the general question; torch 2.11 can't compile it.
     kind = device.type
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def in_autocast_type(tensor: Tensor) -> Tensor:
-    """As autocast hands a factor of a matrix product on: in its type, but float64 as it is."""
+    """Cast a factor of a matrix product as autocast does, which leaves float64 alone."""
     return tensor.to(_factor_dtype(tensor))
 
 
@@ -85,29 +77,24 @@ def _factor_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def loss_dtype(logits: Tensor) -> torch.dtype:
-    """Autocast keeps losses in float32; elsewhere the result has the type of the logits."""
+    """Return float32 under autocast, as for torch's losses; elsewhere the type of the logits."""
     return work_dtype(logits) if under_autocast(logits.device) else logits.dtype
 
 
 def work_dtype(tensor: Tensor) -> torch.dtype:
-    """What to compute and add up in: float32, but float64 where the tensor is."""
+    """Return the type to compute in: float32, but float64 where the tensor is."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def refuse_second_derivative(what: str, instead: str) -> None:
-    """Called in a backward pass that was written by hand: autograd can't differentiate it.
+    """Raise in a backward pass written by hand if autograd is to differentiate it.
 
     Args:
         what: the loss, as the user knows it.
         instead: what has a second derivative, as a command.
     """
     if torch.is_grad_enabled():  # create_graph=True
-        raise no_second_derivative(what, instead)
-
-
-def no_second_derivative(what: str, instead: str) -> RuntimeError:
-    """What `refuse_second_derivative` raises; its arguments."""
-    return RuntimeError(
-        f"{what} has no second derivative; {instead} where the gradient is to be differentiated "
-        f"(create_graph=True)."
-    )
+        raise RuntimeError(
+            f"{what} has no second derivative; {instead} where the gradient is to be "
+            f"differentiated (create_graph=True)."
+        )

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from longtail._checks import InputError
 from longtail.kernels import available, interpreted
-from longtail.kernels._launch import _given, _run, _there
+from longtail.kernels._launch import given, launch, on_device
 from longtail.kernels.norm_act import Moments
 
 CHANNELS = (16, 32, 64)  # per network, which the kernels serve
@@ -182,7 +182,7 @@ def _torch_gradients(
     )
 
 
-@_there
+@on_device
 def _convolve(
     x: Tensor, low: Tensor, like: tuple[int, int], *, stride: int, groups: int, back: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -202,10 +202,10 @@ def _convolve(
     partials = None
     if not back and tiles <= MOST_PARTS:
         partials = torch.empty((tiles, 2, groups * outer), dtype=torch.float32, device=x.device)
-    _run(
+    launch(
         _triton_conv.conv_kernel,
         (tiles * groups,),
-        (x, low, y, _given(partials, y), n_pixels, groups, height, width, x_height, x_width),
+        (x, low, y, given(partials, y), n_pixels, groups, height, width, x_height, x_width),
         {
             "BACK": back, "C": inner, "N": outer, "STRIDE": stride,
             "TAPS": how.taps, "PAD": how.pad, "M": how.pixels, "WIDE": interpreted(),
@@ -217,7 +217,7 @@ def _convolve(
     return y, partials
 
 
-@_there
+@on_device
 def _weight_gradient(x: Tensor, grad: Tensor, *, stride: int, groups: int) -> Tensor:
     from longtail.kernels import _triton_conv
 
@@ -231,7 +231,7 @@ def _weight_gradient(x: Tensor, grad: Tensor, *, stride: int, groups: int) -> Te
     partials = torch.empty(
         (parts, groups * outer, 3, 3, inner), dtype=torch.float32, device=x.device
     )
-    _run(
+    launch(
         _triton_conv.weight_kernel,
         (parts * groups, 9 // how.taps),
         (x, grad, partials, n_pixels, per_program, groups, height, width, x_height, x_width),
@@ -293,7 +293,7 @@ class _PadShortcut(torch.autograd.Function):
         return _shortcut(grad, ctx.like, ctx.like[2:], channels=channels, back=True), None
 
 
-@_there
+@on_device
 def _shortcut(
     x: Tensor, shape: tuple[int, ...], sides: tuple[int, int], *, channels: int, back: bool
 ) -> Tensor:
@@ -301,7 +301,7 @@ def _shortcut(
 
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     groups = shape[1] // (channels if back else 2 * channels)
-    _run(
+    launch(
         _triton_conv.shortcut_kernel,
         (-(-y.numel() // 2048),),
         (x, y, y.numel(), groups, *sides),

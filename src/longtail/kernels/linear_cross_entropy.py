@@ -1,447 +1,285 @@
-"""Features and classifier weights in, loss out, without the whole logits: chunks of rows.
+"""Cross-entropy from hidden features and a linear layer's weights, without all logits at once.
 
-Each chunk's logits live in one buffer, are turned into their own gradient there by the kernel of
-`cross_entropy`, and are multiplied into the gradients of features and weights before the next
-chunk takes their place. Where the kernel can't run, torch does the same arithmetic.
+Logits exist for a chunk of rows at a time. They become their own gradient, which is multiplied into
+the gradients of features and weights before the next chunk takes their place.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.kernels import _launch, cross_entropy
+from longtail.kernels import available
+from longtail.kernels import cross_entropy as kernel
 from longtail.kernels._inputs import (
     check_factors,
     check_labels,
-    check_table,
     in_autocast_type,
     loss_dtype,
     refuse_second_derivative,
     work_dtype,
 )
-from longtail.kernels._launch import BACKWARD, FORWARD, MEAN, NONE, Options, Tables
-from longtail.kernels._reference import torch_losses
 
-CHUNK_BYTES = 256 * 2**20  # of logits at once; a larger weight matrix allows for as much as itself
-CPU_CHUNK_BYTES = 8 * 2**20  # or an eighth of the weights: a chunk costs passes over them, too
-WITH_SECOND = "compute the logits, and their loss with impl='torch',"  # a second derivative
+CHUNK_BYTES = 256 * 2**20  # of logits at once; as much as the weights, if these are larger
+CPU_CHUNK_BYTES = 8 * 2**20  # or a quarter of the weights: every chunk costs passes over them
+CPU_CHUNK_ROWS = 8  # at least
 
 
 def linear_cross_entropy(
-    features: Tensor,
+    hidden: Tensor,
     weight: Tensor,
     target: Tensor,
     *,
+    linear_bias: Tensor | None = None,
     bias: Tensor | None = None,
-    offset: Tensor | None = None,
-    positive: Tensor | None = None,
-    alpha: Tensor | None = None,
-    class_weight: Tensor | None = None,
+    lower: Tensor | None = None,
     scale: float = 1.0,
+    class_weight: Tensor | None = None,
     ignore_index: int = -100,
-    label_smoothing: float = 0.0,
     reduction: str = "mean",
-    chunk_bytes: int | None = None,
-    impl: str = "auto",
 ) -> Tensor:
-    """`margin_cross_entropy` of features @ weight.T + bias, in chunks of rows.
+    """Return w_y · CE(z, y), z = s·(h Wᵀ + b' + b), the target's z lowered by s·a_y, in chunks.
 
-    Bias and offset are added in float32, inside the loss. Gradients of the weights that come from
-    several chunks are added in float32. (In float64 where features and weights are.) With
-    `reduction="none"` the logits are computed once more in the backward pass.
+    Gradients flow into the features, the weights and the layer's own bias. With
+    ``reduction="none"``, and in float16, the logits are computed again in the backward pass. On a
+    CPU this saves memory, not time.
 
     Args:
-        features: shape (N, D).
-        weight: shape (C, D), in the type of the features. Under autocast both are brought into
-            autocast's type first, as for `nn.Linear`; gradients have the types that came.
-        target: shape (N,), integers.
-        bias: shape (C,).
-        offset, positive, alpha, scale, ignore_index, label_smoothing, reduction: as in
-            `margin_cross_entropy`.
-        class_weight: w there.
-        chunk_bytes: how much memory the logits of a chunk may take; by default 256 MiB, or as
-            much as the weights if these are larger, so that a batch of up to D rows is one chunk.
-            On a CPU 8 MiB, or an eighth of the weights. The kernel needs no more than that; torch
-            operations take several times as much.
-        impl: "triton" for the kernel, "torch" for torch operations, or "auto".
+        hidden: h, shape (N, D).
+        weight: W, shape (C, D), in the type of `hidden`; autocast brings both into its own.
+        target: y, shape (N,), integers.
+        linear_bias: b', shape (C,): the layer's own.
+        bias: b, shape (C,), for example ``tau * prior.log_probs``.
+        lower: a, shape (C,).
+        scale: s.
+        class_weight: w, shape (C,), with torch's meaning.
+        ignore_index: rows with this label count for nothing.
+        reduction: "mean", "sum" or "none".
 
     Returns:
-        The loss, a scalar or shape (N,), in the features' type; in float32 under autocast.
+        The loss, a scalar or shape (N,), in the type of `hidden`; float32 under autocast.
 
     Examples:
-        >>> features, weight = torch.ones(2, 4), torch.zeros(3, 4)
-        >>> linear_cross_entropy(features, weight, torch.tensor([0, 2]))  # log 3
+        >>> hidden, weight = torch.ones(2, 4), torch.zeros(3, 4)
+        >>> linear_cross_entropy(hidden, weight, torch.tensor([0, 2]))  # log 3
         tensor(1.0986)
     """
-    caller = "linear_cross_entropy"
-    _checks.choice(reduction, cross_entropy.REDUCTIONS, caller, name="reduction")
-    check_factors(features, weight, caller=caller)
-    features, weight = in_autocast_type(features), in_autocast_type(weight)
-    tables = _check(
-        features, weight, target, bias, Tables(offset, positive, alpha, class_weight), caller=caller
+    _checks.choice(reduction, ("mean", "sum", "none"), name="reduction")
+    check_factors(hidden, weight)
+    check_labels(target, len(hidden), of="hidden features")
+    work, out = work_dtype(hidden), loss_dtype(hidden)
+    hidden, weight = in_autocast_type(hidden), in_autocast_type(weight)
+    tables = [
+        _table(table, weight, work, name)
+        for table, name in ((bias, "bias"), (lower, "lower"), (class_weight, "class_weight"))
+    ]
+    _table(linear_bias, weight, work, "linear_bias")
+    args: tuple[Any, ...] = (
+        hidden,
+        weight,
+        linear_bias,
+        target.long(),
+        *tables,
+        scale,
+        ignore_index,
     )
-    options = Options(
-        scale=_checks.positive(scale, caller, name="scale"),
-        ignore_index=ignore_index,
-        label_smoothing=_checks.fraction(label_smoothing, caller, name="label_smoothing"),
-        reduction=cross_entropy.REDUCTIONS.index(reduction),
-    )
-    kernel = _choose(impl, features, caller=caller)
-    if chunk_bytes is None:
-        chunk_bytes = _default_chunk(weight, kernel=kernel)
-    rows = max(1, int(chunk_bytes) // max(weight.shape[0] * features.element_size(), 1))
-    out = loss_dtype(features)
-    args = (features, weight, bias, target.contiguous().long(), *tables, *options, rows, kernel)
-    if features.dtype == torch.float16 and reduction != "none":
-        # The gradient of a float16 mean underflows unless the loss scale is in it from the start.
-        losses = _Recomputed.apply(*_Call(*args)._replace(reduction=NONE))  # type: ignore[no-untyped-call]
-        return (losses.sum() / _denominator(_Call(*args)).sum()).to(out)  # type: ignore[no-any-return]
-    if torch.compiler.is_compiling():
-        if reduction == "none" or not kernel:  # chunks of these are for eager mode
-            return _whole(_Call(*args)).to(out)
-        needs = [t is not None and t.requires_grad for t in (features, weight, bias)]
-        return torch.ops.longtail.linear_cross_entropy(*args, needs)[0].to(out)  # type: ignore[no-any-return]
-    function = _Recomputed if reduction == "none" else _Accumulated
-    return function.apply(*args).to(out)  # type: ignore[no-any-return, no-untyped-call]
+    functional = torch._C._are_functorch_transforms_active()
+    if reduction == "none" or hidden.dtype == torch.float16 or functional:
+        # (Under torch.compile checkpoints are out of the question.)
+        whole = functional or torch.compiler.is_compiling()
+        losses = (_of_rows(*args) if whole else _in_chunks(*args)).to(work)
+        if reduction == "none":
+            return losses.to(out)
+        return (losses.sum() / _divisor(args, reduction)).to(out)
+    needs = [t is not None and t.requires_grad for t in (hidden, weight, linear_bias)]
+    if not torch.is_grad_enabled():
+        needs = [False] * 3
+    found = torch.ops.longtail.linear_cross_entropy(*args, _divisor(args, reduction), needs)
+    return found[0].to(out)  # type: ignore[no-any-return]
 
 
-def _check(
-    features: Tensor, weight: Tensor, target: Any, bias: Any, tables: Tables, *, caller: str
-) -> Tables:
-    check_labels(target, len(features), of="features", caller=caller)
-    per_class = {
-        "bias": bias,
-        "offset": tables.offset,
-        "positive": tables.positive,
-        "alpha": tables.alpha,
-        "class_weight": tables.weight,
-    }
-    for name, tensor in {"weight": weight, "target": target, **per_class}.items():
-        if tensor is None:
-            continue
-        if name in per_class:
-            check_table(tensor, name=name, caller=caller)
-        if tensor.device != features.device:
-            raise InputError(
-                f"{caller}: `{name}` is on {tensor.device} but the features are on "
-                f"{features.device}."
-            )
-        if name in per_class and tuple(tensor.shape) != (weight.shape[0],):
-            raise InputError(
-                f"{caller}: `{name}` must have one value per class, shape ({weight.shape[0]},); "
-                f"its shape is {tuple(tensor.shape)}."
-            )
-    work = work_dtype(features)
-    return Tables(*(None if t is None else t.detach().to(work).contiguous() for t in tables))
+def _table(table: Tensor | None, weight: Tensor, work: torch.dtype, name: str) -> Tensor | None:
+    if table is None:
+        return None
+    if tuple(table.shape) != (len(weight),):
+        raise InputError(
+            f"linear_cross_entropy: `{name}` must have one value per class, shape "
+            f"({len(weight)},); its shape is {tuple(table.shape)}."
+        )
+    return table.detach().to(work)
 
 
-def _choose(impl: str, features: Tensor, *, caller: str) -> bool:
-    """Whether the kernel serves; an explicit choice is kept or refused."""
-    _checks.choice(impl, ("auto", "torch", "triton"), caller, name="impl")
-    reason = cross_entropy.unavailable(features)
-    if impl == "triton" and reason is not None:
-        raise InputError(f"{caller}: `impl` is 'triton', but {reason} pass impl='auto'.")
-    return impl == "triton" or (impl == "auto" and reason is None and features.is_cuda)
+def _divisor(args: tuple[Any, ...], reduction: str) -> Tensor:
+    hidden, _, _, target, _, _, class_weight, _, ignore_index = args
+    if reduction != "mean":
+        return hidden.new_ones((), dtype=work_dtype(hidden))  # type: ignore[no-any-return]
+    counted = target != ignore_index
+    if class_weight is None:
+        return counted.sum(dtype=work_dtype(hidden))  # type: ignore[no-any-return]
+    return (class_weight[target.masked_fill(~counted, 0)] * counted).sum()  # type: ignore[no-any-return]
 
 
-def _default_chunk(weight: Tensor, *, kernel: bool) -> int:
-    """Bytes of logits: on a CPU few, since torch operations pass over them many times."""
-    weight_bytes = weight.numel() * weight.element_size()
-    if weight.device.type == "cpu" and not kernel:
-        return max(CPU_CHUNK_BYTES, weight_bytes // 8)
-    return max(CHUNK_BYTES, weight_bytes)
+def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
+    """Return how many rows' logits exist at a time."""
+    weights, row = weight.numel() * weight.element_size(), len(weight) * weight.element_size()
+    if hidden.is_cuda:
+        return max(max(CHUNK_BYTES, weights) // row, 1)
+    return max(max(CPU_CHUNK_BYTES, weights // 4) // row, CPU_CHUNK_ROWS)
 
 
-class _Call(NamedTuple):
-    """The arguments of one call, unpacked from what autograd needs as a flat list."""
-
-    features: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    target: Tensor
-    offset: Tensor | None
-    positive: Tensor | None
-    alpha: Tensor | None
-    class_weight: Tensor | None
-    scale: float
-    ignore_index: int
-    label_smoothing: float
-    reduction: int
-    rows: int
-    kernel: bool
-
-    @property
-    def options(self) -> Options:
-        return Options(self.scale, self.ignore_index, self.label_smoothing, self.reduction)
-
-    def tables(self) -> Tables:
-        """The loss's tables with the bias in them: u = s·(f + bias + b), t = s·(f + bias − a)."""
-        offset, positive = self.offset, self.positive
-        if self.bias is not None:
-            bias = self.bias.detach().to(work_dtype(self.features))
-            offset = bias if offset is None else offset + bias
-            positive = -bias if positive is None else positive - bias
-        tables = (offset, positive, self.alpha, self.class_weight)
-        return Tables(*(None if table is None else table.unsqueeze(0) for table in tables))
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows of the features and their logits without bias, in one buffer that is used again."""
-        n, classes = self.features.shape[0], self.weight.shape[0]
-        # Rows on 16 bytes: no fringe to handle whatever the number of classes.
-        step = 16 // self.features.element_size() if self.kernel else 1
-        width = -(-classes // step) * step
-        buffer = self.features.new_empty((min(self.rows, n), width))
-        for start in range(0, n, self.rows):
-            rows = slice(start, min(start + self.rows, n))
-            logits = buffer[: rows.stop - start, :classes]
-            torch.mm(self.features[rows], self.weight.t(), out=logits)
-            yield rows, logits
+def _by_kernel(logits: Tensor) -> bool:
+    return available(logits.device) and logits.is_cuda and logits.dtype in kernel.DTYPES
 
 
-class _Sums:
-    """The gradients of features, weights and bias as chunk after chunk adds to them."""
-
-    def __init__(self, call: _Call, needs: tuple[bool, bool, bool]) -> None:
-        self.call = call
-        self.needs = needs
-        self.single = call.features.shape[0] <= call.rows
-        self.features = torch.empty_like(call.features) if needs[0] else None
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-        if call.features.shape[0] == 0:  # no chunk will come
-            self.weight = call.weight.new_zeros(call.weight.shape) if needs[1] else None
-            self.bias = call.weight.new_zeros(len(call.weight)) if needs[2] else None
-
-    def add(self, rows: slice, grad: Tensor) -> None:
-        """Add what the gradient of a chunk's logits contributes."""
-        if self.features is not None:
-            torch.mm(grad, self.call.weight, out=self.features[rows])
-        if self.needs[1]:
-            self.weight = self._add_weight(grad.t(), self.call.features[rows])
-        if self.needs[2]:
-            total = grad.sum(0, dtype=work_dtype(grad))
-            self.bias = total if self.bias is None else self.bias.add_(total)
-
-    def _add_weight(self, grad: Tensor, features: Tensor) -> Tensor:
-        if self.single:
-            return grad @ features
-        if self.weight is None:
-            self.weight = self.call.weight.new_zeros(self.call.weight.shape, dtype=work_dtype(grad))
-        if grad.dtype == self.weight.dtype:
-            return self.weight.addmm_(grad, features)
-        if grad.is_cuda:  # half-precision factors, float32 sum
-            return torch.addmm(
-                self.weight, grad, features, out_dtype=torch.float32, out=self.weight
-            )
-        return self.weight.add_(grad @ features)
-
-    def result(self) -> list[Tensor | None]:
-        """In the types of the parameters; None where not needed."""
-        call = self.call
-        weight = None if self.weight is None else self.weight.to(call.weight.dtype)
-        if self.bias is not None and call.bias is not None:
-            self.bias = self.bias.to(call.bias.dtype)
-        return [self.features, weight, self.bias]
-
-
-def _accumulate(call: _Call, needs: tuple[bool, bool, bool]) -> tuple[Tensor, list[Tensor | None]]:
-    """Reduced loss and gradients of (features, weight, bias), chunk by chunk."""
-    tables, options = call.tables(), call.options
-    sums = _Sums(call, needs)
-    total = call.features.new_zeros((), dtype=work_dtype(call.features))
-    totals = _denominator(call)
-    for rows, logits in call.chunks():
-        target = call.target[rows]
-        if not call.kernel:
-            losses, grad = _torch_chunk(logits, target, tables, options, want=any(needs))
-            total += losses.sum() / totals.sum()
-            if grad is not None:
-                # An ignored row's 0 stays 0 where nothing counts, and the mean's divisor is 0.
-                divisor = torch.where(target == call.ignore_index, 1.0, totals.sum())
-                sums.add(rows, (grad / divisor.unsqueeze(1)).to(logits.dtype))
-        elif any(needs):
-            work = logits.unsqueeze(0)
-            total += cross_entropy.loss_and_gradient(
-                work, target.unsqueeze(0), tables, options, work, totals=totals
-            ).squeeze(0)
-            sums.add(rows, logits)
-        else:
-            total += _loss_of(logits, target, tables, options, totals).squeeze(0)
-    if call.features.shape[0] == 0:
-        total = total / totals.sum()
-    return total, sums.result()
-
-
-def _denominator(call: _Call) -> Tensor:
-    """What the mean divides by, over all chunks, shape (1, 1); 1 for a sum."""
-    work = work_dtype(call.features)
-    if call.reduction != MEAN:
-        return call.features.new_ones((1, 1), dtype=work)
-    counted = call.target != call.ignore_index
-    if call.class_weight is None:
-        return counted.sum(dtype=work).reshape(1, 1)
-    index = call.target.clamp(0, call.weight.shape[0] - 1)
-    return (call.class_weight[index] * counted).sum().reshape(1, 1)
-
-
-def _whole(call: _Call) -> Tensor:
-    """The loss from all logits at once, in torch operations."""
-    logits = call.features @ call.weight.t()
-    if call.bias is not None:
-        logits = logits + call.bias
-    tables = Tables(*(None if t is None else t.unsqueeze(0) for t in call[4:8]))
-    f = logits.to(work_dtype(logits))
-    losses = torch_losses(f, call.target, tables, call.options)
-    return losses if call.reduction == NONE else losses.sum() / _denominator(call).sum()
-
-
-def _loss_of(
-    logits: Tensor, target: Tensor, tables: Tables, options: Options, totals: Tensor
+def _in_chunks(
+    hidden: Tensor, weight: Tensor, linear_bias: Tensor | None, target: Tensor, *rest: Any
 ) -> Tensor:
-    """A chunk's part of the reduced loss, without a gradient."""
-    work, labels = logits.unsqueeze(0), target.unsqueeze(0)
-    if options.label_smoothing > 0:
-        losses = torch.empty(labels.shape, dtype=torch.float32, device=logits.device)
-        _launch.launch_smooth(FORWARD, work, labels, tables, options, losses=losses)
-        return losses.sum(1) / totals.sum()
-    loss = torch.empty(1, dtype=torch.float32, device=logits.device)
-    stats = torch.empty((1, 3, logits.shape[0]), dtype=torch.float32, device=logits.device)
-    _launch.launch(FORWARD, work, labels, tables, options, stats=stats, loss=loss, totals=totals)
-    return loss
+    """Return the losses of the rows, by operations that autograd knows."""
+    size = chunk_rows(hidden, weight)
+    losses = [
+        checkpoint(_of_rows, h, weight, linear_bias, y, *rest, use_reentrant=False)
+        for h, y in zip(torch.split(hidden, size), torch.split(target, size), strict=True)
+    ]
+    return torch.cat(losses)
 
 
-def _torch_chunk(
-    logits: Tensor, target: Tensor, tables: Tables, options: Options, *, want: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Losses of a chunk and the gradient of their sum, in torch operations."""
-    with torch.enable_grad():
-        f = logits.detach().to(work_dtype(logits))
-        f.requires_grad_(want)
-        losses = torch_losses(f, target, tables, options)
-        grad = torch.autograd.grad(losses.sum(), f)[0] if want else None
-    return losses.detach(), grad
-
-
-class _Accumulated(torch.autograd.Function):
-    """Reduced loss; the gradients are there after the forward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        call = _Call(*args)
-        loss, grads = _accumulate(call, tuple(ctx.needs_input_grad[:3]))
-        ctx.save_for_backward(*(grad for grad in grads if grad is not None))
-        ctx.there = [grad is not None for grad in grads]
-        ctx.kernel = call.kernel
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        refuse_second_derivative("linear_cross_entropy", WITH_SECOND)
-        once = ctx.kernel and not cross_entropy.keeps_graph()
-        saved = iter(ctx.saved_tensors)
-        found = [
-            cross_entropy.times(next(saved), grads[0], once=once) if there else None
-            for there in ctx.there
-        ]
-        return (*found, *(None,) * (len(_Call._fields) - 3))
-
-
-class _Recomputed(torch.autograd.Function):
-    """A loss per row; the backward pass computes the logits again."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        call = _Call(*args)
-        tables, options = call.tables(), call.options
-        n = call.features.shape[0]
-        losses = call.features.new_empty(n, dtype=work_dtype(call.features))
-        stats = torch.empty((1, 3, n), dtype=torch.float32, device=call.features.device)
-        for rows, logits in call.chunks():
-            target = call.target[rows]
-            if not call.kernel:
-                losses[rows] = _torch_chunk(logits, target, tables, options, want=False)[0]
-                continue
-            work, labels, out = logits.unsqueeze(0), target.unsqueeze(0), losses[rows].unsqueeze(0)
-            if options.label_smoothing > 0:
-                _launch.launch_smooth(FORWARD, work, labels, tables, options, losses=out)
-            else:
-                part = torch.empty((1, 3, len(target)), dtype=torch.float32, device=losses.device)
-                _launch.launch(FORWARD, work, labels, tables, options, stats=part, loss=out)
-                stats[:, :, rows] = part
-        ctx.save_for_backward(stats, *(arg for arg in args if isinstance(arg, Tensor)))
-        ctx.args = [None if isinstance(arg, Tensor) else (arg,) for arg in args]
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        refuse_second_derivative("linear_cross_entropy", WITH_SECOND)
-        stats, *tensors = ctx.saved_tensors
-        left: Any = iter(tensors)
-        call = _Call(*(next(left) if arg is None else arg[0] for arg in ctx.args))
-        tables, options = call.tables(), call.options
-        sums = _Sums(call, tuple(ctx.needs_input_grad[:3]))
-        # Where nothing counts a mean sends infinity, and 0 · ∞ would not be 0.
-        ignored = call.target == call.ignore_index
-        upstream = grads[0].masked_fill(ignored, 0.0).contiguous()
-        for rows, logits in call.chunks():
-            target, up = call.target[rows], upstream[rows]
-            if not call.kernel:
-                _, grad = _torch_chunk(logits, target, tables, options, want=True)
-                assert grad is not None
-                sums.add(rows, (grad * up.unsqueeze(1)).to(logits.dtype))
-                continue
-            work = logits.unsqueeze(0)
-            given: dict[str, Any] = {"grad": work, "upstream": up.unsqueeze(0)}
-            if options.label_smoothing > 0:
-                _launch.launch_smooth(BACKWARD, work, target.unsqueeze(0), tables, options, **given)
-            else:
-                part = stats[:, :, rows].contiguous()
-                _launch.launch(
-                    BACKWARD, work, target.unsqueeze(0), tables, options, stats=part, **given
-                )
-            sums.add(rows, logits)
-        return (*sums.result(), *(None,) * (len(_Call._fields) - 3))
+def _of_rows(
+    hidden: Tensor,
+    weight: Tensor,
+    linear_bias: Tensor | None,
+    target: Tensor,
+    bias: Tensor | None,
+    lower: Tensor | None,
+    class_weight: Tensor | None,
+    scale: float,
+    ignore_index: int,
+) -> Tensor:
+    z = F.linear(hidden, weight, linear_bias)
+    if _by_kernel(z) and kernel.worthwhile(z):
+        return kernel.cross_entropy(
+            z, target, bias=bias, lower=lower, scale=scale, weight=class_weight,
+            ignore_index=ignore_index,
+        )  # fmt: skip
+    z = z.to(work_dtype(z))
+    z = scale * (z if bias is None else z + bias)
+    if lower is not None:
+        index = target.masked_fill(target == ignore_index, 0)
+        z = z.scatter_add(1, index.unsqueeze(1), -scale * lower[index].unsqueeze(1))
+    return F.cross_entropy(z, target, class_weight, ignore_index=ignore_index, reduction="none")
 
 
 @torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=())
 def _operator(
-    features: Tensor,
+    hidden: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    linear_bias: Tensor | None,
     target: Tensor,
-    offset: Tensor | None,
-    positive: Tensor | None,
-    alpha: Tensor | None,
+    bias: Tensor | None,
+    lower: Tensor | None,
     class_weight: Tensor | None,
     scale: float,
     ignore_index: int,
-    label_smoothing: float,
-    reduction: int,
-    rows: int,
-    kernel: bool,
+    divisor: Tensor,
     needs: list[bool],
 ) -> list[Tensor]:
-    """Reduced loss and the gradients that are needed, for `torch.compile`."""
-    call = _Call(
-        features, weight, bias, target, offset, positive, alpha, class_weight,
-        scale, ignore_index, label_smoothing, reduction, rows, kernel,
-    )  # fmt: skip
-    loss, grads = _accumulate(call, (needs[0], needs[1], needs[2]))
-    return [loss, *(grad for grad in grads if grad is not None)]
+    """Return the reduced loss and the gradients of those of the first three that `needs` names."""
+    if linear_bias is not None:
+        bias = linear_bias.to(divisor.dtype) if bias is None else bias + linear_bias
+    n, classes, size = len(hidden), len(weight), chunk_rows(hidden, weight)
+    # For the kernel, rows of whole 16 bytes: it is faster with a few classes more, at −∞.
+    more = -classes % 8 if hidden.is_cuda else 0
+    buffer = hidden.new_zeros((min(size, n), classes + more))
+    if more:
+        bias = divisor.new_zeros(classes) if bias is None else bias
+        bias = F.pad(bias, (0, more), value=-torch.inf)
+    options = kernel.Options(bias, lower, class_weight, scale, ignore_index)
+    if _by_kernel(buffer):
+        kernel.divisor(target, classes, None, options, mean=False)  # checks the labels
+    total = divisor.new_zeros(())
+    d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    d_weight = d_bias = None
+    for start in range(0, n, size):
+        h, y = hidden[start : start + size], target[start : start + size]
+        logits = buffer[: len(h)]
+        torch.mm(h, weight.t(), out=logits[:, :classes])
+        loss, grad = _chunk(logits, y, options, divisor, any(needs))
+        grad = grad[:, :classes]
+        total += loss
+        if needs[0]:
+            torch.mm(grad, weight, out=d_hidden[start : start + size])
+        if needs[1]:
+            d_weight = _add_product(d_weight, grad.t(), h, last=start + size >= n)
+        if needs[2]:
+            part = grad.sum(0, dtype=divisor.dtype)
+            d_bias = part if d_bias is None else d_bias.add_(part)
+    if n == 0:
+        total = total / divisor
+    found: list[Tensor] = [total]
+    if needs[0]:
+        found.append(d_hidden)
+    if needs[1]:
+        found.append(torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype))
+    if needs[2] and linear_bias is not None:
+        empty = torch.zeros_like(linear_bias)
+        found.append(empty if d_bias is None else d_bias.to(linear_bias.dtype))
+    return found
+
+
+def _chunk(
+    logits: Tensor, target: Tensor, options: kernel.Options, divisor: Tensor, learns: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the losses over the divisor, and its gradient, perhaps in the logits."""
+    if _by_kernel(logits):
+        parts = divisor.reshape(1)
+        if learns:
+            losses = kernel.loss_and_gradient(logits, target, options, parts, logits)
+        else:
+            losses, _ = kernel.sums(logits, target, options, parts)
+        return losses.sum(), logits
+    z = logits.to(divisor.dtype)
+    if options.bias is not None:
+        z = z.add_(options.bias)
+    if options.scale != 1:
+        z = z.mul_(options.scale)
+    ignored = target == options.ignore_index
+    index = target.masked_fill(ignored, 0).unsqueeze(1)
+    if options.lower is not None:
+        z.scatter_add_(1, index, -options.scale * options.lower[index])
+    z = torch.log_softmax(z, 1)
+    share = torch.ones_like(divisor).expand(len(target))
+    if options.weight is not None:
+        share = options.weight[index.squeeze(1)]
+    share = share.masked_fill(ignored, 0.0).unsqueeze(1)
+    losses = (-share * z.gather(1, index)).masked_fill(ignored.unsqueeze(1), 0.0)
+    if learns:  # where nothing counts the divisor is 0, but the gradient is 0, not 0/0
+        share = (options.scale * share / divisor).masked_fill(ignored.unsqueeze(1), 0.0)
+        z = z.exp_().mul_(share).scatter_add_(1, index, -share)
+    return losses.sum() / divisor, z.to(logits.dtype)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, *, last: bool) -> Tensor:
+    """Return total + a b, added up in float32 at least."""
+    if total is None:
+        return a @ b if last else (a @ b).to(work_dtype(b))
+    if total.dtype == b.dtype:
+        return total.addmm_(a, b)
+    if a.is_cuda:
+        return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    return total.add_(a @ b)
 
 
 @_operator.register_fake
-def _(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> list[Tensor]:
-    of = itertools.compress((features, weight, bias), rest[-1])
-    loss = features.new_empty((), dtype=torch.float32)
-    return [loss, *(torch.empty_like(t, memory_format=torch.contiguous_format) for t in of)]  # type: ignore[arg-type]
+def _(hidden: Tensor, weight: Tensor, linear_bias: Tensor | None, *rest: Any) -> list[Tensor]:
+    of = itertools.compress((hidden, weight, linear_bias), rest[-1])
+    like = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in of if t is not None)
+    return [rest[-2].new_empty(()), *like]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -450,9 +288,23 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    if not torch.compiler.is_compiling():
+        refuse_second_derivative("linear_cross_entropy", "compute the logits, and their loss,")
     saved = iter(ctx.saved_tensors)
-    found = [(next(saved) * grads[0]) if need else None for need in ctx.needs]
-    return (*found, *(None,) * (len(_Call._fields) - 3 + 1))
+    found = [_times(next(saved), grads[0]) if need else None for need in ctx.needs]
+    return (*found, *(None,) * 8)
+
+
+def _times(grad: Tensor, factor: Tensor) -> Tensor:
+    """Return grad · factor, without a pass over memory where the factor is 1."""
+    if torch.compiler.is_compiling():
+        return grad * factor
+    if not grad.is_cuda:
+        return grad if factor == 1 else grad * factor
+    again = torch._C._autograd._get_current_graph_task_keep_graph()
+    if again or not _by_kernel(grad):
+        return (grad * factor).to(grad.dtype)
+    return kernel.scale_(grad, factor)
 
 
 _operator.register_autograd(_differentiate, setup_context=_remember)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from longtail._checks import InputError
 from longtail.kernels import available
-from longtail.kernels._launch import _given, _run, _there
+from longtail.kernels._launch import given, launch, on_device
 
 DTYPES = (torch.bfloat16, torch.float32)
 TILE = 2048  # numbers that a program of WARPS · 32 threads holds at a time
@@ -241,7 +241,7 @@ def cut(x: Tensor, *, back: bool = False) -> Cut:
     return Cut(rows, block, blocks, tiles, per_program, -(-n_rows // per_program))
 
 
-@_there
+@on_device
 def forward(
     x: Tensor,
     weight: Tensor,
@@ -262,15 +262,15 @@ def forward(
     tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
     if moments is None:
         moments = Moments(weight.new_empty((shape.parts, 2, channels)), shape.per_program)
-        _run(
+        launch(
             kernels.moments_kernel,
             (shape.parts, shape.blocks),
             (x, moments.partials, n_rows, moments.rows),
             tile,
             num_warps=WARPS,
         )
-    running = (_given(running_mean, stats), _given(running_var, stats))
-    _run(
+    running = (given(running_mean, stats), given(running_var, stats))
+    launch(
         kernels.statistics_kernel,
         (-(-channels // 8),),
         (
@@ -283,7 +283,7 @@ def forward(
     return apply_statistics(x, weight, bias, stats, residual, relu=options.relu), stats
 
 
-@_there
+@on_device
 def apply_statistics(
     x: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, residual: Tensor | None, *, relu: bool
 ) -> Tensor:
@@ -291,10 +291,10 @@ def apply_statistics(
     from longtail.kernels import _triton_norm as kernels
 
     shape, channels, y = cut(x), x.shape[1], torch.empty_like(x)
-    _run(
+    launch(
         kernels.forward_kernel,
         (shape.tiles, shape.blocks),
-        (x, _given(residual, x), weight, bias, stats, y, x.numel() // channels),
+        (x, given(residual, x), weight, bias, stats, y, x.numel() // channels),
         {
             "HAS_RESIDUAL": residual is not None, "RELU": relu,
             "C": channels, "ROWS": shape.rows, "BLOCK": shape.block,
@@ -309,7 +309,7 @@ def _gathering(partials: Tensor) -> dict[str, int]:
     return {"C": partials.shape[2], "PARTS": 1 << (len(partials) - 1).bit_length(), "BLOCK": 8}
 
 
-@_there
+@on_device
 def backward(
     x: Tensor,
     y: Tensor | None,
@@ -341,27 +341,27 @@ def backward(
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
     mask = 0 if not relu else 1 if y is not None else 2
-    _run(
+    launch(
         kernels.sums_kernel,
         (shape.parts, shape.blocks),
         (
-            x, _given(y, x), grads[0], grads[-1], weight, bias, stats, partials, _given(g, x),
+            x, given(y, x), grads[0], grads[-1], weight, bias, stats, partials, given(g, x),
             n_rows, shape.per_program,
         ),
         {"HAS_OTHER": len(grads) > 1, "MASK": mask, "KEEP": g is not None, **tile},
         num_warps=WARPS,
     )  # fmt: skip
-    _run(
+    launch(
         kernels.gradients_kernel,
         (-(-channels // 8),),
         (partials, dweight, dbias, shape.parts),
         _gathering(partials),
         num_warps=4,
     )
-    _run(
+    launch(
         kernels.backward_kernel,
         (shape.tiles, shape.blocks),
-        (x, _given(g, grads[0]), weight, bias, stats, dx, dweight, dbias, n_rows),
+        (x, given(g, grads[0]), weight, bias, stats, dx, dweight, dbias, n_rows),
         {"MASK": mask if g is None else 0, **tile},
         num_warps=WARPS,
     )

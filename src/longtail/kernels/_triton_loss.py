@@ -1,0 +1,308 @@
+"""The Triton kernels of `cross_entropy`; importing needs Triton.
+
+With k = s·log2 e, a row's competitors are u_j = k·(f_j + b_j), the target's lowered by k·lower_y:
+
+    lse = m + log2 Σ_j 2^(u_j − m),   loss = A·(lse − u_y)/log2 e,   gradient = s·A·(2^(u_j − lse) − [j = y])
+
+and A is the weight of the target's class, over the mean's divisor. With smoothing ε, A·lse becomes
+(A·(1 − ε) + Σ_c ε_c)·lse, and Σ_c ε_c·u_c is taken off, ε_c = ε/C·w_c.
+
+A program keeps the columns of one slice, with their part of the bias in registers, and goes down
+the rows. A row wider than a slice needs the sums of all its slices before its gradient can be
+written: each program leaves its (m, z) in a 64-bit word and writes the gradient DEFER rows later,
+when the other words have long arrived and the row is still in the cache. So the logits cross the
+memory bus once, as if a row fitted into one program.
+"""
+
+# mypy: ignore-errors
+# (Triton's language)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+NEG_INF = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def divisor_kernel(
+    target, weight, totals, n_rows, n_classes, per_program, ignore_index,
+    HAS_WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Check the labels, and sum what the mean divides by, in parts."""
+    part = tl.program_id(0)
+    end = tl.minimum((part + 1) * per_program, n_rows)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(part * per_program, end, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        y = tl.load(target + row, mask=row < end, other=ignore_index)
+        counted = y != ignore_index
+        valid = (y >= 0) & (y < n_classes)
+        tl.device_assert(valid | ~counted, "longtail: a label is no class and not ignore_index")
+        if HAS_WEIGHT:
+            total += tl.load(weight + y, mask=counted & valid, other=0.0)
+        else:
+            total += counted.to(tl.float32)
+    tl.store(totals + part, tl.sum(total, 0))
+
+
+@triton.jit
+def _pack(m, z):
+    """Two float32 in one word, which is written and read whole: it needs no fence and no flag."""
+    high = m.to(tl.int32, bitcast=True).to(tl.int64) << 32
+    return high | (z.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def _combined(words, word, there, WAIT: tl.constexpr):
+    """(m, z) of a row from the words of its slices; −1, a NaN, is a word not written yet."""
+    if WAIT:
+        while tl.max((word == -1).to(tl.int32), 0) != 0:
+            word = tl.load(words, mask=there, other=0, volatile=True)
+    ms = tl.where(there, (word >> 32).to(tl.int32).to(tl.float32, bitcast=True), NEG_INF)
+    zs = tl.where(there, word.to(tl.int32).to(tl.float32, bitcast=True), 0.0)
+    m = _finite(tl.max(ms, 0))
+    return m, tl.sum(zs * tl.exp2(ms - m), 0)
+
+
+@triton.jit
+def _finite(m):
+    """A shift of the exponents that is finite where every class is masked."""
+    return tl.where(m == NEG_INF, 0.0, m)
+
+
+@triton.jit
+def _label(
+    target, weight, lower, row, live, k, n_classes, ignore_index,
+    HAS_WEIGHT: tl.constexpr, HAS_LOWER: tl.constexpr,
+):  # fmt: skip
+    """The label (−1 where the row does not count), its weight A, and k·lower."""
+    y = tl.load(target + row, mask=live, other=ignore_index)
+    counted = (y != ignore_index) & (y >= 0) & (y < n_classes)
+    a, low = 1.0, 0.0
+    if HAS_WEIGHT:
+        a = tl.load(weight + y, mask=counted, other=0.0)
+    if HAS_LOWER:
+        low = k * tl.load(lower + y, mask=counted, other=0.0)
+    return tl.where(counted, y, -1).to(tl.int32), a, low
+
+
+@triton.jit
+def _at(unit, y, VEC: tl.constexpr):
+    """Where the target is in a tile; in two steps, or the compiler would keep every column's number."""
+    return (unit == y // VEC) & (tl.arange(0, VEC)[None, :] == y % VEC)
+
+
+@triton.jit
+def _lowered(u, unit, y, low, HAS_LOWER: tl.constexpr, VEC: tl.constexpr):
+    if HAS_LOWER:
+        u = tl.where(_at(unit, y, VEC), u - low, u)
+    return u
+
+
+@triton.jit
+def _read(logits, start, unit, mask, PACKED: tl.constexpr, VEC: tl.constexpr):
+    """Logits as they wait in registers: PACKED, two of them in each."""
+    if PACKED:
+        pairs = logits.to(tl.pointer_type(tl.int32), bitcast=True)
+        place = tl.multiple_of(start // 2, VEC // 2) + unit * (VEC // 2)
+        x = tl.load(pairs + place + tl.arange(0, VEC // 2)[None, :], mask=mask, other=0)
+    else:
+        place = tl.multiple_of(start, VEC) + unit * VEC
+        x = tl.load(logits + place + tl.arange(0, VEC)[None, :], mask=mask, other=0.0)
+    return x
+
+
+@triton.jit
+def _numbers(x, KIND: tl.constexpr, PACKED: tl.constexpr, VEC: tl.constexpr):
+    """Logits as float32."""
+    if PACKED:
+        low = x.to(tl.int16).to(KIND, bitcast=True)
+        high = (x >> 16).to(tl.int16).to(KIND, bitcast=True)
+        x = tl.reshape(tl.join(low, high), (x.shape[0], VEC))
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _row_loss(logits, bias, y, a, low, m, z, k, keep, total, HAS_BIAS: tl.constexpr):
+    """(1 − ε)·A·(lse − u_y) + Σ ε_c·lse of the row that starts at `logits`; 0 where y is −1."""
+    u = tl.load(logits + y, mask=y >= 0, other=0.0).to(tl.float32) * k
+    shift = -m
+    if HAS_BIAS:  # far from zero, u and m agree in their first digits: their difference first
+        shift += tl.load(bias + y, mask=y >= 0, other=0.0) * k
+    lse = tl.log2(z)
+    loss = keep * a * (lse - (u + shift - low)) + total * (lse + m)
+    return tl.where(y >= 0, loss * LN2, 0.0)
+
+
+@triton.jit(do_not_specialize=["lanes", "n_slices", "width", "ignore_index"])
+def loss_kernel(
+    logits, grad, target, bias, lower, weight, smooth, smooth_total, totals, upstream, losses,
+    tilts, words, n_rows, n_words, stride, grad_stride, n_slices, width, lanes, scale, k, keep,
+    ignore_index,
+    SUMS: tl.constexpr, GRADS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr, DEFER: tl.constexpr,
+    EARLY: tl.constexpr, LOOPED: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """SUMS: the words of the slices. GRADS: the gradient, from the words. Both: the losses, too.
+
+    Columns are counted in units of VEC elements, which are aligned in memory whatever the row.
+    PART is the number of slices, filled up to a power of two; TOTALS, the divisor's parts.
+    """
+    WHOLE: tl.constexpr = SUMS and GRADS and PART == 1  # rows fit: no words, no second look
+    PACKED: tl.constexpr = logits.dtype.element_ty.primitive_bitwidth == 16 and VEC > 1
+    KIND: tl.constexpr = logits.dtype.element_ty
+    row, part = (tl.program_id(0) // n_slices).to(tl.int64), tl.program_id(0) % n_slices
+    unit = part * width + tl.arange(0, BLOCK // VEC)[:, None]
+    real = unit < tl.minimum((part + 1) * width, n_words)
+    inside = tl.broadcast_to(real, (BLOCK // VEC, VEC))
+    col = unit * VEC + tl.arange(0, VEC)[None, :]
+    b = tl.where(inside, 0.0, NEG_INF)
+    if HAS_BIAS:
+        b = tl.load(bias + col, mask=inside, other=NEG_INF) * k
+    total = 0.0
+    if HAS_SMOOTH:
+        epsilon = tl.load(smooth + col, mask=inside, other=0.0)
+        total = tl.load(smooth_total)
+    share = 1.0
+    if TOTALS > 0:
+        share /= tl.sum(tl.load(totals + tl.arange(0, TOTALS)), 0)
+    slices = tl.arange(0, PART)
+    m, z = share * 0.0, share * 0.0
+    if SUMS:
+        x = _read(logits, row * stride, unit, real & (row < n_rows), PACKED, VEC)
+    turns = 1
+    if LOOPED:
+        turns = ((n_rows - row + lanes - 1) // lanes + DEFER).to(tl.int32)
+    for _ in range(turns):
+        old = row - DEFER * lanes
+        ready = old >= 0
+        if EARLY:
+            word = tl.load(
+                words + old * n_slices + slices,
+                mask=(slices < n_slices) & ready,
+                other=0,
+                volatile=True,
+            )
+            again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
+        if SUMS:
+            live = row < n_rows
+            following = x
+            if LOOPED:
+                more = real & (row + lanes < n_rows)
+                following = _read(logits, (row + lanes) * stride, unit, more, PACKED, VEC)
+            y, a, low = _label(
+                target, weight, lower, row, live, k, n_words * VEC, ignore_index,
+                HAS_WEIGHT, HAS_LOWER,
+            )  # fmt: skip
+            if HAS_SMOOTH:
+                tilt = tl.where(
+                    epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0
+                )
+                tilt = tl.where(y >= 0, tl.sum(tl.sum(tilt, 1), 0) * (share * LN2), 0.0)
+                tl.store(tilts + row * n_slices + part, tilt, mask=live)
+            f = _numbers(x, KIND, PACKED, VEC) * k
+            m = _finite(tl.max(tl.max(_lowered(f + b, unit, y, low, HAS_LOWER, VEC), 1), 0))
+            e = tl.exp2(_lowered(f + (b - m), unit, y, low, HAS_LOWER, VEC))
+            z = tl.sum(tl.sum(e, 1), 0)
+            if not WHOLE:
+                tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
+            x = following
+        if GRADS:
+            m_row, z_row = m, z
+            if not WHOLE:
+                if not EARLY:
+                    word = tl.load(
+                        words + old * n_slices + slices,
+                        mask=(slices < n_slices) & ready,
+                        other=0,
+                        volatile=True,
+                    )
+                    again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
+                m_row, z_row = _combined(
+                    words + old * n_slices + slices, word,
+                    (slices < n_slices) & ready, SUMS,
+                )  # fmt: skip
+                y, a, low = _label(
+                    target, weight, lower, old, ready, k, n_words * VEC,
+                    ignore_index, HAS_WEIGHT, HAS_LOWER,
+                )  # fmt: skip
+                e = tl.exp2(
+                    _lowered(
+                        _numbers(again, KIND, PACKED, VEC) * k + (b - m_row),
+                        unit,
+                        y,
+                        low,
+                        HAS_LOWER,
+                        VEC,
+                    )
+                )
+            if SUMS:  # noqa: SIM102
+                if (y // (width * VEC) == part) | ((y < 0) & (part == 0)):
+                    loss = _row_loss(
+                        logits + old * stride,
+                        bias,
+                        y,
+                        a,
+                        low,
+                        m_row,
+                        z_row,
+                        k,
+                        keep,
+                        total,
+                        HAS_BIAS,
+                    )
+                    tl.store(losses + old, share * loss, mask=ready)
+                    tl.debug_barrier()  # in place, a thread may write where another one reads u_y
+            by = share * scale
+            if HAS_UPSTREAM:
+                by *= tl.load(upstream + (old if PER_ROW else 0), mask=ready, other=0.0)
+            by = tl.where(y >= 0, by, 0.0)  # where nothing counts the share is infinite
+            pull = by * keep * a
+            g = e * ((pull + by * total) / z_row)
+            g = tl.where(_at(unit, y, VEC), g - pull, g)
+            if HAS_SMOOTH:
+                g -= epsilon * by
+            tl.store(grad + tl.multiple_of(old * grad_stride, VEC) + col, g, mask=inside & ready)
+        row += lanes
+
+
+@triton.jit
+def losses_kernel(
+    logits, target, bias, lower, weight, smooth_total, totals, losses, words,
+    n_rows, n_classes, stride, n_slices, k, keep, ignore_index,
+    HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The losses from the words, one program for each row."""
+    row = tl.program_id(0)
+    share, total = 1.0, 0.0
+    if TOTALS > 0:
+        share /= tl.sum(tl.load(totals + tl.arange(0, TOTALS)), 0)
+    if HAS_SMOOTH:
+        total = tl.load(smooth_total)
+    slices = tl.arange(0, PART)
+    place = words + row.to(tl.int64) * n_slices + slices
+    word = tl.load(place, mask=slices < n_slices, other=0)
+    m, z = _combined(place, word, slices < n_slices, False)
+    y, a, low = _label(
+        target, weight, lower, row, True, k, n_classes, ignore_index, HAS_WEIGHT, HAS_LOWER
+    )
+    start = logits + row.to(tl.int64) * stride
+    loss = _row_loss(start, bias, y, a, low, m, z, k, keep, total, HAS_BIAS)
+    tl.store(losses + row, share * loss)
+
+
+@triton.jit(do_not_specialize=["n"])
+def scale_kernel(values, factor, n, BLOCK: tl.constexpr):
+    """values ·= factor, in place; nothing is read or written where the factor is 1."""
+    by = tl.load(factor).to(tl.float32)
+    if by != 1.0:
+        for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, tl.num_programs(0) * BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            value = tl.load(values + place, mask=place < n, other=0.0)
+            tl.store(values + place, value.to(tl.float32) * by, mask=place < n)

@@ -1,0 +1,253 @@
+"""The loss kernel against float64, on a GPU or in Triton's interpreter.
+
+Not collected by its name: `test_interpreted` runs it in a process of its own, where Triton
+interprets, and `test_gpu` imports it.
+"""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from longtail.kernels import cross_entropy as module
+from longtail.kernels.cross_entropy import Options, cross_entropy
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Half a step of each type; Triton's interpreter cuts to bfloat16 instead of rounding.
+EPS = {torch.float32: 2**-24, torch.float16: 2**-11}
+EPS[torch.bfloat16] = 2**-8 if DEVICE == "cuda" else 2**-7
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+def make(n, classes, dtype, names="b", *, spread=2.0, ignored=True, seed=0):
+    """Logits, labels, and those of bias, lower and weight whose initials are named."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = (spread * torch.randn(n, classes, generator=rng)).to(dtype)
+    target = torch.randint(classes, (n,), generator=rng)
+    if ignored and n > 2:
+        target[1] = -100
+    tables = {
+        "bias": 2 * torch.randn(classes, generator=rng),
+        "lower": 4 * torch.rand(classes, generator=rng),
+        "weight": 0.5 + torch.rand(classes, generator=rng),
+        "mean_weight": 0.5 + torch.rand(classes, generator=rng),
+    }
+    named = {name: table.to(DEVICE) for name, table in tables.items() if name[0] in names}
+    return logits.to(DEVICE), target.to(DEVICE), named
+
+
+def oracle(
+    logits, target, *, bias=None, lower=None, weight=None, mean_weight=None, scale=1.0,
+    label_smoothing=0.0, reduction="none",
+):  # fmt: skip
+    """The loss from its equation, row by row in float64."""
+    classes = logits.shape[1]
+    ones, zeros = torch.ones(classes).double(), torch.zeros(classes).double()
+
+    def of(table, neutral):
+        return neutral if table is None else table.double().cpu()
+
+    b, a, w = of(bias, zeros), of(lower, zeros), of(weight, ones)
+    losses, divisor = [], 0.0
+    for f, y in zip(logits.double().cpu(), target.tolist(), strict=True):
+        if y == -100:
+            losses.append(0.0 * f.nan_to_num().sum())
+            continue
+        z = scale * (f + b)
+        z = torch.cat([z[:y], z[y : y + 1] - scale * a[y], z[y + 1 :]])
+        each = w * (z.logsumexp(0) - z)
+        smooth = each.mean() if label_smoothing else 0.0
+        losses.append((1 - label_smoothing) * each[y] + label_smoothing * smooth)
+        divisor += float(of(mean_weight, ones)[y])
+    losses = torch.stack(losses)
+    if reduction == "none":
+        return losses
+    return losses.sum() / (divisor if reduction == "mean" else 1.0)
+
+
+def check(logits, target, tables, **options):
+    """Loss and gradient, for a random incoming gradient, against float64."""
+    f = logits.detach().requires_grad_()
+    loss = cross_entropy(f, target, **tables, **options)
+    exact_f = logits.detach().double().cpu().requires_grad_()
+    exact = oracle(exact_f, target, **tables, **options)
+    up = 0.5 + torch.rand(exact.shape, generator=torch.Generator().manual_seed(1))
+    (grad,) = torch.autograd.grad(loss, f, up.to(DEVICE))
+    (exact_grad,) = torch.autograd.grad(exact, exact_f, up.double())
+    assert loss.dtype == F32
+    assert grad.dtype == logits.dtype
+    # What float32 loses in logits of this size, as torch's own cross-entropy does.
+    size = options.get("scale", 1.0) * (float(logits.abs().max()) + 8)
+    slack = 8 * 2**-24 * size
+    top = exact.abs().max().item()
+    torch.testing.assert_close(
+        loss.double().cpu(), exact.detach(), rtol=slack, atol=slack * (1 + top)
+    )
+    top = exact_grad.abs().max().item()
+    tiny = torch.finfo(logits.dtype).smallest_normal
+    torch.testing.assert_close(
+        grad.double().cpu(), exact_grad,
+        rtol=2 * EPS[logits.dtype] + slack,
+        atol=(EPS[logits.dtype] / 8 + slack) * top + 2**-22 + tiny,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Slices of 64 columns, so that small rows take several."""
+    monkeypatch.setattr(module, "WIDEST", 64)
+    monkeypatch.setattr(module, "SLICE", 1024 if DEVICE == "cuda" else 64)
+
+
+CASES = [
+    # Rows on 16, 8, 4 and 2 bytes; one class; all tables; all options
+    (5, 37, F32, "b", {"reduction": "mean"}),
+    (4, 40, BF16, "blwm", {"reduction": "mean", "scale": 2.5}),
+    (3, 34, F16, "bw", {"reduction": "sum", "label_smoothing": 0.3}),
+    (4, 1, F32, "bl", {"reduction": "none"}),
+    (3, 8142, BF16, "b", {"reduction": "mean"}),
+    (6, 29, BF16, "", {"reduction": "none", "label_smoothing": 0.1}),
+]
+MORE = [
+    (n, classes, dtype, names, {"reduction": reduction, **options})
+    for n, classes in ((1, 2), (7, 130), (4, 1203))
+    for dtype in (F32, BF16, F16)
+    for reduction in ("mean", "sum", "none")
+    for names, options in (("bw", {"label_smoothing": 0.2}), ("blm", {"scale": 0.5}))
+]
+
+
+@pytest.mark.parametrize(("n", "classes", "dtype", "names", "options"), CASES)
+def test_against_float64(n, classes, dtype, names, options):
+    check(*make(n, classes, dtype, names), **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("n", "classes", "dtype", "names", "options"), MORE)
+def test_more_against_float64(n, classes, dtype, names, options):
+    check(*make(n, classes, dtype, names), **options)
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype", "names", "options"),
+    [
+        (200, F32, "bl", {"reduction": "mean"}),
+        (203, BF16, "bw", {"reduction": "sum", "label_smoothing": 0.1}),
+        (130, F16, "b", {"reduction": "none"}),
+    ],
+)
+def test_rows_of_several_slices(narrow, classes, dtype, names, options):
+    check(*make(9, classes * (16 if DEVICE == "cuda" else 1), dtype, names), **options)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there, rows of several slices take this way anyway")
+def test_sums_and_gradient_in_one_launch(narrow, monkeypatch):
+    # Programs that follow one another can't wait for each other: the sums are there beforehand.
+    monkeypatch.setattr(module, "COOPERATIVE", False)
+    logits, target, tables = make(19, 200, F32, "blw")
+    options = Options(**tables)
+    parts = module.divisor(target, 200, None, options, mean=True)
+    _, words = module.sums(logits, target, options, parts)
+    exact_f = logits.double().requires_grad_()
+    exact = oracle(exact_f, target, **tables, reduction="mean")
+    (exact_grad,) = torch.autograd.grad(exact, exact_f)
+    for inplace in (False, True):
+        work = logits.clone()
+        grad = work if inplace else torch.full_like(logits, math.nan)
+        losses = torch.full((19,), math.nan)
+        how = module.cut(work, grad, options)
+        assert how.slices == 4
+        assert how.lanes == 2
+        module._launch_loss(
+            how, work, target, options, parts, words.clone(), grad=grad, losses=losses
+        )
+        torch.testing.assert_close(losses.sum().double(), exact.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(grad.double(), exact_grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("level", [-3e4, 300.0])
+def test_any_level_of_the_logits(level):
+    logits, target, tables = make(4, 40, F32, "")
+    check(logits + level, target, tables, reduction="none")
+
+
+def test_a_lowered_target_that_leads_keeps_the_digits_of_the_rest():
+    logits, target, tables = make(4, 40, F32, "", ignored=False)
+    logits[torch.arange(4), target] = logits.max() + 30
+    tables["lower"] = torch.full((40,), 13.8, device=DEVICE)  # −log 1e-6
+    check(logits, target, tables, reduction="none")
+
+
+@pytest.mark.parametrize("offset", [1, 8])
+def test_misaligned_and_strided_logits(offset):
+    logits, target, tables = make(5, 40, BF16, "bl")
+    wide = torch.full((5, 60), math.nan, dtype=BF16, device=DEVICE)
+    wide[:, offset : offset + 40] = logits
+    check(wide[:, offset : offset + 40], target, tables, reduction="mean")
+    check(logits.t().contiguous().t(), target, tables, reduction="mean")
+
+
+def test_neighbours_do_not_leak_into_a_row():
+    logits, target, tables = make(7, 41, BF16, ignored=False)
+    logits[3] = math.nan
+    f = logits.requires_grad_()
+    losses = cross_entropy(f, target, **tables)
+    assert losses.isnan().tolist() == [row == 3 for row in range(7)]
+    losses.nansum().backward()
+    assert f.grad[[0, 1, 2, 4, 5, 6]].isfinite().all()
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_all_ignored(label_smoothing):
+    f = torch.randn(3, 9, device=DEVICE, requires_grad=True)
+    target = torch.full((3,), -100, device=DEVICE)
+    given = {"label_smoothing": label_smoothing}
+    loss = cross_entropy(f, target, reduction="mean", **given)
+    loss.backward()
+    assert loss.isnan()
+    assert f.grad.eq(0).all()
+    assert cross_entropy(f, target, reduction="sum", **given) == 0
+
+
+def test_an_infinite_bias_takes_a_class_out():
+    logits, target, tables = make(5, 41, F32, ignored=False)
+    target[:] = 7
+    tables["bias"][[3, 40]] = -math.inf
+    f = logits.requires_grad_()
+    loss = cross_entropy(f, target, **tables, reduction="mean")
+    loss.backward()
+    assert f.grad[:, [3, 40]].eq(0).all()
+    exact = F.cross_entropy(f.detach().double() + tables["bias"].double(), target)
+    torch.testing.assert_close(loss.detach().double(), exact, rtol=1e-6, atol=0)
+
+
+def test_gradients_are_multiplied_by_what_comes_in():
+    logits, target, tables = make(5, 37, F32)
+    f = logits.requires_grad_()
+    loss = cross_entropy(f, target, **tables, reduction="mean")
+    (once,) = torch.autograd.grad(loss, f, retain_graph=True)
+    kept = once.clone()
+    (thrice,) = torch.autograd.grad(loss, f, 3 * torch.ones_like(loss), retain_graph=True)
+    (last,) = torch.autograd.grad(loss, f, 3 * torch.ones_like(loss))
+    assert torch.equal(once, kept)  # a graph that was kept gives fresh tensors
+    torch.testing.assert_close(thrice, 3 * once)
+    torch.testing.assert_close(last, 3 * once)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_is_refused(reduction):
+    logits, target, _ = make(5, 37, F32)
+    f = logits.requires_grad_()
+    loss = cross_entropy(f, target, reduction=reduction).sum()
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(loss, f, create_graph=True)
+
+
+def test_evaluation_writes_no_gradient(narrow):
+    logits, target, tables = make(5, 70, F32)
+    with torch.no_grad():
+        loss = cross_entropy(logits.requires_grad_(), target, **tables, reduction="mean")
+    exact = oracle(logits.detach(), target, **tables, reduction="mean")
+    torch.testing.assert_close(loss.double().cpu(), exact, rtol=1e-6, atol=1e-6)
+    assert not loss.requires_grad
