@@ -165,17 +165,23 @@ def test_a_step_enters_at_most_eight_functions_of_ours():
 
 
 def slow_kernel(
-    logits, target, *, bias, lower, scale, weight, ignore_index, label_smoothing, reduction
-):
+    logits, target, *, bias, lower, scale, weight, ignore_index, label_smoothing, reduction,
+    mean_weight=None,
+):  # fmt: skip
     """What `kernels.cross_entropy.cross_entropy` promises, in torch operations."""
     z = scale * (logits + (0.0 if bias is None else bias))
     if lower is not None:
         assert label_smoothing == 0
         z = z - scale * F.one_hot(target.clamp_min(0), z.shape[1]) * lower
-    return F.cross_entropy(
+    losses = F.cross_entropy(
         z, target, weight=weight, ignore_index=ignore_index, label_smoothing=label_smoothing,
-        reduction=reduction,
+        reduction="none",
     )  # fmt: skip
+    if reduction == "none":
+        return losses
+    kept = target[target != ignore_index]
+    counted = len(kept) if mean_weight is None else mean_weight[kept].sum()
+    return losses.sum() / (counted if reduction == "mean" else 1)
 
 
 @pytest.fixture
@@ -192,7 +198,7 @@ def kernel(monkeypatch):
         __torch_function__ = torch._C._disabled_torch_function_impl
 
     place = "longtail.losses.pairwise"
-    monkeypatch.setattr(f"{place}._kernel_serves", lambda logits: logits.ndim == 2)
+    monkeypatch.setattr(f"{place}.kernel.worthwhile", lambda logits: logits.ndim == 2)
     monkeypatch.setattr(f"{place}.kernel.cross_entropy", counted, raising=False)
     return calls, lambda t: t.as_subclass(OnGPU)
 

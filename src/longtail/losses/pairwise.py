@@ -126,8 +126,9 @@ def family_loss(
         loss = _each_class_in_turn(logits, target, own, w, dropped, dim)
         if how == "sum":
             loss = loss.sum()
-    elif logits.is_cuda and own.impl == "auto" and not (soft or special) and _kernel_serves(logits):
-        loss = kernel.cross_entropy(  # type: ignore[attr-defined]
+    elif logits.is_cuda and own.impl == "auto" and not (soft or special) and kernel.worthwhile(logits):
+        how = own.reduction
+        loss = kernel.cross_entropy(
             logits,
             target,
             bias=own.bias,
@@ -137,6 +138,7 @@ def family_loss(
             ignore_index=own.ignore_index,
             label_smoothing=own.label_smoothing,
             reduction=how,
+            mean_weight=own.weight,
         )
     else:
         z = _scores(logits, own, dim)
@@ -163,11 +165,6 @@ def family_loss(
 
 
 _NARROW = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
-
-
-def _kernel_serves(logits: Tensor) -> bool:
-    """Whether the Triton kernel is the faster way."""
-    return bool(kernel.worthwhile(logits))  # type: ignore[attr-defined]
 
 
 def class_weights(own: Numbers) -> Tensor | None:
