@@ -81,12 +81,15 @@ def check(logits, target, tables, **options):
     size = options.get("scale", 1.0) * (float(logits.abs().max()) + 8)
     slack = 8 * 2**-24 * size
     top = exact.abs().max().item()
-    torch.testing.assert_close(loss.double().cpu(), exact.detach(), rtol=slack, atol=slack * (1 + top))
+    torch.testing.assert_close(
+        loss.double().cpu(), exact.detach(), rtol=slack, atol=slack * (1 + top)
+    )
     top = exact_grad.abs().max().item()
     tiny = torch.finfo(logits.dtype).smallest_normal
     torch.testing.assert_close(
         grad.double().cpu(), exact_grad,
-        rtol=2 * EPS[logits.dtype] + slack, atol=(EPS[logits.dtype] / 8 + slack) * top + 2**-22 + tiny,
+        rtol=2 * EPS[logits.dtype] + slack,
+        atol=(EPS[logits.dtype] / 8 + slack) * top + 2**-22 + tiny,
     )  # fmt: skip
 
 

@@ -125,7 +125,9 @@ def unsure(x, w, b, r, eps):
     return before.abs() < 2**-20 * max(float(before.abs().max()), 1.0)
 
 
-SHAPES = [(4, 1, 5, 3), (3, 3, 7, 5), (8, 16, 8, 8), (5, 20, 3, 3), (2, 64, 9, 7), (6, 130, 2, 3)]
+SHAPES = [(4, 1, 5, 3), (3, 3, 7, 5), (8, 16, 8, 8), (5, 20, 3, 3), (2, 64, 9, 7)]
+LONG = pytest.mark.long
+SHAPES += [pytest.param((6, 130, 2, 3), marks=LONG)]
 SHAPES += [(3, 130, 2, 3)]  # a deep layer of a small last batch: one part, several blocks
 
 

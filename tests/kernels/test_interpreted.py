@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: pip install triton"
 )
 HERE = Path(__file__).parent
+QUIET = ("-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore")
 BATTERIES = ("loss_battery", "norm_battery", "conv_battery", "guarded_battery")
 
 
@@ -29,8 +30,7 @@ BATTERIES = ("loss_battery", "norm_battery", "conv_battery", "guarded_battery")
 def test_battery(battery, marks):
     file = str(HERE / f"{battery}.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", file, "-q", "-x", "-m", marks]
-        + ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore"],
+        [sys.executable, "-m", "pytest", file, "-qx", "-m", marks, *QUIET],
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},

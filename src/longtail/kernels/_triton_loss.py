@@ -2,7 +2,9 @@
 
 With k = s·log2 e, a row's competitors are u_j = k·(f_j + b_j), the target's lowered by k·lower_y:
 
-    lse = m + log2 Σ_j 2^(u_j − m),   loss = A·(lse − u_y)/log2 e,   gradient = s·A·(2^(u_j − lse) − [j = y])
+    lse = m + log2 Σ_j 2^(u_j − m)
+    loss = A·(lse − u_y)/log2 e
+    gradient = s·A·(2^(u_j − lse) − [j = y])
 
 and A is the weight of the target's class, over the mean's divisor. With smoothing ε, A·lse becomes
 (A·(1 − ε) + Σ_c ε_c)·lse, and Σ_c ε_c·u_c is taken off, ε_c = ε/C·w_c.
@@ -92,7 +94,7 @@ def _label(
 
 @triton.jit
 def _at(unit, y, VEC: tl.constexpr):
-    """Where the target is in a tile; in two steps, or the compiler would keep every column's number."""
+    """Where the target is in a tile; in two steps, which take fewer registers."""
     return (unit == y // VEC) & (tl.arange(0, VEC)[None, :] == y % VEC)
 
 
@@ -182,8 +184,12 @@ def loss_kernel(
         old = row - DEFER * lanes
         ready = old >= 0
         if EARLY:
-            word = tl.load(words + old * n_slices + slices,
-                           mask=(slices < n_slices) & ready, other=0, volatile=True)
+            word = tl.load(
+                words + old * n_slices + slices,
+                mask=(slices < n_slices) & ready,
+                other=0,
+                volatile=True,
+            )
             again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
         if SUMS:
             live = row < n_rows
@@ -196,7 +202,9 @@ def loss_kernel(
                 HAS_WEIGHT, HAS_LOWER,
             )  # fmt: skip
             if HAS_SMOOTH:
-                tilt = tl.where(epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0)
+                tilt = tl.where(
+                    epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0
+                )
                 tilt = tl.where(y >= 0, tl.sum(tl.sum(tilt, 1), 0) * (share * LN2), 0.0)
                 tl.store(tilts + row * n_slices + part, tilt, mask=live)
             f = _numbers(x, KIND, PACKED, VEC) * k
@@ -210,8 +218,12 @@ def loss_kernel(
             m_row, z_row = m, z
             if not WHOLE:
                 if not EARLY:
-                    word = tl.load(words + old * n_slices + slices,
-                                   mask=(slices < n_slices) & ready, other=0, volatile=True)
+                    word = tl.load(
+                        words + old * n_slices + slices,
+                        mask=(slices < n_slices) & ready,
+                        other=0,
+                        volatile=True,
+                    )
                     again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
                 m_row, z_row = _combined(
                     words + old * n_slices + slices, word,
@@ -221,11 +233,30 @@ def loss_kernel(
                     target, weight, lower, old, ready, k, n_words * VEC,
                     ignore_index, HAS_WEIGHT, HAS_LOWER,
                 )  # fmt: skip
-                e = tl.exp2(_lowered(_numbers(again, KIND, PACKED, VEC) * k + (b - m_row), unit, y, low, HAS_LOWER, VEC))
+                e = tl.exp2(
+                    _lowered(
+                        _numbers(again, KIND, PACKED, VEC) * k + (b - m_row),
+                        unit,
+                        y,
+                        low,
+                        HAS_LOWER,
+                        VEC,
+                    )
+                )
             if SUMS:  # noqa: SIM102
                 if (y // (width * VEC) == part) | ((y < 0) & (part == 0)):
                     loss = _row_loss(
-                        logits + old * stride, bias, y, a, low, m_row, z_row, k, keep, total, HAS_BIAS
+                        logits + old * stride,
+                        bias,
+                        y,
+                        a,
+                        low,
+                        m_row,
+                        z_row,
+                        k,
+                        keep,
+                        total,
+                        HAS_BIAS,
                     )
                     tl.store(losses + old, share * loss, mask=ready)
                     tl.debug_barrier()  # in place, a thread may write where another one reads u_y

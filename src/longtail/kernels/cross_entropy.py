@@ -1,8 +1,8 @@
 """Cross-entropy with a bias and a lowered target, by one Triton kernel: for logits on a GPU.
 
 In eager mode, where the loss is reduced, one launch reads the logits once and writes their gradient
-once. Float16 logits, ``reduction="none"`` and evaluation take a launch for the sums of the rows and,
-where there is a backward pass, another for the gradient. Under `torch.compile` and `torch.func`
+once. Float16 logits, ``reduction="none"`` and evaluation take a launch for the sums of the rows
+and, where there is a backward pass, another for the gradient. Under `torch.compile` and `torch.func`
 torch's own operations are the better way, which `worthwhile` says.
 """
 
@@ -90,8 +90,8 @@ def cross_entropy(
 
     Args:
         logits: f, shape (N, C), bfloat16, float16 or float32, on a CUDA device.
-        target: y, shape (N,), int64 or int32. A label out of range is a device-side assertion, as in
-            torch's own cross-entropy.
+        target: y, shape (N,), int64 or int32. A label out of range is a device-side assertion, as
+            in torch's own cross-entropy.
         bias: b, shape (C,), float32. No gradient flows into it, `lower` or the weights.
         lower: a, shape (C,), float32.
         scale: s.
@@ -147,7 +147,8 @@ class _CrossEntropy(torch.autograd.Function):
             grad = kept * upstream.to(kept.dtype) if again else scale_(kept, upstream)
         else:
             grad = torch.empty_like(kept, memory_format=torch.contiguous_format)
-            gradient(kept, *ctx.call, grad, upstream)
+            target, options, parts, words = ctx.call
+            gradient(kept, target, options, parts, words, grad, upstream.contiguous())
         return grad, None, None, None, None, None
 
 
@@ -229,7 +230,6 @@ def loss_and_gradient(
     options: Options,
     parts: Tensor | None,
     grad: Tensor,
-    upstream: Tensor | None = None,
 ) -> Tensor:
     """Return the losses of the rows, over the divisor, and write their gradient into `grad`.
 
@@ -237,20 +237,17 @@ def loss_and_gradient(
         logits, target, options: as in `cross_entropy`.
         parts: from `divisor`.
         grad: of the shape of the logits; may be the logits.
-        upstream: gradient of the losses, shape (N,); None for ones.
     """
     how = cut(logits, grad, options)
     if how.slices > 1 and (interpreted() or how.slices > running(how, logits.device)):
         losses, words = sums(logits, target, options, parts)
-        gradient(logits, target, options, parts, words, grad, upstream)
+        gradient(logits, target, options, parts, words, grad, None)
         return losses
     losses = torch.empty(len(target), dtype=torch.float32, device=logits.device)
     words = losses
     if how.slices > 1:
         words = _blank(len(target), how.slices, logits.device)
-    tilts = _launch_loss(
-        how, logits, target, options, parts, words, grad=grad, losses=losses, upstream=upstream
-    )
+    tilts = _launch_loss(how, logits, target, options, parts, words, grad=grad, losses=losses)
     return losses if tilts is None else losses - tilts.sum(1)
 
 
@@ -330,7 +327,7 @@ def _launch_loss(
     upstream: Tensor | None = None,
     sums: bool = True,
 ) -> Tensor | None:
-    """Launch the sums, the gradient (where `grad` is) or both; return the tilts, if there are any."""
+    """Launch the sums, the gradient (where `grad` is) or both; return the tilts, if any."""
     from longtail.kernels import _triton_loss as kernels
 
     n_rows = len(target)

@@ -29,6 +29,7 @@ from longtail.kernels._inputs import (
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; as much as the weights, if these are larger
 CPU_CHUNK_BYTES = 8 * 2**20  # or a quarter of the weights: every chunk costs passes over them
+CPU_CHUNK_ROWS = 8  # at least
 
 
 def linear_cross_entropy(
@@ -80,7 +81,15 @@ def linear_cross_entropy(
         for table, name in ((bias, "bias"), (lower, "lower"), (class_weight, "class_weight"))
     ]
     _table(linear_bias, weight, work, "linear_bias")
-    args = (hidden, weight, linear_bias, target.long(), *tables, scale, ignore_index)
+    args: tuple[Any, ...] = (
+        hidden,
+        weight,
+        linear_bias,
+        target.long(),
+        *tables,
+        scale,
+        ignore_index,
+    )
     functional = torch._C._are_functorch_transforms_active()
     if reduction == "none" or hidden.dtype == torch.float16 or functional:
         # (Under torch.compile checkpoints are out of the question.)
@@ -119,12 +128,10 @@ def _divisor(args: tuple[Any, ...], reduction: str) -> Tensor:
 
 def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
     """Return how many rows' logits exist at a time."""
-    weights = weight.numel() * weight.element_size()
+    weights, row = weight.numel() * weight.element_size(), len(weight) * weight.element_size()
     if hidden.is_cuda:
-        most = max(CHUNK_BYTES, weights)
-    else:
-        most = max(CPU_CHUNK_BYTES, weights // 4)
-    return max(most // max(len(weight) * weight.element_size(), 1), 1)
+        return max(max(CHUNK_BYTES, weights) // row, 1)
+    return max(max(CPU_CHUNK_BYTES, weights // 4) // row, CPU_CHUNK_ROWS)
 
 
 def _by_kernel(logits: Tensor) -> bool:
@@ -138,7 +145,7 @@ def _in_chunks(
     size = chunk_rows(hidden, weight)
     losses = [
         checkpoint(_of_rows, h, weight, linear_bias, y, *rest, use_reentrant=False)
-        for h, y in zip(hidden.split(size), target.split(size), strict=True)
+        for h, y in zip(torch.split(hidden, size), torch.split(target, size), strict=True)
     ]
     return torch.cat(losses)
 
@@ -165,9 +172,7 @@ def _of_rows(
     if lower is not None:
         index = target.masked_fill(target == ignore_index, 0)
         z = z.scatter_add(1, index.unsqueeze(1), -scale * lower[index].unsqueeze(1))
-    return F.cross_entropy(
-        z, target, class_weight, ignore_index=ignore_index, reduction="none"
-    )
+    return F.cross_entropy(z, target, class_weight, ignore_index=ignore_index, reduction="none")
 
 
 @torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=())
@@ -230,7 +235,7 @@ def _operator(
 def _chunk(
     logits: Tensor, target: Tensor, options: kernel.Options, divisor: Tensor, learns: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses over the divisor, and its gradient, for which the logits may serve."""
+    """Return the sum of the losses over the divisor, and its gradient, perhaps in the logits."""
     if _by_kernel(logits):
         parts = divisor.reshape(1)
         if learns:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from longtail.kernels import cross_entropy
+from longtail.kernels._inputs import loss_dtype
 from longtail.losses._tensors import MarginTensors
 
 
@@ -17,14 +18,14 @@ def obstacle(logits: Tensor, margin: MarginTensors, *, soft: bool, dropped: bool
         return "the margin is dense, not of the form a_y + b_y';"
     if dropped:
         return "this loss drops competitors at random;"
-    if type(logits) not in (Tensor, nn.Parameter):
-        return f"the logits are a {type(logits).__name__};"
-    return cross_entropy.unavailable(logits)
+    if not worthwhile(logits):
+        return "the logits are not on a GPU, or too few, or not in rows that the kernel takes;"
+    return None
 
 
 def worthwhile(logits: Tensor) -> bool:
-    """Whether the kernel is the faster way: on a GPU, for logits that need no copy to be rows."""
-    return logits.is_cuda and logits.ndim == 2
+    """Return whether the kernel is the faster way."""
+    return cross_entropy.worthwhile(logits)
 
 
 def kernel_loss(
@@ -38,18 +39,17 @@ def kernel_loss(
     reduction: str,
 ) -> Tensor:
     """The loss from the kernel, for logits of any shape that `torch.nn.CrossEntropyLoss` takes."""
-    dim = min(logits.ndim - 1, 1)
-    rows = logits.movedim(dim, -1).reshape(-1, logits.shape[dim])
-    loss = cross_entropy.margin_cross_entropy(
-        rows,
-        target.reshape(-1),
-        offset=margin.negative,
-        positive=margin.positive,
-        alpha=margin.alpha,
-        weight=None if weight is None else weight.to(torch.float32),
+    factor = margin.alpha if weight is None else margin.alpha * weight.to(torch.float32)
+    loss = cross_entropy.cross_entropy(
+        logits,
+        target,
+        bias=margin.negative,
+        lower=margin.positive + margin.negative,
         scale=margin.scale,
+        weight=factor,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         reduction=reduction,
+        mean_weight=weight,
     )
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    return loss.to(loss_dtype(logits))
