@@ -1,9 +1,9 @@
 """Cross-entropy with a bias and a lowered target, by one Triton kernel: for logits on a GPU.
 
-In eager mode, where the loss is reduced, one launch reads the logits once and writes their gradient
-once. Float16 logits, ``reduction="none"`` and evaluation take a launch for the sums of the rows
-and, where there is a backward pass, another for the gradient. Under `torch.compile` and `torch.func`
-torch's own operations are the better way, which `worthwhile` says.
+In eager mode, where the loss is reduced, one launch reads the logits once and writes their
+gradient once. Float16 logits, ``reduction="none"`` and evaluation take a launch for the sums of the
+rows and, where there is a backward pass, another for the gradient. Under `torch.compile` and
+`torch.func` torch's own operations are the better way, which `worthwhile` says.
 """
 
 from __future__ import annotations
