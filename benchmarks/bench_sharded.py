@@ -53,7 +53,7 @@ def linear_kernel(classes, device, dtype, mesh):
     head = nn.Linear(DIMENSION, classes, device=device, dtype=dtype)
     b = torch.tensor(prior_of(classes).log_probs, device=device)
     return head, lambda features, target: linear_cross_entropy(
-        features, head.weight, target, bias=head.bias, offset=b, positive=-b
+        features, head.weight, target, linear_bias=head.bias, bias=b
     )
 
 

@@ -2,7 +2,9 @@
 
 With k = s·log2 e, a row's competitors are u_j = k·(f_j + b_j), the target's lowered by k·lower_y:
 
-    lse = m + log2 Σ_j 2^(u_j − m),   loss = A·(lse − u_y)/log2 e,   gradient = s·A·(2^(u_j − lse) − [j = y])
+    lse = m + log2 Σ_j 2^(u_j − m)
+    loss = A·(lse − u_y)/log2 e
+    gradient = s·A·(2^(u_j − lse) − [j = y])
 
 and A is the weight of the target's class, over the mean's divisor. With smoothing ε, A·lse becomes
 (A·(1 − ε) + Σ_c ε_c)·lse, and Σ_c ε_c·u_c is taken off, ε_c = ε/C·w_c.
@@ -92,7 +94,7 @@ def _label(
 
 @triton.jit
 def _at(unit, y, VEC: tl.constexpr):
-    """Where the target is in a tile; in two steps, or the compiler would keep every column's number."""
+    """Where the target is in a tile; in two steps, which take fewer registers."""
     return (unit == y // VEC) & (tl.arange(0, VEC)[None, :] == y % VEC)
 
 

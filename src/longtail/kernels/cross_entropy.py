@@ -1,9 +1,9 @@
 """Cross-entropy with a bias and a lowered target, by one Triton kernel: for logits on a GPU.
 
-In eager mode, where the loss is reduced, one launch reads the logits once and writes their gradient
-once. Float16 logits, ``reduction="none"`` and evaluation take a launch for the sums of the rows and,
-where there is a backward pass, another for the gradient. Under `torch.compile` and `torch.func`
-torch's own operations are the better way, which `worthwhile` says.
+In eager mode, where the loss is reduced, one launch reads the logits once and writes their
+gradient once. Float16 logits, ``reduction="none"`` and evaluation take a launch for the sums of the
+rows and, where there is a backward pass, another for the gradient. Under `torch.compile` and
+`torch.func` torch's own operations are the better way, which `worthwhile` says.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def cross_entropy(
 
     Args:
         logits: f, shape (N, C), bfloat16, float16 or float32, on a CUDA device.
-        target: y, shape (N,), int64 or int32. A label out of range is a device-side assertion, as in
-            torch's own cross-entropy.
+        target: y, shape (N,), int64 or int32. A label out of range is a device-side assertion, as
+            in torch's own cross-entropy.
         bias: b, shape (C,), float32. No gradient flows into it, `lower` or the weights.
         lower: a, shape (C,), float32.
         scale: s.
@@ -327,7 +327,7 @@ def _launch_loss(
     upstream: Tensor | None = None,
     sums: bool = True,
 ) -> Tensor | None:
-    """Launch the sums, the gradient (where `grad` is) or both; return the tilts, if there are any."""
+    """Launch the sums, the gradient (where `grad` is) or both; return the tilts, if any."""
     from longtail.kernels import _triton_loss as kernels
 
     n_rows = len(target)
