@@ -272,7 +272,7 @@ HALVES = {
 def test_factors_that_float16_cannot_hold_are_refused(half):
     logits = half(random_logits())
     message = re.escape(
-        "normalize_weights: class 2 has its logits multiplied by 2000, and in float16, which ends "
+        "class 2 has its logits multiplied by 2000, and in float16, which ends "
         "at 65504, those above 32.8 would be infinite; convert them first, to float32 for example."
     )
     for options in ({}, {"bias": BIAS, "bias_mode": "keep"}):
@@ -362,7 +362,7 @@ TAKE_LOGITS = {
     ids=lambda p: f"{type(p).__module__.split('.')[0]}-{getattr(p, 'dtype', '')}-{np.ndim(p)}d",
 )
 def test_probabilities_are_refused(caller, probs):
-    message = f"{caller}: every row of `logits` lies in .0, 1.* pass their logarithm, log.probs.*"
+    message = f"every row of `logits` lies in .0, 1.* pass their logarithm, log.probs.*"
     with pytest.raises(InputError, match=message):
         TAKE_LOGITS[caller](probs)
 
@@ -370,7 +370,7 @@ def test_probabilities_are_refused(caller, probs):
 @pytest.mark.parametrize("caller", TAKE_LOGITS)
 @pytest.mark.parametrize("row", [PROBS[:1], PROBS[0], torch.tensor(PROBS[:1])], ids=str)
 def test_one_row_like_probabilities_may_be_chance(caller, row):
-    with pytest.warns(UserWarning, match=f"{caller}: the row of `logits`.*logarithm") as caught:
+    with pytest.warns(UserWarning, match=f"the row of `logits`.*logarithm") as caught:
         result = TAKE_LOGITS[caller](row)
     assert caught[0].filename == __file__
     row = np.asarray(row)
@@ -435,7 +435,7 @@ def test_a_loss_that_did_more_than_half_of_it_warns_of_what_is_left(by_loss, ask
         adjust_logits(random_logits(), PRIOR, tau=asked, trained_with=loss)
     left = f"{1 - by_loss:.1f}"
     assert [str(one.message) for one in caught] == [
-        f"adjust_logits: the loss 'logit-adjusted' leaves about tau = {left} to correct, so more "
+        f"the loss 'logit-adjusted' leaves about tau = {left} to correct, so more "
         f"than that favours the rare classes twice; take tau = {left}, or what held-out data ask "
         f"for."
     ]
@@ -545,7 +545,7 @@ def test_prior_of_another_width_is_design_s_message():
     with pytest.raises(InputError) as caught:
         adjust_logits(np.zeros((32, 10)), ClassPrior.uniform(9))
     assert str(caught.value) == (
-        "adjust_logits: `prior` has 9 classes but the logits have 10 columns, shape (32, 10); "
+        "`prior` has 9 classes but the logits have 10 columns, shape (32, 10); "
         "pass num_classes=10 to ClassPrior.from_labels if a class has no examples."
     )
     with pytest.raises(InputError, match=re.escape("shape (32, 10)")):
@@ -563,7 +563,7 @@ Z = np.zeros((2, 3))
     [
         (
             lambda: adjust_logits(np.zeros((2, 3), dtype=int), PRIOR),
-            "adjust_logits: `logits` must be floating point, since the result has their dtype; "
+            "`logits` must be floating point, since the result has their dtype; "
             "it is int64; convert them first",
         ),
         (
@@ -572,75 +572,75 @@ Z = np.zeros((2, 3))
         ),
         (
             lambda: adjust_logits(np.float64(1.0), PRIOR),
-            "adjust_logits: `logits` must have the classes on their last axis; got a single number",
+            "`logits` must have the classes on their last axis; got a single number",
         ),
         (
             lambda: adjust_logits(Z, [0.9, 0.05, 0.05]),
-            "adjust_logits: `prior` must be a ClassPrior; got list",
+            "`prior` must be a ClassPrior; got list",
         ),
-        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "adjust_logits: `tau` must be finite"),
-        (lambda: adjust_logits(Z, PRIOR, tau="a"), "adjust_logits: `tau` must be a number"),
+        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "`tau` must be finite"),
+        (lambda: adjust_logits(Z, PRIOR, tau="a"), "`tau` must be a number"),
         (
             lambda: adjust_logits(Z, PRIOR, target_prior=ClassPrior.uniform(4)),
-            "adjust_logits: `target_prior` has 4 classes but",
+            "`target_prior` has 4 classes but",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, costs=[1.0, 0.0, 1.0]),
-            "adjust_logits: `costs` must be finite and above zero, but class 1 has 0",
+            "`costs` must be finite and above zero, but class 1 has 0",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, costs=[1.0, 2.0]),
-            "adjust_logits: `costs` must have one value per class, 3; it has 2",
+            "`costs` must have one value per class, 3; it has 2",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, trained_with="logit-adjusted"),
-            "adjust_logits: `trained_with` must be the Margin of the training loss",
+            "`trained_with` must be the Margin of the training loss",
         ),
-        (lambda: adjustment([0.5, 0.5]), "adjustment: `prior` must be a ClassPrior"),
+        (lambda: adjustment([0.5, 0.5]), "`prior` must be a ClassPrior"),
         (
             lambda: normalize_weights(Z, norms=[1.0, -2.0, 1.0]),
-            "normalize_weights: `norms` must be finite and above zero, but class 1 has -2",
+            "`norms` must be finite and above zero, but class 1 has -2",
         ),
         (
             lambda: normalize_weights(Z, norms=[1.0, np.inf, 1.0]),
-            "normalize_weights: `norms` must be finite and above zero, but class 1 has inf",
+            "`norms` must be finite and above zero, but class 1 has inf",
         ),
         (
             lambda: normalize_weights(Z, norms=[1.0, 2.0]),
-            "normalize_weights: `norms` must have one value per class, 3; it has 2",
+            "`norms` must have one value per class, 3; it has 2",
         ),
         (
             lambda: normalize_weights(Z, norms=ClassPrior.uniform(2)),
-            "normalize_weights: `norms` has 2 classes but the logits have 3 columns",
+            "`norms` has 2 classes but the logits have 3 columns",
         ),
         (lambda: normalize_weights(Z, norms=None), "weight normalization needs `norms`"),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="keep"),
-            "normalize_weights: bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
+            "bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="drop"),
-            "normalize_weights: bias_mode='drop' needs `bias`",
+            "bias_mode='drop' needs `bias`",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias=[1.0], bias_mode="drop"),
-            "normalize_weights: `bias` must have one value per class, 3; it has 1",
+            "`bias` must have one value per class, 3; it has 1",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias=[1.0, np.nan, 0.0], bias_mode="drop"),
-            "normalize_weights: `bias` must be finite",
+            "`bias` must be finite",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="ignore"),
-            "normalize_weights: `bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
+            "`bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, tau=np.inf),
-            "normalize_weights: `tau` must be finite",
+            "`tau` must be finite",
         ),
         (
             lambda: scale_temperature(Z, temperature=0.0),
-            "scale_temperature: `temperature` must be above zero; got 0",
+            "`temperature` must be above zero; got 0",
         ),
     ],
 )
