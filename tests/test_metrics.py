@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from longtail import ClassPrior, InputError, metrics
-from longtail.metrics import _sums
+
 
 NEED_PROBABILITIES = [
     metrics.evaluate,
@@ -355,7 +355,7 @@ def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
     np.save(tmp_path / "logits.npy", logits.astype(np.float32))
     mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
     whole = metrics.evaluate(target, logits.astype(np.float32), confusion=True)
-    monkeypatch.setattr(_sums, "_CHUNK_ELEMENTS", 7 * 10)
+    monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", 7 * 10)
     chunked = metrics.evaluate(target, mapped, confusion=True)
     assert chunked.balanced_error == whole.balanced_error
     assert metrics.balanced_error(target, mapped) == whole.balanced_error
@@ -374,7 +374,7 @@ def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("function", [metrics.balanced_error, metrics.per_class_error])
 def test_class_without_examples_is_named(function):
     message = r"2 of 4 have none in `target`: 1, 3; pass missing='skip' to leave them out"
-    with pytest.raises(InputError, match=function.__name__ + ".*" + message):
+    with pytest.raises(InputError, match=message):
         function([0, 2], [0, 3], num_classes=4)
     with pytest.raises(InputError, match=message):
         metrics.evaluate([0, 2], np.eye(4)[:2] * 3)
@@ -494,7 +494,7 @@ def test_logits_and_probabilities_are_not_mistaken_for_each_other(function):
     ],
 )
 def test_bad_sample_weights_are_refused(function, weight, message):
-    with pytest.raises(InputError, match=f"{function.__name__}: `sample_weight` .*{message}"):
+    with pytest.raises(InputError, match=f"`sample_weight` .*{message}"):
         function([0, 1], np.eye(2) * 3, sample_weight=weight)
 
 

@@ -90,7 +90,7 @@ def tau(value: Any, caller: str = "", *, name: str = "tau") -> float:
     except (TypeError, ValueError) as error:
         raise InputError(f"`{name}` must be a number; got {value!r}.") from error
     if not -math.inf < number < math.inf:  # as a comparison, torch.compile can trace it
-        raise InputError(f"`{name}` must be a finite number; got {value}.")
+        raise InputError(f"`{name}` must be finite; got {value}.")
     return number
 
 

@@ -478,13 +478,12 @@ def adjusted_twice(
     if not leaves_little(residual, prior, tau=tau):
         return None
     left = tau_left(residual, prior)
+    loss, otherwise = f"the loss '{model.name}'", from_uniform * elsewhere
     if left < 0.1:
-        does, instead = "already aims at the balanced error", "use the logits as they are (tau=0)"
-    else:
-        does = f"leaves about tau = {left:.1f} to correct"
-        instead = f"take tau = {left:.1f}, or what held-out data ask for"
+        return f"{loss} already aims at the balanced error, so {favours}; use the logits as they are (tau=0){otherwise}."
     return (
-        f"the loss '{model.name}' {does}, so {favours}; {instead}{from_uniform * elsewhere}."
+        f"{loss} leaves about tau = {left:.1f} to correct, so more than that favours the rare "
+        f"classes twice; take tau = {left:.1f}, or what held-out data ask for{otherwise}."
     )
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics._sums import row_slices
+from longtail.metrics import row_slices
 from longtail.predictions.base import Block, Predictions, hinting
 from longtail.priors import ClassPrior
 from longtail.tuning._intervals import TauIntervals, intervals
