@@ -271,17 +271,13 @@ HALVES = {
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
 def test_factors_that_float16_cannot_hold_are_refused(half):
     logits = half(random_logits())
-    message = re.escape(
-        "class 2 has its logits multiplied by 2000, and in float16, which ends "
-        "at 65504, those above 32.8 would be infinite; convert them first, to float32 for example."
-    )
-    for options in ({}, {"bias": BIAS, "bias_mode": "keep"}):
-        with pytest.raises(InputError, match=message):
-            normalize_weights(logits, norms=STEEP, **options)
-    with pytest.raises(InputError, match=message):
-        normalize_weights(logits, norms=STEEP.probs)
-    with pytest.raises(InputError, match="class 0 has its logits multiplied by 1100"):
-        normalize_weights(logits, norms=[1100.0, 1.0, 1.0], tau=-1.0)
+    for options in (
+        {"norms": STEEP},
+        {"norms": STEEP.probs},
+        {"norms": 1 / STEEP.probs, "tau": -1.0},
+    ):
+        with pytest.raises(InputError, match=r"logits by up to 2000, .*convert them to float32"):
+            normalize_weights(logits, **options)
 
 
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
@@ -309,7 +305,7 @@ def test_factors_that_float16_cannot_hold_under_torch_compile(tau):
             compiled(logits), normalize_weights(logits, norms=STEEP, tau=tau)
         )
     else:
-        with pytest.raises(Exception, match="class 2 has its logits multiplied by 2000"):
+        with pytest.raises(Exception, match="by up to 2000"):
             compiled(logits)
 
 
@@ -362,7 +358,7 @@ TAKE_LOGITS = {
     ids=lambda p: f"{type(p).__module__.split('.')[0]}-{getattr(p, 'dtype', '')}-{np.ndim(p)}d",
 )
 def test_probabilities_are_refused(caller, probs):
-    message = f"every row of `logits` lies in .0, 1.* pass their logarithm, log.probs.*"
+    message = r"every row of `logits` lies in .0, 1.*longtail.posthoc.log_probs\(probs\)"
     with pytest.raises(InputError, match=message):
         TAKE_LOGITS[caller](probs)
 
@@ -370,7 +366,7 @@ def test_probabilities_are_refused(caller, probs):
 @pytest.mark.parametrize("caller", TAKE_LOGITS)
 @pytest.mark.parametrize("row", [PROBS[:1], PROBS[0], torch.tensor(PROBS[:1])], ids=str)
 def test_one_row_like_probabilities_may_be_chance(caller, row):
-    with pytest.warns(UserWarning, match=f"the row of `logits`.*logarithm") as caught:
+    with pytest.warns(UserWarning, match="the row of `logits`.*logarithm") as caught:
         result = TAKE_LOGITS[caller](row)
     assert caught[0].filename == __file__
     row = np.asarray(row)
@@ -420,7 +416,7 @@ def test_values_that_are_not_at_hand_are_not_looked_at():
     ids=lambda m: m.name,
 )
 def test_adjusting_twice_warns(margin):
-    with pytest.warns(AdjustedTwiceWarning, match=f"'{margin.name}'.*incoherent") as caught:
+    with pytest.warns(AdjustedTwiceWarning, match=f"'{margin.name}' already aims.*twice") as caught:
         result = adjust_logits(random_logits(), PRIOR, trained_with=margin)
     assert caught[0].filename == __file__
     np.testing.assert_array_equal(result, adjust_logits(random_logits(), PRIOR))
@@ -489,19 +485,6 @@ def test_the_advice_for_another_target_is_right(aim, mix):
         np.mean(scores.argmax(1) != target) for scores in (advised, twice, balanced)
     )
     assert as_advised < min(as_called, as_they_are) - 0.01
-
-
-def test_half_of_the_adjustment_is_enough_to_warn():
-    with pytest.warns(AdjustedTwiceWarning):
-        adjust_logits(random_logits(), PRIOR, tau=0.5, trained_with=margins.balanced(PRIOR))
-
-
-def test_the_warning_says_whether_anything_is_shifted():
-    loss = margins.logit_adjusted(PRIOR)
-    aims = {"favoured twice": None, "adjusting to it changes nothing": PRIOR}
-    for said, aim in aims.items():
-        with pytest.warns(AdjustedTwiceWarning, match=said):
-            adjust_logits(random_logits(), PRIOR, target_prior=aim, trained_with=loss)
 
 
 @pytest.mark.parametrize("classes", [3, 6])  # the mean of six equal logarithms is not exact

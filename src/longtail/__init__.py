@@ -91,9 +91,7 @@ _NAMES = {
     "shift": "estimate_prior effective_prior",
     "sklearn": "LogitAdjustedClassifier LogitAdjustedClassifierCV TauCurveDisplay",
     "margins": "Margin",
-    "consistency": (
-        "check_consistency Verdict PosthocLogitAdjustment PosthocWeightNormalization"
-    ),
+    "consistency": ("check_consistency Verdict PosthocLogitAdjustment PosthocWeightNormalization"),
     "losses": "pairwise_margin_loss logit_adjusted_loss PairwiseMarginLoss LogitAdjustedLoss",
     "runs": "Run RunSpec",
     "bake": "bake_logit_adjustment bake_weight_normalization unbake bake_record BakeRecord",

@@ -114,9 +114,7 @@ def fraction(value: Any, caller: str = "", *, name: str, below_one: bool = False
     """A number in [0, 1], or in [0, 1) with `below_one`."""
     number = tau(value, name=name)
     if number < 0 or number > 1 or (below_one and number == 1):
-        raise InputError(
-            f"`{name}` must lie in [0, 1{')' if below_one else ']'}; got {number:g}."
-        )
+        raise InputError(f"`{name}` must lie in [0, 1{')' if below_one else ']'}; got {number:g}.")
     return number
 
 
@@ -197,7 +195,9 @@ def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] |
         if shape[1] == num_columns and shape[-1] == num_classes:
             return "the classes must be the second axis: moveaxis(logits, -1, 1)"
     if num_classes < num_columns:
-        return f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
+        return (
+            f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
+        )
     return "there must be one class for each column, in the same order"
 
 
@@ -307,7 +307,7 @@ def labels(
     With `names`, strings are taken too, if every class occurs among them: see `numbered`.
     """
     array = _row(values, name)
-    if names and _are_names(array):
+    if names and array.dtype.kind not in "iu" and _are_names(array):
         (array,) = numbered(array, num_classes=num_classes)
     if array.dtype.kind not in "iu":
         hint = "number names first, " + BY_ONE_LIST
@@ -352,7 +352,7 @@ def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]
         raise InputError("some labels are names and others are not (None or NaN?).") from error
     if num_classes is not None and len(classes) != num_classes:
         raise InputError(
-            f"{len(classes)} names occur among the labels, {listing(map(repr, classes), most=5)}, "
+            f"{len(classes)} names occur among the labels, {listing(map(repr, classes.tolist()), most=5)}, "
             f"but there are {num_classes} classes; number {BY_ONE_LIST}."
         )
     return np.split(places, np.cumsum([len(array) for array in arrays])[:-1])

@@ -52,8 +52,8 @@ class _Mergeable:
                 alike = np.array_equal(mine.counts, theirs.counts)  # type: ignore[arg-type]
             if not alike:
                 raise InputError(
-                    f"only results of the same classes and settings can be added, but the "
-                    f"`{item.name}` of these {type(self).__name__}s differ."
+                    f"only results of the same classes and settings can be added, but the two "
+                    f"{type(self).__name__} differ in `{item.name}`."
                 )
             merged[item.name] = mine if fixed or mine is None else mine + theirs
         return type(self)(**merged)
@@ -102,7 +102,8 @@ class PerClassError(_Mergeable):
     @property
     def balanced_error(self) -> float:
         """Mean over the classes that have examples of each class's error."""
-        return float(np.mean(self.values[self.counts > 0]))
+        some = self.counts > 0
+        return float(np.mean(self.wrong[some] / self.weight[some]))
 
     @property
     def error(self) -> float:
@@ -427,7 +428,9 @@ def per_class_error(
         array([0.5, 0. ])
     """
     target, predicted, width = _decide(target, predictions, num_classes)
-    return _errors(target, predicted, width, _weights(sample_weight, target), missing)
+    if sample_weight is not None:
+        sample_weight = _checks.sample_weight(sample_weight, len(target))
+    return _errors(target, predicted, width, sample_weight, missing)
 
 
 def group_error(
@@ -493,7 +496,9 @@ def confusion_matrix(
                [0, 1]])
     """
     target, predicted, width = _decide(target, predictions, num_classes)
-    return confusion_counts(target, predicted, width, _weights(sample_weight, target))
+    if sample_weight is not None:
+        sample_weight = _checks.sample_weight(sample_weight, len(target))
+    return confusion_counts(target, predicted, width, sample_weight)
 
 
 # --- errors and calibration at once --------------------------------------------------------------
@@ -548,7 +553,7 @@ def evaluate(
     width = scores.shape[1]
     target = _checks.labels(target, num_classes=width, names=True)
     _checks.same_length(scores, target, name=inputs)
-    weight = _weights(sample_weight, target)
+    weight = None if sample_weight is None else _checks.sample_weight(sample_weight, len(target))
     if prior is not None:
         of = None if inputs == "logits" else inputs
         _checks.prior(prior, num_classes=width, shape=scores.shape, of=of)
@@ -687,31 +692,23 @@ def _decide(
     return target, predicted, num_classes
 
 
-def _weights(sample_weight: Any, target: IntArray) -> FloatArray | None:
-    return None if sample_weight is None else _checks.sample_weight(sample_weight, len(target))
-
-
 def _errors(
     target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None, missing: str
 ) -> PerClassError:
     """Errors by class; refuses a class without examples unless missing="skip"."""
     _checks.choice(missing, ("error", "skip"), name="missing")
     wrong = predicted != target
-    if weight is None:
-        counts = np.bincount(target, minlength=width)
-        totals = counts.astype(np.float64)
-        misses = np.bincount(target[wrong], minlength=width).astype(np.float64)
-    else:
-        counts = np.bincount(target[weight > 0], minlength=width)
-        totals = np.bincount(target, weights=weight, minlength=width)
-        misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
+    weight = np.ones(len(target)) if weight is None else weight
+    counts = np.bincount(target[weight > 0], minlength=width)
+    totals = np.bincount(target, weights=weight, minlength=width)
+    misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
     absent = np.flatnonzero(counts == 0)
     if len(absent) and missing == "error":
         raise InputError(
             f"every class needs examples, but {len(absent)} of {width} have none in `target`: "
             f"{_checks.listing(absent)}; pass missing='skip' to leave them out."
         )
-    return PerClassError(misses, totals, counts)
+    return PerClassError(np.asarray(misses, np.float64), totals, counts)
 
 
 def _probabilities(
@@ -748,14 +745,14 @@ def _binned(
     confidence, w = probs[row, column], weight[row]
     place = column * bins + bin_of(confidence, edges)
     parts = (np.ones_like(w), w, w * confidence, w * (labels[row] == column))
-    sums = np.stack([np.bincount(place, part, minlength=width * bins) for part in parts])
-    sums = sums.reshape(4, width, bins)
+    sums: Any = np.stack([np.bincount(place, part, minlength=width * bins) for part in parts])
+    sums = sums.reshape(4, width, bins).astype(np.float64)
     hit = labels >= 0
     whole = np.empty((4, width))
     whole[0], whole[1], whole[2] = len(probs), weight.sum(), weight @ probs
     whole[3] = np.bincount(labels[hit], weight[hit], minlength=width)
     sums[:, :, 0] += whole - sums.sum(axis=2)
-    return sums
+    return np.asarray(sums)
 
 
 def _reliability(edges: FloatArray, sums: FloatArray) -> Reliability:

@@ -8,9 +8,11 @@ in `bake`. `adjusted_twice` recognises models whose training favours the rare cl
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import array_api_compat
@@ -96,7 +98,7 @@ def adjust_logits(
         twice = adjusted_twice(trained_with, prior, tau=tau, elsewhere=elsewhere)
         if twice is not None:
             warnings.warn(twice, AdjustedTwiceWarning, stacklevel=2)
-    return _apply(logits, lambda f, a: f + a, shift)
+    return _apply(logits, operator.add, shift)
 
 
 def adjustment(
@@ -173,7 +175,7 @@ def normalize_weights(
     factor = np.exp(-tau * log_nu)
     offset = checked_bias(bias, bias_mode, num_classes=logits.shape[-1])
     if bias_mode == "scale" or offset is None:
-        return _apply(logits, lambda f, s: f * s, factor)
+        return _apply(logits, operator.mul, factor)
     back = offset if bias_mode == "keep" else np.zeros_like(offset)
     return _apply(logits, lambda f, s, b, k: (f - b) * s + k, factor, offset, back)
 
@@ -345,27 +347,10 @@ def _logits(logits: Any) -> Any:
 def _refuse_probabilities(logits: Any) -> None:
     """Refuse rows that are probabilities, where looking at them costs next to nothing.
 
-    One row of honest logits may add up to 1 by chance, about once in a million, and a service that
-    asks row by row must not stop for that: it is warned, and goes on.
-    """
-    rows = _rows_at_hand(logits)
-    if rows is None or rows.size == 0 or not _checks.like_probabilities(rows):
-        return
-    hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
-    if len(rows) > 1:
-        _checks.not_probabilities(rows, hint=hint)
-    warnings.warn(
-        f"the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if that is what "
-        f"they are, {hint}.",
-        stacklevel=3,
-    )
-
-
-def _rows_at_hand(logits: Any) -> NDArray[Any] | None:
-    """A few rows, shape (rows, classes), or None where their values are elsewhere.
-
-    That is on a GPU, which would have to be waited for, and wherever a computation is only being
-    recorded: torch.compile, vmap and the like, JAX's transformations.
+    That is not on a GPU, which would have to be waited for, nor where a computation is only being
+    recorded: torch.compile, vmap and the like, JAX's transformations. One row of honest logits may
+    add up to 1 by chance, about once in a million, and a service that asks row by row must not
+    stop for that: it is warned, and goes on.
     """
     first = (slice(_FIRST),) * (logits.ndim - 1)
     jax = sys.modules.get("jax")
@@ -378,18 +363,28 @@ def _rows_at_hand(logits: Any) -> NDArray[Any] | None:
         # Subclasses such as DTensor may have to ask other processes.
         plain = type(logits) in (torch.Tensor, torch.nn.Parameter)
         if recorded or not plain or logits.device.type != "cpu":
-            return None
+            return
         try:
             found = _checks.as_numpy(logits[first])
         except RuntimeError:  # what a tensor inside vmap or torch.func.grad says of its values
-            return None
+            return
     elif jax is not None and isinstance(logits, jax.Array):
         if isinstance(logits, jax.core.Tracer) or {d.platform for d in logits.devices()} != {"cpu"}:
-            return None
+            return
         found = _checks.as_numpy(logits)[first]
     else:
-        return None
-    return found.reshape(-1, logits.shape[-1])
+        return
+    rows = found.reshape(-1, logits.shape[-1])
+    if rows.size == 0 or not _checks.like_probabilities(rows):
+        return
+    hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
+    if len(rows) > 1:
+        _checks.not_probabilities(rows, hint=hint)
+    warnings.warn(
+        f"the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if that is what "
+        f"they are, {hint}.",
+        stacklevel=3,
+    )
 
 
 def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> Any:
@@ -403,13 +398,12 @@ def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> An
         import torch
 
         work = logits.float() if half else logits
-        same = {"dtype": work.dtype, "device": work.device}
-        return formula(work, *[torch.as_tensor(v, **same) for v in vectors]).to(logits.dtype)
+        as_logits = partial(torch.as_tensor, dtype=work.dtype, device=work.device)
+        return formula(work, *map(as_logits, vectors)).to(logits.dtype)
     xp = array_api_compat.array_namespace(logits)
     work = xp.astype(logits, xp.float32) if half else logits
-    device = array_api_compat.device(logits)
-    result = formula(work, *[xp.asarray(v, dtype=work.dtype, device=device) for v in vectors])
-    return xp.astype(result, logits.dtype, copy=False)
+    as_logits = partial(xp.asarray, dtype=work.dtype, device=array_api_compat.device(logits))
+    return xp.astype(formula(work, *map(as_logits, vectors)), logits.dtype, copy=False)
 
 
 # --- adjusting twice --------------------------------------------------------------------------
@@ -540,7 +534,7 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
         yield f"{name} is adjusted already", "adjust once"
     if type(model).__module__.startswith("imblearn.ensemble"):
         yield f"{name} resamples the classes", "use scikit-learn's plain ensemble"
-    settings = model.get_params(deep=False) if hasattr(model, "get_params") else {}
+    settings: Any = model.get_params(deep=False) if hasattr(model, "get_params") else {}
     for setting in ("class_weight", "class_weights", "auto_class_weights", "is_unbalance"):
         value = settings.get(setting)
         if value in (None, False, "None") if np.ndim(value) == 0 else np.ptp(value) == 0:
@@ -553,9 +547,12 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
     weight = settings.get("scale_pos_weight") or 1.0
     # Above 1 it favours the second class, below 1 the first.
     if prior.num_classes == 2 and math.log(weight) * -np.diff(prior.log_probs)[0] > 0:
-        yield f"{name} weighs classes itself (scale_pos_weight={weight:g})", "use scale_pos_weight=1"
+        yield (
+            f"{name} weighs classes itself (scale_pos_weight={weight:g})",
+            "use scale_pos_weight=1",
+        )
     for setting in ("priors", "class_prior", "fit_prior"):
-        given = settings.get(setting)
+        given: Any = settings.get(setting)
         if setting == "fit_prior" and given is False and settings.get("class_prior") is None:
             given = np.ones(prior.num_classes)
         if np.shape(given) != prior.probs.shape or np.min(given) <= 0:

@@ -481,9 +481,7 @@ def _divide(log_factor: FloatArray, scores: FloatArray) -> FloatArray:
     return np.asarray(posthoc.normalize_weights(scores, norms=np.exp(log_factor)))
 
 
-def _refute_all_norms(
-    name: str, loss: Margin, prior: ClassPrior, division: Rule | None
-) -> Verdict:
+def _refute_all_norms(name: str, loss: Margin, prior: ClassPrior, division: Rule | None) -> Verdict:
     """A class with the lowest score at η = π stays below zero when it becomes the right one."""
     try:
         at_prior = risk.link(loss, prior.probs)
