@@ -11,15 +11,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.naive_bayes import GaussianNB, MultinomialNB
+from sklearn.pipeline import Pipeline
 
 import longtail
 from longtail import margins
 from longtail._checks import InputError
 from longtail.posthoc import (
+    LOG_ZERO,
     AdjustedTwiceWarning,
     adjust_logits,
+    adjusted_twice,
     adjustment,
     leaves_little,
+    lift_zeros,
+    log_probs,
     normalize_weights,
     scale_temperature,
     tau_left,
@@ -180,7 +191,7 @@ def test_torch_device_follows_the_logits():
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
 def test_numpy_dtype(call, dtype):
     logits = random_logits().astype(dtype)
     got = call(logits)
@@ -666,3 +677,111 @@ def test_torch_compile_tells_priors_apart():
         prior = ClassPrior.from_probs([k / 10, 1 - k / 10])
         torch.testing.assert_close(compiled(logits, prior), adjust_logits(logits, prior))
         del prior
+
+
+# Probabilities of zero
+
+
+@pytest.mark.parametrize("tau", [0.0, 1.0, 4.0])
+def test_a_class_of_probability_zero_never_wins(tau):
+    prior = ClassPrior.from_counts([10**6, 10**3, 1])
+    probs = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1 - 1e-3, 0.0, 1e-3]])
+    adjusted = adjust_logits(log_probs(probs), prior, tau=tau)
+    assert np.all(probs[np.arange(3), adjusted.argmax(1)] > 0)
+    exported = probs.astype(np.float32)  # 0 stays 0 where an exported graph multiplies
+    weights = np.exp(adjustment(prior, tau=tau))
+    np.testing.assert_array_equal(adjusted.argmax(1), (exported * weights).argmax(1))
+
+
+def test_logarithms_of_probabilities():
+    assert log_probs(0.0) == LOG_ZERO == np.log(np.float64(np.finfo(np.float32).tiny))
+    probs = np.array([[0.25, 0.75], [1e-30, 1.0]])
+    np.testing.assert_array_equal(log_probs(torch.tensor(probs)), np.log(probs))
+
+
+def test_zeros_are_lifted_to_choose_a_tau_on():
+    logits = log_probs([[0.8, 0.2, 0.0], [1.0, 0.0, 0.0]])
+    lifted = np.exp(lift_zeros(logits, PRIOR))
+    np.testing.assert_allclose(lifted, [[0.8, 0.2, 0.001], [1.0, 0.009, 0.001]])
+    whole = np.log(PROBS)
+    assert lift_zeros(whole, PRIOR) is whole
+
+
+# Estimators that favour the rare classes themselves
+
+
+class Settings:
+    """An estimator of another package."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+
+    def get_params(self, deep=True):
+        return self.settings
+
+
+class Sampler:
+    def fit_resample(self, X, y):
+        return X, y
+
+
+class BalancedForest:
+    __module__ = "imblearn.ensemble._forest"
+
+
+X = np.random.default_rng(0).normal(size=(1000, 2)) ** 2
+Y = np.repeat([0, 1, 2], [900, 90, 10])
+WEIGHTED = LogisticRegression(class_weight="balanced")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (WEIGHTED, "LogisticRegression weighs classes itself (class_weight='balanced')"),
+        (Pipeline([("a", "passthrough"), ("b", WEIGHTED)]), "class_weight='balanced'"),
+        (FrozenEstimator(WEIGHTED), "class_weight='balanced'"),
+        (GridSearchCV(WEIGHTED, {"C": [1.0]}), "class_weight='balanced'"),
+        (VotingClassifier([("a", LogisticRegression()), ("b", WEIGHTED)]), "class_weight"),
+        (BaggingClassifier(WEIGHTED, n_estimators=2), "class_weight='balanced'"),
+        (StackingClassifier([("a", LogisticRegression())], WEIGHTED), "class_weight"),
+        (LogisticRegression(class_weight={2: 9.0}), "class_weight={2: 9.0}"),
+        (GaussianNB(priors=[0.4, 0.3, 0.3]), "GaussianNB is told more even class frequencies"),
+        (MultinomialNB(fit_prior=False), "MultinomialNB is told more even class frequencies"),
+        (Settings(auto_class_weights="Balanced"), "auto_class_weights='Balanced'"),
+        (Settings(class_weights=[1, 2, 3]), "class_weights=[1, 2, 3]"),
+        (Settings(is_unbalance=True), "is_unbalance=True"),
+        (Pipeline([("a", Sampler()), ("b", LogisticRegression())]), "Sampler resamples"),
+        (BalancedForest(), "BalancedForest resamples the classes"),
+        ("the model has an adjustment baked in", "baked in, so adjusting again favours"),
+    ],
+)
+def test_what_favours_rare_classes_already_is_seen(model, said):
+    if hasattr(model, "fit") and not isinstance(getattr(model, "steps", [[0, 0]])[0][1], Sampler):
+        model = model.fit(X, Y)
+    assert said in adjusted_twice(model, PRIOR)
+    assert adjusted_twice(model, PRIOR, tau=0.4) is None
+    assert adjusted_twice(model, ClassPrior.uniform(3)) is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(),
+        CalibratedClassifierCV(WEIGHTED, cv=2),  # learns the frequencies again
+        LogisticRegression(class_weight={0: 2.0, 1: 2.0, 2: 2.0}),
+        GaussianNB(priors=[0.89, 0.1, 0.01]),
+        Settings(auto_class_weights="None", class_weights=None, is_unbalance=False),
+        object(),
+    ],
+)
+def test_what_favours_nothing_is_left_alone(model):
+    assert adjusted_twice(model.fit(X, Y) if hasattr(model, "fit") else model, PRIOR) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "rare", "twice"), [(9.0, 1, True), (9.0, 0, False), (1, 1, False)]
+)
+def test_a_weight_of_positives_counts_where_they_are_rare(weight, rare, twice):
+    prior = ClassPrior.from_counts([10, 90] if rare == 0 else [90, 10])
+    found = adjusted_twice(Settings(scale_pos_weight=weight), prior)
+    assert (found is not None) == twice

@@ -20,8 +20,8 @@ def test_names_are_counted_in_sorted_order():
     prior = ClassPrior.from_labels(["dog", "cat", "dog"])
     assert prior.counts.tolist() == [1, 2]
     pd = pytest.importorskip("pandas")
-    for given in (pd.Series(["dog", "cat", "dog"]), pd.Categorical(["dog", "cat", "dog"])):
-        assert ClassPrior.from_labels(given) == prior
+    for names in (pd.Series(["dog", "cat", "dog"]), pd.Categorical(["dog", "cat", "dog"])):
+        assert ClassPrior.from_labels(names) == prior
 
 
 @pytest.mark.parametrize("kind", ["list", "numpy", "torch", "pandas", "uint8"])
