@@ -199,7 +199,7 @@ def test_a_module_imported_without_its_extra_names_the_install_command(hidden, e
     for name, kind, words in failed:
         assert kind == "MissingExtraError", f"{name}: {words}"
         assert words == (
-            f"{hidden[0]} is needed here but not installed; run: pip install 'longtail[{extra}]'"
+            f"this needs {hidden[0]}, which is not installed; run: pip install 'longtail[{extra}]'"
         )
 
 

@@ -79,7 +79,7 @@ def require(module: str, *, extra: str, caller: str = "") -> ModuleType:
         if error.name is None or error.name.split(".")[0] != package:
             raise
         raise MissingExtraError(
-            f"{package} is needed here but not installed; run: pip install 'longtail[{extra}]'"
+            f"this needs {package}, which is not installed; run: pip install 'longtail[{extra}]'"
         ) from error
 
 
