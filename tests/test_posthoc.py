@@ -555,70 +555,31 @@ Z = np.zeros((2, 3))
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: adjust_logits(np.zeros((2, 3), dtype=int), PRIOR),
-            "`logits` must be floating point, since the result has their dtype; "
-            "it is int64; convert them first",
-        ),
-        (
-            lambda: adjust_logits(torch.zeros(2, 3, dtype=torch.int32), PRIOR),
-            "`logits` must be floating point, since the result has their dtype; it is torch.int32",
-        ),
-        (
-            lambda: adjust_logits(np.float64(1.0), PRIOR),
-            "`logits` must have the classes on their last axis; got a single number",
-        ),
-        (
-            lambda: adjust_logits(Z, [0.9, 0.05, 0.05]),
-            "`prior` must be a ClassPrior; got list",
-        ),
-        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "`tau` must be finite"),
-        (lambda: adjust_logits(Z, PRIOR, tau="a"), "`tau` must be a number"),
+        (lambda: adjust_logits(Z.astype(int), PRIOR), "`logits` must be floating point"),
+        (lambda: adjust_logits(np.float64(1.0), PRIOR), "got a single number"),
+        (lambda: adjust_logits(Z, [0.9, 0.05, 0.05]), "`prior` must be a ClassPrior; got list"),
+        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "`tau` must be finite; got nan"),
         (
             lambda: adjust_logits(Z, PRIOR, target_prior=ClassPrior.uniform(4)),
             "`target_prior` has 4 classes but",
         ),
         (
-            lambda: adjust_logits(Z, PRIOR, costs=[1.0, 0.0, 1.0]),
-            "`costs` must be finite and above zero, but class 1 has 0",
+            lambda: adjust_logits(Z, PRIOR, costs=[1.0, -1.0, 1.0]),
+            "`costs` must be finite and above zero, but class 1 has -1",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, costs=[1.0, 2.0]),
-            "`costs` must have one value per class, 3; it has 2",
+            "`costs` must have one value per class",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, trained_with="logit-adjusted"),
             "`trained_with` must be the Margin of the training loss",
         ),
-        (lambda: adjustment([0.5, 0.5]), "`prior` must be a ClassPrior"),
-        (
-            lambda: normalize_weights(Z, norms=[1.0, -2.0, 1.0]),
-            "`norms` must be finite and above zero, but class 1 has -2",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=[1.0, np.inf, 1.0]),
-            "`norms` must be finite and above zero, but class 1 has inf",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=[1.0, 2.0]),
-            "`norms` must have one value per class, 3; it has 2",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=ClassPrior.uniform(2)),
-            "`norms` has 2 classes but the logits have 3 columns",
-        ),
+        (lambda: normalize_weights(Z, norms=[1.0, 0.0, 1.0]), "`norms` must be finite and above"),
         (lambda: normalize_weights(Z, norms=None), "weight normalization needs `norms`"),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="keep"),
             "bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=NORMS, bias_mode="drop"),
-            "bias_mode='drop' needs `bias`",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=NORMS, bias=[1.0], bias_mode="drop"),
-            "`bias` must have one value per class, 3; it has 1",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias=[1.0, np.nan, 0.0], bias_mode="drop"),
@@ -627,10 +588,6 @@ Z = np.zeros((2, 3))
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="ignore"),
             "`bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=NORMS, tau=np.inf),
-            "`tau` must be finite",
         ),
         (
             lambda: scale_temperature(Z, temperature=0.0),

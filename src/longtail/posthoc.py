@@ -474,7 +474,10 @@ def adjusted_twice(
     left = tau_left(residual, prior)
     loss, otherwise = f"the loss '{model.name}'", from_uniform * elsewhere
     if left < 0.1:
-        return f"{loss} already aims at the balanced error, so {favours}; use the logits as they are (tau=0){otherwise}."
+        return (
+            f"{loss} already aims at the balanced error, so {favours}; use the logits as they are "
+            f"(tau=0){otherwise}."
+        )
     return (
         f"{loss} leaves about tau = {left:.1f} to correct, so more than that favours the rare "
         f"classes twice; take tau = {left:.1f}, or what held-out data ask for{otherwise}."

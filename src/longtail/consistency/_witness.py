@@ -76,7 +76,7 @@ class Witness:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
     def strength(self) -> float:
-        """Return the lesser of the winning score's lead and of the right class's lead in log η/π."""
+        """Return the lesser of the winner's lead in score and the right class's in log η/π."""
         lead = self.scores[self.wins] - self.scores[self.should_win]
         return float(min(lead, np.log(self.ratio[self.should_win] / self.ratio[self.wins])))
 

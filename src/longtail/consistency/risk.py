@@ -93,7 +93,7 @@ def link(margin: Margin, eta: Any) -> FloatArray:
     eta = _probabilities(eta, margin)
     if np.any(eta == 0):
         raise InputError(
-            "`eta` must be positive, but a probability is 0, where the best score is minus infinity."
+            "`eta` must be positive, but a probability is 0, whose best score is minus infinity."
         )
     rows = eta.reshape(-1, margin.num_classes)
     log_w = _log_softmax(np.log(rows) + np.log(margin.alpha))
