@@ -698,17 +698,22 @@ def _errors(
     """Errors by class; refuses a class without examples unless missing="skip"."""
     _checks.choice(missing, ("error", "skip"), name="missing")
     wrong = predicted != target
-    weight = np.ones(len(target)) if weight is None else weight
-    counts = np.bincount(target[weight > 0], minlength=width)
-    totals = np.bincount(target, weights=weight, minlength=width)
-    misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
+    misses: NDArray[Any]
+    totals: NDArray[Any]
+    if weight is None:
+        counts = totals = np.bincount(target, minlength=width)
+        misses = np.bincount(target[wrong], minlength=width)
+    else:
+        counts = np.bincount(target[weight > 0], minlength=width)
+        totals = np.bincount(target, weights=weight, minlength=width)
+        misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
     absent = np.flatnonzero(counts == 0)
     if len(absent) and missing == "error":
         raise InputError(
             f"every class needs examples, but {len(absent)} of {width} have none in `target`: "
             f"{_checks.listing(absent)}; pass missing='skip' to leave them out."
         )
-    return PerClassError(np.asarray(misses, np.float64), totals, counts)
+    return PerClassError(misses.astype(np.float64), totals.astype(np.float64), counts)
 
 
 def _probabilities(

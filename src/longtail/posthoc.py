@@ -547,7 +547,7 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
             if len({value.get(label, 1) for label in classes}) == 1:
                 continue
         yield f"{name} weighs classes itself ({setting}={value!r})", f"leave {setting} out"
-    weight = settings.get("scale_pos_weight") or 1.0
+    weight = max(settings.get("scale_pos_weight") or 1.0, SMALLEST_PROB)
     # Above 1 it favours the second class, below 1 the first.
     if prior.num_classes == 2 and math.log(weight) * -np.diff(prior.log_probs)[0] > 0:
         yield (
