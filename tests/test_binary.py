@@ -275,14 +275,14 @@ def test_from_margin_with_a_scale():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: BinaryLoss(omega_pos=0.0), "BinaryLoss: `omega_pos` must be above zero; got 0"),
-        (lambda: BinaryLoss(gamma=-1.0), "BinaryLoss: `gamma` must be above zero; got -1"),
-        (lambda: BinaryLoss(delta_pos=math.nan), "BinaryLoss: `delta_pos` must be finite"),
-        (lambda: BinaryLoss().link(1.5), "BinaryLoss.link: `p` must lie in [0, 1]"),
+        (lambda: BinaryLoss(omega_pos=0.0), "`omega_pos` must be above zero; got 0"),
+        (lambda: BinaryLoss(gamma=-1.0), "`gamma` must be above zero; got -1"),
+        (lambda: BinaryLoss(delta_pos=math.nan), "`delta_pos` must be finite"),
+        (lambda: BinaryLoss().link(1.5), "`p` must lie in [0, 1]"),
         (lambda: BinaryLoss().bayes_risk(math.nan), "`p` must lie in [0, 1]"),
         (lambda: BinaryLoss().lemma(0.0), "`pi` must lie strictly between 0 and 1; got 0"),
-        (lambda: tent(0.5, 1.0), "binary.tent: `pi` must lie strictly between 0 and 1; got 1"),
-        (lambda: examples(0.2, gamma=0.0), "binary.examples: `gamma` must be above zero"),
+        (lambda: tent(0.5, 1.0), "`pi` must lie strictly between 0 and 1; got 1"),
+        (lambda: examples(0.2, gamma=0.0), "`gamma` must be above zero"),
         (
             lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(3))),
             "`margin` must have two classes; 'softmax' has 3",

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from longtail import (
     ClassPrior,
     InputError,
+    _checks,
     adjust_logits,
     bake_weight_normalization,
     margins,
@@ -104,59 +105,58 @@ def test_a_runs_head_goes_by_class(root):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("given", "message"),
     [
         (
-            lambda: ClassPrior.from_counts(pd.Series(["a", "b", "b"]).value_counts()),
-            r"from_counts: `counts` is a Series.*its index.*numbers 0 \.\. 1, in any order, but "
-            r"it holds 'b', 'a'; .*counts\.reindex\(classes\)\.to_numpy\(\).* order of the "
-            r"logits' columns",
+            pd.Series(["a", "b", "b"]).value_counts(),
+            r"a Series.*index.*numbers 0 \.\. 1.*'b', 'a';",
         ),
         (
-            lambda: ClassPrior.from_counts(Counter("abb")),
-            r"is a Counter.*its keys.*but they hold 'a', 'b'; "
-            r".*\[counts\[label\] for label in classes\]",
+            Counter("abb"),
+            r"a Counter.*keys.* 'a', 'b'; pass \[counts\[label\] for label in classes\]",
         ),
         (
-            lambda: ClassPrior.from_counts(series([5, 3, 2], [0, 3, 1])),
-            r"holds 0, 3, 1 and not 2; .*counts\.reindex\(range\(4\), fill_value=0\)",
+            series([5, 3, 2], [0, 3, 1]),
+            r"0, 3, 1; .*pass \[counts.get\(k, 0\) for k in range\(4\)\]",
         ),
-        (
-            lambda: ClassPrior.from_weights({0: 5.0, 2: 3.0}),
-            r"hold 0, 2 and not 1; .*\[weights\.get\(k, 0\) for k in range\(3\)\]",
-        ),
-        (
-            lambda: ClassPrior.from_counts(Counter(np.array([0, 2, 2]))),
-            "they hold 0, 2 and not 1;",
-        ),
-        (
-            # Labels from 1 up: no class lacks examples, they are named otherwise.
-            lambda: ClassPrior.from_counts(series([5, 3], [1, 2])),
-            r"holds 1, 2 and not 0; .*counts\.reindex\(classes\)\.to_numpy\(\)",
-        ),
-        (
-            lambda: ClassPrior.from_probs(series([0.5, 0.5], [0, 2])),
-            r"`probs`.*holds 0, 2 and not 1; .*probs\.reindex\(range\(3\), fill_value=\.\.\.\)",
-        ),
-        (lambda: ClassPrior.from_counts(series([5, 3], [0, 0])), "its index holds 0 twice"),
-        (lambda: ClassPrior.from_counts(series([5, 3], [False, True])), "holds False, True;"),
-        (lambda: ClassPrior.from_counts(series([5, 3], [0.0, 1.0])), r"holds 0\.0, 1\.0;"),
-        (lambda: ClassPrior.from_counts(series([5, 3], [-1, 0])), "holds -1, 0 and not 1"),
-        (lambda: ClassPrior.from_counts({}), "`counts` is empty"),
-        (lambda: ClassPrior.from_counts({0: "a", 1: "b"}), "must hold numbers"),
-        (lambda: ClassPrior.from_counts({0: 5, 1: -1}), "class 1 has -1"),
-        (lambda: ClassPrior.from_counts(pd.DataFrame({"n": [5, 3]})), r"shape is \(2, 1\)"),
-        (
-            lambda: adjust_logits(
-                np.zeros((1, 2)), ClassPrior.uniform(2), costs={"a": 1.0, "b": 2.0}
-            ),
-            r"adjust_logits: `costs` is a dict.*but they hold 'a', 'b'",
-        ),
+        ({0: 5.0, 2: 3.0}, r"0, 2; .*\[counts\.get\(k, 0\) for k in range\(3\)\]"),
+        # Labels from 1 up: no class lacks examples, they are named otherwise.
+        (series([5, 3], [1, 2]), r"if the labels are other numbers, pass \[counts\[label\] for"),
+        (series([5, 3], [0, 0]), "its index holds 0 twice"),
+        (series([5, 3], [False, True]), "holds False, True;"),
+        (series([5, 3], [0.0, 1.0]), r"holds 0\.0, 1\.0;"),
+        ({}, "`counts` is empty"),
+        ({0: "a", 1: "b"}, "must hold numbers"),
+        ({0: 5, 1: -1}, "class 1 has -1"),
+        (pd.DataFrame({"n": [5, 3]}), r"shape is \(2, 1\)"),
     ],
 )
-def test_numbers_that_cannot_be_placed_are_refused(make, message):
+def test_numbers_that_cannot_be_placed_are_refused(given, message):
     with pytest.raises(InputError, match=message):
-        make()
+        ClassPrior.from_counts(given)
+
+
+def test_the_advice_on_missing_classes_is_right():
+    for given in (series([5, 3, 2], [0, 3, 1]), {0: 5, 3: 3, 1: 2}):
+        with pytest.raises(InputError) as refused:
+            ClassPrior.from_counts(given)
+        advice = str(refused.value).split("missing classes pass ")[1].split("; if")[0]
+        prior = ClassPrior.from_counts(eval(advice, {"counts": given}), smoothing=1.0)
+        assert prior.counts.tolist() == [5, 2, 0, 3]
+
+
+@pytest.mark.parametrize("given", [[30, 60, 10], [0.3, 0.6, 0.1], {1: 60, 0: 30, 2: 10}])
+def test_counts_or_probabilities_are_frequencies(given):
+    np.testing.assert_allclose(_checks.frequencies(given), [0.3, 0.6, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [([0.3, 0.6], "sum to 1, or whole numbers"), ([3, 0], "have 0, whose log")],
+)
+def test_what_is_neither_is_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        _checks.frequencies(given)
 
 
 def test_a_hundred_strange_labels_make_a_short_message():

@@ -421,7 +421,7 @@ def test_the_names_are_public():
         (lambda: check_consistency(None, TWO), "must be a Margin, a PosthocLogitAdjustment or a"),
         (
             lambda: check_consistency(margins.adaptive(TWO), [0.95, 0.05]),
-            "check_consistency: `prior` must be a ClassPrior; got list",
+            "`prior` must be a ClassPrior; got list",
         ),
         (
             lambda: check_consistency(margins.adaptive(TWO), THREE),

@@ -87,7 +87,7 @@ def test_imports_go_only_upward(path):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(SOURCE).as_posix())
 def test_files_stay_readable(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 600, "cut the file at a seam"
+    assert len(text.splitlines()) <= 900, "more than one idea?"
     assert ast.get_docstring(ast.parse(text)), "the first lines say what lives here"
 
 
@@ -198,10 +198,8 @@ def test_a_module_imported_without_its_extra_names_the_install_command(hidden, e
     assert {f"longtail.{name}" for name in needing.split()} <= {name for name, _, _ in failed}
     for name, kind, words in failed:
         assert kind == "MissingExtraError", f"{name}: {words}"
-        who, _, said = words.partition(" ")
-        assert name == who or name.startswith(f"{who}.")
-        assert said == (
-            f"needs {hidden[0]}, which is not installed; run: pip install 'longtail[{extra}]'"
+        assert words == (
+            f"this needs {hidden[0]}, which is not installed; run: pip install 'longtail[{extra}]'"
         )
 
 
@@ -215,11 +213,16 @@ def test_a_stub_of_torch_does_not_keep_it_from_being_imported():
 def test_a_star_import_without_torch_goes_without_the_losses():
     run_python(
         HIDE_TORCH + "from longtail import *\n"
-        "assert ClassPrior and LogitAdjustedClassifierCV and bake and 'losses' not in globals()\n"
+        "assert ClassPrior and LogitAdjustedClassifierCV and 'LogitAdjustedLoss' not in globals()\n"
         "import longtail\n"
         "assert {'losses', 'LogitAdjustedLoss'} <= set(dir(longtail))\n"
     )
     assert "LogitAdjustedLoss" in longtail.__all__
+
+
+def test_a_star_import_leaves_scikit_learn_alone():
+    run_python("import sklearn\nfrom longtail import *\nassert sklearn.__name__ == 'sklearn'")
+    assert not set(longtail._SUBMODULES) & set(longtail.__all__)
 
 
 @pytest.mark.parametrize("name", longtail.__all__)

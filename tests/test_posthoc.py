@@ -11,15 +11,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.naive_bayes import GaussianNB, MultinomialNB
+from sklearn.pipeline import Pipeline
 
 import longtail
 from longtail import margins
 from longtail._checks import InputError
 from longtail.posthoc import (
+    LOG_ZERO,
     AdjustedTwiceWarning,
     adjust_logits,
+    adjusted_twice,
     adjustment,
     leaves_little,
+    lift_zeros,
+    log_probs,
     normalize_weights,
     scale_temperature,
     tau_left,
@@ -180,7 +191,7 @@ def test_torch_device_follows_the_logits():
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
 def test_numpy_dtype(call, dtype):
     logits = random_logits().astype(dtype)
     got = call(logits)
@@ -271,17 +282,13 @@ HALVES = {
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
 def test_factors_that_float16_cannot_hold_are_refused(half):
     logits = half(random_logits())
-    message = re.escape(
-        "normalize_weights: class 2 has its logits multiplied by 2000, and in float16, which ends "
-        "at 65504, those above 32.8 would be infinite; convert them first, to float32 for example."
-    )
-    for options in ({}, {"bias": BIAS, "bias_mode": "keep"}):
-        with pytest.raises(InputError, match=message):
-            normalize_weights(logits, norms=STEEP, **options)
-    with pytest.raises(InputError, match=message):
-        normalize_weights(logits, norms=STEEP.probs)
-    with pytest.raises(InputError, match="class 0 has its logits multiplied by 1100"):
-        normalize_weights(logits, norms=[1100.0, 1.0, 1.0], tau=-1.0)
+    for options in (
+        {"norms": STEEP},
+        {"norms": STEEP.probs},
+        {"norms": 1 / STEEP.probs, "tau": -1.0},
+    ):
+        with pytest.raises(InputError, match=r"logits by up to 2000, .*convert them to float32"):
+            normalize_weights(logits, **options)
 
 
 @pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
@@ -309,7 +316,7 @@ def test_factors_that_float16_cannot_hold_under_torch_compile(tau):
             compiled(logits), normalize_weights(logits, norms=STEEP, tau=tau)
         )
     else:
-        with pytest.raises(Exception, match="class 2 has its logits multiplied by 2000"):
+        with pytest.raises(Exception, match="by up to 2000"):
             compiled(logits)
 
 
@@ -362,7 +369,7 @@ TAKE_LOGITS = {
     ids=lambda p: f"{type(p).__module__.split('.')[0]}-{getattr(p, 'dtype', '')}-{np.ndim(p)}d",
 )
 def test_probabilities_are_refused(caller, probs):
-    message = f"{caller}: every row of `logits` lies in .0, 1.* pass their logarithm, log.probs.*"
+    message = r"every row of `logits` lies in .0, 1.*longtail.posthoc.log_probs\(probs\)"
     with pytest.raises(InputError, match=message):
         TAKE_LOGITS[caller](probs)
 
@@ -370,7 +377,7 @@ def test_probabilities_are_refused(caller, probs):
 @pytest.mark.parametrize("caller", TAKE_LOGITS)
 @pytest.mark.parametrize("row", [PROBS[:1], PROBS[0], torch.tensor(PROBS[:1])], ids=str)
 def test_one_row_like_probabilities_may_be_chance(caller, row):
-    with pytest.warns(UserWarning, match=f"{caller}: the row of `logits`.*logarithm") as caught:
+    with pytest.warns(UserWarning, match="the row of `logits`.*logarithm") as caught:
         result = TAKE_LOGITS[caller](row)
     assert caught[0].filename == __file__
     row = np.asarray(row)
@@ -420,7 +427,7 @@ def test_values_that_are_not_at_hand_are_not_looked_at():
     ids=lambda m: m.name,
 )
 def test_adjusting_twice_warns(margin):
-    with pytest.warns(AdjustedTwiceWarning, match=f"'{margin.name}'.*incoherent") as caught:
+    with pytest.warns(AdjustedTwiceWarning, match=f"'{margin.name}' already aims.*twice") as caught:
         result = adjust_logits(random_logits(), PRIOR, trained_with=margin)
     assert caught[0].filename == __file__
     np.testing.assert_array_equal(result, adjust_logits(random_logits(), PRIOR))
@@ -435,7 +442,7 @@ def test_a_loss_that_did_more_than_half_of_it_warns_of_what_is_left(by_loss, ask
         adjust_logits(random_logits(), PRIOR, tau=asked, trained_with=loss)
     left = f"{1 - by_loss:.1f}"
     assert [str(one.message) for one in caught] == [
-        f"adjust_logits: the loss 'logit-adjusted' leaves about tau = {left} to correct, so more "
+        f"the loss 'logit-adjusted' leaves about tau = {left} to correct, so more "
         f"than that favours the rare classes twice; take tau = {left}, or what held-out data ask "
         f"for."
     ]
@@ -491,19 +498,6 @@ def test_the_advice_for_another_target_is_right(aim, mix):
     assert as_advised < min(as_called, as_they_are) - 0.01
 
 
-def test_half_of_the_adjustment_is_enough_to_warn():
-    with pytest.warns(AdjustedTwiceWarning):
-        adjust_logits(random_logits(), PRIOR, tau=0.5, trained_with=margins.balanced(PRIOR))
-
-
-def test_the_warning_says_whether_anything_is_shifted():
-    loss = margins.logit_adjusted(PRIOR)
-    aims = {"favoured twice": None, "adjusting to it changes nothing": PRIOR}
-    for said, aim in aims.items():
-        with pytest.warns(AdjustedTwiceWarning, match=said):
-            adjust_logits(random_logits(), PRIOR, target_prior=aim, trained_with=loss)
-
-
 @pytest.mark.parametrize("classes", [3, 6])  # the mean of six equal logarithms is not exact
 def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing(classes):
     uniform = ClassPrior.uniform(classes)
@@ -545,7 +539,7 @@ def test_prior_of_another_width_is_design_s_message():
     with pytest.raises(InputError) as caught:
         adjust_logits(np.zeros((32, 10)), ClassPrior.uniform(9))
     assert str(caught.value) == (
-        "adjust_logits: `prior` has 9 classes but the logits have 10 columns, shape (32, 10); "
+        "`prior` has 9 classes but the logits have 10 columns, shape (32, 10); "
         "pass num_classes=10 to ClassPrior.from_labels if a class has no examples."
     )
     with pytest.raises(InputError, match=re.escape("shape (32, 10)")):
@@ -561,86 +555,43 @@ Z = np.zeros((2, 3))
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: adjust_logits(np.zeros((2, 3), dtype=int), PRIOR),
-            "adjust_logits: `logits` must be floating point, since the result has their dtype; "
-            "it is int64; convert them first",
-        ),
-        (
-            lambda: adjust_logits(torch.zeros(2, 3, dtype=torch.int32), PRIOR),
-            "`logits` must be floating point, since the result has their dtype; it is torch.int32",
-        ),
-        (
-            lambda: adjust_logits(np.float64(1.0), PRIOR),
-            "adjust_logits: `logits` must have the classes on their last axis; got a single number",
-        ),
-        (
-            lambda: adjust_logits(Z, [0.9, 0.05, 0.05]),
-            "adjust_logits: `prior` must be a ClassPrior; got list",
-        ),
-        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "adjust_logits: `tau` must be finite"),
-        (lambda: adjust_logits(Z, PRIOR, tau="a"), "adjust_logits: `tau` must be a number"),
+        (lambda: adjust_logits(Z.astype(int), PRIOR), "`logits` must be floating point"),
+        (lambda: adjust_logits(np.float64(1.0), PRIOR), "got a single number"),
+        (lambda: adjust_logits(Z, [0.9, 0.05, 0.05]), "`prior` must be a ClassPrior; got list"),
+        (lambda: adjust_logits(Z, PRIOR, tau=np.nan), "`tau` must be finite; got nan"),
         (
             lambda: adjust_logits(Z, PRIOR, target_prior=ClassPrior.uniform(4)),
-            "adjust_logits: `target_prior` has 4 classes but",
+            "`target_prior` has 4 classes but",
         ),
         (
-            lambda: adjust_logits(Z, PRIOR, costs=[1.0, 0.0, 1.0]),
-            "adjust_logits: `costs` must be finite and above zero, but class 1 has 0",
+            lambda: adjust_logits(Z, PRIOR, costs=[1.0, -1.0, 1.0]),
+            "`costs` must be finite and above zero, but class 1 has -1",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, costs=[1.0, 2.0]),
-            "adjust_logits: `costs` must have one value per class, 3; it has 2",
+            "`costs` must have one value per class",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, trained_with="logit-adjusted"),
-            "adjust_logits: `trained_with` must be the Margin of the training loss",
+            "`trained_with` must be the Margin of the training loss",
         ),
-        (lambda: adjustment([0.5, 0.5]), "adjustment: `prior` must be a ClassPrior"),
-        (
-            lambda: normalize_weights(Z, norms=[1.0, -2.0, 1.0]),
-            "normalize_weights: `norms` must be finite and above zero, but class 1 has -2",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=[1.0, np.inf, 1.0]),
-            "normalize_weights: `norms` must be finite and above zero, but class 1 has inf",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=[1.0, 2.0]),
-            "normalize_weights: `norms` must have one value per class, 3; it has 2",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=ClassPrior.uniform(2)),
-            "normalize_weights: `norms` has 2 classes but the logits have 3 columns",
-        ),
+        (lambda: normalize_weights(Z, norms=[1.0, 0.0, 1.0]), "`norms` must be finite and above"),
         (lambda: normalize_weights(Z, norms=None), "weight normalization needs `norms`"),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="keep"),
-            "normalize_weights: bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=NORMS, bias_mode="drop"),
-            "normalize_weights: bias_mode='drop' needs `bias`",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=NORMS, bias=[1.0], bias_mode="drop"),
-            "normalize_weights: `bias` must have one value per class, 3; it has 1",
+            "bias_mode='keep' needs `bias`, the last layer's bias, shape (3,)",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias=[1.0, np.nan, 0.0], bias_mode="drop"),
-            "normalize_weights: `bias` must be finite",
+            "`bias` must be finite",
         ),
         (
             lambda: normalize_weights(Z, norms=NORMS, bias_mode="ignore"),
-            "normalize_weights: `bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
-        ),
-        (
-            lambda: normalize_weights(Z, norms=NORMS, tau=np.inf),
-            "normalize_weights: `tau` must be finite",
+            "`bias_mode` must be one of 'scale', 'keep', 'drop'; got 'ignore'",
         ),
         (
             lambda: scale_temperature(Z, temperature=0.0),
-            "scale_temperature: `temperature` must be above zero; got 0",
+            "`temperature` must be above zero; got 0",
         ),
     ],
 )
@@ -683,3 +634,111 @@ def test_torch_compile_tells_priors_apart():
         prior = ClassPrior.from_probs([k / 10, 1 - k / 10])
         torch.testing.assert_close(compiled(logits, prior), adjust_logits(logits, prior))
         del prior
+
+
+# Probabilities of zero
+
+
+@pytest.mark.parametrize("tau", [0.0, 1.0, 4.0])
+def test_a_class_of_probability_zero_never_wins(tau):
+    prior = ClassPrior.from_counts([10**6, 10**3, 1])
+    probs = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1 - 1e-3, 0.0, 1e-3]])
+    adjusted = adjust_logits(log_probs(probs), prior, tau=tau)
+    assert np.all(probs[np.arange(3), adjusted.argmax(1)] > 0)
+    exported = probs.astype(np.float32)  # 0 stays 0 where an exported graph multiplies
+    weights = np.exp(adjustment(prior, tau=tau))
+    np.testing.assert_array_equal(adjusted.argmax(1), (exported * weights).argmax(1))
+
+
+def test_logarithms_of_probabilities():
+    assert log_probs(0.0) == LOG_ZERO == np.log(np.float64(np.finfo(np.float32).tiny))
+    probs = np.array([[0.25, 0.75], [1e-30, 1.0]])
+    np.testing.assert_array_equal(log_probs(torch.tensor(probs)), np.log(probs))
+
+
+def test_zeros_are_lifted_to_choose_a_tau_on():
+    logits = log_probs([[0.8, 0.2, 0.0], [1.0, 0.0, 0.0]])
+    lifted = np.exp(lift_zeros(logits, PRIOR))
+    np.testing.assert_allclose(lifted, [[0.8, 0.2, 0.001], [1.0, 0.009, 0.001]])
+    whole = np.log(PROBS)
+    assert lift_zeros(whole, PRIOR) is whole
+
+
+# Estimators that favour the rare classes themselves
+
+
+class Settings:
+    """An estimator of another package."""
+
+    def __init__(self, **settings):
+        self.settings = settings
+
+    def get_params(self, deep=True):
+        return self.settings
+
+
+class Sampler:
+    def fit_resample(self, X, y):
+        return X, y
+
+
+class BalancedForest:
+    __module__ = "imblearn.ensemble._forest"
+
+
+X = np.random.default_rng(0).normal(size=(1000, 2)) ** 2
+Y = np.repeat([0, 1, 2], [900, 90, 10])
+WEIGHTED = LogisticRegression(class_weight="balanced")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (WEIGHTED, "LogisticRegression weighs classes itself (class_weight='balanced')"),
+        (Pipeline([("a", "passthrough"), ("b", WEIGHTED)]), "class_weight='balanced'"),
+        (FrozenEstimator(WEIGHTED), "class_weight='balanced'"),
+        (GridSearchCV(WEIGHTED, {"C": [1.0]}), "class_weight='balanced'"),
+        (VotingClassifier([("a", LogisticRegression()), ("b", WEIGHTED)]), "class_weight"),
+        (BaggingClassifier(WEIGHTED, n_estimators=2), "class_weight='balanced'"),
+        (StackingClassifier([("a", LogisticRegression())], WEIGHTED), "class_weight"),
+        (LogisticRegression(class_weight={2: 9.0}), "class_weight={2: 9.0}"),
+        (GaussianNB(priors=[0.4, 0.3, 0.3]), "GaussianNB is told more even class frequencies"),
+        (MultinomialNB(fit_prior=False), "MultinomialNB is told more even class frequencies"),
+        (Settings(auto_class_weights="Balanced"), "auto_class_weights='Balanced'"),
+        (Settings(class_weights=[1, 2, 3]), "class_weights=[1, 2, 3]"),
+        (Settings(is_unbalance=True), "is_unbalance=True"),
+        (Pipeline([("a", Sampler()), ("b", LogisticRegression())]), "Sampler resamples"),
+        (BalancedForest(), "BalancedForest resamples the classes"),
+        ("the model has an adjustment baked in", "baked in, so adjusting again favours"),
+    ],
+)
+def test_what_favours_rare_classes_already_is_seen(model, said):
+    if hasattr(model, "fit") and not isinstance(getattr(model, "steps", [[0, 0]])[0][1], Sampler):
+        model = model.fit(X, Y)
+    assert said in adjusted_twice(model, PRIOR)
+    assert adjusted_twice(model, PRIOR, tau=0.4) is None
+    assert adjusted_twice(model, ClassPrior.uniform(3)) is None
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LogisticRegression(),
+        CalibratedClassifierCV(WEIGHTED, cv=2),  # learns the frequencies again
+        LogisticRegression(class_weight={0: 2.0, 1: 2.0, 2: 2.0}),
+        GaussianNB(priors=[0.89, 0.1, 0.01]),
+        Settings(auto_class_weights="None", class_weights=None, is_unbalance=False),
+        object(),
+    ],
+)
+def test_what_favours_nothing_is_left_alone(model):
+    assert adjusted_twice(model.fit(X, Y) if hasattr(model, "fit") else model, PRIOR) is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "rare", "twice"), [(9.0, 1, True), (9.0, 0, False), (1, 1, False)]
+)
+def test_a_weight_of_positives_counts_where_they_are_rare(weight, rare, twice):
+    prior = ClassPrior.from_counts([10, 90] if rare == 0 else [90, 10])
+    found = adjusted_twice(Settings(scale_pos_weight=weight), prior)
+    assert (found is not None) == twice

@@ -16,6 +16,14 @@ def test_counts_probabilities_and_logs_agree():
     assert prior.num_classes == 3
 
 
+def test_names_are_counted_in_sorted_order():
+    prior = ClassPrior.from_labels(["dog", "cat", "dog"])
+    assert prior.counts.tolist() == [1, 2]
+    pd = pytest.importorskip("pandas")
+    for names in (pd.Series(["dog", "cat", "dog"]), pd.Categorical(["dog", "cat", "dog"])):
+        assert ClassPrior.from_labels(names) == prior
+
+
 @pytest.mark.parametrize("kind", ["list", "numpy", "torch", "pandas", "uint8"])
 def test_labels_of_every_kind_give_the_same_prior(kind):
     labels = [2, 0, 0, 1, 0, 2]
@@ -135,13 +143,16 @@ def test_what_is_not_shown_is_not_formatted():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ClassPrior.from_counts([3, -1]), "must not be negative, but class 1 has -1"),
+        (lambda: ClassPrior.from_counts([3, -1]), "finite and not negative, but class 1 has -1"),
         (lambda: ClassPrior.from_counts([0.5, 2]), "class 0 has 0.5; use ClassPrior.from_weights"),
         (lambda: ClassPrior.from_counts([0, 0]), "are all zero"),
         (lambda: ClassPrior.from_weights([0.0, 0.0]), "are all zero"),
         (lambda: ClassPrior.from_counts([]), "`counts` is empty"),
         (lambda: ClassPrior.from_counts([[1, 2]]), r"shape is \(1, 2\)"),
-        (lambda: ClassPrior.from_counts([1, np.nan]), "must be finite, but class 1 has nan"),
+        (
+            lambda: ClassPrior.from_counts([1, np.nan]),
+            "finite and not negative, but class 1 has nan",
+        ),
         (lambda: ClassPrior.from_counts([True, False]), "not booleans"),
         (lambda: ClassPrior.from_counts(["a", "b"]), "must hold numbers"),
         (
@@ -161,26 +172,28 @@ def test_what_is_not_shown_is_not_formatted():
         (lambda: ClassPrior.from_labels([0.0, 1.0]), r"dtype is float64; cast them"),
         (lambda: ClassPrior.from_labels([True, False]), r"dtype is bool; cast them"),
         (
-            lambda: ClassPrior.from_labels(["cat", "dog"]),
-            "number names first, all arrays by one list",
+            lambda: ClassPrior.from_labels(["cat", "dog"], num_classes=3),
+            "2 names occur among the labels, 'cat', 'dog', but there are 3 classes; number all",
         ),
+        (lambda: ClassPrior.from_counts(np.ma.masked_equal([5, 0], 0)), "masked"),
         (lambda: ClassPrior.from_labels([]), "`labels` is empty"),
         (lambda: ClassPrior.from_labels([[0], [1]]), "must be one-dimensional"),
         (lambda: ClassPrior.from_probs([0.5, 0.4]), "must sum to 1, but sum to 0.9"),
         (lambda: ClassPrior.from_probs([90, 10]), "sum to 100; use ClassPrior.from_counts"),
-        (lambda: ClassPrior.from_probs([1.0, 0.0]), r"class\(es\) 1 have probability 0"),
-        (lambda: ClassPrior.from_probs([1.5, -0.5]), "must not be negative"),
+        (lambda: ClassPrior.from_probs([1.0, 0.0]), r"class\(es\) 1 have 0, whose log is infinite"),
+        (lambda: ClassPrior.from_probs([1.5, -0.5]), "not negative, but class 1"),
         (lambda: ClassPrior.from_counts([1, 2], smoothing=-1), "`smoothing` must not be negative"),
         (lambda: ClassPrior.from_counts([1, 2], smoothing=np.inf), "`smoothing` must be finite"),
         (lambda: ClassPrior([900, 90, 10]), "sum to 1000; use ClassPrior.from_counts for counts"),
         (lambda: ClassPrior(np.array([0, 0, 1, 2])), "ClassPrior.from_labels for labels"),
-        (lambda: ClassPrior(np.array([0.5, 0.5, 0.0])), r"ClassPrior: .*class\(es\) 2 have prob"),
-        (lambda: ClassPrior(np.array([1.5, -0.5])), "ClassPrior: `probs` must not be negative"),
+        (lambda: ClassPrior(np.array([0.5, 0.5, 0.0])), r"class\(es\) 2 have 0"),
+        (lambda: ClassPrior(np.array([1.5, -0.5])), "`probs` must be finite and not neg"),
         (lambda: ClassPrior([0.5, 0.5], [3]), "`counts` must have one value per class, 2; it has"),
-        (lambda: ClassPrior([0.5, 0.5], [3, -1]), "`counts` must not be negative"),
-        (lambda: ClassPrior.uniform(0), "`num_classes` must be a whole number above zero"),
+        (lambda: ClassPrior([0.5, 0.5], [3, -1]), "`counts` must be finite and not neg"),
+        (lambda: ClassPrior.uniform(0), "`num_classes` must be a whole number, at least 1"),
         (lambda: ClassPrior.uniform(2).groups(), "made from probabilities"),
         (lambda: ClassPrior.from_counts([1, 2]).groups(many=5, few=9), "`few` must not exceed"),
+        (lambda: ClassPrior.from_counts([1, 2]).groups(many=np.nan), "`few` must not exceed"),
         (lambda: ClassPrior.from_counts([1, 2]).effective_numbers(beta=1.0), r"in \[0, 1\)"),
     ],
 )
@@ -199,7 +212,7 @@ def test_ids_are_told_from_class_numbers_before_they_are_counted(labels, smoothi
 
 
 def test_many_classes_of_few_examples_are_no_ids_where_the_caller_says_so():
-    assert ClassPrior.from_labels([3, 200_000], smoothing=1.0).num_classes == 200_001
+    assert ClassPrior.from_labels([3, 9], num_classes=200_001, smoothing=1).num_classes == 200_001
     assert ClassPrior.from_labels(np.arange(150_000)).num_classes == 150_000
     with pytest.raises(InputError, match=r"and 199989 more have no examples.*smoothing=1.0"):
         ClassPrior.from_labels([0], num_classes=200_000)

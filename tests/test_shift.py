@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from longtail import ClassPrior, InputError, shift
-from longtail.metrics import _sums
+from longtail import ClassPrior, InputError, metrics, shift
 from longtail.posthoc import adjust_logits
-from longtail.shift import _methods, _no_shift
 
 ABSTENTION = pytest.mark.filterwarnings("ignore:scipy.misc is deprecated")
 
@@ -182,7 +180,7 @@ def test_chunks_of_a_memory_map_change_nothing(shifted, tmp_path, monkeypatch):
         shift.estimate_prior(probs, mixture.prior, tolerance=1e-9),
         shift.estimate_prior(probs, mixture.prior, **options),
     ]
-    monkeypatch.setattr(_sums, "_CHUNK_ELEMENTS", 6 * 700)
+    monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", 6 * 700)
     chunked = [
         shift.estimate_prior(mapped, mixture.prior, tolerance=1e-9),
         shift.estimate_prior(torch.as_tensor(probs), mixture.prior, **options),
@@ -322,7 +320,7 @@ def p_value_of_bbse(source, y, given, prior):
     from scipy.stats import chi2
 
     rows, seen = ((p if p.ndim == 2 else one_hot(p, len(prior.probs))) for p in (source, given))
-    statistic, df = _no_shift.no_shift_statistic(
+    statistic, df = shift._no_shift(
         np.stack([rows[y == k].mean(axis=0) for k in range(len(prior.probs))], axis=1),
         seen.mean(axis=0),
         source=source,
@@ -489,7 +487,7 @@ def test_the_simplex_solution_is_the_least_squares_one(seed, classes):
     matrix = rng.dirichlet(np.full(classes, 0.7), classes).T + 0.5 * np.eye(classes)
     matrix /= matrix.sum(axis=0)
     mean = rng.dirichlet(np.full(classes, 0.5))
-    q = _methods._simplex_solve(matrix, mean)
+    q = shift._simplex_solve(matrix, mean)
     assert q.min() >= 0
     assert q.sum() == pytest.approx(1.0)
     # First-order condition on the simplex: no vertex lies downhill.
@@ -517,7 +515,7 @@ def statistic_of_labels(confusion, labels, prior):
     """The test statistic from a confusion matrix, true class by predicted label."""
     width = len(confusion)
     where = np.repeat(np.arange(width**2), np.asarray(confusion, dtype=int).ravel())
-    return _no_shift.no_shift_statistic(
+    return shift._no_shift(
         (confusion / confusion.sum(axis=1, keepdims=True)).T,
         np.bincount(labels, minlength=width) / len(labels),
         source=where % width,
@@ -806,7 +804,7 @@ def test_calibration_refuses_what_has_no_optimum():
         fit(logits - 3 * one_hot(target, 3), target)
     with pytest.raises(InputError, match="every row of `logits` is constant"):
         fit(np.ones((3, 3)), [0, 1, 2])
-    with pytest.raises(InputError, match="look like probabilities; pass their logarithm"):
+    with pytest.raises(InputError, match="look like probabilities; take longtail"):
         fit(softmax(logits), target)
     bad = logits.copy()
     bad[5, 1] = np.inf

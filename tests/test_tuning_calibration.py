@@ -15,10 +15,11 @@ from longtail.tuning._mix import in_training_mix
 from mix_oracle import slow_mix
 
 METRICS = {
-    "log_loss": metrics.log_loss,
-    "squared_error": metrics.brier_score,
-    "ece": metrics.top_label_ece,
-    "sharpness": metrics.sharpness,
+    name: lambda target, logits, of=of, **weight: getattr(
+        metrics.evaluate(target, logits, missing="skip", **weight), of
+    )
+    for name, of in [("squared_error", "brier_score")]
+    + [(name, name) for name in ("log_loss", "ece", "sharpness")]
 }
 
 
@@ -129,7 +130,7 @@ def test_sharpness_takes_the_sharpest_among_the_calibrated():
     calibrated = tune_tau(logits, target, prior, criterion="ece")
     mixed, _ = in_training_mix(target, prior, None)
     ece = np.array(
-        [metrics.top_label_ece(target, logits / t, sample_weight=mixed) for t in sharp.curve.taus]
+        [METRICS["ece"](target, logits / t, sample_weight=mixed) for t in sharp.curve.taus]
     )
     # It may trade in one standard error of the ECE, which the other criterion reports.
     slack = calibrated.standard_error

@@ -81,70 +81,31 @@ if TYPE_CHECKING:
     from longtail.tuning import fit_temperature as fit_temperature
     from longtail.tuning import tune_tau as tune_tau
 
-# Public name -> module that defines it.
-_HOMES = {
-    "InputError": "_checks",
-    "MissingExtraError": "_checks",
-    "ClassPrior": "priors",
-    "balanced_error": "metrics",
-    "per_class_error": "metrics",
-    "group_error": "metrics",
-    "confusion_matrix": "metrics",
-    "evaluate": "metrics",
-    "adjust_logits": "posthoc",
-    "normalize_weights": "posthoc",
-    "scale_temperature": "posthoc",
-    "AdjustedTwiceWarning": "posthoc",
-    "tune_tau": "tuning",
-    "TauResult": "tuning",
-    "fit_temperature": "tuning",
-    "estimate_prior": "shift",
-    "effective_prior": "shift",
-    "LogitAdjustedClassifier": "sklearn",
-    "LogitAdjustedClassifierCV": "sklearn",
-    "TauCurveDisplay": "sklearn",
-    "Margin": "margins",
-    "check_consistency": "consistency",
-    "Verdict": "consistency",
-    "PosthocLogitAdjustment": "consistency",
-    "PosthocWeightNormalization": "consistency",
-    "pairwise_margin_loss": "losses",
-    "logit_adjusted_loss": "losses",
-    "PairwiseMarginLoss": "losses",
-    "LogitAdjustedLoss": "losses",
-    "Run": "runs",
-    "RunSpec": "runs",
-    "bake_logit_adjustment": "bake",
-    "bake_weight_normalization": "bake",
-    "unbake": "bake",
-    "bake_record": "bake",
-    "BakeRecord": "bake",
-    "open_predictions": "predictions",
-    "adjust_predictions": "predictions",
+# Module -> public names that it defines.
+_NAMES = {
+    "_checks": "InputError MissingExtraError",
+    "priors": "ClassPrior",
+    "metrics": "balanced_error per_class_error group_error confusion_matrix evaluate",
+    "posthoc": "adjust_logits normalize_weights scale_temperature AdjustedTwiceWarning",
+    "tuning": "tune_tau TauResult fit_temperature",
+    "shift": "estimate_prior effective_prior",
+    "sklearn": "LogitAdjustedClassifier LogitAdjustedClassifierCV TauCurveDisplay",
+    "margins": "Margin",
+    "consistency": ("check_consistency Verdict PosthocLogitAdjustment PosthocWeightNormalization"),
+    "losses": "pairwise_margin_loss logit_adjusted_loss PairwiseMarginLoss LogitAdjustedLoss",
+    "runs": "Run RunSpec",
+    "bake": "bake_logit_adjustment bake_weight_normalization unbake bake_record BakeRecord",
+    "predictions": "open_predictions adjust_predictions",
+    "data": "",
 }
-_SUBMODULES = (
-    "priors",
-    "metrics",
-    "posthoc",
-    "tuning",
-    "shift",
-    "sklearn",
-    "margins",
-    "consistency",
-    "losses",
-    "runs",
-    "bake",
-    "predictions",
-    "data",
-)
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_SUBMODULES = tuple(module for module in _NAMES if not module.startswith("_"))
 
-_NAMES = ("__version__", *_HOMES, *_SUBMODULES)
-# `from longtail import *` loads every name here, so without torch it goes without the losses.
-_WITHOUT_TORCH = {"losses", *(name for name, home in _HOMES.items() if home == "losses")}
+# `from longtail import *` loads every name here, so without torch it goes without the losses; and
+# without submodules, since `sklearn` would hide scikit-learn.
 _HAS_TORCH = "torch" in sys.modules or importlib.util.find_spec("torch") is not None
-_ABSENT = set() if _HAS_TORCH else _WITHOUT_TORCH
-
-__all__ = [name for name in _NAMES if name not in _ABSENT]
+__all__ = ["__version__"]
+__all__ += [name for name, home in _HOMES.items() if _HAS_TORCH or home != "losses"]
 
 
 def __getattr__(name: str) -> Any:
@@ -156,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_NAMES)
+    return sorted({*__all__, *_HOMES, *_SUBMODULES})

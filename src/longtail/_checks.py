@@ -79,7 +79,7 @@ def require(module: str, *, extra: str, caller: str = "") -> ModuleType:
         if error.name is None or error.name.split(".")[0] != package:
             raise
         raise MissingExtraError(
-            f"{package} is needed here but not installed; run: pip install 'longtail[{extra}]'"
+            f"this needs {package}, which is not installed; run: pip install 'longtail[{extra}]'"
         ) from error
 
 
@@ -90,7 +90,7 @@ def tau(value: Any, caller: str = "", *, name: str = "tau") -> float:
     except (TypeError, ValueError) as error:
         raise InputError(f"`{name}` must be a number; got {value!r}.") from error
     if not -math.inf < number < math.inf:  # as a comparison, torch.compile can trace it
-        raise InputError(f"`{name}` must be a finite number; got {value}.")
+        raise InputError(f"`{name}` must be finite; got {value}.")
     return number
 
 
@@ -114,9 +114,7 @@ def fraction(value: Any, caller: str = "", *, name: str, below_one: bool = False
     """A number in [0, 1], or in [0, 1) with `below_one`."""
     number = tau(value, name=name)
     if number < 0 or number > 1 or (below_one and number == 1):
-        raise InputError(
-            f"`{name}` must lie in [0, 1{')' if below_one else ']'}; got {number:g}."
-        )
+        raise InputError(f"`{name}` must lie in [0, 1{')' if below_one else ']'}; got {number:g}.")
     return number
 
 
@@ -197,7 +195,9 @@ def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] |
         if shape[1] == num_columns and shape[-1] == num_classes:
             return "the classes must be the second axis: moveaxis(logits, -1, 1)"
     if num_classes < num_columns:
-        return f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
+        return (
+            f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
+        )
     return "there must be one class for each column, in the same order"
 
 
@@ -291,6 +291,13 @@ def same_length(array: Any, target: Any, *, caller: str = "", name: str = "logit
         raise InputError(f"`{name}` has {len(array)} rows but there are {len(target)} labels.")
 
 
+def _every(ok: NDArray[Any], array: NDArray[Any], rule: str, advice: str = "") -> None:
+    """Refuse the first value that is not `ok`; `rule` ends in what it belongs to."""
+    bad = np.flatnonzero(~ok)
+    if len(bad):
+        raise InputError(f"{rule} {int(bad[0])} has {array[bad[0]]:g}{advice}.")
+
+
 # --- labels and weights: one per example ------------------------------------------------------
 
 
@@ -307,7 +314,7 @@ def labels(
     With `names`, strings are taken too, if every class occurs among them: see `numbered`.
     """
     array = _row(values, name)
-    if names and _are_names(array):
+    if names and array.dtype.kind not in "iu" and _are_names(array):
         (array,) = numbered(array, num_classes=num_classes)
     if array.dtype.kind not in "iu":
         hint = "number names first, " + BY_ONE_LIST
@@ -352,8 +359,9 @@ def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]
         raise InputError("some labels are names and others are not (None or NaN?).") from error
     if num_classes is not None and len(classes) != num_classes:
         raise InputError(
-            f"{len(classes)} names occur among the labels, {listing(map(repr, classes), most=5)}, "
-            f"but there are {num_classes} classes; number {BY_ONE_LIST}."
+            f"{len(classes)} names occur among the labels, "
+            f"{listing(map(repr, classes.tolist()), most=5)}, but there are {num_classes} classes; "
+            f"number {BY_ONE_LIST}."
         )
     return np.split(places, np.cumsum([len(array) for array in arrays])[:-1])
 
@@ -376,12 +384,8 @@ def sample_weight(values: Any, num_examples: int, *, caller: str = "") -> FloatA
         raise InputError(
             f"`sample_weight` must have one value per example, {num_examples}; it has {len(array)}."
         )
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(bad):
-        raise InputError(
-            f"`sample_weight` must be finite and not negative, but example {int(bad[0])} has "
-            f"{array[bad[0]]:g}."
-        )
+    rule = "`sample_weight` must be finite and not negative, but example"
+    _every(np.isfinite(array) & (array >= 0), array, rule)
     with np.errstate(over="ignore"):
         total = float(array.sum())
     if not 0 < total < math.inf:
@@ -523,11 +527,8 @@ def positive_per_class(values: Any, num_classes: int, *, caller: str = "", name:
     """One finite number above zero per class."""
     array = per_class(values, name=name).astype(np.float64)
     width(array, num_classes, name=name)
-    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
-    if len(bad):
-        raise InputError(
-            f"`{name}` must be finite and above zero, but class {int(bad[0])} has {array[bad[0]]:g}."
-        )
+    rule = f"`{name}` must be finite and above zero, but class"
+    _every(np.isfinite(array) & (array > 0), array, rule)
     return array
 
 
@@ -536,12 +537,8 @@ def totals(values: Any, *, name: str) -> NDArray[Any]:
     array = per_class(values, name=name, absent="0")
     if array.dtype.kind == "b":
         raise InputError(f"`{name}` must be numbers of examples, not booleans.")
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if len(bad):
-        raise InputError(
-            f"`{name}` must be finite and not negative, but class {int(bad[0])} has "
-            f"{array[bad[0]]:g}."
-        )
+    rule = f"`{name}` must be finite and not negative, but class"
+    _every(np.isfinite(array) & (array >= 0), array, rule)
     if not array.any():
         raise InputError(f"`{name}` are all zero; at least one class needs examples.")
     return array
@@ -552,13 +549,13 @@ def counts(values: Any, *, caller: str = "", name: str = "counts") -> IntArray:
     array = totals(values, name=name)
     if array.dtype.kind == "f":  # half precision can't hold the bound
         array = array.astype(np.promote_types(array.dtype, np.float64))
-    bad = np.flatnonzero((array != np.floor(array)) | (array >= 2**63))
-    if len(bad):
-        raise InputError(
-            f"`{name}` must be whole numbers of examples below 2**63, but class {int(bad[0])} has "
-            f"{array[bad[0]]:g}; use ClassPrior.from_weights for fractional or larger totals, or "
-            f"ClassPrior.from_probs for probabilities."
-        )
+    _every(
+        (array == np.floor(array)) & (array < 2**63),
+        array,
+        f"`{name}` must be whole numbers of examples below 2**63, but class",
+        "; use ClassPrior.from_weights for fractional or larger totals, or ClassPrior.from_probs "
+        "for probabilities",
+    )
     return array.astype(np.int64)
 
 

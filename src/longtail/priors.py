@@ -6,8 +6,7 @@ immutable object, so that counts, probabilities and logs can't be mixed up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,6 +32,7 @@ class ClassPrior:
         probs: π, shape (num_classes,), float64, positive, sums to 1.
         counts: examples per class before smoothing (fractional after
             `from_weights`), or None if only probabilities were given.
+        log_probs: log π.
 
     Examples:
         >>> prior = ClassPrior.from_counts([900, 90, 10])
@@ -46,6 +46,7 @@ class ClassPrior:
 
     probs: FloatArray
     counts: FloatArray | IntArray | None = None
+    log_probs: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         # Probabilities are kept as they are, not normalised again, so that those read back from a
@@ -57,7 +58,7 @@ class ClassPrior:
         self._keep(probs, counts)
 
     def _keep(self, probs: FloatArray, counts: FloatArray | IntArray | None) -> ClassPrior:
-        for name, array in (("probs", probs), ("counts", counts)):
+        for name, array in (("probs", probs), ("counts", counts), ("log_probs", np.log(probs))):
             if array is not None:
                 array.setflags(write=False)
             object.__setattr__(self, name, array)
@@ -174,13 +175,6 @@ class ClassPrior:
             )
             raise InputError(f"class(es) {_checks.listing(empty)} {advice}.")
         return cls.__new__(cls)._keep(probs, totals)
-
-    @cached_property
-    def log_probs(self) -> FloatArray:
-        """log π, shape (num_classes,)."""
-        log_probs = np.log(self.probs)
-        log_probs.setflags(write=False)
-        return log_probs
 
     @property
     def num_classes(self) -> int:

@@ -1,14 +1,13 @@
 """Class probabilities that refute a rule: how they are made, rounded and certified.
 
-`consistency` decides that a loss or rule is inconsistent; here the evidence is built. A witness
-is never taken on trust: `certify` minimises the conditional risk at the witness's own η, checks
-that the gradient vanishes, and compares the winner with the class that should win.
+A witness is never taken on trust: `certify` minimises the conditional risk at the witness's own
+η, checks that the gradient vanishes, and compares the winner with the class that should win.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from longtail.consistency import risk
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
+# What a post-hoc rule makes of the scores.
 Rule = Callable[[FloatArray], FloatArray]
 
 # Differences below this can't be told from rounding, and prove nothing.
@@ -53,9 +53,12 @@ class Witness:
     def __str__(self) -> str:
         w, r = self.wins, self.should_win
         if len(self.eta) <= _SHOWN:
+            eta, ratio, scores = (
+                f"({', '.join(f'{value:.4g}' for value in values)})"
+                for values in (self.eta, self.ratio, self.scores)
+            )
             text = (
-                f"at η = {_shown(self.eta)} class {r} should win, with "
-                f"η/π = {_shown(self.ratio)}, but the scores {_shown(self.scores)} "
+                f"at η = {eta} class {r} should win, with η/π = {ratio}, but the scores {scores} "
                 f"make class {w} win"
             )
         else:
@@ -68,20 +71,19 @@ class Witness:
         return f"{text} ({self.note})" if self.note else text
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "eta": self.eta.tolist(),
-            "ratio": self.ratio.tolist(),
-            "trained_scores": self.trained_scores.tolist(),
-            "scores": self.scores.tolist(),
-            "wins": self.wins,
-            "should_win": self.should_win,
-            "note": self.note,
-        }
+        """Return plain values for JSON."""
+        values = asdict(self)
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+
+    def strength(self) -> float:
+        """Return the lesser of the winner's lead in score and the right class's in log η/π."""
+        lead = self.scores[self.wins] - self.scores[self.should_win]
+        return float(min(lead, np.log(self.ratio[self.should_win] / self.ratio[self.wins])))
 
 
-def _shown(values: FloatArray) -> str:
-    return f"({', '.join(f'{value:.4g}' for value in values)})"
+def log_ratio(margin: Margin, prior: ClassPrior, scores: FloatArray) -> FloatArray:
+    """Return log η_y/π_y of the η at which these scores minimise the risk."""
+    return np.asarray(risk.log_inverse_link(margin, scores) - prior.log_probs)
 
 
 def certify(
@@ -93,7 +95,7 @@ def certify(
     scores: FloatArray | None = None,
     note: str = "",
 ) -> Witness | None:
-    """The Witness that η is, or None if it proves nothing.
+    """Return the Witness that η is, or None if it proves nothing.
 
     Args:
         margin: the loss.
@@ -111,31 +113,16 @@ def certify(
         return None  # too extreme for double precision: no proof
     slope = risk.gradient(margin, eta, f) / (margin.scale * eta * margin.alpha)
     final = f if rule is None else rule(f)
-    log_ratio = np.log(eta) - prior.log_probs
-    wins, should_win = int(np.argmax(final)), int(np.argmax(log_ratio))
+    ratio = np.log(eta) - prior.log_probs
+    wins, should_win = int(np.argmax(final)), int(np.argmax(ratio))
     lead = final[wins] - final[should_win]
     if (
         np.abs(slope).max() > 1e-8
         or lead <= _RESOLUTION * (1.0 + np.abs(final).max())
-        or log_ratio[should_win] - log_ratio[wins] <= _RESOLUTION
+        or ratio[should_win] - ratio[wins] <= _RESOLUTION
     ):
         return None
-    return Witness(eta, np.exp(log_ratio), f, final, wins, should_win, note)
-
-
-def present(
-    margin: Margin,
-    prior: ClassPrior,
-    scores: FloatArray,
-    *,
-    rule: Rule | None = None,
-    note: str = "",
-) -> Witness | None:
-    """A certified witness near the η of these scores, with as few decimals as still prove it."""
-    eta = risk.inverse_link(margin, scores)
-    return round_off(margin, prior, eta, rule=rule, note=note) or certify(
-        margin, prior, eta, rule=rule, scores=scores, note=note
-    )
+    return Witness(eta, np.exp(ratio), f, final, wins, should_win, note)
 
 
 def round_off(
@@ -146,7 +133,7 @@ def round_off(
     rule: Rule | None = None,
     note: str = "",
 ) -> Witness | None:
-    """The witness η rounded to as few decimals as keep half of its lead; unrounded for many."""
+    """Return the witness η with as few decimals as keep half of its lead; as it is for many."""
     exact = certify(margin, prior, eta, rule=rule, note=note)
     if exact is None or len(eta) > _READABLE:
         return exact
@@ -157,15 +144,19 @@ def round_off(
         if rounded.min() <= 0:
             continue
         witness = certify(margin, prior, rounded, rule=rule, note=note)
-        if witness is not None and _strength(witness) >= 0.5 * _strength(exact):
+        if witness is not None and witness.strength() >= 0.5 * exact.strength():
             return witness
     return exact
 
 
-def _strength(witness: Witness) -> float:
-    """How clear a witness is: the lesser of the score's lead and of log η/π's."""
-    lead = witness.scores[witness.wins] - witness.scores[witness.should_win]
-    return float(min(lead, np.log(witness.ratio[witness.should_win] / witness.ratio[witness.wins])))
+def present(
+    margin: Margin, prior: ClassPrior, scores: FloatArray, *, rule: Rule | None = None
+) -> Witness | None:
+    """Return a certified witness near the η of these scores, rounded if that still proves it."""
+    eta = risk.inverse_link(margin, scores)
+    return round_off(margin, prior, eta, rule=rule) or certify(
+        margin, prior, eta, rule=rule, scores=scores
+    )
 
 
 def raise_lowest(
@@ -176,17 +167,11 @@ def raise_lowest(
     rule: Rule | None = None,
     note: str = "",
 ) -> Witness | None:
-    """A witness near η = π, where equal η/π should mean equal scores, but one class is lowest.
+    """Return a witness near η = π, where equal η/π should mean equal scores, but one is lowest.
 
     Raising that class's probability alone makes it the right answer, while by continuity its
-    score stays too low. It is raised until it leads in log η/π by as much as it lacks in score.
-
-    Args:
-        margin: a loss whose best scores at η = π are not all equal.
-        prior: π.
-        lead: how much class k lacks, given the scores and k.
-        rule: what is done to the scores before the argmax.
-        note: kept with the witness.
+    score stays too low. It is raised until it leads in log η/π by as much as it lacks in score,
+    which `lead` says of the scores and the class.
     """
     try:
         at_prior = risk.link(margin, prior.probs)
@@ -209,37 +194,24 @@ def raise_lowest(
 def break_tie(
     margin: Margin, prior: ClassPrior, tied: FloatArray, *, favored: int, slighted: int
 ) -> Witness | None:
-    """A witness near scores at which two classes lead together but differ in η/π.
+    """Return a witness near scores at which two classes lead together but differ in η/π.
 
     η is a continuous function of the scores. So if `slighted` has the larger η/π of the two,
     `favored` can be given the lead by a little, and is then wrong. How little is chosen to make
     the lesser of the two leads, in score and in log η/π, as large as it gets.
-
-    Args:
-        margin: the loss.
-        prior: π.
-        tied: scores at which both classes have the highest score.
-        favored: the class of lower η/π.
-        slighted: the class of higher η/π.
     """
-    gap = _log_ratio(margin, prior, tied)
-    width = float(gap[slighted] - gap[favored])
+    gap = log_ratio(margin, prior, tied)
     best, best_scores = 0.0, None
-    for step in width * 1.5 ** np.arange(8, -14, -1):
+    for step in float(gap[slighted] - gap[favored]) * 1.5 ** np.arange(8, -14, -1):
         scores = tied.copy()
         scores[favored] += 0.5 * step / margin.scale
         scores[slighted] -= 0.5 * step / margin.scale
         try:
-            log_ratio = _log_ratio(margin, prior, scores)
+            ratio = log_ratio(margin, prior, scores)
         except InputError:
             continue
         lead = margin.scale * (scores[favored] - np.delete(scores, favored).max())
-        strength = min(lead, log_ratio.max() - log_ratio[favored])
+        strength = min(lead, ratio.max() - ratio[favored])
         if strength > best:
             best, best_scores = float(strength), scores
     return None if best_scores is None else present(margin, prior, best_scores)
-
-
-def _log_ratio(margin: Margin, prior: ClassPrior, scores: FloatArray) -> FloatArray:
-    """log η_y/π_y where these scores minimise the risk."""
-    return np.asarray(risk.log_inverse_link(margin, scores) - prior.log_probs)

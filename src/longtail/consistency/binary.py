@@ -6,8 +6,7 @@ corrected, for a rare class +1 of prior π:
     ℓ(+1, f) = ω₊/γ · log(1 + e^{γ(δ₊ − f)}),   ℓ(−1, f) = ω₋/γ · log(1 + e^{γ(δ₋ + f)})
 
 `BinaryLoss` is this family, `CostSensitiveSVM` its limit γ → ∞, and `examples` the parameter
-choices that the paper discusses. Nothing here knows more than two classes: that is `risk` and
-`consistency`.
+choices that the paper discusses. Scores f and probabilities p = P(+1) may have any shape.
 
 Corrected here: σ(z) = 1/(1 + e^{−z}) in Lemma 2; the −log 2 of Lemma 3's link stands inside
 the 1/γ; the conditional Bayes risk is p·ℓ(+1, Ψ(p)) + (1 − p)·ℓ(−1, Ψ(p)); the balanced
@@ -22,43 +21,54 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, logit
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.margins import Margin
 
 
-def _log_odds(p: FloatArray) -> FloatArray:
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(p) - np.log1p(-p))
-
-
-def _unit(values: Any, caller: str) -> FloatArray:
+def _unit(values: Any) -> FloatArray:
     """Probabilities of any shape."""
     p = np.asarray(_checks.as_numpy(values), dtype=np.float64)
     if not np.all((p >= 0) & (p <= 1)):
-        raise InputError(f"{caller}: `p` must lie in [0, 1]; got {p.min():g} to {p.max():g}.")
+        raise InputError(f"`p` must lie in [0, 1]; got {p.min():g} to {p.max():g}.")
     return p
 
 
-def _prior(pi: Any, caller: str) -> float:
+def _prior(pi: Any) -> float:
     """A class prior strictly between 0 and 1."""
-    number = _checks.fraction(pi, caller, name="pi")
-    if number in (0.0, 1.0):
-        raise InputError(f"{caller}: `pi` must lie strictly between 0 and 1; got {number:g}.")
+    number = _checks.tau(pi, name="pi")
+    if not 0.0 < number < 1.0:
+        raise InputError(f"`pi` must lie strictly between 0 and 1; got {number:g}.")
     return number
 
 
-def _mean(p: FloatArray, at_plus: FloatArray, at_minus: FloatArray) -> FloatArray:
-    """p · at_plus + (1 − p) · at_minus, where a probability of 0 silences an infinite loss."""
-    with np.errstate(invalid="ignore"):
-        plus, minus = p * at_plus, (1.0 - p) * at_minus
-    return np.asarray(np.where(p > 0, plus, 0.0) + np.where(p < 1, minus, 0.0))
+class _Losses:
+    """What `BinaryLoss` and `CostSensitiveSVM` have in common."""
+
+    def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
+        """Return ℓ(+1, f) and ℓ(−1, f)."""
+        raise NotImplementedError
+
+    def conditional_risk(self, p: Any, f: Any) -> FloatArray:
+        """Return the expected loss p · ℓ(+1, f) + (1 − p) · ℓ(−1, f).
+
+        Examples:
+            >>> round(float(BinaryLoss().conditional_risk(0.5, 0.0)), 4)
+            0.6931
+            >>> CostSensitiveSVM(2.0, 1.0).conditional_risk(0.5, 0.0)
+            array(1.5)
+        """
+        p, (plus, minus) = _unit(p), self.loss(f)
+        # A probability of 0 silences an infinite loss.
+        with np.errstate(invalid="ignore"):
+            plus, minus = p * plus, (1.0 - p) * minus
+        return np.asarray(np.where(p > 0, plus, 0.0) + np.where(p < 1, minus, 0.0))
 
 
 @dataclass(frozen=True)
-class BinaryLoss:
+class BinaryLoss(_Losses):
     """A loss of the binary pairwise-margin family.
 
     Attributes:
@@ -86,15 +96,13 @@ class BinaryLoss:
 
     def __post_init__(self) -> None:
         for part in ("omega_pos", "omega_neg", "gamma"):
-            value = _checks.positive(getattr(self, part), "BinaryLoss", name=part)
-            object.__setattr__(self, part, value)
+            object.__setattr__(self, part, _checks.positive(getattr(self, part), name=part))
         for part in ("delta_pos", "delta_neg"):
-            value = _checks.tau(getattr(self, part), "BinaryLoss", name=part)
-            object.__setattr__(self, part, value)
+            object.__setattr__(self, part, _checks.tau(getattr(self, part), name=part))
 
     @classmethod
     def from_margin(cls, margin: Margin, *, positive: int = 1) -> BinaryLoss:
-        """A two-class Margin as a function of the scalar score f₊ − f₋.
+        """Return a two-class Margin as a function of the scalar score f₊ − f₋.
 
         Args:
             margin: for two classes.
@@ -106,14 +114,12 @@ class BinaryLoss:
             >>> round(BinaryLoss.from_margin(margins.logit_adjusted(prior)).threshold, 6)
             0.2
         """
-        caller = "BinaryLoss.from_margin"
         if margin.num_classes != 2:
             raise InputError(
-                f"{caller}: `margin` must have two classes; '{margin.name}' has "
-                f"{margin.num_classes}."
+                f"`margin` must have two classes; '{margin.name}' has {margin.num_classes}."
             )
         if positive not in (0, 1):
-            raise InputError(f"{caller}: `positive` must be 0 or 1; got {positive!r}.")
+            raise InputError(f"`positive` must be 0 or 1; got {positive!r}.")
         negative, delta, s = 1 - positive, margin.matrix(), margin.scale
         return cls(
             omega_pos=s * margin.alpha[positive],
@@ -125,50 +131,26 @@ class BinaryLoss:
         )
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
-        """ℓ(+1, f) and ℓ(−1, f).
-
-        Args:
-            f: scores, any shape.
-
-        Examples:
-            >>> [round(float(value), 4) for value in BinaryLoss().loss(0.0)]
-            [0.6931, 0.6931]
-        """
+        """Return ℓ(+1, f) and ℓ(−1, f)."""
         f, g = np.asarray(f, dtype=np.float64), self.gamma
         return (
             np.asarray(self.omega_pos / g * np.logaddexp(0.0, g * (self.delta_pos - f))),
             np.asarray(self.omega_neg / g * np.logaddexp(0.0, g * (self.delta_neg + f))),
         )
 
-    def conditional_risk(self, p: Any, f: Any) -> FloatArray:
-        """Expected loss p · ℓ(+1, f) + (1 − p) · ℓ(−1, f) of the score f where P(+1) = p.
-
-        Examples:
-            >>> round(float(BinaryLoss().conditional_risk(0.5, 0.0)), 4)
-            0.6931
-        """
-        return _mean(_unit(p, "BinaryLoss.conditional_risk"), *self.loss(f))
-
     def link(self, p: Any) -> FloatArray:
-        """Ψ(p), the score that minimises the conditional risk (Lemma 3, corrected).
+        """Return Ψ(p), the score that minimises the conditional risk (Lemma 3, corrected).
 
         Ψ(p) = (1/γ) · log{[x + √(x² + 4a/q)] / 2} with x = ab/q − c, q = (1 − p)/p,
         a = ω₊/ω₋ · e^{γ(δ₊ − δ₋)}, b = e^{γδ₋} and c = e^{γδ₊}; for x < 0 the bracket is
         2(a/q) / (√(x² + 4a/q) − x), which does not cancel. All in logs.
 
-        Args:
-            p: P(+1), any shape.
-
-        Returns:
-            Of the same shape; −∞ at p = 0 and +∞ at p = 1.
-
         Examples:
             >>> BinaryLoss().link([0.0, 0.5, 0.9]).round(4)  # the log-odds
             array([  -inf, 0.    , 2.1972])
         """
-        p = _unit(p, "BinaryLoss.link")
         log_c = self.gamma * self.delta_pos
-        m = _log_odds(p) + math.log(self.omega_pos) - math.log(self.omega_neg)
+        m = logit(_unit(p)) + math.log(self.omega_pos) - math.log(self.omega_neg)
         log_aq = m + self.gamma * (self.delta_pos - self.delta_neg)  # log(a/q)
         with np.errstate(divide="ignore"):
             # x = c · (e^m − 1)
@@ -180,14 +162,13 @@ class BinaryLoss:
         return np.asarray(log_g / self.gamma)
 
     def inverse_link(self, f: Any) -> FloatArray:
-        """Ψ⁻¹(f) = 1 / (1 − ℓ'(+1, f)/ℓ'(−1, f)), the P(+1) at which f is the best score.
+        """Return Ψ⁻¹(f) = 1 / (1 − ℓ'(+1, f)/ℓ'(−1, f)), the P(+1) at which f is the best score.
 
         Examples:
             >>> BinaryLoss(delta_pos=1.0, delta_neg=-1.0).inverse_link(1.0)
             array(0.5)
         """
-        f = np.asarray(f, dtype=np.float64)
-        return np.asarray(expit(-self._log_slope_ratio(f)))
+        return np.asarray(expit(-self._log_slope_ratio(np.asarray(f, dtype=np.float64))))
 
     def _log_slope_ratio(self, f: FloatArray) -> FloatArray:
         """log(−ℓ'(+1, f) / ℓ'(−1, f))."""
@@ -204,25 +185,19 @@ class BinaryLoss:
         return float(self.inverse_link(0.0))
 
     def lemma(self, pi: float) -> tuple[float, float]:
-        """Both sides of Lemma 2 for the prior π = P(+1); the loss is consistent iff they agree.
+        """Return both sides of Lemma 2 for π = P(+1); the loss is consistent iff they agree.
 
         ω₊/ω₋ · σ(γδ₊)/σ(γδ₋) = (1 − π)/π with σ(z) = 1/(1 + e^{−z}).
-
-        Args:
-            pi: π, in (0, 1).
-
-        Returns:
-            The left and the right side.
 
         Examples:
             >>> [round(side, 6) for side in BinaryLoss(omega_pos=4.0).lemma(0.2)]
             [4.0, 4.0]
         """
-        pi = _prior(pi, "BinaryLoss.lemma")
+        pi = _prior(pi)
         return float(np.exp(self._log_slope_ratio(np.zeros(())))), (1.0 - pi) / pi
 
     def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
-        """Whether minimising this loss minimises the balanced error for the prior π (Lemma 2).
+        """Return whether minimising this loss minimises the balanced error (Lemma 2).
 
         Args:
             pi: π = P(+1), in (0, 1).
@@ -236,23 +211,16 @@ class BinaryLoss:
         return math.isclose(left, right, rel_tol=tolerance)
 
     def bayes_risk(self, p: Any) -> FloatArray:
-        """Least conditional risk L(p) = p · ℓ(+1, Ψ(p)) + (1 − p) · ℓ(−1, Ψ(p)).
-
-        Args:
-            p: P(+1), any shape.
-
-        Returns:
-            Of the same shape; concave in p, 0 at both ends.
+        """Return the least conditional risk, L(p) = p · ℓ(+1, Ψ(p)) + (1 − p) · ℓ(−1, Ψ(p)).
 
         Examples:
             >>> BinaryLoss().bayes_risk([0.0, 0.5, 1.0]).round(4)  # the entropy
             array([0.    , 0.6931, 0.    ])
         """
-        p = _unit(p, "BinaryLoss.bayes_risk")
-        return _mean(p, *self.loss(self.link(p)))
+        return self.conditional_risk(p, self.link(p))
 
     def peak(self) -> tuple[float, float]:
-        """The p at which the Bayes risk is largest, and that risk.
+        """Return the p at which the Bayes risk is largest, and that risk.
 
         L'(p) = ℓ(+1, Ψ(p)) − ℓ(−1, Ψ(p)), so it is where both losses are the same.
 
@@ -274,7 +242,7 @@ class BinaryLoss:
         return float(self.inverse_link(f)), float(self.loss(f)[0])
 
     def limit(self) -> CostSensitiveSVM:
-        """The hinge losses that γ → ∞ leads to, with this loss's weights and margins.
+        """Return the hinge losses that γ → ∞ leads to, with this loss's weights and margins.
 
         0 ≤ L_γ(p) − L_∞(p) ≤ (p ω₊ + (1 − p) ω₋) · log(2)/γ for every p.
 
@@ -283,16 +251,12 @@ class BinaryLoss:
             0.5
         """
         return CostSensitiveSVM(
-            omega_pos=self.omega_pos,
-            omega_neg=self.omega_neg,
-            delta_pos=self.delta_pos,
-            delta_neg=self.delta_neg,
-            name=self.name,
+            self.omega_pos, self.omega_neg, self.delta_pos, self.delta_neg, self.name
         )
 
 
 @dataclass(frozen=True)
-class CostSensitiveSVM:
+class CostSensitiveSVM(_Losses):
     """Weighted hinge losses with margins: ω₊ · [δ₊ − f]₊ and ω₋ · [δ₋ + f]₊.
 
     Attributes:
@@ -316,21 +280,18 @@ class CostSensitiveSVM:
 
     def __post_init__(self) -> None:
         for part in ("omega_pos", "omega_neg"):
-            _checks.positive(getattr(self, part), "CostSensitiveSVM", name=part)
+            _checks.positive(getattr(self, part), name=part)
         for part in ("delta_pos", "delta_neg"):
-            if _checks.tau(getattr(self, part), "CostSensitiveSVM", name=part) < 0:
-                raise InputError(
-                    f"CostSensitiveSVM: `{part}` must not be negative; got {getattr(self, part):g}."
-                )
+            _checks.not_negative(getattr(self, part), name=part)
         if self.delta_pos + self.delta_neg == 0:
             raise InputError(
-                "CostSensitiveSVM: both margins are 0, so that the score 0 costs nothing and "
-                "nothing is learnt; make one positive."
+                "both margins are 0, so that the score 0 costs nothing and nothing is learnt; "
+                "make one positive."
             )
 
     @classmethod
     def for_prior(cls, pi: float, *, omega_pos: float, delta_pos: float = 1.0) -> CostSensitiveSVM:
-        """Consistent for the balanced error, with a Bayes risk of maximum 1.
+        """Return losses consistent for the balanced error, with a Bayes risk of maximum 1.
 
         ω₋ = ω₊ · π/(1 − π) and δ₋ + δ₊ = 1/(π ω₊); ω₊ and δ₊ are free.
 
@@ -343,31 +304,23 @@ class CostSensitiveSVM:
             >>> CostSensitiveSVM.for_prior(0.2, omega_pos=2.5).delta_neg
             1.0
         """
-        caller = "CostSensitiveSVM.for_prior"
-        pi = _prior(pi, caller)
-        omega_pos = _checks.positive(omega_pos, caller, name="omega_pos")
-        delta_neg = 1.0 / (pi * omega_pos) - _checks.tau(delta_pos, caller, name="delta_pos")
+        pi, omega_pos = _prior(pi), _checks.positive(omega_pos, name="omega_pos")
+        delta_neg = 1.0 / (pi * omega_pos) - _checks.tau(delta_pos, name="delta_pos")
         if delta_neg < 0:
             raise InputError(
-                f"{caller}: `omega_pos` must be at most 1/(pi · delta_pos) = "
-                f"{1.0 / (pi * delta_pos):g} for the Bayes risk to have maximum 1; "
-                f"got {omega_pos:g}."
+                f"`omega_pos` must be at most 1/(pi · delta_pos) = {1.0 / (pi * delta_pos):g} for "
+                f"the Bayes risk to have maximum 1; got {omega_pos:g}."
             )
         return cls(omega_pos, omega_pos * pi / (1.0 - pi), delta_pos, delta_neg)
 
     @classmethod
     def masnadi_shirazi(cls, pi: float) -> CostSensitiveSVM:
-        """Masnadi-Shirazi and Vasconcelos's (2010) losses for the balanced error.
+        """Return Masnadi-Shirazi and Vasconcelos's (2010) losses for the balanced error.
 
         Consistency forces their C₋₁ = 1, so ω₋ = 2C₋₁ − 1 = 1 and δ₋ = 1/ω₋ = 1: the
         balanced loss with a constant margin, not the unequal one that the paper derives.
-
-        Examples:
-            >>> svm = CostSensitiveSVM.masnadi_shirazi(0.2)
-            >>> svm.omega_pos, svm.omega_neg, svm.delta_pos, svm.delta_neg
-            (4.0, 1.0, 1.0, 1.0)
         """
-        pi = _prior(pi, "CostSensitiveSVM.masnadi_shirazi")
+        pi = _prior(pi)
         return cls((1.0 - pi) / pi, 1.0, 1.0, 1.0, name="Masnadi-Shirazi")
 
     @property
@@ -376,94 +329,67 @@ class CostSensitiveSVM:
         return self.omega_neg / (self.omega_neg + self.omega_pos)
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
-        """ℓ(+1, f) and ℓ(−1, f).
-
-        Examples:
-            >>> [float(value) for value in CostSensitiveSVM(2.0, 1.0).loss(0.5)]
-            [1.0, 1.5]
-        """
+        """Return ℓ(+1, f) and ℓ(−1, f)."""
         f = np.asarray(f, dtype=np.float64)
         return (
             np.asarray(self.omega_pos * np.maximum(self.delta_pos - f, 0.0)),
             np.asarray(self.omega_neg * np.maximum(self.delta_neg + f, 0.0)),
         )
 
-    def conditional_risk(self, p: Any, f: Any) -> FloatArray:
-        """Expected loss of the score f where P(+1) = p.
-
-        Examples:
-            >>> CostSensitiveSVM(2.0, 1.0).conditional_risk(0.5, 0.0)
-            array(1.5)
-        """
-        return _mean(_unit(p, "CostSensitiveSVM.conditional_risk"), *self.loss(f))
-
     def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
-        """Whether the sign of the best score is right for the balanced error: ω₊/ω₋ = (1 − π)/π.
+        """Return whether the best score's sign is right for the balanced error.
 
-        The margins play no part, as long as both are positive.
+        That is ω₊/ω₋ = (1 − π)/π; the margins play no part, as long as both are positive.
 
         Examples:
             >>> CostSensitiveSVM(4.0, 1.0, delta_neg=0.1).is_consistent(0.2)
             True
         """
-        pi = _prior(pi, "CostSensitiveSVM.is_consistent")
-        weights = self.omega_pos / self.omega_neg
+        pi = _prior(pi)
         # A best score of exactly 0 predicts neither class.
         signed = self.delta_pos > 0 and self.delta_neg > 0
-        return signed and math.isclose(weights, (1.0 - pi) / pi, rel_tol=tolerance)
+        return signed and math.isclose(
+            self.omega_pos / self.omega_neg, (1.0 - pi) / pi, rel_tol=tolerance
+        )
 
     def link(self, p: Any) -> FloatArray:
-        """The score that minimises the conditional risk: δ₊ above the threshold, else −δ₋.
+        """Return the score that minimises the conditional risk: δ₊ above the threshold, else −δ₋.
 
         At the threshold every score between the two is as good; −δ₋ is returned.
-
-        Examples:
-            >>> CostSensitiveSVM(4.0, 1.0).link([0.1, 0.3])
-            array([-1.,  1.])
         """
-        p = _unit(p, "CostSensitiveSVM.link")
-        return np.asarray(np.where(p > self.threshold, self.delta_pos, -self.delta_neg))
+        return np.asarray(np.where(_unit(p) > self.threshold, self.delta_pos, -self.delta_neg))
 
     def bayes_risk(self, p: Any) -> FloatArray:
-        """(δ₋ + δ₊) · min(p ω₊, (1 − p) ω₋), the least conditional risk.
+        """Return the least conditional risk, (δ₋ + δ₊) · min(p ω₊, (1 − p) ω₋).
 
         Examples:
             >>> CostSensitiveSVM(4.0, 1.0).bayes_risk([0.1, 0.2, 0.6])
             array([0.8, 1.6, 0.8])
         """
-        p = _unit(p, "CostSensitiveSVM.bayes_risk")
+        p = _unit(p)
         least = np.minimum(p * self.omega_pos, (1.0 - p) * self.omega_neg)
         return np.asarray((self.delta_neg + self.delta_pos) * least)
 
     def peak(self) -> tuple[float, float]:
-        """The p at which the Bayes risk is largest, the threshold, and that risk.
-
-        Examples:
-            >>> CostSensitiveSVM(4.0, 1.0).peak()
-            (0.2, 1.6)
-        """
+        """Return the p at which the Bayes risk is largest, the threshold, and that risk."""
         total = self.delta_neg + self.delta_pos
-        # c · ω₊ = ω₊ω₋ / (ω₊ + ω₋)
+        # threshold · ω₊ = ω₊ω₋ / (ω₊ + ω₋)
         return self.threshold, total * self.threshold * self.omega_pos
 
 
 def tent(p: Any, pi: float) -> FloatArray:
-    """The balanced error's own Bayes risk, of maximum 1: min(p/π, (1 − p)/(1 − π)).
-
-    Args:
-        p: P(+1), any shape.
-        pi: π, in (0, 1).
+    """Return the balanced error's own Bayes risk, of maximum 1: min(p/π, (1 − p)/(1 − π)).
 
     Examples:
         >>> tent([0.0, 0.1, 0.2, 0.6, 1.0], 0.2)
         array([0. , 0.5, 1. , 0.5, 0. ])
     """
-    pi, p = _prior(pi, "binary.tent"), _unit(p, "binary.tent")
+    pi, p = _prior(pi), _unit(p)
     return np.asarray(np.minimum(p / pi, (1.0 - p) / (1.0 - pi)))
 
 
 def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
-    """The parameter choices that the paper's appendix discusses, by name.
+    """Return the parameter choices that the paper's appendix discusses, by name.
 
     Args:
         pi: π = P(+1), in (0, 1).
@@ -479,8 +405,7 @@ def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
         >>> [name for name, loss in losses.items() if loss.is_consistent(0.2)]
         ['balanced', 'unequal-margin']
     """
-    pi = _prior(pi, "binary.examples")
-    gamma = _checks.positive(gamma, "binary.examples", name="gamma")
+    pi, gamma = _prior(pi), _checks.positive(gamma, name="gamma")
     weights = {"omega_pos": 1.0 / pi, "omega_neg": 1.0 / (1.0 - pi)}
     shift = (math.log1p(-pi) - math.log(pi)) / gamma  # (1/γ) · log((1 − π)/π)
     choices: dict[str, dict[str, float]] = {

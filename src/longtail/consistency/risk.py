@@ -1,4 +1,4 @@
-"""Margin and class probabilities in, best scores out: the conditional risk and its minimiser.
+"""The conditional risk of a pairwise-margin loss, and the scores that minimise it.
 
 At a point whose class probabilities are η, a pairwise-margin loss (equation 11) costs
 
@@ -12,8 +12,8 @@ belongs to one η = inverse_link(f). Both maps are exact here, without a general
 * For Δ_{yy'} = a_y + b_{y'} this is a quadratic equation per class: with u = softmax(s·(f + b)),
   w_y ∝ u_y · [(1 − u_y) + e^{−s·(a_y + b_y)} u_y], found in O(L).
 
-What this says about the balanced error is judged in `consistency`; the formulas for two
-classes and a scalar score are in `binary`.
+In all functions `margin` gives α, Δ and the scale s; `eta` is η, shape (..., num_classes), rows
+of non-negative numbers that sum to 1; `scores` is f, of the same shape.
 """
 
 from __future__ import annotations
@@ -30,15 +30,7 @@ _LOG2, _LOG4 = np.log(2.0), np.log(4.0)
 
 
 def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
-    """Expected loss R(η, f) of the scores f where the class probabilities are η.
-
-    Args:
-        margin: α, Δ and scale of the loss.
-        eta: η, shape (..., num_classes), rows of non-negative numbers that sum to 1.
-        scores: f, of the same shape.
-
-    Returns:
-        Shape (...), R(η, f).
+    """Return the expected loss R(η, f), shape (...).
 
     Examples:
         >>> from longtail import ClassPrior, margins
@@ -46,9 +38,7 @@ def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
         >>> round(float(conditional_risk(softmax, [0.5, 0.5], [0.0, 0.0])), 4)  # log 2
         0.6931
     """
-    caller = "risk.conditional_risk"
-    eta, f = _probabilities(eta, margin, caller=caller), _scores(scores, margin, caller=caller)
-    s = margin.scale
+    eta, f, s = _probabilities(eta, margin), _by_class(scores, margin, "scores"), margin.scale
     if margin.dense is None:
         # The loss of every target class at once; the target stays out of the sum.
         rivals = _log_sum_of_others(s * (f + margin.negative))
@@ -59,14 +49,7 @@ def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
 
 
 def inverse_link(margin: Margin, scores: Any) -> FloatArray:
-    """The class probabilities η at which the given scores minimise the conditional risk.
-
-    Args:
-        margin: α, Δ and scale of the loss.
-        scores: f, shape (..., num_classes); a constant added to a row changes nothing.
-
-    Returns:
-        η, of the same shape, rows sum to 1.
+    """Return the class probabilities η at which the given scores minimise the risk.
 
     Examples:
         >>> from longtail import ClassPrior, margins
@@ -74,12 +57,11 @@ def inverse_link(margin: Margin, scores: Any) -> FloatArray:
         >>> inverse_link(margins.logit_adjusted(prior), [0.0, 0.0])  # a tie at η = π
         array([0.8, 0.2])
     """
-    f = _scores(scores, margin, caller="risk.inverse_link")
-    return np.asarray(np.exp(log_inverse_link(margin, f)))
+    return np.asarray(np.exp(log_inverse_link(margin, _by_class(scores, margin, "scores"))))
 
 
 def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
-    """log η of `inverse_link`, accurate where η itself is tiny.
+    """Return log η of `inverse_link`, accurate where η itself is tiny.
 
     Examples:
         >>> from longtail import ClassPrior, margins
@@ -94,18 +76,11 @@ def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
         positive, negative = additive
         log_u = _log_softmax(margin.scale * scores + negative)
         log_w = log_u + np.logaddexp(_log_sum_of_others(log_u), log_u - (positive + negative))
-    return np.asarray(_log_softmax(log_w - np.log(margin.alpha)))
+    return _log_softmax(log_w - np.log(margin.alpha))
 
 
 def link(margin: Margin, eta: Any) -> FloatArray:
-    """The scores f that minimise the conditional risk R(η, f), with Σ_y f_y = 0.
-
-    Args:
-        margin: α, Δ and scale of the loss.
-        eta: η, shape (..., num_classes), rows of positive numbers that sum to 1.
-
-    Returns:
-        f, of the same shape.
+    """Return the scores f that minimise the risk R(η, f), with Σ_y f_y = 0, for positive η.
 
     Examples:
         >>> from longtail import ClassPrior, margins
@@ -115,12 +90,10 @@ def link(margin: Margin, eta: Any) -> FloatArray:
         >>> link(margins.logit_adjusted(prior), [0.8, 0.2]).round(9) + 0.0  # a tie at η = π
         array([0., 0.])
     """
-    caller = "risk.link"
-    eta = _probabilities(eta, margin, caller=caller)
+    eta = _probabilities(eta, margin)
     if np.any(eta == 0):
         raise InputError(
-            f"{caller}: `eta` must be positive, but a probability is 0, where the best score is "
-            f"minus infinity."
+            "`eta` must be positive, but a probability is 0, whose best score is minus infinity."
         )
     rows = eta.reshape(-1, margin.num_classes)
     log_w = _log_softmax(np.log(rows) + np.log(margin.alpha))
@@ -135,7 +108,7 @@ def link(margin: Margin, eta: Any) -> FloatArray:
 
 
 def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
-    """s·a and s·b where Δ_{yy'} = a_y + b_{y'}, else None; two classes are always of this form.
+    """Return s·a and s·b where Δ_{yy'} = a_y + b_{y'}, as for two classes always, else None.
 
     Examples:
         >>> additive_parts(Margin.from_matrix([[0.0, 1.0], [2.0, 0.0]]))
@@ -150,15 +123,7 @@ def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
 
 
 def gradient(margin: Margin, eta: Any, scores: Any) -> FloatArray:
-    """∂R(η, f)/∂f, which vanishes where f = link(η).
-
-    Args:
-        margin: α, Δ and scale of the loss.
-        eta: η, shape (num_classes,).
-        scores: f, shape (num_classes,).
-
-    Returns:
-        Shape (num_classes,); a positive entry says that the class's score is too high.
+    """Return ∂R(η, f)/∂f for one η and f, shape (num_classes,); it vanishes at f = link(η).
 
     Examples:
         >>> from longtail import ClassPrior, margins
@@ -166,11 +131,9 @@ def gradient(margin: Margin, eta: Any, scores: Any) -> FloatArray:
         >>> gradient(softmax, [0.9, 0.1], [0.0, 0.0]).round(9)
         array([-0.4,  0.4])
     """
-    caller = "risk.gradient"
-    eta = _checks.vector(eta, caller=caller, name="eta")
-    scores = _checks.vector(scores, caller=caller, name="scores")
-    eta, f = _probabilities(eta, margin, caller=caller), _scores(scores, margin, caller=caller)
-    f, s, w = margin.scale * f, margin.scale, eta * margin.alpha
+    eta = _probabilities(_checks.vector(eta, name="eta"), margin)
+    scores = _by_class(_checks.vector(scores, name="scores"), margin, "scores")
+    f, s, w = margin.scale * scores, margin.scale, eta * margin.alpha
     if margin.dense is not None:
         return np.asarray(s * _derivatives(s * margin.dense, w, f)[0])
     z = f + s * margin.negative
@@ -191,7 +154,6 @@ def _log_sum(values: FloatArray) -> FloatArray:
 
 
 def _log_softmax(values: FloatArray) -> FloatArray:
-    """log of the softmax over the last axis."""
     return np.asarray(values - _log_sum(values))
 
 
@@ -219,7 +181,7 @@ def _solve_additive(log_w: FloatArray, c: FloatArray) -> FloatArray:
     is found by bisection on logit(u_lead), which resolves both ends.
     """
     if not np.any(c):
-        return log_w - _log_sum(log_w)  # u = w, as for softmax
+        return _log_softmax(log_w)  # u = w
     with np.errstate(divide="ignore"):
         log_bend = np.log(-np.expm1(-np.maximum(c, 0.0)))  # log(1 − e^{−c}) for c > 0
     key = log_bend + log_w if np.any(c > 0) else log_w
@@ -280,8 +242,8 @@ def _log_stationary(margin: Margin, scores: FloatArray) -> FloatArray:
         log_weight = np.log(weight)
     if not np.all(np.isfinite(log_weight)):
         raise InputError(
-            "risk: the scores and margins differ by more than double precision can hold "
-            "(e^700); scale them down."
+            "the scores and margins differ by more than double precision can hold (e^700); scale "
+            "them down."
         )
     return np.asarray(log_weight.reshape(scores.shape))
 
@@ -316,8 +278,8 @@ def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
         f = f + length * step
     if not error < 1e-6:
         raise InputError(
-            "risk.link: the minimiser for these margins and probabilities can't be resolved in "
-            "double precision; use less extreme ones."
+            "the minimiser for these margins and probabilities can't be resolved in double "
+            "precision; use less extreme ones."
         )
     return best
 
@@ -347,25 +309,19 @@ def _derivatives(delta: FloatArray, w: FloatArray, f: FloatArray) -> tuple[Float
     return gradient, hessian
 
 
-def _scores(values: Any, margin: Margin, *, caller: str) -> FloatArray:
-    """Finite scores whose last axis runs over the classes."""
-    return _by_class(values, margin, caller=caller, name="scores")
-
-
-def _probabilities(values: Any, margin: Margin, *, caller: str) -> FloatArray:
-    """Rows of probabilities whose last axis runs over the classes."""
-    eta = _by_class(values, margin, caller=caller, name="eta")
-    _checks.probability_rows(eta.reshape(-1, margin.num_classes), caller=caller, name="eta")
+def _probabilities(values: Any, margin: Margin) -> FloatArray:
+    eta = _by_class(values, margin, "eta")
+    _checks.probability_rows(eta.reshape(-1, margin.num_classes), name="eta")
     return eta
 
 
-def _by_class(values: Any, margin: Margin, *, caller: str, name: str) -> FloatArray:
+def _by_class(values: Any, margin: Margin, name: str) -> FloatArray:
+    """Finite numbers whose last axis runs over the classes."""
     array = np.asarray(_checks.as_numpy(values), dtype=np.float64)
     if array.ndim == 0 or array.shape[-1] != margin.num_classes or array.size == 0:
         raise InputError(
-            f"{caller}: the last axis of `{name}` must have one value per class, "
-            f"{margin.num_classes}; its shape is {array.shape}."
+            f"the last axis of `{name}` must have one value per class, {margin.num_classes}; its "
+            f"shape is {array.shape}."
         )
-    rows = array.reshape(-1, margin.num_classes)
-    _checks.all_finite(rows, caller=caller, name=name)
+    _checks.all_finite(array.reshape(-1, margin.num_classes), name=name)
     return array

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail.metrics._variance import mean_variance
+from longtail.metrics import mean_variance
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics._sums import row_slices
+from longtail.metrics import row_slices
 from longtail.predictions.files import Block, Predictions
 from longtail.priors import ClassPrior
 from longtail.tuning import TauIntervals

@@ -196,7 +196,10 @@ def calibration(comparison: Comparison) -> Calibration:
     rows = shown_rows(comparison)
     pooled, eces = [], []
     for row in rows:
-        found = [metrics.reliability(comparison.target, s.logits) for s in row.scored]
+        found = [
+            metrics.evaluate(comparison.target, s.logits, missing="skip").reliability
+            for s in row.scored
+        ]
         pooled.append(sum(found[1:], found[0]))
         eces.append(100 * float(np.mean([one.ece for one in found])))
     return Calibration(

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics._sums import bin_of
+from longtail.metrics import bin_of
 from longtail.tuning._bootstrap import normal_noise
 from longtail.tuning._temperature import HeldOut
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail.metrics._variance import mean_variance
+from longtail.metrics import mean_variance
 from longtail.tuning._intervals import TauIntervals, divided, refuse_missing_classes
 
 # Ends of intervals closer than this are one breakpoint: float64 can't tell what lies between.

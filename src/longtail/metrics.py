@@ -1,0 +1,823 @@
+"""Labels and predictions to errors and calibration, each with the counts behind it.
+
+Everything is NumPy in float64 and goes over memory-mapped logits in chunks. Results hold sums over
+examples, so that those of the parts of a data set add (`+`, `sum`) to the result of the whole.
+
+Two-dimensional predictions are logits or probabilities and are decided by argmax, ties going
+to the lowest class index. What needs probabilities is told which it got: `inputs="logits"`
+(the default, through a softmax) or `inputs="probs"`. Labels may be strings, which are numbered in
+sorted order as in scikit-learn; beside logits or probabilities every class must then occur.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError, IntArray
+from longtail.priors import GROUPS, ClassPrior
+
+Missing = Literal["error", "skip"]
+Inputs = Literal["logits", "probs"]
+
+_logger = logging.getLogger("longtail")
+
+# 2 MB in float64: large enough to be vectorised, small enough to stay in the cache.
+_CHUNK_ELEMENTS = 1 << 18
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+class _Mergeable:
+    """Results that are sums over examples: the parts of a data set add up to the whole."""
+
+    def __add__(self, other: Self) -> Self:
+        if type(other) is not type(self):
+            return NotImplemented
+        merged: dict[str, Any] = {}
+        for item in fields(self):  # type: ignore[arg-type]
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            fixed = item.metadata.get("fixed", False)
+            alike = np.array_equal(mine, theirs) if fixed else np.shape(mine) == np.shape(theirs)
+            # Equal priors may be of other numbers of examples, which make the groups.
+            if isinstance(mine, ClassPrior) and alike:
+                alike = np.array_equal(mine.counts, theirs.counts)  # type: ignore[arg-type]
+            if not alike:
+                raise InputError(
+                    f"only results of the same classes and settings can be added, but the two "
+                    f"{type(self).__name__} differ in `{item.name}`."
+                )
+            merged[item.name] = mine if fixed or mine is None else mine + theirs
+        return type(self)(**merged)
+
+    def __radd__(self, other: object) -> Self:
+        # sum() starts from the number 0.
+        return self if other == 0 else NotImplemented
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PerClassError(_Mergeable):
+    """The error of each class, P(prediction ≠ y | y), and what it was counted on.
+
+    Attributes:
+        wrong: total weight of the misclassified examples of each class, shape (num_classes,).
+        weight: total weight of the examples of each class; equal to `counts` without weights.
+        counts: number of examples of each class (of positive weight).
+
+    Examples:
+        >>> result = per_class_error([0, 0, 1], [0, 1, 1], num_classes=3, missing="skip")
+        >>> result.values, result.counts, result.missing_classes
+        (array([0.5, 0. , nan]), array([2, 1, 0]), array([2]))
+        >>> (result + per_class_error([2], [0], num_classes=3, missing="skip")).values
+        array([0.5, 0. , 1. ])
+    """
+
+    wrong: FloatArray
+    weight: FloatArray
+    counts: IntArray
+
+    @property
+    def values(self) -> FloatArray:
+        """Error of each class, shape (num_classes,); NaN for a class without examples."""
+        return _ratio(self.wrong, self.weight)
+
+    @property
+    def num_classes(self) -> int:
+        """L, the number of classes."""
+        return len(self.counts)
+
+    @property
+    def missing_classes(self) -> IntArray:
+        """The classes without examples: they have no error, and no part in any mean."""
+        return np.flatnonzero(self.counts == 0)
+
+    @property
+    def balanced_error(self) -> float:
+        """Mean over the classes that have examples of each class's error."""
+        some = self.counts > 0
+        return float(np.mean(self.wrong[some] / self.weight[some]))
+
+    @property
+    def error(self) -> float:
+        """Share of misclassified examples, whatever their class."""
+        return float(self.wrong.sum() / self.weight.sum())
+
+    def by_group(self, prior: ClassPrior, *, many: float = 100, few: float = 20) -> GroupError:
+        """Return the errors averaged over groups of classes, see `group_error`."""
+        _checks.prior(prior, num_classes=self.num_classes)
+        groups = prior.groups(many=many, few=few)
+        present = {name: k[self.counts[k] > 0] for name, k in groups.items()}
+        values = self.values
+        return GroupError(
+            values={n: float(values[k].mean()) if len(k) else math.nan for n, k in present.items()},
+            counts={name: int(self.counts[k].sum()) for name, k in groups.items()},
+            num_classes={name: len(k) for name, k in groups.items()},
+            num_present={name: len(k) for name, k in present.items()},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists for JSON; NaN becomes None."""
+        return {"values": _plain(self.values), "counts": self.counts.tolist()}
+
+    def __repr__(self) -> str:
+        return (
+            f"PerClassError(balanced_error={self.balanced_error:.6g}, "
+            f"num_classes={self.num_classes}, missing={len(self.missing_classes)}, "
+            f"examples={int(self.counts.sum())})"
+        )
+
+
+@dataclass(frozen=True)
+class GroupError:
+    """The balanced error within each group of classes: "many", "medium" and "few".
+
+    Attributes:
+        values: mean of the errors of the group's classes; NaN where there are none to average.
+        counts: number of evaluated examples of the group.
+        num_classes: number of classes in the group.
+        num_present: how many of them have evaluated examples, and so enter the mean.
+    """
+
+    values: dict[str, float]
+    counts: dict[str, int]
+    num_classes: dict[str, int]
+    num_present: dict[str, int]
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[_checks.choice(name, GROUPS, name="name")]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers for JSON, by group; NaN becomes None."""
+        return {
+            name: {
+                "error": _plain(self.values[name]),
+                "counts": self.counts[name],
+                "num_classes": self.num_classes[name],
+                "num_present": self.num_present[name],
+            }
+            for name in GROUPS
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Reliability(_Mergeable):
+    """Examples by how confident the prediction was: what a reliability diagram shows.
+
+    Bin b holds confidences in (edges[b], edges[b + 1]]; a confidence of exactly 0 is in the
+    first. The arrays have shape (bins,) for the top label and (num_classes, bins) class-wise.
+
+    Attributes:
+        edges: shape (bins + 1,), from 0 to 1.
+        counts: examples in each bin (of positive weight).
+        weight: their total weight.
+        confidence_sum: weighted sum of their confidences.
+        hit_sum: total weight of those for which the label in question was the true one.
+    """
+
+    edges: FloatArray = field(metadata={"fixed": True})
+    counts: IntArray
+    weight: FloatArray
+    confidence_sum: FloatArray
+    hit_sum: FloatArray
+
+    @property
+    def mean_confidence(self) -> FloatArray:
+        """Mean confidence per bin; NaN for an empty bin."""
+        return _ratio(self.confidence_sum, self.weight)
+
+    @property
+    def accuracy(self) -> FloatArray:
+        """Share of true labels per bin; NaN for an empty bin."""
+        return _ratio(self.hit_sum, self.weight)
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, Σ_b (n_b / n) |accuracy_b − confidence_b|.
+
+        Class-wise it is the mean of that over the classes.
+        """
+        return float(np.mean(self.ece_per_class))
+
+    @property
+    def ece_per_class(self) -> FloatArray:
+        """The ECE of each class, shape (num_classes,); of shape () for the top label."""
+        gaps = np.abs(self.hit_sum - self.confidence_sum).sum(axis=-1)
+        return np.asarray(gaps / self.weight.sum(axis=-1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists for JSON; NaN becomes None."""
+        arrays = {
+            "edges": self.edges,
+            "counts": self.counts,
+            "mean_confidence": self.mean_confidence,
+            "accuracy": self.accuracy,
+        }
+        return {"ece": self.ece, **{name: _plain(array) for name, array in arrays.items()}}
+
+    def __repr__(self) -> str:
+        return (
+            f"Reliability(ece={self.ece:.6g}, bins={len(self.edges) - 1}, "
+            f"shape={self.counts.shape})"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(_Mergeable):
+    """Every metric of one set of predictions; evaluations of shards add up.
+
+    Attributes:
+        per_class: the errors and counts of the classes.
+        reliability: bins of the top label's confidence.
+        classwise: bins of every class's probability, shape (num_classes, bins).
+        loss_sum: weighted sum of −log p_y.
+        brier_sum: weighted sum of Σ_k (p_k − [k = y])².
+        sharpness_sum: weighted sum of Σ_k p_k².
+        zero_probability: examples whose true class got probability 0 (infinite log-loss).
+        confusion: matrix of `confusion_matrix`, if asked for.
+        prior: of the training data, if given; makes the groups.
+        many: bound of the group "many".
+        few: bound of the group "few".
+
+    Examples:
+        >>> result = evaluate([0, 0, 1], [[2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
+        >>> result.balanced_error, result.per_class.counts
+        (0.5, array([2, 1]))
+        >>> round(result.log_loss, 3), round(result.ece, 3)
+        (0.471, 0.337)
+    """
+
+    per_class: PerClassError
+    reliability: Reliability
+    classwise: Reliability
+    loss_sum: float
+    brier_sum: float
+    sharpness_sum: float
+    zero_probability: int
+    confusion: IntArray | FloatArray | None = None
+    prior: ClassPrior | None = field(default=None, metadata={"fixed": True})
+    many: float = field(default=100, metadata={"fixed": True})
+    few: float = field(default=20, metadata={"fixed": True})
+
+    @property
+    def num_examples(self) -> int:
+        """Number of evaluated examples (of positive weight)."""
+        return int(self.per_class.counts.sum())
+
+    @property
+    def missing_classes(self) -> IntArray:
+        """Classes without evaluated examples; `balanced_error` leaves them out."""
+        return self.per_class.missing_classes
+
+    @property
+    def balanced_error(self) -> float:
+        """See the function `balanced_error`."""
+        return self.per_class.balanced_error
+
+    @property
+    def error(self) -> float:
+        """Share of misclassified examples, whatever their class."""
+        return self.per_class.error
+
+    @property
+    def groups(self) -> GroupError | None:
+        """See `group_error`; None if no prior was given."""
+        if self.prior is None:
+            return None
+        return self.per_class.by_group(self.prior, many=self.many, few=self.few)
+
+    @property
+    def ece(self) -> float:
+        """Calibration error of the predicted label, Σ_b (n_b / n) |accuracy_b − confidence_b|."""
+        return self.reliability.ece
+
+    @property
+    def classwise_ece(self) -> float:
+        """Mean over classes of the calibration error of their probability (Kull et al. 2019)."""
+        return self.classwise.ece
+
+    @property
+    def log_loss(self) -> float:
+        """Mean of −log p_y, in nats; infinite if a true class has probability 0."""
+        return self.loss_sum / float(self.per_class.weight.sum())
+
+    @property
+    def brier_score(self) -> float:
+        """Mean of Σ_k (p_k − [k = y])², in [0, 2]; for two classes twice the one-column form."""
+        return self.brier_sum / float(self.per_class.weight.sum())
+
+    @property
+    def sharpness(self) -> float:
+        """Mean of Σ_k p_k²: 1 for certain predictions, 1/L for uniform ones, right or wrong."""
+        return self.sharpness_sum / float(self.per_class.weight.sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, lists and dicts for JSON; NaN and infinity become None."""
+        scalars = ("balanced_error", "error", "ece", "classwise_ece")
+        scores = ("log_loss", "brier_score", "sharpness")
+        return {
+            "num_examples": self.num_examples,
+            "num_classes": self.per_class.num_classes,
+            "missing_classes": self.missing_classes.tolist(),
+            **{name: _plain(getattr(self, name)) for name in (*scalars, *scores)},
+            "zero_probability": self.zero_probability,
+            "groups": None if self.groups is None else self.groups.to_dict(),
+            "per_class": self.per_class.to_dict(),
+            "reliability": self.reliability.to_dict(),
+            "classwise_ece_per_class": _plain(self.classwise.ece_per_class),
+            "confusion": None if self.confusion is None else self.confusion.tolist(),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation(balanced_error={self.balanced_error:.6g}, error={self.error:.6g}, "
+            f"ece={self.ece:.6g}, log_loss={self.log_loss:.6g}, examples={self.num_examples}, "
+            f"classes={self.per_class.num_classes}, missing={len(self.missing_classes)})"
+        )
+
+
+def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
+    """part / whole, NaN where there is nothing to divide by."""
+    nothing = np.full(np.shape(whole), np.nan)
+    return np.asarray(np.divide(part, whole, out=nothing, where=whole > 0), dtype=np.float64)
+
+
+def _plain(value: Any) -> Any:
+    """Floats and nested lists as JSON has them: no NaN, no infinity."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def balanced_error(
+    target: Any,
+    predictions: Any,
+    *,
+    num_classes: int | None = None,
+    missing: Missing = "error",
+    sample_weight: Any = None,
+) -> float:
+    """Return the mean over classes of each class's error (equation 2).
+
+        (1/L) Σ_y P(prediction ≠ y | y)
+
+    Args:
+        target: true labels, shape (examples,), integers or strings.
+        predictions: predicted labels, shape (examples,), or logits or probabilities, shape
+            (examples, num_classes), decided by argmax (the lowest index among equals).
+        num_classes: L; for 2-D predictions their width. For labels, if absent, the largest
+            label that occurs + 1.
+        missing: a class without examples has no error. "error" refuses and names it; "skip"
+            leaves it out of the mean and logs how many were (see `per_class_error` for which).
+        sample_weight: shape (examples,); an integer weight equals repetition.
+
+    Returns:
+        The balanced error, in [0, 1].
+
+    Examples:
+        >>> balanced_error([0, 0, 0, 1], [0, 0, 0, 0])
+        0.5
+    """
+    result = per_class_error(
+        target, predictions, num_classes=num_classes, missing=missing, sample_weight=sample_weight
+    )
+    if missing == "skip" and not result.counts.all():
+        _logger.warning(
+            "balanced_error: %d of %d classes have no examples and were left out: %s",
+            len(result.missing_classes),
+            result.num_classes,
+            _checks.listing(result.missing_classes),
+        )
+    return result.balanced_error
+
+
+def per_class_error(
+    target: Any,
+    predictions: Any,
+    *,
+    num_classes: int | None = None,
+    missing: Missing = "error",
+    sample_weight: Any = None,
+) -> PerClassError:
+    """Return the error of each class, with counts; parts of a data set add up.
+
+    Args:
+        target: as in `balanced_error`.
+        predictions: as in `balanced_error`.
+        num_classes: as in `balanced_error`.
+        missing: "skip" makes the error of a class without examples NaN; "error" refuses.
+        sample_weight: as in `balanced_error`.
+
+    Returns:
+        `.values`, `.counts`, `.missing_classes`, `.balanced_error`, `.error`, `.by_group(prior)`.
+
+    Examples:
+        >>> per_class_error([0, 0, 1, 1], [0, 1, 1, 1]).values
+        array([0.5, 0. ])
+    """
+    target, predicted, width = _decide(target, predictions, num_classes)
+    if sample_weight is not None:
+        sample_weight = _checks.sample_weight(sample_weight, len(target))
+    return _errors(target, predicted, width, sample_weight, missing)
+
+
+def group_error(
+    target: Any,
+    predictions: Any,
+    prior: ClassPrior,
+    *,
+    many: float = 100,
+    few: float = 20,
+    missing: Missing = "error",
+    sample_weight: Any = None,
+) -> GroupError:
+    """Return the mean error over the classes with many, a medium number of, or few examples.
+
+    Args:
+        target: as in `balanced_error`.
+        predictions: as in `balanced_error`.
+        prior: of the training data, made from labels or counts.
+        many: classes with more training examples than this are "many".
+        few: classes with fewer are "few"; all others are "medium".
+        missing: as in `per_class_error`.
+        sample_weight: as in `balanced_error`.
+
+    Returns:
+        `.values`, `.counts` (evaluated examples), `.num_classes` and `.num_present` by group; a
+        group without classes or without examples is NaN with count 0.
+
+    Examples:
+        >>> prior = ClassPrior.from_counts([500, 50, 5])
+        >>> group_error([0, 1, 1, 2], [0, 1, 0, 1], prior).values
+        {'many': 0.0, 'medium': 0.5, 'few': 1.0}
+    """
+    predictions = _checks.as_numpy(predictions)
+    columns = predictions.shape[1] if predictions.ndim == 2 else None
+    prior = _checks.prior(prior, num_classes=columns, shape=predictions.shape)
+    result = per_class_error(
+        target,
+        predictions,
+        num_classes=prior.num_classes,
+        missing=missing,
+        sample_weight=sample_weight,
+    )
+    return result.by_group(prior, many=many, few=few)
+
+
+def confusion_matrix(
+    target: Any, predictions: Any, *, num_classes: int | None = None, sample_weight: Any = None
+) -> IntArray | FloatArray:
+    """Return how often each true class (row) was predicted as each class (column).
+
+    Args:
+        target: as in `balanced_error`.
+        predictions: as in `balanced_error`.
+        num_classes: as in `balanced_error`.
+        sample_weight: shape (examples,).
+
+    Returns:
+        Shape (num_classes, num_classes), integers, or floats if weighted; parts add up.
+
+    Examples:
+        >>> confusion_matrix([0, 0, 1], [0, 1, 1])
+        array([[1, 1],
+               [0, 1]])
+    """
+    target, predicted, width = _decide(target, predictions, num_classes)
+    if sample_weight is not None:
+        sample_weight = _checks.sample_weight(sample_weight, len(target))
+    return confusion_counts(target, predicted, width, sample_weight)
+
+
+# --- errors and calibration at once --------------------------------------------------------------
+
+
+def evaluate(
+    target: Any,
+    logits: Any,
+    *,
+    prior: ClassPrior | None = None,
+    many: float = 100,
+    few: float = 20,
+    inputs: Inputs = "logits",
+    bins: int = 15,
+    missing: Missing = "error",
+    confusion: bool = False,
+    sample_weight: Any = None,
+) -> Evaluation:
+    """Return every metric of this module, from one pass over the logits.
+
+    Args:
+        target: true labels, shape (examples,).
+        logits: shape (examples, num_classes); probabilities with `inputs="probs"`.
+        prior: of the training data, made from labels or counts; gives the groups.
+        many: as in `group_error`.
+        few: as in `group_error`.
+        inputs: "logits" or "probs".
+        bins: number of equal-width bins of confidence on (0, 1], closed on the right (Guo et al.
+            2017). torchmetrics closes them on the left, which differs only on an edge.
+        missing: "error" refuses if a class has no examples; "skip" leaves it out of the
+            balanced error and lists it in `.missing_classes` (use it for shards).
+        confusion: also keep the matrix of `confusion_matrix`, num_classes² numbers.
+        sample_weight: shape (examples,).
+
+    Returns:
+        An Evaluation: `.balanced_error`, `.ece`, `.log_loss` and so on; `.to_dict()` is ready for
+        JSON, and shards add up with `+`.
+
+    Examples:
+        >>> logits = [[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+        >>> result = evaluate([0, 1, 2], logits, prior=ClassPrior.from_counts([300, 60, 6]))
+        >>> result.groups.values
+        {'many': 0.0, 'medium': 0.0, 'few': 1.0}
+        >>> round(result.log_loss, 3)
+        0.781
+        >>> result.to_dict()["per_class"]
+        {'values': [0.0, 0.0, 1.0], 'counts': [1, 1, 1]}
+    """
+    _checks.choice(inputs, ("logits", "probs"), name="inputs")
+    edges = np.linspace(0.0, 1.0, _checks.whole(bins, name="bins") + 1)
+    scores = score_columns(logits, inputs)
+    width = scores.shape[1]
+    target = _checks.labels(target, num_classes=width, names=True)
+    _checks.same_length(scores, target, name=inputs)
+    weight = None if sample_weight is None else _checks.sample_weight(sample_weight, len(target))
+    if prior is not None:
+        of = None if inputs == "logits" else inputs
+        _checks.prior(prior, num_classes=width, shape=scores.shape, of=of)
+        prior.groups(many=many, few=few)  # refuses a prior without counts before the work
+    _errors(target, target, width, weight, missing)  # and a class without examples
+
+    top, classwise = np.zeros((4, 1, bins)), np.zeros((4, width, bins))
+    predicted = np.empty(len(target), dtype=np.int64)
+    sums, infinite = np.zeros(3), 0
+    for rows in row_slices(scores):
+        labels = target[rows]
+        w = np.ones(len(labels)) if weight is None else weight[rows]
+        probs, loss, predicted[rows] = _probabilities(scores[rows], labels, inputs, rows.start)
+        kept = w > 0
+        if not kept.all():
+            probs, loss, labels, w = probs[kept], loss[kept], labels[kept], w[kept]
+        choice, order = predicted[rows][kept], np.arange(len(labels))
+        hit = np.where(choice == labels, 0, -1)
+        top += _binned(probs[order, choice][:, None], hit, w, edges)
+        classwise += _binned(probs, labels, w, edges)
+        squares = w @ np.einsum("ij,ij->i", probs, probs)
+        probs[order, labels] -= 1.0
+        brier = w @ np.einsum("ij,ij->i", probs, probs)
+        sums += [w @ loss, brier, squares]
+        infinite += int(np.isinf(loss).sum())
+    return Evaluation(
+        per_class=_errors(target, predicted, width, weight, missing),
+        reliability=_reliability(edges, top[:, 0]),
+        classwise=_reliability(edges, classwise),
+        loss_sum=float(sums[0]),
+        brier_sum=float(sums[1]),
+        sharpness_sum=float(sums[2]),
+        zero_probability=infinite,
+        confusion=confusion_counts(target, predicted, width, weight) if confusion else None,
+        prior=prior,
+        many=many,
+        few=few,
+    )
+
+
+# --- sums over examples -----------------------------------------------------------------------
+
+
+def row_slices(array: NDArray[Any]) -> Iterator[slice]:
+    """Yield consecutive row ranges of an (examples, classes) array, each a megabyte or two.
+
+    Examples:
+        >>> [(rows.start, rows.stop) for rows in row_slices(np.empty((5, 1 << 17)))]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    step = max(1, _CHUNK_ELEMENTS // array.shape[1])
+    for start in range(0, len(array), step):
+        yield slice(start, min(start + step, len(array)))
+
+
+def score_columns(values: Any, name: str, num_classes: int | None = None) -> NDArray[Any]:
+    """Return an (examples, classes) array whose values are still to be checked, chunk by chunk."""
+    scores = _checks.matrix(values, name=name, finite=False)
+    if scores.shape[1] == 1:
+        raise InputError(
+            f"`{name}` must have one column per class, at least two; its shape is "
+            f"{scores.shape}; flatten predicted labels, and give both columns of a binary score."
+        )
+    if num_classes is not None and num_classes != scores.shape[1]:
+        raise InputError(
+            f"`num_classes` is {num_classes} but `{name}` has {scores.shape[1]} columns, shape "
+            f"{scores.shape}; leave num_classes out, the columns say it."
+        )
+    return scores
+
+
+def decide_in_chunks(scores: NDArray[Any], name: str) -> IntArray:
+    """Return the argmax of each row, the lowest index among equals, refusing NaN and infinity."""
+    predicted = np.empty(len(scores), dtype=np.int64)
+    for rows in row_slices(scores):
+        chunk = scores[rows]
+        _checks.all_finite(chunk, name=name, first_row=rows.start)
+        predicted[rows] = chunk.argmax(axis=1)
+    return predicted
+
+
+def confusion_counts(
+    target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
+) -> IntArray | FloatArray:
+    """Return the matrix of `confusion_matrix` of checked labels."""
+    flat = np.bincount(target * width + predicted, weights=weight, minlength=width * width)
+    return flat.reshape(width, width)
+
+
+def softmax_rows(scores: FloatArray) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Return softmax(f), log Σ exp(f − max f) and argmax f of each row, f being overwritten.
+
+    The sum is exact where it is next to 0: log1p of what the others add to the leader.
+    """
+    order, choice = np.arange(len(scores)), scores.argmax(axis=1)
+    scores -= scores[order, choice][:, None]
+    probs = np.exp(scores, out=scores)
+    probs[order, choice] = 0.0
+    others = probs.sum(axis=1)
+    probs[order, choice] = 1.0
+    probs /= (1.0 + others)[:, None]
+    return probs, np.log1p(others), choice
+
+
+def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
+    """Return the bin (edges[b], edges[b + 1]] of each confidence; 0 is in the first.
+
+    Examples:
+        >>> bin_of(np.array([0.0, 0.5, 0.6, 1.0]), np.array([0.0, 0.5, 1.0]))
+        array([0, 0, 1, 1])
+    """
+    # Rounding may leave a probability just above 1.
+    return (np.searchsorted(edges, confidence, side="left") - 1).clip(0, len(edges) - 2)
+
+
+def _decide(
+    target: Any, predictions: Any, num_classes: int | None
+) -> tuple[IntArray, IntArray, int]:
+    """Checked labels, predicted labels and the number of classes."""
+    if num_classes is not None:
+        num_classes = _checks.whole(num_classes, name="num_classes")
+    predictions = _checks.as_numpy(predictions)
+    if predictions.ndim == 2:
+        scores = score_columns(predictions, "predictions", num_classes)
+        target = _checks.labels(target, num_classes=scores.shape[1], names=True)
+        _checks.same_length(scores, target, name="predictions")
+        return target, decide_in_chunks(scores, "predictions"), scores.shape[1]
+    target, predictions = _checks.numbered(target, predictions)
+    target = _checks.labels(target, num_classes=num_classes)
+    predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+    _checks.same_length(predicted, target, name="predictions")
+    if num_classes is None:
+        _checks.not_ids(target, name="target")
+        _checks.not_ids(predicted, name="predictions")
+        num_classes = int(max(target.max(), predicted.max())) + 1
+    return target, predicted, num_classes
+
+
+def _errors(
+    target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None, missing: str
+) -> PerClassError:
+    """Errors by class; refuses a class without examples unless missing="skip"."""
+    _checks.choice(missing, ("error", "skip"), name="missing")
+    wrong = predicted != target
+    misses: NDArray[Any]
+    totals: NDArray[Any]
+    if weight is None:
+        counts = totals = np.bincount(target, minlength=width)
+        misses = np.bincount(target[wrong], minlength=width)
+    else:
+        counts = np.bincount(target[weight > 0], minlength=width)
+        totals = np.bincount(target, weights=weight, minlength=width)
+        misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
+    absent = np.flatnonzero(counts == 0)
+    if len(absent) and missing == "error":
+        raise InputError(
+            f"every class needs examples, but {len(absent)} of {width} have none in `target`: "
+            f"{_checks.listing(absent)}; pass missing='skip' to leave them out."
+        )
+    return PerClassError(misses.astype(np.float64), totals.astype(np.float64), counts)
+
+
+def _probabilities(
+    chunk: NDArray[Any], labels: IntArray, inputs: str, first_row: int
+) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Probabilities (a fresh array), −log p_y and the decision of each row of one chunk."""
+    order = np.arange(len(labels))
+    if inputs == "probs":
+        _checks.probability_rows(chunk, first_row=first_row)
+        probs = np.array(chunk, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            return probs, -np.log(probs[order, labels]), chunk.argmax(axis=1)
+    _checks.all_finite(chunk, name="logits", first_row=first_row)
+    if first_row == 0:
+        _checks.not_probabilities(chunk, hint="pass inputs='probs'")
+    scores = chunk.astype(np.float64)
+    at_label = scores[order, labels]
+    lead = scores.max(axis=1) - at_label
+    probs, log_sum, choice = softmax_rows(scores)
+    return probs, log_sum + lead, choice
+
+
+def _binned(
+    probs: FloatArray, labels: IntArray, weight: FloatArray, edges: FloatArray
+) -> FloatArray:
+    """Counts, weights, confidences and hits of one chunk, shape (4, num_classes, bins).
+
+    A label of −1 is none of these classes.
+    """
+    width, bins = probs.shape[1], len(edges) - 1
+    # All but a few of many classes' probabilities are in the first bin: these alone are sorted,
+    # and the first bin gets what they leave.
+    row, column = np.nonzero(probs > edges[1])
+    confidence, w = probs[row, column], weight[row]
+    place = column * bins + bin_of(confidence, edges)
+    parts = (np.ones_like(w), w, w * confidence, w * (labels[row] == column))
+    sums: Any = np.stack([np.bincount(place, part, minlength=width * bins) for part in parts])
+    sums = sums.reshape(4, width, bins).astype(np.float64)
+    hit = labels >= 0
+    whole = np.empty((4, width))
+    whole[0], whole[1], whole[2] = len(probs), weight.sum(), weight @ probs
+    whole[3] = np.bincount(labels[hit], weight[hit], minlength=width)
+    sums[:, :, 0] += whole - sums.sum(axis=2)
+    return np.asarray(sums)
+
+
+def _reliability(edges: FloatArray, sums: FloatArray) -> Reliability:
+    """The bins, without the rounding that `_binned` leaves in an empty first one."""
+    counts, *others = np.where(sums[0] > 0.5, sums, 0.0)
+    return Reliability(edges, counts.astype(np.int64), *others)
+
+
+# --- chance -----------------------------------------------------------------------------------
+
+
+def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> float:
+    """Return the variance of Σ_y share_y (plus_y − minus_y) / n_y, however small n.
+
+    That of a class's term, p₊ + p₋ − (p₊ − p₋)² over n_y, uses rates that are drawn a little
+    towards the common ones, since a class of one or two examples shows no spread of its own: one
+    example's worth of the pooled rates is added to each class, and two examples, spread evenly
+    over the possible outcomes, to all classes together (Agresti and Min 2005 do that for one
+    class). The class that may vary most is an exception: it counts at least as it would alone,
+    with both of these examples to itself. For where a few examples of one class decide, the
+    pooled rates are those of others. `tuning` and `predictions` take their standard errors from
+    here.
+
+    Args:
+        plus: events that add, per class, shape (classes,).
+        minus: events that subtract; None if there is no such thing, as for a plain error.
+        counts: n, examples per class, at least 1; of weighted examples, as many as tell as much.
+        share: weights that sum to 1.
+
+    Examples:
+        >>> one = np.ones(1)
+        >>> round(mean_variance(20 * one, None, 100 * one, one) ** 0.5, 2)
+        0.04
+        >>> round(mean_variance(0 * one, None, one, one) ** 0.5, 2)
+        0.5
+    """
+    classes = len(counts)
+    pooled = float(classes > 1)
+    together = share**2 * _variances(plus, minus, counts, pooled=pooled, spread=2.0 / classes)
+    alone = share**2 * _variances(plus, minus, counts, pooled=0.0, spread=2.0)
+    # How often intervals hold the truth is simulated by benchmarks/bench_coverage.py. Without this
+    # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
+    # a hundred classes of two examples would have far too wide ones.
+    most = int(np.argmax(alone))
+    return float(together.sum() + max(0.0, alone[most] - together[most]))
+
+
+def _variances(plus: Any, minus: Any, counts: Any, *, pooled: float, spread: float) -> FloatArray:
+    """Variances of each class's (plus − minus) / n, from padded rates.
+
+    `pooled` examples with the rates of all classes together and `spread` examples, as many of
+    every possible outcome, are added to each class.
+    """
+    padded = counts + pooled + spread
+
+    def rate(events: Any, share_of_spread: float) -> FloatArray:
+        common = events.sum() / counts.sum()
+        return np.asarray((events + pooled * common + spread * share_of_spread) / padded)
+
+    up = rate(plus, 0.5 if minus is None else 0.25)
+    down = np.zeros(len(counts)) if minus is None else rate(minus, 0.25)
+    # The estimated rates vary themselves, which takes n / padded² of the variance away.
+    return np.asarray((up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2))

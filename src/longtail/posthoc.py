@@ -1,0 +1,618 @@
+"""Logits to logits: adjustment, weight normalization and temperature, without retraining.
+
+The same code serves NumPy, torch and JAX arrays (the array API standard); dtype and device stay,
+gradients flow. Choosing tau is in `tuning`; folding an adjustment into a model's own weights is
+in `bake`. `adjusted_twice` recognises models whose training favours the rare classes already.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError
+from longtail.priors import LIVING, ClassPrior
+
+if TYPE_CHECKING:
+    from longtail.margins import Margin
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+BiasMode = Literal["scale", "keep", "drop"]
+BIAS_MODES = ("scale", "keep", "drop")
+
+# What a probability of 0 is taken for: the smallest normal float32, the same number in an exported
+# graph. Its logarithm is out of reach of any real tau, so that p = 0 never wins by adjusting.
+SMALLEST_PROB = 2.0**-126
+LOG_ZERO = math.log(SMALLEST_PROB)
+
+# Rows along each leading axis that are looked at to tell logits from probabilities.
+_FIRST = 16
+
+
+def _traced_as_constant(function: _F) -> _F:
+    """Mark as torch.compiler.assume_constant_result does, without importing torch.
+
+    Only for functions of immutable objects, which are named by their ids (see `priors.LIVING`):
+    torch.compile guards on these, and would not notice a changed array.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def adjust_logits(
+    logits: Any,
+    prior: ClassPrior,
+    *,
+    tau: float = 1.0,
+    target_prior: ClassPrior | None = None,
+    costs: Any = None,
+    trained_with: Margin | None = None,
+) -> Any:
+    """Return adjusted logits (equation 9): f_y − τ (log π_y − log q_y − log c_y).
+
+    Args:
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX. Of probabilities
+            pass `log_probs(probs)`; where they are seen for what they are, they are refused.
+        prior: π, of the data that the model was trained on.
+        tau: τ; 1 is right for calibrated logits, `tune_tau` chooses it on held-out data.
+        target_prior: q, of the data that the model will meet; None means all classes alike,
+            which is the balanced error.
+        costs: c, shape (num_classes,), positive: what an error on each class costs; or a dict or
+            Series by class number 0 .. K − 1.
+        trained_with: the Margin of the loss that the model was trained with, if any; with it an
+            AdjustedTwiceWarning is given where that loss leaves little to correct, see
+            `adjusted_twice`.
+
+    Returns:
+        Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
+        adjusted in float32 and rounded once.
+
+    Examples:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> adjust_logits(np.array([[2.0, 1.0]]), prior).round(3)
+        array([[2.105, 3.303]])
+        >>> adjust_logits(np.array([[2.0, 1.0]]), prior, target_prior=prior)
+        array([[2., 1.]])
+    """
+    logits = _logits(logits)
+    _refuse_probabilities(logits)
+    _checks.prior(prior, num_classes=logits.shape[-1], shape=logits.shape)
+    shift = -_checks.tau(tau) * log_ratio(prior, target_prior, costs)
+    if trained_with is not None:
+        if not hasattr(trained_with, "residual_adjustment"):
+            raise InputError(
+                f"`trained_with` must be the Margin of the training loss, such as "
+                f"margins.logit_adjusted(prior); got {type(trained_with).__name__}."
+            )
+        elsewhere = target_prior is not None or costs is not None
+        twice = adjusted_twice(trained_with, prior, tau=tau, elsewhere=elsewhere)
+        if twice is not None:
+            warnings.warn(twice, AdjustedTwiceWarning, stacklevel=2)
+    return _apply(logits, operator.add, shift)
+
+
+def adjustment(
+    prior: ClassPrior,
+    *,
+    tau: float = 1.0,
+    target_prior: ClassPrior | None = None,
+    costs: Any = None,
+) -> FloatArray:
+    """Return the vector that `adjust_logits` adds: −τ (log π_y − log q_y − log c_y).
+
+    Args:
+        prior: as in `adjust_logits`.
+        tau: as in `adjust_logits`.
+        target_prior: as in `adjust_logits`.
+        costs: as in `adjust_logits`.
+
+    Returns:
+        Shape (num_classes,), float64.
+
+    Examples:
+        >>> adjustment(ClassPrior.from_probs([0.9, 0.1]), tau=2.0).round(3)
+        array([0.211, 4.605])
+    """
+    return -_checks.tau(tau) * log_ratio(_checks.prior(prior), target_prior, costs)
+
+
+def normalize_weights(
+    logits: Any,
+    *,
+    norms: Any,
+    tau: float = 1.0,
+    bias: Any = None,
+    bias_mode: BiasMode = "scale",
+) -> Any:
+    """Return weight-normalized logits (equation 3): f_y / ν_y^τ.
+
+    The three ways to treat the last layer's bias b differ a lot; say which in every table.
+
+    Args:
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
+        norms: ν, shape (num_classes,), positive: the norms of the last layer's weight vectors;
+            or a ClassPrior, for ν = π. Of float16 logits a factor 1/ν_y^τ above 1000 or so is
+            refused: it would make ordinary logits infinite.
+        tau: τ; 0 changes nothing.
+        bias: b, shape (num_classes,), of the last layer; "keep" and "drop" need it.
+        bias_mode: "scale" divides the whole logit, as in the paper (the bias is the weight of a
+            constant feature); "keep" divides only the weights' part, (f_y − b_y) / ν_y^τ + b_y;
+            "drop" leaves the bias out, (f_y − b_y) / ν_y^τ.
+
+    Returns:
+        Normalized logits: same shape, dtype, device and array library.
+
+    Examples:
+        >>> logits, norms, bias = np.array([[4.0, 3.0]]), [2.0, 1.0], [2.0, -1.0]
+        >>> normalize_weights(logits, norms=norms)
+        array([[2., 3.]])
+        >>> normalize_weights(logits, norms=norms, bias=bias, bias_mode="keep")
+        array([[3., 3.]])
+        >>> normalize_weights(logits, norms=norms, bias=bias, bias_mode="drop")
+        array([[1., 4.]])
+    """
+    logits = _logits(logits)
+    tau = _checks.tau(tau)
+    log_nu = log_norms(norms, num_classes=logits.shape[-1])
+    if str(logits.dtype).removeprefix("torch.") == "float16":
+        low, high = _span(id(norms)) if isinstance(norms, ClassPrior) else _extremes(log_nu)
+        steepest = max(-tau * low, -tau * high)
+        if steepest > math.log(1024):  # so that a logit of 64 stays below float16's end, 65504
+            raise InputError(
+                f"`norms` multiply logits by up to {math.exp(min(steepest, 700.0)):.4g}, which "
+                f"makes ordinary ones infinite in float16; convert them to float32 first."
+            )
+    factor = np.exp(-tau * log_nu)
+    offset = checked_bias(bias, bias_mode, num_classes=logits.shape[-1])
+    if bias_mode == "scale" or offset is None:
+        return _apply(logits, operator.mul, factor)
+    back = offset if bias_mode == "keep" else np.zeros_like(offset)
+    return _apply(logits, lambda f, s, b, k: (f - b) * s + k, factor, offset, back)
+
+
+def scale_temperature(logits: Any, *, temperature: float) -> Any:
+    """Return scaled logits, f / T; T above 1 softens the probabilities, the argmax stays.
+
+    With T = τ it is one half of logit adjustment: argmax f − τ log π = argmax f/τ − log π.
+
+    Args:
+        logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
+        temperature: T, above zero; `fit_temperature` finds it on held-out data.
+
+    Returns:
+        Scaled logits: same shape, dtype, device and array library.
+
+    Examples:
+        >>> scale_temperature(np.array([[2.0, 1.0]]), temperature=2.0)
+        array([[1. , 0.5]])
+    """
+    logits = _logits(logits)
+    _refuse_probabilities(logits)
+    temperature = _checks.positive(temperature, name="temperature")
+    return _apply(logits, lambda f: f / temperature)
+
+
+def log_probs(probs: Any) -> FloatArray:
+    """Return logits of probabilities: log(max(p, 2⁻¹²⁶)), finite where p is 0.
+
+    A class of probability 0, as forests and nearest neighbours give without a vote, so stays
+    below every other class whatever the adjustment. Baked models do the same.
+
+    Args:
+        probs: any shape, in [0, 1].
+
+    Returns:
+        float64, of the same shape.
+
+    Examples:
+        >>> log_probs([0.5, 0.5, 0.0]).round(3)
+        array([ -0.693,  -0.693, -87.337])
+    """
+    return np.log(np.maximum(np.asarray(_checks.as_numpy(probs), np.float64), SMALLEST_PROB))
+
+
+def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
+    """Return logits of `log_probs` with milder zeros, to choose tau or a temperature on.
+
+    One true class of probability 0 would outweigh every other example in a log-loss. Zeros are
+    read as min(m / 2, π_y / 10), with m the smallest positive probability: small beside a vote and
+    beside the prior. Only for choosing: what is adjusted and given out keeps its zeros.
+
+    Args:
+        logits: shape (examples, num_classes).
+        prior: π.
+
+    Examples:
+        >>> lift_zeros(log_probs([[0.8, 0.2], [1.0, 0.0]]), ClassPrior.from_probs([0.9, 0.1]))
+        array([[-0.22314355, -1.60943791],
+               [ 0.        , -4.60517019]])
+    """
+    zero = logits == np.asarray(LOG_ZERO, logits.dtype)
+    if not zero.any():
+        return logits
+    least = np.minimum(logits[~zero].min() - math.log(2), prior.log_probs - math.log(10))
+    return np.where(zero, least.astype(logits.dtype), logits)
+
+
+# --- parts that tuning and bake share ---------------------------------------------------------
+
+
+def log_ratio(
+    prior: ClassPrior, target_prior: ClassPrior | None, costs: Any, *, caller: str = ""
+) -> FloatArray:
+    """Return log π − log q − log c, each part only if given; shape (num_classes,)."""
+    if target_prior is not None:
+        _checks.prior(target_prior, num_classes=len(prior.probs), name="target_prior")
+    of_priors = _log_ratio_of_priors(id(prior), None if target_prior is None else id(target_prior))
+    if costs is None:
+        return of_priors
+    return _same_where_equal(of_priors - np.log(class_costs(costs, num_classes=len(of_priors))))
+
+
+def class_costs(costs: Any, *, num_classes: int, caller: str = "") -> FloatArray:
+    """Return checked per-class costs c, ones if None; shape (num_classes,)."""
+    if costs is None:
+        return np.ones(num_classes)
+    return _checks.positive_per_class(costs, num_classes, name="costs")
+
+
+def log_norms(norms: Any, *, num_classes: int, caller: str = "") -> FloatArray:
+    """Return log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
+    if isinstance(norms, ClassPrior):
+        _checks.prior(norms, num_classes=num_classes, name="norms")
+        return _log_ratio_of_priors(id(norms), None)
+    if norms is None:
+        raise InputError(
+            "weight normalization needs `norms`: the norms of the last layer's weight vectors, or "
+            "the ClassPrior for ν = π."
+        )
+    return np.log(_checks.positive_per_class(norms, num_classes, name="norms"))
+
+
+def checked_bias(
+    bias: Any, bias_mode: str, *, num_classes: int, caller: str = ""
+) -> FloatArray | None:
+    """Return the last layer's bias in float64, which every mode but "scale" needs."""
+    _checks.choice(bias_mode, BIAS_MODES, name="bias_mode")
+    if bias is None:
+        if bias_mode != "scale":
+            raise InputError(
+                f"bias_mode={bias_mode!r} needs `bias`, the last layer's bias, shape "
+                f"({num_classes},); bias_mode='scale' does without."
+            )
+        return None
+    array = _checks.per_class(bias, name="bias").astype(np.float64)
+    _checks.all_finite(array, name="bias")
+    _checks.width(array, num_classes, name="bias")
+    return array
+
+
+@_traced_as_constant
+def _log_ratio_of_priors(prior: int, target_prior: int | None) -> FloatArray:
+    """log π − log q, or log π alone."""
+    log_pi = LIVING[prior].log_probs
+    if target_prior is None:
+        return log_pi
+    return _same_where_equal(log_pi - LIVING[target_prior].log_probs)
+
+
+def _same_where_equal(values: FloatArray) -> FloatArray:
+    """Values that differ by rounding alone made the same, so that classes which tie do tie."""
+    order = np.argsort(values, kind="stable")
+    rounding = 8 * np.finfo(np.float64).eps * max(1.0, float(np.abs(values).max()))
+    first = np.diff(values[order], prepend=-np.inf) > rounding
+    same = np.empty_like(values)
+    place = np.cumsum(first, dtype=np.int64) - 1  # torch.compile has no cumsum of bools
+    same[order] = values[order][first][place]
+    return same
+
+
+def _extremes(values: FloatArray) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
+
+
+@_traced_as_constant
+def _span(prior: int) -> tuple[float, float]:
+    """Least and greatest log π, as numbers that torch.compile may branch on."""
+    return _extremes(LIVING[prior].log_probs)
+
+
+# --- arrays of three libraries ----------------------------------------------------------------
+
+
+def _logits(logits: Any) -> Any:
+    """The logits as an array of whatever library they came in, classes last, floating point."""
+    if not hasattr(logits, "dtype"):
+        logits = _checks.as_numpy(logits)
+    if logits.ndim == 0:
+        raise InputError("`logits` must have the classes on their last axis; got a single number.")
+    if "float" not in str(logits.dtype) and getattr(logits.dtype, "kind", "") != "f":
+        raise InputError(
+            f"`logits` must be floating point, since the result has their dtype; "
+            f"it is {logits.dtype}; convert them first, to float32 for example."
+        )
+    return logits
+
+
+def _refuse_probabilities(logits: Any) -> None:
+    """Refuse rows that are probabilities, where looking at them costs next to nothing.
+
+    That is not on a GPU, which would have to be waited for, nor where a computation is only being
+    recorded: torch.compile, vmap and the like, JAX's transformations. One row of honest logits may
+    add up to 1 by chance, about once in a million, and a service that asks row by row must not
+    stop for that: it is warned, and goes on.
+    """
+    first = (slice(_FIRST),) * (logits.ndim - 1)
+    jax = sys.modules.get("jax")
+    if isinstance(logits, np.ndarray):
+        found = logits[first]
+    elif hasattr(logits, "new_tensor"):
+        import torch
+
+        recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        # Subclasses such as DTensor may have to ask other processes.
+        plain = type(logits) in (torch.Tensor, torch.nn.Parameter)
+        if recorded or not plain or logits.device.type != "cpu":
+            return
+        try:
+            found = _checks.as_numpy(logits[first])
+        except RuntimeError:  # what a tensor inside vmap or torch.func.grad says of its values
+            return
+    elif jax is not None and isinstance(logits, jax.Array):
+        if isinstance(logits, jax.core.Tracer) or {d.platform for d in logits.devices()} != {"cpu"}:
+            return
+        found = _checks.as_numpy(logits)[first]
+    else:
+        return
+    rows = found.reshape(-1, logits.shape[-1])
+    if rows.size == 0 or not _checks.like_probabilities(rows):
+        return
+    hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
+    if len(rows) > 1:
+        _checks.not_probabilities(rows, hint=hint)
+    warnings.warn(
+        f"the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if that is what "
+        f"they are, {hint}.",
+        stacklevel=3,
+    )
+
+
+def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> Any:
+    """formula(logits, *vectors), with the vectors brought to the logits' dtype and device.
+
+    In half precision log π alone would lose two digits, so float32 does the work there.
+    """
+    half = logits.dtype.itemsize == 2
+    if hasattr(logits, "new_tensor"):
+        # torch by its own names: torch.compile cannot trace the namespace lookup below.
+        import torch
+
+        work = logits.float() if half else logits
+        as_logits = partial(torch.as_tensor, dtype=work.dtype, device=work.device)
+        return formula(work, *map(as_logits, vectors)).to(logits.dtype)
+    xp = array_api_compat.array_namespace(logits)
+    work = xp.astype(logits, xp.float32) if half else logits
+    as_logits = partial(xp.asarray, dtype=work.dtype, device=array_api_compat.device(logits))
+    return xp.astype(formula(work, *map(as_logits, vectors)), logits.dtype, copy=False)
+
+
+# --- adjusting twice --------------------------------------------------------------------------
+
+
+class AdjustedTwiceWarning(UserWarning):
+    """A model whose training favours the rare classes already is being adjusted again."""
+
+
+# The least τ that may be adjusting twice. A negative one is the way back to the frequencies of the
+# training data, and a small one is what held-out data may ask for.
+LEAST_AGAIN = 0.5
+
+
+def adjusted_twice(
+    model: Any, prior: ClassPrior, *, tau: float = 1.0, elsewhere: bool = False
+) -> str | None:
+    """Return why adjusting by `tau` would favour the rare classes twice, and what to do; or None.
+
+    A loss counts if it has done more than half of the adjustment (see `tau_left`); a classifier
+    if it, or what decides in it, weighs or resamples classes, was told even class frequencies, or
+    is adjusted already. A CalibratedClassifierCV around such a one does not: it learns the
+    frequencies of the labels again.
+
+    Args:
+        model: the Margin of the training loss; or a fitted classifier with scikit-learn's
+            interface, alone or in pipelines, searches and ensembles; or a clause that says how a
+            model favours rare classes, such as "the model has an adjustment baked in".
+        prior: π of the training labels, which is to be adjusted by.
+        tau: τ; below 0.5 nothing is said.
+        elsewhere: whether a target prior or costs are asked for instead of the balanced error.
+
+    Returns:
+        A sentence for an AdjustedTwiceWarning.
+
+    Examples:
+        >>> from longtail import margins
+        >>> prior = ClassPrior.from_counts([90, 10])
+        >>> print(adjusted_twice(margins.logit_adjusted(prior), prior))
+        the loss 'logit-adjusted' already aims at the balanced error, so adjusting again favours the
+        rare classes twice; use the logits as they are (tau=0).
+        >>> adjusted_twice(margins.softmax(prior), prior) is None
+        True
+    """
+    if tau < LEAST_AGAIN or np.ptp(prior.log_probs) == 0:
+        return None
+    favours = "adjusting again favours the rare classes twice"
+    from_uniform = (
+        f"; for another target pass ClassPrior.uniform({prior.num_classes}) as the prior, with the "
+        f"same target_prior or costs"
+    )
+    if isinstance(model, str):
+        return f"{model}, so {favours}."
+    if not hasattr(model, "residual_adjustment"):
+        found = next(_own_corrections(model, prior), None)
+        if found is None:
+            return None
+        what, instead = found
+        return (
+            f"{what}, so the prior that it learned is not that of the labels, and {favours}; "
+            f"{instead}, or adjust by the prior that effective_prior finds."
+        )
+    if model.num_classes != prior.num_classes or not model.is_antisymmetric:
+        return None
+    residual = model.residual_adjustment(prior)
+    if not leaves_little(residual, prior, tau=tau):
+        return None
+    left = tau_left(residual, prior)
+    loss, otherwise = f"the loss '{model.name}'", from_uniform * elsewhere
+    if left < 0.1:
+        return (
+            f"{loss} already aims at the balanced error, so {favours}; use the logits as they are "
+            f"(tau=0){otherwise}."
+        )
+    return (
+        f"{loss} leaves about tau = {left:.1f} to correct, so more than that favours the rare "
+        f"classes twice; take tau = {left:.1f}, or what held-out data ask for{otherwise}."
+    )
+
+
+def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
+    """Return the τ that training leaves to correct: that for which −τ log π comes nearest to r.
+
+        Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
+
+    It is 1 after the softmax, 0 after a consistent loss, negative where a loss goes beyond that.
+
+    Args:
+        residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
+        prior: π, of the training data; of a uniform one, which corrects nothing, all is left.
+
+    Examples:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> tau_left(-0.3 * prior.log_probs, prior), tau_left(np.zeros(2), prior)
+        (0.3, 0.0)
+    """
+    whole = prior.log_probs.mean() - prior.log_probs
+    size = float(whole @ whole)
+    return float(residual @ whole) / size if size > 0 else 1.0
+
+
+def leaves_little(residual: FloatArray, prior: ClassPrior, *, tau: float = 1.0) -> bool:
+    """Return whether training has done more than half of an adjustment by τ.
+
+    Of a τ above 1, which is a temperature too, only 1 is what a loss could have done.
+
+    Args:
+        residual: as in `tau_left`.
+        prior: as in `tau_left`.
+        tau: τ, what is asked for.
+
+    Examples:
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> left = -0.3 * prior.log_probs
+        >>> leaves_little(left, prior), leaves_little(left, prior, tau=0.5)
+        (True, False)
+    """
+    # A loss that did just half may look as if it did more: modules hold their margins in float32.
+    return tau_left(residual, prior) < 0.4999 * min(tau, 1.0)
+
+
+def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]:
+    """What a fitted classifier does for rare classes itself, and what to do instead."""
+    name = type(model).__name__
+    for _, step in getattr(model, "steps", ()):
+        if hasattr(step, "fit_resample"):
+            yield f"{type(step).__name__} resamples the classes", "leave it out"
+    for part in _deciding(model):
+        yield from _own_corrections(part, prior)
+    if np.ptp(getattr(model, "adjustment_", 0.0)) > 0:
+        yield f"{name} is adjusted already", "adjust once"
+    if type(model).__module__.startswith("imblearn.ensemble"):
+        yield f"{name} resamples the classes", "use scikit-learn's plain ensemble"
+    settings: Any = model.get_params(deep=False) if hasattr(model, "get_params") else {}
+    for setting in ("class_weight", "class_weights", "auto_class_weights", "is_unbalance"):
+        value = settings.get(setting)
+        if value in (None, False, "None") if np.ndim(value) == 0 else np.ptp(value) == 0:
+            continue
+        if isinstance(value, Mapping):
+            classes = np.asarray(getattr(model, "classes_", list(value))).tolist()
+            if len({value.get(label, 1) for label in classes}) == 1:
+                continue
+        yield f"{name} weighs classes itself ({setting}={value!r})", f"leave {setting} out"
+    weight = max(settings.get("scale_pos_weight") or 1.0, SMALLEST_PROB)
+    # Above 1 it favours the second class, below 1 the first.
+    if prior.num_classes == 2 and math.log(weight) * -np.diff(prior.log_probs)[0] > 0:
+        yield (
+            f"{name} weighs classes itself (scale_pos_weight={weight:g})",
+            "use scale_pos_weight=1",
+        )
+    for setting in ("priors", "class_prior", "fit_prior"):
+        given: Any = settings.get(setting)
+        if setting == "fit_prior" and given is False and settings.get("class_prior") is None:
+            given = np.ones(prior.num_classes)
+        if np.shape(given) != prior.probs.shape or np.min(given) <= 0:
+            continue
+        # Priors may differ a little by rounding or smoothing.
+        if tau_left(-np.log(given), prior) < 0.75:
+            told = f"{name} is told more even class frequencies ({setting})"
+            yield told, f"leave {setting} out, or adjust by the same prior"
+
+
+def _deciding(model: Any) -> list[Any]:
+    """The fitted parts of a pipeline, search or ensemble that make its predictions."""
+    name = type(model).__name__
+    if name == "FrozenEstimator":
+        return [model.estimator]
+    if hasattr(model, "steps"):
+        return [model.steps[-1][1]]
+    if hasattr(model, "best_estimator_"):
+        return [model.best_estimator_]
+    if name == "VotingClassifier":
+        return list(model.estimators_)
+    if name == "BaggingClassifier":
+        return list(model.estimators_[:1])  # all are alike
+    return [model.final_estimator_] if name == "StackingClassifier" else []
+
+
+# --- what bake, cli and sklearn said of it before `adjusted_twice` -----------------------------
+
+LEFT_BALANCED = (
+    "its logits are not those of the training prior, and adjusting to it changes nothing"
+)
+
+
+def adjusts_again(tau: float) -> bool:
+    """Return whether a τ is large enough to be adjusting twice."""
+    return tau >= LEAST_AGAIN
+
+
+def in_words(
+    left: float,
+    *,
+    again: str = "adjusting its logits favours the rare classes twice",
+    instead: str = "use them as they are, or at most with a small tau that held-out data ask for",
+) -> tuple[str, str, str]:
+    """Return what a loss does that leaves a τ, what adjusting again means, what to do instead."""
+    if left < 0.1:
+        return "already aims at the balanced error", again, instead
+    return (
+        f"leaves about tau = {left:.1f} to correct",
+        "more than that favours the rare classes twice",
+        f"take tau = {left:.1f}, or what held-out data ask for",
+    )
+
+
+def from_uniform(num_classes: int) -> str:
+    """Return how logits that training has balanced are brought to a target of their own."""
+    return (
+        f"what training has balanced is adjusted to another target from the uniform prior: pass "
+        f"ClassPrior.uniform({num_classes}) as the prior, with the same target_prior or costs"
+    )

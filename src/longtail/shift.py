@@ -1,0 +1,764 @@
+"""Unlabelled target data to a target prior: has the class mix changed, and to what?
+
+Label shift means that classes look as they did in training but occur at other rates. Then the
+model's own predictions on unlabelled target data reveal the new rates: by maximum likelihood
+(EM, Saerens et al. 2002) or by inverting the confusion matrix (BBSE, Lipton et al. 2018). Both
+want calibrated or at least honest predictions, so a bias-corrected temperature (Alexandari et
+al. 2020) comes first. Using the result is `posthoc.adjust_logits(..., target_prior=...)`:
+
+    calibrator = fit_bias_corrected_temperature(held_out_logits, held_out_target)
+    estimate = estimate_prior(calibrator.probs(logits), calibrator.prior)
+    adjust_logits(calibrator.adjust(logits), calibrator.prior, target_prior=estimate.prior)
+
+Nothing is adjusted here, and nothing of this is for a balanced target: that prior is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longtail import _checks
+from longtail._checks import FloatArray, InputError, IntArray
+from longtail.metrics import (
+    confusion_counts,
+    decide_in_chunks,
+    row_slices,
+    score_columns,
+    softmax_rows,
+)
+from longtail.priors import ClassPrior
+
+METHODS = ("em", "bbse")
+
+_logger = logging.getLogger("longtail")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShiftEstimate:
+    """An estimated target prior, and how far to trust it.
+
+    Attributes:
+        prior: what to use: q = π + strength · (probs − π), or π itself if not `shifted`.
+        probs: the estimate as the method gives it, shape (num_classes,); may hold zeros.
+        source: π, the training prior that was given.
+        shifted: whether the target differs from π by more than chance (`p_value` below
+            `significance`); True also with `significance=None`, which asks for no test.
+        strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
+        statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
+        df: its degrees of freedom.
+        p_value: probability of such a statistic without a shift.
+        method: "em" or "bbse".
+        num_examples: target examples.
+        iterations: passes over the target data (EM).
+        converged: whether the estimate meets its tolerance.
+        condition: condition number of the confusion matrix (BBSE), else None.
+
+    Examples:
+        >>> probs = [[0.98, 0.02], [0.2, 0.8]] * 500  # of a model trained on 90 : 10
+        >>> estimate_prior(probs, ClassPrior.from_probs([0.9, 0.1]))
+        ShiftEstimate(method='em', shifted=True, p_value=..., strength=..., total_variation=...)
+    """
+
+    prior: ClassPrior
+    probs: FloatArray
+    source: ClassPrior
+    shifted: bool
+    strength: float
+    statistic: float
+    df: int
+    p_value: float
+    method: str
+    num_examples: int
+    iterations: int
+    converged: bool
+    condition: float | None = None
+
+    @property
+    def weights(self) -> FloatArray:
+        """How much more frequent each class is in the target, probs / π."""
+        return np.asarray(self.probs / self.source.probs)
+
+    @property
+    def total_variation(self) -> float:
+        """½ Σ |probs − π|: the share of examples whose class mix has changed, in [0, 1]."""
+        return float(0.5 * np.abs(self.probs - self.source.probs).sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and lists for JSON."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        arrays = {"prior": self.prior.probs, "probs": self.probs, "source": self.source.probs}
+        plain.update({name: array.tolist() for name, array in arrays.items()})
+        return {**plain, "total_variation": self.total_variation}
+
+    def __repr__(self) -> str:
+        return (
+            f"ShiftEstimate(method={self.method!r}, shifted={self.shifted}, "
+            f"p_value={self.p_value:.3g}, strength={self.strength:.3g}, "
+            f"total_variation={self.total_variation:.3g})"
+        )
+
+
+def estimate_prior(
+    probs: Any,
+    prior: ClassPrior,
+    *,
+    method: Literal["em", "bbse"] = "em",
+    source_probs: Any = None,
+    source_target: Any = None,
+    soft: bool | None = None,
+    significance: float | None = 0.05,
+    shrink: bool = True,
+    tolerance: float | None = None,
+    max_iter: int | None = None,
+) -> ShiftEstimate:
+    """Estimate how often each class occurs in unlabelled target data.
+
+    "em" maximises the likelihood Σ_i log Σ_k (q_k / π_k) p_ik, which is concave, by the fixed
+    point q_k ← mean_i [(q_k / π_k) p_ik / Σ_j (q_j / π_j) p_ij] with squared extrapolation. It
+    needs probabilities that are calibrated under π: see `fit_bias_corrected_temperature`.
+
+    "bbse" solves A q = m over the simplex by least squares, with m the mean target prediction
+    and A_jk the mean prediction of j on held-out examples of class k. It needs labelled
+    held-out predictions, but no calibration.
+
+    **Leaving things alone.** "No shift" is tested: for EM by the likelihood ratio against q = π,
+    scaled by N / (N + n) if `prior` counts N examples, since it and the calibration are then a
+    sample too; for BBSE by a χ² test of m against A π, with the noise of both, in which classes
+    that rest on too few examples are taken together. Unless that rejects at `significance`,
+    `.prior` is the training prior itself. Otherwise, as the estimate of many rare classes is
+    mostly noise, only the share 1 − df / statistic of the change is kept (positive-part
+    James-Stein); `.probs` is the estimate without that.
+
+    Args:
+        probs: predicted probabilities on the target, shape (examples, num_classes); may be a
+            memory map, which is read in chunks, once per iteration.
+        prior: π, which the probabilities refer to: of the data that the model, or its
+            calibrator, was fitted on.
+        method: "em" or "bbse".
+        source_probs: for "bbse": predictions on held-out examples of every class, in any mix,
+            shape (held-out examples, num_classes).
+        source_target: for "bbse": their labels.
+        soft: for "bbse": True (default) uses the probabilities, False the predicted labels, in
+            the estimate and in the test; the labels of a rare class that is hardly ever
+            predicted say nothing about it, while its probabilities do.
+        significance: level of the test, in (0, 1]; None uses the estimate without a test, so that
+            `.shifted` is True whatever the data say; shrinking still applies, see `shrink`.
+        shrink: whether to keep only the part of the change that is beyond noise.
+        tolerance: for "em", default 1e-6: stops when the mean log-likelihood is provably
+            within it of the maximum.
+        max_iter: for "em", default 1000: passes over the data; running out is logged and
+            leaves `.converged` False.
+
+    Returns:
+        A ShiftEstimate; pass its `.prior` as `target_prior` to `adjust_logits`.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> prior = ClassPrior.from_probs([0.9, 0.1])
+        >>> def predictions(share):  # of a model that knows the classes' densities
+        ...     x = rng.normal(2.0 * (rng.random(5000) < share))
+        ...     odds = np.exp(2.0 * x - 2.0) * 0.1 / 0.9
+        ...     return np.stack([1 / (1 + odds), odds / (1 + odds)], axis=1)
+        >>> estimate_prior(predictions(0.4), prior).prior.probs.round(2)
+        array([0.59, 0.41])
+        >>> estimate_prior(predictions(0.1), prior).prior == prior
+        True
+    """
+    from scipy.stats import chi2
+
+    _checks.choice(method, METHODS, name="method")
+    given = score_columns(probs, "probs")
+    _checks.prior(prior, num_classes=given.shape[1], shape=given.shape, of="probs")
+    if significance is not None:
+        significance = _checks.fraction(significance, name="significance")
+    idle = {"source_probs": source_probs, "source_target": source_target, "soft": soft}
+    if method == "bbse":
+        idle = {"tolerance": tolerance, "max_iter": max_iter}
+    for name, value in idle.items():
+        if value is not None:
+            raise InputError(f"`{name}` plays no part in method={method!r}; leave it out.")
+    if method == "em":
+        tolerance = _checks.positive(1e-6 if tolerance is None else tolerance, name="tolerance")
+        max_iter = _checks.whole(1000 if max_iter is None else max_iter, name="max_iter")
+        _mean_prediction(given, "probs")
+        found = _by_em(given, prior, tolerance=tolerance, max_iter=max_iter)
+    else:
+        found = _by_bbse(given, prior, source_probs, source_target, soft is not False)
+
+    # With no degree of freedom there is nothing to test: no prediction varies.
+    p_value = float(chi2.sf(found.statistic, found.df)) if found.df else 1.0
+    shifted = significance is None or p_value < significance
+    strength = float(shifted)
+    if shifted and shrink:
+        strength = 1.0 - found.df / found.statistic if found.statistic > found.df else 0.0
+    kept = prior
+    if strength > 0.0:
+        mixed = prior.probs + strength * (found.probs - prior.probs)
+        if np.any(mixed <= 0):
+            raise InputError(
+                f"class(es) {_checks.listing(np.flatnonzero(mixed <= 0))} have an estimated "
+                f"probability of 0, whose log is infinite; leave shrink=True."
+            )
+        kept = ClassPrior.from_probs(mixed / mixed.sum())
+    return ShiftEstimate(
+        prior=kept,
+        source=prior,
+        shifted=shifted,
+        strength=strength,
+        p_value=p_value,
+        method=method,
+        num_examples=len(given),
+        **vars(found),
+    )
+
+
+def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
+    """Return the prior that a model has actually learned: its mean predicted probability.
+
+    It differs from the counts where training was regularised, resampled, reweighted or stopped
+    early; adjusting by it instead of by the counts removes what the model really leans to.
+
+    Args:
+        probs: predictions on data distributed as the training data, shape (examples,
+            num_classes), best held out; may be a memory map.
+        smoothing: added to every class's total, as in `ClassPrior.from_counts`.
+
+    Returns:
+        A ClassPrior without counts.
+
+    Examples:
+        >>> effective_prior([[0.9, 0.1], [0.5, 0.5]])
+        ClassPrior(num_classes=2, imbalance_ratio=2.33333, probs=[0.7, 0.3])
+    """
+    given = score_columns(probs, "probs")
+    smoothing = _checks.not_negative(smoothing, name="smoothing")
+    totals = _mean_prediction(given, "probs", constant=True) * len(given) + smoothing
+    empty = np.flatnonzero(totals == 0)
+    if len(empty):
+        raise InputError(
+            f"class(es) {_checks.listing(empty)} have probability 0 in every row, so log π is "
+            f"infinite; pass smoothing=1.0 to count one more example of every class."
+        )
+    return ClassPrior.from_probs(totals / totals.sum())
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An estimate with its statistic of "no shift"."""
+
+    probs: FloatArray
+    statistic: float
+    df: int
+    iterations: int = 0
+    converged: bool = True
+    condition: float | None = None
+
+
+def _mean_prediction(probs: NDArray[Any], name: str, *, constant: bool = False) -> FloatArray:
+    """Mean row; refuses what is not probabilities and, unless allowed, rows that are all equal."""
+    total = np.zeros(probs.shape[1])
+    varies = constant or len(probs) == 1
+    for rows in row_slices(probs):
+        chunk = probs[rows]
+        _checks.probability_rows(
+            chunk, name=name, first_row=rows.start, hint="apply a softmax first"
+        )
+        total += chunk.sum(axis=0, dtype=np.float64)
+        varies = varies or bool(np.any(chunk != probs[0]))
+    if not varies:
+        raise InputError(
+            f"every row of `{name}` is the same, so the predictions say nothing about the target; "
+            f"check the model's inputs."
+        )
+    return total / len(probs)
+
+
+# --- EM ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A prior q, its log-likelihood, and the factors by which EM would multiply q."""
+
+    q: FloatArray
+    height: float
+    factors: FloatArray
+
+    @property
+    def gap(self) -> float:
+        """Bound on the mean log-likelihood still to be gained, as the likelihood is concave."""
+        return float(self.factors.max() - 1.0)
+
+    def step(self) -> FloatArray:
+        """One step of plain EM."""
+        q = self.q * self.factors
+        return np.asarray(q / q.sum())
+
+
+def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter: int) -> _Found:
+    """Maximum likelihood, and twice the gain in log-likelihood over "no shift".
+
+    EM is extrapolated (Varadhan and Roland 2008), never downhill.
+    """
+    start = here = _look(probs, prior, prior.probs)
+    passes, longest = 1, 4.0
+    while here.gap > tolerance and passes < max_iter:
+        first = _look(probs, prior, here.step())
+        passes += 1
+        if first.gap <= tolerance or passes >= max_iter:
+            here = first
+            break
+        second = first.step()
+        change = first.q - here.q
+        bend = (second - first.q) - change
+        length = float(np.linalg.norm(change) / max(float(np.linalg.norm(bend)), 1e-300))
+        length = min(max(length, 1.0), longest)
+        leap = here.q + 2.0 * length * change + length**2 * bend
+        # Inside the simplex: no class falls below a hundredth of what EM gives it.
+        leap = np.maximum(leap, 0.01 * second)
+        there = _look(probs, prior, leap / leap.sum())
+        passes += 1
+        if there.height >= first.height:
+            longest = 4.0 * longest if length == longest else longest
+        elif passes >= max_iter:
+            there = first
+        else:
+            longest = max(4.0, 0.5 * length)
+            there = _look(probs, prior, second)
+            passes += 1
+        here = there
+    if here.gap > tolerance:
+        _logger.warning(
+            "estimate_prior: EM stopped at max_iter=%d with a gap of %.3g above tolerance=%.3g",
+            max_iter,
+            here.gap,
+            tolerance,
+        )
+    statistic = max(0.0, 2.0 * (here.height - start.height))
+    if prior.sample is not None:
+        # The biases that the probabilities carry were fitted on as many examples as the prior
+        # counts. Their noise moves the estimate just as a sample of that size would, so the
+        # variance is 1/n + 1/size and not 1/n.
+        size = float(prior.sample.sum())
+        statistic *= size / (size + len(probs))
+    return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= tolerance)
+
+
+def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
+    """One pass: Σ_i log s_i and mean_i p_ik / (π_k s_i), where s_i = Σ_k (q_k / π_k) p_ik."""
+    ratio = q / prior.probs
+    height, pull = 0.0, np.zeros(len(q))
+    for rows in row_slices(probs):
+        chunk = probs[rows].astype(np.float64, copy=False)
+        mixed = chunk @ ratio
+        height += float(np.log(mixed).sum())
+        pull += (1.0 / mixed) @ chunk
+    return _Point(q, height, pull / prior.probs / len(probs))
+
+
+# --- BBSE -------------------------------------------------------------------------------------
+
+
+def _by_bbse(
+    probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any, soft: bool
+) -> _Found:
+    """Solve A q = m, and compare m with A π."""
+    if source_probs is None or source_target is None:
+        raise InputError(
+            "method='bbse' needs `source_probs` and `source_target`, predictions and labels of "
+            "held-out examples; without them use method='em'."
+        )
+    width = prior.num_classes
+    source = score_columns(source_probs, "source_probs")
+    if source.shape[1] != width:
+        raise InputError(
+            f"`source_probs` must have as many columns as `probs`, {width}; its shape is "
+            f"{source.shape}."
+        )
+    _mean_prediction(source, "source_probs", constant=True)
+    target = _checks.labels(source_target, name="source_target", num_classes=width)
+    _checks.same_length(source, target, name="source_probs")
+    counts = np.bincount(target, minlength=width)
+    if not counts.all():
+        raise InputError(
+            f"method='bbse' needs held-out examples of every class, but `source_target` has none "
+            f"of {_checks.listing(np.flatnonzero(counts == 0))}; use method='em'."
+        )
+    mean = _mean_prediction(probs, "probs")
+    guesses = decide_in_chunks(source, "source_probs")
+    held_out: NDArray[Any] = source if soft else guesses
+    given: NDArray[Any] = probs if soft else decide_in_chunks(probs, "probs")
+    if soft:
+        totals = _class_totals(source, target)
+    else:
+        mean = np.bincount(given, minlength=width) / len(given)
+        totals = confusion_counts(target, guesses, width, None).astype(np.float64)
+    matrix = np.asarray((totals / counts[:, None]).T)
+    condition = float(np.linalg.cond(matrix))
+    if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
+        never = np.flatnonzero(np.bincount(guesses, minlength=width) == 0)
+        why = (
+            f"class(es) {_checks.listing(never)} are never predicted on the held-out examples"
+            if len(never)
+            else "some classes are predicted alike"
+        )
+        raise InputError(
+            f"the confusion matrix of `source_probs` is singular (condition number "
+            f"{condition:.1e}): {why}, so BBSE can't tell them apart; "
+            f"{'use' if soft else 'pass soft=True, or use'} method='em'."
+        )
+    statistic, df = _no_shift(
+        matrix, mean, source=held_out, source_target=target, given=given, prior=prior
+    )
+    return _Found(_simplex_solve(matrix, mean), statistic, df, condition=condition)
+
+
+def _class_totals(probs: NDArray[Any], target: IntArray) -> FloatArray:
+    """Row k: the sum of the predictions for the examples of class k."""
+    from scipy.sparse import csr_array
+
+    width = probs.shape[1]
+    totals = np.zeros((width, width))
+    for rows in row_slices(probs):
+        size = rows.stop - rows.start
+        members = csr_array((np.ones(size), (target[rows], np.arange(size))), shape=(width, size))
+        totals += members @ probs[rows].astype(np.float64, copy=False)
+    return totals
+
+
+def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
+    """The q ≥ 0 with Σ q = 1 that minimises ‖A q − m‖."""
+    from scipy.optimize import nnls
+
+    q = np.linalg.solve(matrix, mean)
+    if q.min() >= 0:
+        return np.asarray(q / q.sum())
+    # With Σ q = 1, A q − m = B q for B = A − m 1ᵀ. Minimising ‖B x‖² + (Σ x − 1)² over x ≥ 0
+    # gives a multiple of the q that minimises ‖B q‖, so the sum needs no constraint.
+    rows = np.vstack([matrix - mean[:, None], np.ones(len(mean))])
+    x, _ = nnls(rows, np.append(np.zeros(len(mean)), 1.0))
+    return np.asarray(x / x.sum())
+
+
+# --- BBSE's test of "no shift" ----------------------------------------------------------------
+
+# The χ² approximation needs cells that rest on the equivalent of some twenty examples, and a
+# covariance that rests on several times as many as there are cells.
+_EXAMPLES_PER_CELL = 20.0
+_FREEDOM_PER_CELL = 10.0
+# Examples that a held-out class borrows from all for its covariance, as one with few must not look
+# free of noise. Their spread is mostly between classes: more would drown that within a class.
+_STAND_INS = 4.0
+
+
+def _no_shift(
+    matrix: FloatArray,
+    mean: FloatArray,
+    *,
+    source: NDArray[Any],
+    source_target: IntArray,
+    given: NDArray[Any],
+    prior: ClassPrior,
+) -> tuple[float, int]:
+    """Wald statistic of m = A π, and its degrees of freedom, 0 if nothing can be compared.
+
+    The noise is that of the target's mean, of each held-out class's mean, and of the prior's own
+    counts. Without a shift, source and target are draws from one distribution, so its covariance
+    is taken from both: then a class that only one of them predicts has noise too. Predictions
+    (`source`, `given`) are probabilities by row, or labels, which stand for one-hot rows.
+    """
+    pi, size = prior.probs, len(given)
+    counts = np.bincount(source_target, minlength=len(pi))
+    expected = matrix @ pi
+    gap, apart = mean - expected, matrix - expected[:, None]
+    share = pi**2 / counts  # of each held-out class's covariance in that of A π
+    held = 1.0 / float(share.sum())  # as many examples mixed like π would be as precise
+    total = held * _scatter(source, expected, (pi / counts)[source_target])
+    total += _scatter(given, expected) - size * np.outer(gap, gap)
+    overall = total / max(held + size - 2.0, 1.0)
+    each = share / (counts + _STAND_INS - 1.0)  # of a class's scatter, its stand-ins included
+    noise = _scatter(source, expected, each[source_target])
+    noise -= (apart * (each * counts**2 / (counts + _STAND_INS))) @ apart.T
+    noise += _STAND_INS * each.sum() * overall + overall / size
+    if prior.sample is not None:
+        noise += (apart * pi) @ apart.T / float(prior.sample.sum())
+
+    freedom = _freedom(np.trace(overall) / size, np.trace(noise), held + size, share, counts)
+    level = (held * expected + size * mean) / (held + size)
+    cells, rare = _cells(pi, level, noise, freedom)
+    gap, noise, level = cells @ gap, cells @ noise @ cells.T, cells @ level
+    # Below this it is rounding: a class whose probability never varies.
+    varies = np.diag(noise) > (1e-12 * level) ** 2
+    height = float(level[-1])
+    if rare and height > 0.0:
+        # What is left of rare classes may rest on less than an example, whose distribution is
+        # far from normal. It counts as uncertain by one example more on either side.
+        jump = float(cells[-1] @ overall @ cells[-1]) / height + height
+        noise[-1, -1] += (jump * (1.0 / size + 1.0 / held)) ** 2
+    return _wald(gap[varies], noise[np.ix_(varies, varies)], freedom)
+
+
+def _scatter(
+    predictions: NDArray[Any], center: FloatArray, weight: FloatArray | None = None
+) -> FloatArray:
+    """Σ_i w_i (p_i − c)(p_i − c)ᵀ, with w = 1 if absent."""
+    if predictions.ndim == 1:
+        sums = np.bincount(predictions, weights=weight, minlength=len(center)).astype(np.float64)
+        cross = np.outer(sums, center)
+        return np.asarray(np.diag(sums) - cross - cross.T + sums.sum() * np.outer(center, center))
+    total = np.zeros((len(center), len(center)))
+    for rows in row_slices(predictions):
+        apart = predictions[rows] - center
+        total += apart.T @ (apart if weight is None else apart * weight[rows, None])
+    return total
+
+
+def _freedom(
+    target: float, noise: float, pooled: float, share: FloatArray, counts: IntArray
+) -> float:
+    """Degrees of freedom of the estimated covariance (Satterthwaite's formula).
+
+    The target's part of it rests on all examples, the rest on each held-out class's own. These
+    count by half: predictions are skewed, so that few tell less of their spread than normal ones.
+    """
+    if noise <= 0.0:
+        return pooled
+    own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
+    part = target / noise
+    return 1.0 / (part**2 / pooled + (1.0 - part) ** 2 / own)
+
+
+def _cells(
+    pi: FloatArray, level: FloatArray, noise: FloatArray, freedom: float
+) -> tuple[FloatArray, bool]:
+    """Rows that add up classes to be compared, and whether the last one rests on too little.
+
+    Cells are runs of classes in the order of π, for a shift between common and rare classes to
+    stay visible, and no more than the covariance can carry. A cell C is complete once
+    (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests on if predictions are
+    labels, is large enough. The first one follows from the others, as the mean predictions sum
+    to 1, and is left out.
+    """
+    order = np.argsort(-pi, kind="stable")
+    level, noise = level[order], noise[np.ix_(order, order)]
+    starts, height, variance = [0], 0.0, 0.0
+    for k in range(len(level)):
+        height += level[k]
+        variance += noise[k, k] + 2.0 * noise[k, starts[-1] : k].sum()
+        if height > 0.0 and height**2 > _EXAMPLES_PER_CELL * variance:
+            starts.append(k + 1)
+            height, variance = 0.0, 0.0
+    rare = starts[-1] < len(level)
+    starts = starts if rare else starts[:-1]
+    most = max(2, int(freedom / _FREEDOM_PER_CELL))
+    if len(starts) > most:
+        starts = [starts[i * len(starts) // most] for i in range(most)]
+    if len(starts) - rare < 2:
+        # Two cells, of which the less certain is as certain as can be. They sum to 1, so their
+        # noise is the same; less than the bound is rounding.
+        heights = np.cumsum(level)[:-1]
+        variances = np.diag(noise.cumsum(axis=0).cumsum(axis=1))[:-1]
+        worth = np.minimum(heights, 1.0 - heights) ** 2 / np.maximum(variances, 1e-24)
+        starts, rare = [0, int(np.argmax(worth)) + 1], True
+    return np.add.reduceat(np.eye(len(pi))[order], starts, axis=0)[1:], rare
+
+
+def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, int]:
+    """gapᵀ noise⁻¹ gap over the directions that have noise, and how many these are.
+
+    The factor (as in Hotelling's T²) makes up for a covariance that is itself an estimate.
+    """
+    if len(gap) == 0:
+        return 0.0, 0
+    # As correlations: the variances of common and rare classes differ by orders of magnitude.
+    scale = np.sqrt(np.diag(noise))
+    values, vectors = np.linalg.eigh(noise / np.outer(scale, scale))
+    kept = values > 1e-10 * values[-1]
+    along = (vectors.T @ (gap / scale))[kept]
+    df = int(kept.sum())
+    factor = max(freedom - df + 1.0, 1.0) / max(freedom, 1.0)
+    return float(np.sum(along**2 / values[kept]) * min(factor, 1.0)), df
+
+
+# --- calibration ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BiasCorrectedTemperature:
+    """Calibrates logits: softmax(logits / temperature + bias).
+
+    Attributes:
+        temperature: T, above zero.
+        bias: b, shape (num_classes,), with mean zero.
+        prior: class frequencies of the held-out examples, which the calibrated probabilities
+            refer to: their mean over those examples is exactly this.
+        log_loss_before: mean log-loss on the held-out examples as they came.
+        log_loss: the same after calibration.
+        iterations: of L-BFGS.
+        converged: whether L-BFGS met its tolerance.
+    """
+
+    temperature: float
+    bias: FloatArray
+    prior: ClassPrior
+    log_loss_before: float
+    log_loss: float
+    iterations: int
+    converged: bool
+
+    def adjust(self, logits: Any) -> NDArray[Any]:
+        """Return the calibrated logits, logits / T + b.
+
+        Args:
+            logits: shape (examples, num_classes).
+
+        Returns:
+            A NumPy array of the same shape and floating dtype.
+        """
+        given, dtype = self._checked(logits)
+        _checks.all_finite(given, name="logits")
+        return (given * (1.0 / self.temperature) + self.bias).astype(dtype, copy=False)
+
+    def probs(self, logits: Any, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return the calibrated probabilities, softmax(logits / T + b).
+
+        Args:
+            logits: shape (examples, num_classes); a memory map is read in chunks.
+            out: array or memory map of that shape to write into, if the result is large.
+
+        Returns:
+            `out`, or a new NumPy array of the logits' floating dtype.
+        """
+        given, dtype = self._checked(logits)
+        if out is None:
+            out = np.empty(given.shape, dtype)
+        elif out.shape != given.shape:
+            raise InputError(
+                f"`out` must have the shape of the logits, {given.shape}; its shape is {out.shape}."
+            )
+        for rows in row_slices(given):
+            chunk = given[rows]
+            _checks.all_finite(chunk, name="logits", first_row=rows.start)
+            out[rows] = softmax_rows(chunk * (1.0 / self.temperature) + self.bias)[0]
+        return out
+
+    def _checked(self, logits: Any) -> tuple[NDArray[Any], Any]:
+        given = score_columns(logits, "logits")
+        _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
+        return given, given.dtype if given.dtype.kind == "f" else np.dtype(np.float64)
+
+    def __repr__(self) -> str:
+        return (
+            f"BiasCorrectedTemperature(temperature={self.temperature:.4g}, "
+            f"log_loss={self.log_loss_before:.4g} -> {self.log_loss:.4g})"
+        )
+
+
+def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTemperature:
+    """Fit T and b of softmax(logits / T + b) by log-loss on held-out examples.
+
+    In 1/T and b the log-loss is convex, so the optimum is unique (up to a constant in b, whose
+    mean is set to zero). At the optimum the mean predicted probability of each class equals its
+    frequency among these examples, which is what estimating a shifted prior rests on.
+
+    Args:
+        logits: of held-out examples, shape (examples, num_classes); of a model that gives
+            probabilities only, `posthoc.log_probs` of them. May be a memory map.
+        target: their labels; every class needs at least one, and rare ones more for a bias
+            that is not mostly noise.
+
+    Returns:
+        The calibrator, with `.temperature`, `.bias`, `.prior`, `.adjust(logits)` and
+        `.probs(logits)`.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> target = np.tile([0, 0, 0, 1], 1000)
+        >>> logit = rng.normal(target) - 0.5 - np.log(3)  # of the density ratio, plus log-odds
+        >>> logits = np.stack([0 * logit, 3 * logit + 1], axis=1)  # overconfident and biased
+        >>> calibrator = fit_bias_corrected_temperature(logits, target)
+        >>> round(calibrator.temperature), calibrator.bias.round(1)
+        (3, array([ 0.1, -0.1]))
+        >>> calibrator.probs(logits).mean(axis=0).round(4)
+        array([0.75, 0.25])
+    """
+    from scipy.optimize import minimize
+
+    given = score_columns(logits, "logits")
+    width = given.shape[1]
+    target = _checks.labels(target, num_classes=width, names=True)
+    _checks.same_length(given, target)
+    counts = np.bincount(target, minlength=width).astype(np.float64)
+    if not counts.all():
+        raise InputError(
+            f"every class needs held-out examples, but class(es) "
+            f"{_checks.listing(np.flatnonzero(counts == 0))} have none, so their bias has no "
+            f"finite optimum; fit a plain temperature, or hold out examples of every class."
+        )
+    square = 0.0
+    for rows in row_slices(given):
+        chunk = given[rows]
+        _checks.all_finite(chunk, name="logits", first_row=rows.start)
+        if rows.start == 0:
+            _checks.not_probabilities(chunk, hint="take longtail.posthoc.log_probs(probs)")
+        square += float(chunk.var(axis=1, dtype=np.float64).sum())
+    if square == 0.0:
+        raise InputError(
+            "every row of `logits` is constant, so they say nothing about the classes; check the "
+            "model's inputs."
+        )
+    # Variables of like curvature make L-BFGS quick: 1/T in units of the logits' spread, and each
+    # bias in units of one over the root of its class's frequency.
+    units = np.append(np.sqrt(square / len(target)), np.sqrt(counts / len(target)))
+
+    def log_loss(x: FloatArray) -> tuple[float, FloatArray]:
+        slope, bias = float(x[0] / units[0]), x[1:] / units[1:]
+        loss, by_slope, by_bias = 0.0, 0.0, -counts
+        for rows in row_slices(given):
+            chunk = given[rows].astype(np.float64, copy=False)
+            labels, order = target[rows], np.arange(rows.stop - rows.start)
+            scores = chunk * slope + bias
+            lead = scores.max(axis=1) - scores[order, labels]
+            probs, log_sum, _ = softmax_rows(scores)
+            loss += float((log_sum + lead).sum())
+            by_slope += float(np.einsum("ij,ij->", probs, chunk)) - chunk[order, labels].sum()
+            by_bias = by_bias + probs.sum(axis=0)
+        gradient = np.append(by_slope, by_bias) / units
+        return loss / len(target), gradient / len(target)
+
+    start = np.append(units[0], np.zeros(width))
+    result = minimize(
+        log_loss,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(1e-6, None)] + [(None, None)] * width,
+        options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-15, "gtol": 1e-8, "maxcor": 20},
+    )
+    if result.fun < 1e-5:  # every example is right and none is in doubt
+        raise InputError(
+            "the logits separate the classes of `target` perfectly, so no temperature is the "
+            "best; these may be the examples that the model was trained on: hold out others, or "
+            "more."
+        )
+    if result.x[0] <= 1e-6:
+        raise InputError(
+            "the logits say nothing about `target` (the best temperature is infinite); check "
+            "that rows and labels are in the same order."
+        )
+    bias = result.x[1:] / units[1:]
+    return BiasCorrectedTemperature(
+        temperature=float(units[0] / result.x[0]),
+        bias=bias - bias.mean(),
+        prior=ClassPrior.from_labels(target, num_classes=width),
+        log_loss_before=log_loss(start)[0],
+        log_loss=float(result.fun),
+        iterations=int(result.nit),
+        converged=bool(result.success),
+    )
