@@ -186,10 +186,9 @@ def bake_record(model: Any) -> BakeRecord | None:
         >>> bake_record(bake_logit_adjustment(model, ClassPrior.from_counts([3, 1]), tau=0.5))
         BakeRecord(method='logit_adjustment', tau=0.5, where='LogisticRegression', how='added ...)
     """
-    backend = _backend(_kind(model))
-    if isinstance(model, str | Path):
-        return backend.record_of_file(Path(model))  # type: ignore[no-any-return]
-    return backend.record_of(model)  # type: ignore[no-any-return]
+    kind = _kind(model)
+    found = _backend(kind).record_of(Path(model) if isinstance(model, str) else model)
+    return found  # type: ignore[no-any-return]
 
 
 def _bake(
@@ -213,28 +212,24 @@ def _bake(
 
 
 def _kind(model: Any) -> str:
-    """Return onnx, module, state, sklearn, safetensors or folder, importing none of them."""
-    if isinstance(model, str | Path):
-        return _kind_of_path(Path(model))
+    """Return the key in _BACKENDS of a model or path, importing none of them."""
+    homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     if isinstance(model, Mapping):
         return "state"
-    homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
     if ("torch", "Module") in homes:
         return "module"
     if type(model).__name__ == "ModelProto":
         return "onnx"
     if ("sklearn", "BaseEstimator") in homes:
         return "sklearn"
-    raise InputError(
-        f"`model` must be a torch module or state dict, an ONNX model, a classifier of "
-        f"scikit-learn, or the path of a model; got {type(model).__name__}."
-    )
-
-
-def _kind_of_path(path: Path) -> str:
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"`model` must be a torch module or state dict, an ONNX model, a classifier of "
+            f"scikit-learn, or the path of a model; got {type(model).__name__}."
+        )
+    path = Path(model)
     if path.is_dir():
-        weights = any(path.glob("model.safetensors*"))
-        if weights and (path / "config.json").is_file():
+        if any(path.glob("model.safetensors*")) and (path / "config.json").is_file():
             return "folder"
         raise InputError(
             f"{path} is a folder without config.json and model.safetensors; name the model's file."

@@ -21,7 +21,7 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, listing
 from longtail.margins import Margin
-from longtail.posthoc import AdjustedTwiceWarning, adjust_logits, normalize_weights
+from longtail.posthoc import AdjustedTwiceWarning, adjust_logits, adjustment, normalize_weights
 from longtail.priors import ClassPrior
 
 FORMAT = 2
@@ -59,16 +59,16 @@ class RawTensor(NamedTuple):
         """Return numbers rounded to a type, to nearest even; refuse what it can't hold."""
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float32 if dtype == "BF16" else FLOATS[dtype])
-            if dtype == "BF16":
-                bits = rounded.view(np.uint32)
-                rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-        new = cls(dtype, values.shape, rounded.tobytes())
-        if not np.all(np.isfinite(new.values())):
+        finite = bool(np.all(np.isfinite(rounded)))
+        if dtype == "BF16":
+            bits = rounded.view(np.uint32)
+            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+        if not finite:
             raise InputError(
                 f"the baked layer would not be finite in {dtype}: its weights are not, or tau is "
                 f"too large."
             )
-        return new
+        return cls(dtype, values.shape, rounded.tobytes())
 
     def to_json(self) -> dict[str, Any]:
         """Return the tensor for a record."""
@@ -93,6 +93,7 @@ class Change:
         method: ``logit_adjustment`` or ``weight_normalization``.
         tau: τ.
         settings: what else decides the result, for the record.
+        num_classes: L, or None where only the layer knows.
         shift: −τ (log π − log q − log c), shape (num_classes,); None for weight normalization.
         norms: ν that were given, or None for those of the layer's own weights.
         bias_mode: what weight normalization does with the bias.
@@ -103,6 +104,7 @@ class Change:
     method: str
     tau: float
     settings: dict[str, Any]
+    num_classes: int | None
     shift: FloatArray | None = None
     norms: FloatArray | None = None
     bias_mode: str = "scale"
@@ -114,10 +116,7 @@ class Change:
         cls, prior: ClassPrior, tau: float, target_prior: ClassPrior | None, costs: Any
     ) -> Change:
         """Return the change that `adjust_logits` makes (equation 9)."""
-        width = prior.num_classes if isinstance(prior, ClassPrior) else 1
-        shift = adjust_logits(
-            np.zeros(width), prior, tau=tau, target_prior=target_prior, costs=costs
-        )
+        shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
         settings: dict[str, Any] = {"prior": prior.probs.tolist()}
         if target_prior is not None:
             settings["target_prior"] = target_prior.probs.tolist()
@@ -127,6 +126,7 @@ class Change:
             "logit_adjustment",
             float(tau),
             settings,
+            len(shift),
             shift,
             prior=prior,
             target_prior=target_prior,
@@ -142,13 +142,10 @@ class Change:
             known = 1.0 / normalize_weights(np.ones(width), norms=norms)
             settings["norms"] = known.tolist()
         normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)  # type: ignore[arg-type]
-        return cls("weight_normalization", float(tau), settings, norms=known, bias_mode=bias_mode)
-
-    @property
-    def num_classes(self) -> int | None:
-        """L, or None where only the layer knows."""
-        known = self.norms if self.shift is None else self.shift
-        return None if known is None else len(known)
+        width = None if known is None else len(known)
+        return cls(
+            "weight_normalization", float(tau), settings, width, norms=known, bias_mode=bias_mode
+        )
 
     def fits(self, width: int) -> bool:
         """Return whether a layer of `width` outputs can take the change up."""

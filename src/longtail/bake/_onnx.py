@@ -163,14 +163,10 @@ def load(path: Path) -> ModelProto:
     return model
 
 
-def record_of_file(path: Path) -> BakeRecord | None:
-    """Return the record in a file's metadata."""
-    return record_of(load(path))
-
-
-def record_of(model: ModelProto) -> BakeRecord | None:
-    """Return the record in a model's metadata."""
-    texts = [entry.value for entry in model.metadata_props if entry.key == KEY]
+def record_of(model: ModelProto | Path) -> BakeRecord | None:
+    """Return the record in the metadata of a model or file."""
+    entries = (load(model) if isinstance(model, Path) else model).metadata_props
+    texts = [entry.value for entry in entries if entry.key == KEY]
     return BakeRecord.from_json(texts[0]) if texts else None
 
 
@@ -342,20 +338,25 @@ def _resolve(
             raise InputError(f"{name!r} holds no floating point scores, so name what does.")
         return None
     array = np.asarray(array)
-    axis, width = _class_axis(graph, name, array, change)
-    if axis is None or not change.fits(width):
-        if named and axis is not None:
+    place: int | None = array.ndim - 1
+    if array.ndim > 2:
+        place = _class_axis(graph, name, array.shape, change)
+    if place is None or array.shape in ((), (2,)):  # two scores of one example, or two margins
+        return None
+    width = 1 if array.ndim == 1 else array.shape[place]
+    if not change.fits(width):
+        if named:
             change.affine(width, lambda: None, None)
         return None
-    target = _layer(graph, name, "logits", name, axis, width)
+    target = _layer(graph, name, "logits", name, place, width)
     if target.layer is not None:
         return target
     if not named:
         return None
-    sums = array.astype(np.float64).sum(axis=axis)
+    sums = array.astype(np.float64).sum(axis=place)
     if width > 1 and array.min() >= 0:
         if change.shift is not None and np.allclose(sums, 1, atol=1e-3):
-            return _Target(name, "probs", "probs", name, axis, width)
+            return _Target(name, "probs", "probs", name, place, width)
         if array.max() <= 1 or np.ptp(sums) < 1e-3 * sums.mean():
             raise InputError(
                 f"{name!r} holds shares or something rounded, and neither logits nor plain "
@@ -399,21 +400,14 @@ def _layer(graph: _Graph, tensor: str, kind: str, shown: str, axis: int, width: 
     return _Target(tensor, way, kind, shown, axis, width, layer, bias)
 
 
-def _class_axis(
-    graph: _Graph, name: str, array: NDArray[Any], change: Change
-) -> tuple[int | None, int]:
-    """Return the axis of the classes, if there is no doubt about it, and its size."""
-    if array.ndim < 2:  # a margin for each example, unless it may be two scores of one
-        return (0, 1) if array.ndim and array.shape != (2,) else (None, 0)
-    if array.ndim == 2:
-        return 1, array.shape[1]
+def _class_axis(graph: _Graph, name: str, shape: Sequence[int], change: Change) -> int | None:
+    """Return the axis of the classes among three or more, if there is no doubt about it."""
     node = graph.node(name)
     if node is not None and node.op_type in ("Conv", "Gemm", "MatMul"):
-        axis = 1 if node.op_type == "Conv" else array.ndim - 1
-        return axis, array.shape[axis]
-    axes = [k for k in range(1, array.ndim) if change.fits(array.shape[k])]
-    axes = [k for k in axes if array.shape[k] == change.num_classes] or axes
-    return (axes[0], array.shape[axes[0]]) if len(axes) == 1 else (None, array.shape[-1])
+        return 1 if node.op_type == "Conv" else len(shape) - 1
+    axes = [k for k in range(1, len(shape)) if change.fits(shape[k])]
+    axes = [k for k in axes if shape[k] == change.num_classes] or axes
+    return axes[0] if len(axes) == 1 else None
 
 
 def _converted(
@@ -473,7 +467,7 @@ def _apply(
     graph: _Graph, edit: _Edit, target: _Target, before: Mapping[str, Any], change: Change
 ) -> tuple[str, FloatArray, FloatArray]:
     """Change the graph; return what was done, and s and c of s·f + c."""
-    weight, bias = _weights(graph, target)
+    weight, bias = (None, None) if change.shift is not None else _weights(graph, target)
     scale, offset = change.affine(target.width, lambda: weight, bias)
     if target.way == "classifier":
         node = graph.nodes[target.layer or 0]
@@ -793,7 +787,8 @@ def _compare(
         starts += [] if target.layer is None else graph.nodes[target.layer].output
         changed |= set().union(*map(graph.reached, starts))
         for name in graph.outputs:
-            _compare_labels(target, name, before, after, wanted)
+            if not isinstance(after[name], list) and after[name].dtype.kind in "iuOUSb":
+                _compare_labels(target, name, before, after, wanted)
     others = []
     for name in graph.outputs:
         old, new = before[name], after[name]
@@ -839,8 +834,6 @@ def _compare_labels(
 ) -> None:
     """Refuse a label that was that of the largest score and is not any more."""
     old, new = before[name], after[name]
-    if isinstance(old, list) or np.asarray(old).dtype.kind not in "iuOUSb":
-        return
     scores = np.asarray(before[target.shown], np.float64)
     both = [np.moveaxis(part, target.axis, -1) for part in (scores, wanted)]
     if target.width == 1:  # a margin d stands for (0, d), a sigmoid p for (1 − p, p)

@@ -90,8 +90,10 @@ def unbake(state: Mapping[str, Any]) -> Any:
     return new
 
 
-def record_of(state: Mapping[str, Any]) -> BakeRecord | None:
-    """Return the record in a state dict's metadata."""
+def record_of(state: Mapping[str, Any] | Path) -> BakeRecord | None:
+    """Return the record of a state dict, a safetensors file or a Hugging Face folder."""
+    if isinstance(state, Path):
+        return _record_of_file(state)
     entries = getattr(state, "_metadata", {}).values()
     return next((BakeRecord.from_json(entry[KEY]) for entry in entries if KEY in entry), None)
 
@@ -101,7 +103,7 @@ def bake_file(
 ) -> None:
     """Write a baked copy of a safetensors file or a Hugging Face folder."""
     shards, folder = _shards(path), path.is_dir()
-    refuse_twice(record_of_file(path), str(path))
+    refuse_twice(_record_of_file(path), str(path))
     home = {name: shard for shard in shards for name in shard.entries}
     shapes = {name: shard.entries[name]["shape"] for name, shard in home.items()}
 
@@ -141,7 +143,7 @@ def unbake_file(path: Path, out: Path) -> None:
     shards, folder = _shards(path), path.is_dir()
     baked = [shard for shard in shards if _HEADER in shard.metadata]
     if not baked:
-        saved = record_of_file(path) is not None
+        saved = _record_of_file(path) is not None
         raise InputError(
             f"{path} was saved anew after it was baked; load the model and call unbake on it."
             if saved
@@ -162,8 +164,8 @@ def unbake_file(path: Path, out: Path) -> None:
             (target / "config.json").write_bytes(_unpacked(baked[0].metadata[_CONFIG]))
 
 
-def record_of_file(path: Path) -> BakeRecord | None:
-    """Return the record of a safetensors file or a Hugging Face folder.
+def _record_of_file(path: Path) -> BakeRecord | None:
+    """Return the record in the metadata of a file, or in the config.json beside it.
 
     A model that transformers saved and loaded again has it in config.json alone.
     """
