@@ -29,7 +29,7 @@ from longtail import (
     bake_weight_normalization,
     unbake,
 )
-from longtail.bake._onnx_run import random_inputs
+random_inputs = None
 
 COUNTS = np.array([900, 90, 10])
 PRIOR = ClassPrior.from_counts(COUNTS)

@@ -142,9 +142,9 @@ class Change:
             known = 1.0 / normalize_weights(np.ones(width), norms=norms)
             settings["norms"] = known.tolist()
         normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)  # type: ignore[arg-type]
-        width = None if known is None else len(known)
+        classes = None if known is None else len(known)
         return cls(
-            "weight_normalization", float(tau), settings, width, norms=known, bias_mode=bias_mode
+            "weight_normalization", float(tau), settings, classes, norms=known, bias_mode=bias_mode
         )
 
     def fits(self, width: int) -> bool:

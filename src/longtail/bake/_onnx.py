@@ -25,6 +25,7 @@ import base64
 import hashlib
 import math
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -329,6 +330,8 @@ def _resolve(
             if named:
                 change.affine(width, lambda: None, None)  # says which widths disagree
             return None
+        if change.shift is None:  # probabilities do not tell what a scaling makes of them
+            shown, kind = tensor, "logits"
         return _layer(graph, tensor, kind, shown, axis, width)
     if graph.converted and (found := _converted(graph, name, before, change)) is not None:
         return found
@@ -414,6 +417,8 @@ def _converted(
     graph: _Graph, name: str, before: Mapping[str, Any], change: Change
 ) -> _Target | None:
     """Return the target in a model converted from scikit-learn or a library of trees."""
+    if change.shift is None:
+        return None
     chain = graph.chain(name, _SHOWS)
     number = graph.makers.get(chain[-1])
     node = None if number is None else graph.nodes[number]
@@ -434,8 +439,7 @@ def _converted(
         rows = np.asarray(array, np.float64)
         within = rows.min() >= -1e-6 and rows.max() <= 1 + 1e-3
         if (
-            change.shift is not None
-            and rows.shape[1] == change.num_classes
+            rows.shape[1] == change.num_classes
             and within
             and np.allclose(rows.sum(axis=1), 1, atol=1e-2)  # float32 of far likelihoods
         ):
@@ -468,17 +472,26 @@ def _apply(
 ) -> tuple[str, FloatArray, FloatArray]:
     """Change the graph; return what was done, and s and c of s·f + c."""
     weight, bias = (None, None) if change.shift is not None else _weights(graph, target)
+    if bias is None and change.bias_mode != "scale":
+        raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
     scale, offset = change.affine(target.width, lambda: weight, bias)
     if target.way == "classifier":
         node = graph.nodes[target.layer or 0]
-        inside = offset
-        if change.shift is not None and not _is_softmax(node) and _mirrored(node):
-            margin = float(np.diff(change.shift)[0])  # its scores are −d and d
-            inside = np.array([-margin, margin])[-target.width :]
-        how = edit.shift_classifier(target.layer or 0, scale, inside)
-        return how, scale, inside if target.kind == "logits" else offset
+        if not _is_softmax(node) and _mirrored(node):
+            margin = float(np.diff(offset)[0]) if target.width > 1 else float(offset[0])
+            how = edit.shift_classifier(target.layer or 0, np.array([-margin, margin]))
+            if target.kind == "logits":  # its scores are −d and d
+                offset = np.array([-margin, margin])[-target.width :]
+            return how, scale, offset
+        return edit.shift_classifier(target.layer or 0, offset), scale, offset
     element = _TYPES[np.asarray(before[target.shown]).dtype.name]
     if target.way == "probs":
+        if np.isin(before[target.tensor], (0, 1)).all():
+            warnings.warn(
+                f"all probabilities {target.tensor!r} are 0 or 1 where they were checked, as of a "
+                f"tree with pure leaves, and no adjustment changes such.",
+                stacklevel=6,
+            )
         edit.probabilities(target.tensor, offset, element, target.axis)
         for name in graph.outputs:
             _relabel(graph, edit, target, name, before)
@@ -504,10 +517,6 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
         return None, None
     node, bias = graph.nodes[target.layer], None
     settings = _settings(node)
-    if target.way == "classifier":
-        rows = np.array(settings["coefficients"], np.float64).reshape(_num_labels(node), -1)
-        biases = np.array(settings.get("intercepts", [0.0] * len(rows)), np.float64)
-        return rows[-target.width :], biases[-target.width :]
     weight = graph.values(node.input[1]) if node.op_type in ("Gemm", "MatMul", "Conv") else None
     if weight is not None:
         weight = weight.astype(np.float64) * settings.get("alpha", 1.0)
@@ -518,6 +527,8 @@ def _weights(graph: _Graph, target: _Target) -> tuple[FloatArray | None, FloatAr
         found = graph.values(holder.input[place]) if place < len(holder.input) else None
         if found is not None and found.size == target.width:
             bias = found.astype(np.float64).reshape(-1) * settings.get("beta", 1.0)
+        if target.bias[0] != target.layer and len(node.input) > 2:
+            bias = None  # there is another inside the layer
     fits = weight is not None and len(weight) == target.width
     return (weight if fits else None), bias
 
@@ -655,24 +666,16 @@ class _Edit:
             node.input[place] = self.constant(new)
         return f"added to the bias of the {label}"
 
-    def shift_classifier(self, number: int, scale: FloatArray, offset: FloatArray) -> str:
-        """Change coefficients and intercepts of a LinearClassifier."""
+    def shift_classifier(self, number: int, offset: FloatArray) -> str:
+        """Add to the intercepts of a LinearClassifier."""
         node = self.model.graph.node[number]
-        settings, width = _settings(node), _num_labels(node)
-        rows = np.array(settings["coefficients"], np.float64).reshape(width, -1)
-        bias = np.array(settings.get("intercepts", [0.0] * width), np.float64)
-        if len(offset) < width:  # one margin of two mirrored scores
-            scale, offset = np.repeat(scale, 2), np.concatenate([-offset, offset])
-        new = {"intercepts": bias * scale + offset}
-        if np.any(scale != 1):
-            new["coefficients"] = (rows * scale[:, None]).ravel()
+        bias = np.array(_settings(node).get("intercepts", [0.0] * len(offset)), np.float64)
         texts = [item.SerializeToString(deterministic=True) for item in node.attribute]
         self.notes["attributes"][str(number)] = [base64.b64encode(t).decode() for t in texts]
-        for name, values in new.items():
-            attribute = helper.make_attribute(name, values.tolist())
-            old = [item for item in node.attribute if item.name == name]
-            (old[0] if old else node.attribute.add()).CopyFrom(attribute)
-        return f"folded into the {' and '.join(sorted(new))} of the LinearClassifier"
+        old = [item for item in node.attribute if item.name == "intercepts"]
+        new = helper.make_attribute("intercepts", (bias + offset).tolist())
+        (old[0] if old else node.attribute.add()).CopyFrom(new)
+        return "added to the intercepts of the LinearClassifier"
 
     def probabilities(self, tensor: str, shift: FloatArray, element: int, axis: int) -> None:
         """Make softmax(log max(p, 2^-126) + a) of the probabilities p."""

@@ -236,6 +236,7 @@ def _check_order(model: Any, name: str, label: str) -> None:
     parts = list(model.named_modules())
     place = [key for key, _ in parts].index(name)
     later = [part for key, part in parts[place + 1 :] if not key.startswith(f"{name}.")]
+    later = [part for part in later if not type(part).__name__.endswith("Loss")]
     steps = name.split(".") if name else []
     around = [model.get_submodule(".".join(steps[:k])) for k in range(len(steps))]
     found = [type(part).__name__ for part in later if "norm" in type(part).__name__.lower()]
