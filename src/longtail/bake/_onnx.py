@@ -555,9 +555,11 @@ def _relabel(
         tensor = numpy_helper.from_array(classes.astype(labels.dtype))
     edit.detach(name)
     behind = graph.makers[target.tensor]
-    keep = int(labels.ndim == 2 and labels.shape[1] == 1)
-    winner = edit.insert(behind, "ArgMax", [target.tensor], edit.fresh(), axis=1, keepdims=keep)
-    row = labels.ndim == 2 and not keep
+    column = labels.ndim == 2 and labels.shape[-1] == 1
+    winner = edit.insert(
+        behind, "ArgMax", [target.tensor], edit.fresh(), axis=1, keepdims=int(column)
+    )
+    row = labels.ndim == 2 and not column
     found = edit.fresh() if row else name
     edit.insert(behind, "Gather", [edit.constant(tensor), winner], found)
     if row:  # discriminant analysis has its labels as one row

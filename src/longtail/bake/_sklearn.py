@@ -57,15 +57,15 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
                 f"(they are one-vs-rest), so its intercepts would not adjust them; wrap it in "
                 f"LogitAdjustedClassifier, or bake its ONNX export."
             )
-    weight = (
-        classifier.coef_.toarray() if hasattr(classifier.coef_, "toarray") else classifier.coef_
-    )
-    width = 1 if weight.ndim == 1 else len(weight)  # RidgeClassifier keeps a vector of two classes
+    weight = classifier.coef_
+    if change.shift is None and hasattr(weight, "toarray"):
+        raise InputError("the coefficients are sparse; call densify() on the classifier first.")
+    width = 1 if weight.ndim == 1 else weight.shape[0]  # RidgeClassifier keeps a vector of two
     # Without fit_intercept some classifiers keep the number 0.0, others an array.
     number = isinstance(classifier.intercept_, float)
     bias = np.full(width, classifier.intercept_) if number else classifier.intercept_
-    parts = {"weight": _raw(weight), "bias": _raw(bias)}
-    new = bake_layer(name, width, parts.get, change)
+    found = {"weight": weight, "bias": bias}
+    new = bake_layer(name, width, lambda part: _raw(found[part]), change)
     baked = copy.deepcopy(model)
     after = final_estimator(baked)
     for part, tensor in new.tensors.items():
@@ -74,7 +74,7 @@ def bake(model: Any, change: Change, layers: Any = None, inputs: Any = None) -> 
     dtype = _DTYPES[weight.dtype.name]
     close_enough(_scores(after, rows), old * scale + offset, dtype=dtype, where=name)
     how = new.how.replace("weight", "coefficients").replace("bias", "intercepts")
-    undo = {**new.undo, "number": number, "sparse": weight is not classifier.coef_}
+    undo = {**new.undo, "number": number}
     setattr(after, ATTRIBUTE, BakeRecord.of(change, where=name, how=how, undo=undo).to_json())
     _warn_if_twice(classifier, name, change)
     return baked
@@ -94,8 +94,6 @@ def unbake(model: Any) -> Any:
         if part == "bias" and record.undo["number"]:
             array = float(array.ravel()[0])
         setattr(classifier, PARTS[part], array)
-    if "weight" in before and record.undo["sparse"]:
-        classifier.sparsify()
     delattr(classifier, ATTRIBUTE)
     return restored
 

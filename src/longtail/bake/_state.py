@@ -16,7 +16,7 @@ import os
 import shutil
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs
         record = BakeRecord.of(change, where=layer, how=made.how, undo=undo)
         metadata.setdefault(layer, {})[KEY] = record.to_json()
     new._metadata = metadata  # type: ignore[attr-defined]
+    warn_if_adjusted(_losses(shapes, read), change)
     return new
 
 
@@ -135,7 +136,7 @@ def bake_file(
             document = json.loads(config) | {ATTRIBUTE: record}
             text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
             (target / "config.json").write_bytes(text.encode())
-    warn_if_adjusted(_losses(home), change)
+    warn_if_adjusted(_losses(home, read), change)
 
 
 def unbake_file(path: Path, out: Path) -> None:
@@ -321,14 +322,15 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _losses(home: Mapping[str, _File]) -> Iterator[tuple[str, dict[str, FloatArray], float]]:
+def _losses(names: Iterable[str], read: Any) -> Iterator[tuple[str, dict[str, FloatArray], float]]:
     """Yield the losses of `longtail.losses` in a state dict; a scale is not state."""
-    for name in home:
+    for name in names:
         place, _, part = name.rpartition(".")
         if part == "alpha":
-            names = {key: _join(place, key) for key in ("alpha", "positive", "negative", "dense")}
-            tensors = {key: home[n].read(n) for key, n in names.items() if n in home}
-            yield place, {k: t.values() for k, t in tensors.items() if t.dtype in FLOATS}, 1.0
+            parts = ("alpha", "positive", "negative", "dense")
+            found = {key: _read_part(read, place, key) for key in parts}
+            known = {key: t for key, t in found.items() if t is not None and t.dtype in FLOATS}
+            yield place, {key: tensor.values() for key, tensor in known.items()}, 1.0
 
 
 @contextlib.contextmanager
