@@ -230,6 +230,14 @@ def test_two_classes_with_one_output():
     np.testing.assert_allclose(got[0].ravel(), odds / (1 + odds), atol=1e-5)
 
 
+@pytest.mark.parametrize("nodes", ["y = Gather<axis = 1>(z, one)", "y = ReduceMean(z, ones)"])
+def test_one_of_two_logits_is_no_margin(nodes):
+    constants = {"one": np.array(1), "ones": np.array([1])}
+    model = network(f"z = MatMul(x, w) {nodes}", weight=W[:, :2], opset=18, **constants)
+    with pytest.raises(InputError, match="no output is the softmax or the last linear layer of 2"):
+        bake_logit_adjustment(model, ClassPrior.from_counts([9, 1]))
+
+
 def test_several_heads():
     model = network("y = MatMul(x, w) z = MatMul(x, b)", "float[] y, float[] z", b=2 * W)
     with pytest.raises(InputError, match="more than one output can be meant: 'y', 'z'"):

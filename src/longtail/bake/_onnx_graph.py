@@ -140,12 +140,12 @@ def find_targets(
     """
     plain = [_resolve(graph, name, before, change, named=False) for name in graph.outputs]
     # Of logits and their softmax, the softmax tells the axis of the classes.
-    found = [target for target in plain if target is not None]
+    found = [t for t in plain if t is not None and t.tensor in graph.makers]
     found.sort(key=lambda target: target.kind == "logits")
     if output:
         named = [_resolve(graph, name, before, change, named=True) for name in output]
         first = [target for target in named if target is not None]
-        if len(first) < len(named):
+        if len(first) < len(named) or any(t.tensor not in graph.makers for t in first):
             raise InputError(f"the scores behind {listing(output)} can't be told; name another.")
         tensors = {target.tensor for target in first}
         return [*first, *(target for target in found if target.tensor in tensors)]
@@ -254,6 +254,12 @@ def _layer(graph: Graph, tensor: str, kind: str, shown: str, axis: int, width: i
                     maker = graph.node(inner)
                     if maker is not None and maker.op_type in _LINEAR:
                         layer, bias = graph.makers[inner], (number, side)
+    if width == 1 and layer is not None:  # a margin, and not one of two logits
+        node = graph.nodes[layer]
+        weight = graph.constants.get(node.input[1])
+        first = node.op_type.startswith("Conv") or settings_of(node).get("transB", 0)
+        if weight is None or weight.dims[0 if first else -1] != 1:
+            layer = bias = None
     if bias is not None and not rounded:
         node = graph.nodes[bias[0]]
         given = node.input[bias[1]] if bias[1] < len(node.input) else ""

@@ -171,13 +171,13 @@ def _compare_labels(
     first, then = (part.reshape(-1, part.shape[-1]) for part in both)
     if np.size(old) != len(first):
         return
-    labels = dict(zip(first.argmax(1).tolist(), np.ravel(old).tolist(), strict=True))
-    winners, best = then.argmax(1), np.sort(then, axis=1)
-    clear = best[:, -1] - best[:, -2] > 1e-3 * (1.0 if target.kind == "probs" else 10.0)
-    pairs = zip(first.argmax(1).tolist(), np.ravel(old).tolist(), strict=True)
-    if len(labels) < 2 or any(labels[winner] != label for winner, label in pairs):
+    least = 1e-3 if target.kind == "probs" else 1e-2
+    was_clear, clear = (np.diff(np.sort(part, axis=1))[:, -1] > least for part in (first, then))
+    winners, names = first.argmax(1)[was_clear].tolist(), np.ravel(old)[was_clear].tolist()
+    labels = dict(zip(winners, names, strict=True))
+    if len(labels) < 2 or [labels[winner] for winner in winners] != names:
         return  # something else than the label of the largest score
-    given = zip(winners[clear].tolist(), np.ravel(new)[clear].tolist(), strict=True)
+    given = zip(then.argmax(1)[clear].tolist(), np.ravel(new)[clear].tolist(), strict=True)
     if any(labels.get(winner, label) != label for winner, label in given):
         raise InputError(
             f"the output {name!r} would no longer be the class of the largest score; name the "
