@@ -46,6 +46,15 @@ _BACKENDS = {
     "folder": ("_state", ("safetensors",), "torch"),
     "sklearn": ("_sklearn", ("sklearn",), "sklearn"),
 }
+# The kinds that each option is for.
+_OPTIONS = {
+    "layer": (
+        ("module", "state", "safetensors", "folder"),
+        "torch models; name the logits of an ONNX model with output=...",
+    ),
+    "output": (("onnx",), "ONNX models"),
+    "inputs": (("onnx", "module"), "ONNX models and torch modules"),
+}
 _NAMES = {"onnx": "an ONNX file", "safetensors": "a safetensors file", "folder": "a folder"}
 
 
@@ -165,7 +174,8 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
         source, target = _paths(Path(model), kind, out, force)
         _backend(kind).unbake_file(source, target)
         return target
-    _refuse(out, "out", "paths; a model in memory is given back as a copy")
+    if out is not None:
+        raise InputError("`out` is for paths; a model in memory is given back as a copy.")
     return _backend(kind).unbake(model)
 
 
@@ -195,19 +205,18 @@ def _bake(
     model: Any, change: Change, layer: Any, output: Any, inputs: Any, out: Any, force: bool
 ) -> Any:
     kind = _kind(model)
-    if kind != "onnx":
-        _refuse(output, "output", "ONNX models")
-    if kind not in ("onnx", "module"):
-        _refuse(inputs, "inputs", "ONNX models and torch modules")
-    if kind in ("onnx", "sklearn"):
-        _refuse(layer, "layer", "torch models; name the logits of an ONNX model with output=...")
+    given = {"layer": layer, "output": output, "inputs": inputs}
+    for name, (kinds, purpose) in _OPTIONS.items():
+        if given[name] is not None and kind not in kinds:
+            raise InputError(f"`{name}` is for {purpose}; leave it out.")
     named = output if kind == "onnx" else layer
     names = [named] if isinstance(named, str) else list(named or ())
     if isinstance(model, str | Path):
         source, target = _paths(Path(model), kind, out, force)
         _backend(kind).bake_file(source, target, change, names, inputs)
         return target
-    _refuse(out, "out", "paths; a model in memory is given back as a copy")
+    if out is not None:
+        raise InputError("`out` is for paths; a model in memory is given back as a copy.")
     return _backend(kind).bake(model, change, names, inputs)
 
 
@@ -276,11 +285,6 @@ def _paths(source: Path, kind: str, out: Path | str | None, force: bool) -> tupl
             f"else by its name; write {target.with_suffix('.' + kind)}."
         )
     return source, target
-
-
-def _refuse(value: Any, name: str, purpose: str) -> None:
-    if value is not None:
-        raise InputError(f"`{name}` is for {purpose}; leave it out.")
 
 
 def _backend(kind: str) -> Any:

@@ -173,8 +173,8 @@ def _record_of_file(path: Path) -> BakeRecord | None:
     shards = _shards(path)
     texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
     config = shards[0].path.with_name("config.json")
-    if config.is_file() and (text := _json(config).get(ATTRIBUTE)):
-        texts.append(text)
+    if config.is_file() and ATTRIBUTE in config.read_text(encoding="utf-8", errors="replace"):
+        texts.append(_json(config)[ATTRIBUTE])
     return BakeRecord.from_json(texts[0]) if texts else None
 
 

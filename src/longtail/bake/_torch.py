@@ -89,7 +89,7 @@ def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
             warn_of_new_bias(label)
     if inputs is not None:
         _check_whole(model, baked, [modules[name] for name in names], inputs, change)
-    if hasattr(baked, "save_pretrained") and hasattr(baked, "config"):
+    if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
         whole = BakeRecord.of(
             change, where=", ".join(names), how=" and ".join(hows), undo={"layers": undos}
         )
