@@ -289,12 +289,14 @@ def test_a_label_that_would_not_follow_is_refused():
         bake_logit_adjustment(model, PRIOR)
 
 
-@pytest.mark.parametrize("end", ["conv", "softmax", "pooled", "flat"])
+@pytest.mark.parametrize("end", ["conv", "softmax", "pooled", "flat", "mean of softmaxes"])
 def test_convolutions(end):
     nodes = {
         "conv": "y = Conv(x, w, b)",
         "softmax": "z = Conv(x, w, b) y = Softmax<axis = 1>(z)",
         "pooled": "z = Conv(x, w, b) g = GlobalAveragePool(z) y = Flatten(g)",
+        "mean of softmaxes": "z = Conv(x, w, b) p = Softmax<axis = 1>(z) t = Tanh(z) "
+        "q = Softmax<axis = 1>(t) y = Mean(p, q)",
         "flat": "g = GlobalAveragePool(x) z = Conv(g, w, b) y = Flatten(z)",
     }[end]
     model = onnx.parser.parse_model(
@@ -305,9 +307,10 @@ def test_convolutions(end):
     for name, value in {"w": kernel, "b": np.ones(3, np.float32)}.items():
         model.graph.initializer.append(numpy_helper.from_array(value, name))
     images = RANDOM.normal(size=(4, 8, 5, 6)).astype(np.float32)
-    old, got = run(model, x=images)[0], run(there_and_back(model, PRIOR), x=images)[0]
+    named = {"output": "y"} if "mean" in end else {}
+    old, got = run(model, x=images)[0], run(there_and_back(model, PRIOR, **named), x=images)[0]
     shift = LOG_PI.reshape(-1, *[1] * (old.ndim - 2))
-    wanted = adjusted_probs(old, shift) if end == "softmax" else old - shift
+    wanted = adjusted_probs(old, shift) if "softmax" in end else old - shift
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 

@@ -187,6 +187,7 @@ def _apply(
             return how, scale, offset
         return edit.shift_classifier(target.layer or 0, offset), scale, offset
     element = TYPE_OF[np.asarray(before[target.shown]).dtype.name]
+    by_class = (-1, *[1] * (np.ndim(before[target.shown]) - 1 - target.axis))
     if target.way == "probs":
         if np.isin(before[target.tensor], (0, 1)).all():
             warnings.warn(
@@ -194,7 +195,7 @@ def _apply(
                 f"tree with pure leaves, and no adjustment changes such.",
                 stacklevel=6,
             )
-        edit.probabilities(target.tensor, offset, element, target.axis)
+        edit.probabilities(target.tensor, offset.reshape(by_class), element, target.axis)
         for name in graph.outputs:
             _relabel(graph, edit, target, name, before)
         return f"added to the logarithms of the probabilities {target.tensor}", scale, offset
@@ -205,8 +206,8 @@ def _apply(
         steps.append(("Add", offset))
     behind, tensor = edit.detach(target.tensor)
     for number, (operator, values) in enumerate(steps, 1):
-        vector = values.reshape(-1, *[1] * (np.ndim(before[target.shown]) - 1 - target.axis))
-        inputs = [tensor, edit.constant(RawTensor.of(vector, FLOAT_TYPES[element]))]
+        vector = RawTensor.of(values.reshape(by_class), FLOAT_TYPES[element])
+        inputs = [tensor, edit.constant(vector)]
         tensor = target.tensor if number == len(steps) else edit.fresh()
         edit.insert(behind, operator, inputs, tensor)
     operators = " and ".join(operator for operator, _ in steps)
