@@ -388,7 +388,8 @@ def holding(loss):
 def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss):
     model = holding(loss)
     said = r"the model holds a loss \(criterion\): .* already aims at the balanced error"
-    for bake in (model, model.state_dict()):
+    parts = {f"criterion.{name}": part for name, part in loss.named_buffers()}
+    for bake in (model, {**network().state_dict(), **parts}):
         with pytest.warns(AdjustedTwiceWarning, match=said) as found:
             bake_logit_adjustment(bake, PRIOR)
         assert found[0].filename == __file__
@@ -413,4 +414,5 @@ def test_a_module_that_holds_a_loss_for_the_balanced_error_warns(loss):
 )
 def test_a_module_whose_loss_leaves_something_to_adjust_does_not_warn(loss):
     bake_logit_adjustment(holding(loss), PRIOR)
-    bake_logit_adjustment(holding(loss).state_dict(), PRIOR)
+    parts = {f"criterion.{name}": part for name, part in loss.named_buffers()}
+    bake_logit_adjustment({**network().state_dict(), **parts}, PRIOR)

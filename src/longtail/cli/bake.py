@@ -287,13 +287,7 @@ def _prior(
         else:
             encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
             numbers = np.bincount(encode(train_labels), minlength=len(names))
-    return prior_of_counts(
-        numbers,
-        source=option,
-        smoothing=smoothing,
-        label=label_of(names),
-        fractions="give probabilities with --prior",
-    )
+    return prior_of_counts(numbers, source=option, smoothing=smoothing, label=label_of(names))
 
 
 def _positive(option: str, text: str, width: int | None, names: list[str] | None) -> Any:
