@@ -286,7 +286,8 @@ def _prior(
             numbers = np.bincount(_checks.labels(np.asarray(labels, np.int64), name=option))
         else:
             encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
-            numbers = np.bincount(encode(train_labels), minlength=len(names))
+            labels = read_labels(train_labels, names)
+            numbers = np.bincount(encode(labels), minlength=len(names))
     return prior_of_counts(numbers, source=option, smoothing=smoothing, label=label_of(names))
 
 
