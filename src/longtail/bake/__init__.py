@@ -1,31 +1,29 @@
-"""A trained model and an adjustment in, a model of the same kind out: nothing new to deploy.
+"""Fold an adjustment into a trained model, so that there is nothing new to deploy.
 
-Post-hoc logit adjustment and weight normalization are affine in the logits, so they fit into the
-last layer's own bias and weight. The baked model needs no code and no time of its own.
+Post-hoc logit adjustment and weight normalization are affine in the logits, so the last layer's
+own bias and weight take them up.
 
     model                                what changes
-    torch.nn.Module                      bias (and weight) of the last linear layer, in a copy
+    torch.nn.Module, state dict          bias (and weight) of the last linear layer, in a copy
     .safetensors file                    the same, in a new file
-    onnx.ModelProto or .onnx file        the final bias; else a node behind the logits
+    Hugging Face folder                  the same, in a new folder
+    onnx.ModelProto or .onnx file        the final bias; else nodes behind the scores
     linear model of scikit-learn         intercepts (and coefficients), in a copy
 
-Every result is checked by running it (of a torch module and a state dict the last layer) before
-it is kept, carries a record of what was done (`bake_record`), is refused if it comes again, and can
-be undone to the original bytes (`unbake`). Choosing tau is in `tuning`. A torch module or state
-dict that holds a loss which leaves less than half of tau to correct, or a classifier that weighs
-classes itself, is baked with an AdjustedTwiceWarning if tau is 0.5 or more.
+A result is checked before it is kept, carries a record of what was done (`bake_record`), is not
+baked again, and can be undone to the original bytes (`unbake`). Choosing tau is in `tuning`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.bake._change import Change, LogitAdjustment, WeightNormalization
-from longtail.bake._record import BakeRecord
+from longtail.bake._change import BakeRecord, Change
 from longtail.posthoc import BiasMode
 from longtail.priors import ClassPrior
 
@@ -37,10 +35,27 @@ __all__ = [
     "unbake",
 ]
 
-# What a file is by its ending; any other ending, or none, says nothing.
-_PICKLE = "a pickle"
-_KINDS = {".onnx": "an ONNX file", ".safetensors": "a safetensors file"}
-_KINDS |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"), _PICKLE)
+_PICKLES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib"}
+_KINDS = {".onnx": "onnx", ".safetensors": "safetensors"}
+# The module of each kind of model, what that imports, and the extra that installs it.
+_BACKENDS = {
+    "onnx": ("_onnx", ("onnx", "onnxruntime"), "onnx"),
+    "module": ("_torch", ("torch",), "torch"),
+    "state": ("_state", ("torch",), "torch"),
+    "safetensors": ("_state", ("safetensors",), "torch"),
+    "folder": ("_state", ("safetensors",), "torch"),
+    "sklearn": ("_sklearn", ("sklearn",), "sklearn"),
+}
+# The kinds that each option is for.
+_OPTIONS = {
+    "layer": (
+        ("module", "state", "safetensors", "folder"),
+        "torch models; name the logits of an ONNX model with output=...",
+    ),
+    "output": (("onnx",), "ONNX models"),
+    "inputs": (("onnx", "module"), "ONNX models and torch modules"),
+}
+_NAMES = {"onnx": "an ONNX file", "safetensors": "a safetensors file", "folder": "a folder"}
 
 
 def bake_logit_adjustment(
@@ -50,8 +65,8 @@ def bake_logit_adjustment(
     tau: float = 1.0,
     target_prior: ClassPrior | None = None,
     costs: Any = None,
-    layer: str | None = None,
-    output: str | None = None,
+    layer: str | list[str] | None = None,
+    output: str | list[str] | None = None,
     inputs: Any = None,
     out: Path | str | None = None,
     force: bool = False,
@@ -59,22 +74,23 @@ def bake_logit_adjustment(
     """Fold post-hoc logit adjustment into a model: b_y − τ (log π_y − log q_y − log c_y).
 
     Args:
-        model: a torch module, an ONNX model, a fitted linear classifier of scikit-learn (or a
-            pipeline that ends in one), or the path of an .onnx or .safetensors file.
+        model: a torch module or state dict, an ONNX model, a fitted linear classifier of
+            scikit-learn (or a pipeline that ends in one), or the path of an .onnx file, a
+            .safetensors file or a Hugging Face folder.
         prior: π, of the data that the model was trained on, in the order of its outputs.
         tau: τ; `tune_tau` chooses it on held-out data.
         target_prior: q, of the data that the model will meet; None means all classes alike.
         costs: c, shape (num_classes,), positive: what an error on each class costs.
-        layer: name of the last linear layer in a torch module or state dict; needed only where
-            more than one can be meant by its number of outputs.
-        output: name of the output of an ONNX model, where more than one can be meant.
-        inputs: what to check the result on. For an ONNX model, arrays by name, where made-up ones
-            won't do. For a torch module, what it is called with (a tensor, a tuple, or a
-            dictionary of keywords): without it only the last layer is run, and what the module
-            does behind that layer, such as a temperature, goes unnoticed.
-        out: the file to write, if `model` is a path; of the same kind, so an ending that means
-            another is refused.
-        force: replace `out` if it exists.
+        layer: name of the last linear layer of a torch module, state dict or safetensors file,
+            where more than one fits; a list for several heads of the same classes.
+        output: name of the output, or of a tensor inside, that holds the logits or probabilities
+            of an ONNX model, where the graph does not tell; a list for several heads.
+        inputs: what to check the result on. For an ONNX model, arrays by name in place of random
+            ones. For a torch module, what it is called with (a tensor, a tuple, or a dictionary
+            of keywords); without it only the last layer is run, so a module that may change the
+            logits behind that layer is refused or warned of.
+        out: the file or folder to write, if `model` is a path.
+        force: replace `out` if it is a file that exists.
 
     Returns:
         A baked copy of the model; for a path, the path `out`.
@@ -88,10 +104,8 @@ def bake_logit_adjustment(
         >>> print(bake_record(baked))
         logit adjustment with tau = 1
     """
-    change = LogitAdjustment.make(
-        prior, tau=tau, target_prior=target_prior, costs=costs, caller="bake_logit_adjustment"
-    )
-    return _bake(model, change, layer=layer, output=output, inputs=inputs, out=out, force=force)
+    change = Change.adjusting(prior, tau, target_prior, costs)
+    return _bake(model, change, layer, output, inputs, out, force)
 
 
 def bake_weight_normalization(
@@ -100,13 +114,13 @@ def bake_weight_normalization(
     tau: float = 1.0,
     norms: Any = None,
     bias_mode: BiasMode = "scale",
-    layer: str | None = None,
-    output: str | None = None,
+    layer: str | list[str] | None = None,
+    output: str | list[str] | None = None,
     inputs: Any = None,
     out: Path | str | None = None,
     force: bool = False,
 ) -> Any:
-    """Fold weight normalization into a model: f_y / ν_y^τ.
+    """Fold weight normalization into a model: f_y / ν_y^τ (equation 3).
 
     Args:
         model: as in `bake_logit_adjustment`.
@@ -130,10 +144,8 @@ def bake_weight_normalization(
         >>> bake_weight_normalization(model).coef_.round(4).ravel()
         array([-1.,  1.,  1.])
     """
-    change = WeightNormalization.make(
-        norms=norms, tau=tau, bias_mode=bias_mode, caller="bake_weight_normalization"
-    )
-    return _bake(model, change, layer=layer, output=output, inputs=inputs, out=out, force=force)
+    change = Change.normalizing(norms, tau, bias_mode)
+    return _bake(model, change, layer, output, inputs, out, force)
 
 
 def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) -> Any:
@@ -141,8 +153,8 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
 
     Args:
         model: a baked model of any kind that `bake_logit_adjustment` takes.
-        out: the file to write, if `model` is a path.
-        force: replace `out` if it exists.
+        out: the file or folder to write, if `model` is a path.
+        force: replace `out` if it is a file that exists.
 
     Returns:
         A copy of the model as it was; for a path, the path `out`.
@@ -157,37 +169,21 @@ def unbake(model: Any, *, out: Path | str | None = None, force: bool = False) ->
         >>> bool(unbake(baked).intercept_ == model.intercept_)
         True
     """
-    caller = "unbake"
+    kind = _kind(model)
     if isinstance(model, str | Path):
-        source, target = _paths(model, out, force, caller)
-        state = _is_state_file(source, caller)
-        _refuse_another_kind(source, target, state, caller)
-        if state:
-            from longtail.bake import _safetensors
-
-            _safetensors.unbake(source, target, caller=caller)
-        else:
-            _onnx_module(caller).unbake_file(source, target, caller=caller)
+        source, target = _paths(Path(model), kind, out, force)
+        _backend(kind).unbake_file(source, target)
         return target
-    _refuse_out(out, caller)
-    kind = _kind(model, caller)
-    if kind == "onnx":
-        return _onnx_module(caller).unbake(model, name="the model", caller=caller)
-    if kind == "torch":
-        from longtail.bake import _module
-
-        return _module.unbake(model, caller=caller)
-    from longtail.bake import _estimator
-
-    return _estimator.unbake(model, caller=caller)
+    if out is not None:
+        raise InputError("`out` is for paths; a model in memory is given back as a copy.")
+    return _backend(kind).unbake(model)
 
 
 def bake_record(model: Any) -> BakeRecord | None:
-    """What was baked into a model.
+    """Return the record of what was baked into a model.
 
     Args:
-        model: a model of any kind that `bake_logit_adjustment` takes, or the state dict of a
-            torch module (as `state_dict()` or `torch.load` gives it).
+        model: a model of any kind that `bake_logit_adjustment` takes.
 
     Returns:
         The record, or None if nothing was baked.
@@ -200,165 +196,100 @@ def bake_record(model: Any) -> BakeRecord | None:
         >>> bake_record(bake_logit_adjustment(model, ClassPrior.from_counts([3, 1]), tau=0.5))
         BakeRecord(method='logit_adjustment', tau=0.5, where='LogisticRegression', how='added ...)
     """
-    caller = "bake_record"
-    if isinstance(model, str | Path):
-        path = _existing(model, caller)
-        if _is_state_file(path, caller):
-            from longtail.bake import _safetensors
-
-            return _safetensors.record_of(path, caller=caller)
-        module = _onnx_module(caller)
-        found: BakeRecord | None = module.record_of(module.load(path, caller=caller), caller=caller)
-        return found
-    if isinstance(model, Mapping):
-        from longtail.bake import _module
-
-        return _module.record_of_state(model, caller=caller)
-    kind = _kind(model, caller)
-    if kind == "onnx":
-        from longtail.bake import _onnx
-
-        return _onnx.record_of(model, caller=caller)
-    if kind == "torch":
-        from longtail.bake import _module
-
-        return _module.record_of(model, caller=caller)
-    from longtail.bake import _estimator
-
-    return _estimator.record_of(model, caller=caller)
+    kind = _kind(model)
+    found = _backend(kind).record_of(Path(model) if isinstance(model, str) else model)
+    return found  # type: ignore[no-any-return]
 
 
 def _bake(
-    model: Any,
-    change: Change,
-    *,
-    layer: str | None,
-    output: str | None,
-    inputs: Any,
-    out: Path | str | None,
-    force: bool,
+    model: Any, change: Change, layer: Any, output: Any, inputs: Any, out: Any, force: bool
 ) -> Any:
-    caller = change.caller
+    kind = _kind(model)
+    given = {"layer": layer, "output": output, "inputs": inputs}
+    for name, (kinds, purpose) in _OPTIONS.items():
+        if given[name] is not None and kind not in kinds:
+            raise InputError(f"`{name}` is for {purpose}; leave it out.")
+    named = output if kind == "onnx" else layer
+    names = [named] if isinstance(named, str) else list(named or ())
     if isinstance(model, str | Path):
-        source, target = _paths(model, out, force, caller)
-        state = _is_state_file(source, caller)
-        _refuse_another_kind(source, target, state, caller)
-        if state:
-            from longtail.bake import _safetensors
-
-            _refuse_onnx_options(output, inputs, caller)
-            _safetensors.bake(source, target, change, layer=layer)
-        else:
-            module = _onnx_module(caller, running=True)
-            module.bake_file(source, target, change, layer=layer, output=output, inputs=inputs)
+        source, target = _paths(Path(model), kind, out, force)
+        _backend(kind).bake_file(source, target, change, names, inputs)
         return target
-    _refuse_out(out, caller)
-    kind = _kind(model, caller)
-    if kind == "onnx":
-        module = _onnx_module(caller, running=True)
-        return module.bake(model, change, layer=layer, output=output, inputs=inputs)
-    if kind == "torch":
-        from longtail.bake import _module
-
-        _refuse_onnx_options(output, None, caller)
-        return _module.bake(model, change, layer=layer, inputs=inputs)
-    _refuse_onnx_options(output, inputs, caller)
-    from longtail.bake import _estimator
-
-    return _estimator.bake(model, change, layer=layer)
+    if out is not None:
+        raise InputError("`out` is for paths; a model in memory is given back as a copy.")
+    return _backend(kind).bake(model, change, names, inputs)
 
 
-def _kind(model: Any, caller: str) -> str:
-    """torch, onnx or sklearn, told without importing any of them."""
+def _kind(model: Any) -> str:
+    """Return the key in _BACKENDS of a model or path, importing none of them."""
     homes = {(base.__module__.partition(".")[0], base.__name__) for base in type(model).__mro__}
-    if any(home == "torch" and name == "Module" for home, name in homes):
-        return "torch"
+    if isinstance(model, Mapping):
+        return "state"
+    if ("torch", "Module") in homes:
+        return "module"
     if type(model).__name__ == "ModelProto":
         return "onnx"
     if ("sklearn", "BaseEstimator") in homes:
         return "sklearn"
-    raise InputError(
-        f"{caller}: `model` must be a torch module, an ONNX model, a classifier of scikit-learn, "
-        f"or the path of an .onnx or .safetensors file; got {type(model).__name__}."
-    )
-
-
-def _onnx_module(caller: str, *, running: bool = False) -> Any:
-    """`_onnx`, or the command that installs what it needs."""
-    for module in ("onnx", "onnxruntime") if running else ("onnx",):
-        _checks.require(module, extra="onnx", caller=caller)
-    from longtail.bake import _onnx
-
-    return _onnx
-
-
-def _existing(path: Path | str, caller: str) -> Path:
-    path = Path(path)
+    if not isinstance(model, str | Path):
+        raise InputError(
+            f"`model` must be a torch module or state dict, an ONNX model, a classifier of "
+            f"scikit-learn, or the path of a model; got {type(model).__name__}."
+        )
+    path = Path(model)
     if path.is_dir():
-        raise InputError(f"{caller}: {path} is a folder; name the model's file in it.")
+        if any(path.glob("model.safetensors*")) and (path / "config.json").is_file():
+            return "folder"
+        raise InputError(
+            f"{path} is a folder without config.json and model.safetensors; name the model's file."
+        )
     if not path.is_file():
-        raise InputError(f"{caller}: there is no file {path}.")
-    return path
-
-
-def _paths(
-    model: Path | str, out: Path | str | None, force: bool, caller: str
-) -> tuple[Path, Path]:
-    source = _existing(model, caller)
-    if out is None:
-        raise InputError(f"{caller}: `model` is a file, so pass out=..., the file to write.")
-    target = Path(out)
-    if target.is_dir():
-        raise InputError(f"{caller}: {target} is a folder; name the file to write.")
-    if not target.parent.is_dir():
-        raise InputError(f"{caller}: there is no folder {target.parent} to write to.")
-    if target.exists() and not force:
-        raise InputError(f"{caller}: {target} exists; pass force=True (--force) to replace it.")
-    return source, target
-
-
-def _refuse_out(out: Path | str | None, caller: str) -> None:
-    if out is not None:
+        raise InputError(f"there is no file {path}.")
+    ending = path.suffix.lower()
+    if ending in _PICKLES:
         raise InputError(
-            f"{caller}: `out` is for files; a model in memory is given back as a copy, to be "
-            f"saved as you save the original."
+            f"{path} is a pickle by its name, and pickles are never loaded; save the state dict "
+            f"with safetensors.torch.save_file, export to ONNX, or load the model yourself and "
+            f"bake it in Python."
         )
-
-
-def _refuse_onnx_options(output: str | None, inputs: Any, caller: str) -> None:
-    if output is not None:
-        raise InputError(f"{caller}: `output` is for ONNX models; leave it out.")
-    if inputs is not None:
-        raise InputError(f"{caller}: `inputs` is for ONNX models and torch modules; leave it out.")
-
-
-def _refuse_another_kind(source: Path, target: Path, state: bool, caller: str) -> None:
-    """Refuse an output that any reader would take for another kind of file than it will be."""
-    named, ending = _KINDS.get(target.suffix.lower()), ".safetensors" if state else ".onnx"
-    if named in (None, _KINDS[ending]):
-        return
-    export = ", or export the model to ONNX and bake that" if state and caller != "unbake" else ""
-    raise InputError(
-        f"{caller}: {source} is {_KINDS[ending]}, and so is what is made of it, but {target} is "
-        f"{named} by its name; write {target.with_suffix(ending)}{export}."
-    )
-
-
-def _is_state_file(path: Path, caller: str) -> bool:
-    """Whether a file is a safetensors file; else it should be an ONNX file."""
-    kind = _KINDS.get(path.suffix.lower())
-    if kind == _PICKLE:
-        raise InputError(
-            f"{caller}: {path} is a pickle by its name, and pickles are never loaded; save the "
-            f"state dict with safetensors.torch.save_file, export to ONNX, or load the model "
-            f"yourself and bake it in Python."
-        )
-    if kind is not None:
-        return kind == _KINDS[".safetensors"]
+    if ending in _KINDS:
+        return _KINDS[ending]
     with open(path, "rb") as file:
         start = file.read(9)
     if start[8:] == b"{":
-        return True
+        return "safetensors"
     if start[:1] == b"\x08":  # an ONNX file starts with its version
-        return False
-    raise InputError(f"{caller}: {path} is neither an ONNX nor a safetensors file.")
+        return "onnx"
+    raise InputError(f"{path} is neither an ONNX nor a safetensors file.")
+
+
+def _paths(source: Path, kind: str, out: Path | str | None, force: bool) -> tuple[Path, Path]:
+    """Return what to read and what to write."""
+    if out is None:
+        raise InputError("`model` is a path, so pass out=..., the file to write.")
+    target = Path(out)
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent} to write to.")
+    if kind == "folder":
+        if target.exists():
+            raise InputError(f"{target} exists; name a new folder.")
+        return source, target
+    if target.is_dir():
+        raise InputError(f"{target} is a folder; name the file to write.")
+    if target.exists() and not force:
+        raise InputError(f"{target} exists; pass force=True (--force) to replace it.")
+    ending = target.suffix.lower()
+    if ending in _PICKLES or _KINDS.get(ending, kind) != kind:
+        raise InputError(
+            f"{source} is {_NAMES[kind]}, and so is what is made of it, but {target} is something "
+            f"else by its name; write {target.with_suffix('.' + kind)}."
+        )
+    return source, target
+
+
+def _backend(kind: str) -> Any:
+    """Return the module that knows a kind of model, importing what it needs."""
+    name, needs, extra = _BACKENDS[kind]
+    for module in needs:
+        _checks.require(module, extra=extra)
+    return import_module(f"longtail.bake.{name}")

@@ -1,168 +1,444 @@
-"""What baking does to logits, as one affine map per class: f' = s·f + c.
+"""What baking does to a layer, and the record that says so and can undo it.
 
-Both post-hoc methods are such a map once the last layer is known, so a container (a torch
-module, a file, a graph, an estimator) needs to know only how to put s and c into itself. Where a
-binary model has a single margin d = f_1 − f_0, c is c_1 − c_0.
+Both post-hoc methods are affine in the logits, f' = s·f + c with one s and c per class, so a
+linear layer f = W x + b takes them up as W' = s·W and b' = s·b + c. Arithmetic is in float64 and
+rounded once to the layer's own type. A layer with one output for two classes gives the margin
+d = f_1 − f_0, which c_1 − c_0 is added to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from longtail import _checks
-from longtail._checks import FloatArray, InputError
-from longtail.posthoc import BIAS_MODES, adjustment, checked_bias, log_norms
+from longtail._checks import FloatArray, InputError, listing
+from longtail.margins import Margin
+from longtail.posthoc import AdjustedTwiceWarning, adjust_logits, adjustment, normalize_weights
 from longtail.priors import ClassPrior
 
+FORMAT = 2
+# Name of the record: in the metadata of a file or of a state dict, and as an attribute.
+KEY = "longtail.baked"
+ATTRIBUTE = "longtail_baked"
 
-class Affine(NamedTuple):
-    """s and c of f' = s·f + c, shape (outputs,) each."""
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+EPS = {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}
+# The original weights travel in the record as text.
+_MOST_STORED = 48 << 20
 
-    scale: FloatArray
-    offset: FloatArray
+
+class RawTensor(NamedTuple):
+    """A tensor as safetensors stores it: name of its type, shape, little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def values(self) -> FloatArray:
+        """Return the numbers as float64."""
+        if self.dtype not in FLOATS:
+            raise InputError(
+                f"the layer's tensors are {self.dtype}, and only float64, float32, float16 and "
+                f"bfloat16 can be baked; bake the model before it is quantized, or its ONNX export."
+            )
+        stored = np.frombuffer(self.data, FLOATS[self.dtype])
+        if self.dtype == "BF16":  # the upper half of a float32
+            stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float64).reshape(self.shape)
+
+    @classmethod
+    def of(cls, values: FloatArray, dtype: str) -> RawTensor:
+        """Return numbers rounded to a type, to nearest even; refuse what it can't hold."""
+        with np.errstate(over="ignore"):
+            rounded = values.astype(np.float32 if dtype == "BF16" else FLOATS[dtype])
+        finite = bool(np.all(np.isfinite(rounded)))
+        if dtype == "BF16":
+            bits = rounded.view(np.uint32)
+            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+        if not finite:
+            raise InputError(
+                f"the baked layer would not be finite in {dtype}: its weights are not, or tau is "
+                f"too large."
+            )
+        return cls(dtype, values.shape, rounded.tobytes())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tensor for a record."""
+        text = base64.b64encode(self.data).decode()
+        return {"dtype": self.dtype, "shape": list(self.shape), "data": text}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> RawTensor:
+        """Return the tensor of a record."""
+        return cls(document["dtype"], tuple(document["shape"]), base64.b64decode(document["data"]))
+
+    def digest(self) -> str:
+        """Return SHA-256 of the bytes."""
+        return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True)
-class LogitAdjustment:
-    """f' = f + a with a = −τ (log π − log q − log c).
+class Change:
+    """An adjustment, before the layer that takes it up is known.
 
     Attributes:
-        shift: a, shape (num_classes,), float64.
+        method: ``logit_adjustment`` or ``weight_normalization``.
         tau: τ.
-        settings: what a was made of, for the record.
-        caller: for messages.
+        settings: what else decides the result, for the record.
+        num_classes: L, or None where only the layer knows.
+        shift: −τ (log π − log q − log c), shape (num_classes,); None for weight normalization.
+        norms: ν that were given, or None for those of the layer's own weights.
+        bias_mode: what weight normalization does with the bias.
+        prior: π, for warnings.
+        target_prior: q, for warnings.
     """
 
-    method: ClassVar[str] = "logit_adjustment"
-    needs_weight: ClassVar[bool] = False
-
-    shift: FloatArray
+    method: str
     tau: float
     settings: dict[str, Any]
-    caller: str
+    num_classes: int | None
+    shift: FloatArray | None = None
+    norms: FloatArray | None = None
+    bias_mode: str = "scale"
+    prior: ClassPrior | None = None
+    target_prior: ClassPrior | None = None
 
     @classmethod
-    def make(
-        cls,
-        prior: ClassPrior,
-        *,
-        tau: float,
-        target_prior: ClassPrior | None,
-        costs: Any,
-        caller: str,
-    ) -> LogitAdjustment:
-        """From what `adjust_logits` takes."""
-        _checks.prior(prior, caller)
-        tau = _checks.tau(tau, caller)
+    def adjusting(
+        cls, prior: ClassPrior, tau: float, target_prior: ClassPrior | None, costs: Any
+    ) -> Change:
+        """Return the change that `adjust_logits` makes (equation 9)."""
         shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
         settings: dict[str, Any] = {"prior": prior.probs.tolist()}
         if target_prior is not None:
             settings["target_prior"] = target_prior.probs.tolist()
         if costs is not None:
-            settings["costs"] = _checks.as_numpy(costs).tolist()
-        return cls(shift, tau, settings, caller)
+            settings["costs"] = _checks.per_class(costs, name="costs").tolist()
+        return cls(
+            "logit_adjustment",
+            float(tau),
+            settings,
+            len(shift),
+            shift,
+            prior=prior,
+            target_prior=target_prior,
+        )
 
-    @property
-    def num_classes(self) -> int | None:
-        """L."""
-        return len(self.shift)
+    @classmethod
+    def normalizing(cls, norms: Any, tau: float, bias_mode: str) -> Change:
+        """Return the change that `normalize_weights` makes (equation 3)."""
+        settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
+        known = None
+        if norms is not None:
+            width = norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
+            known = 1.0 / normalize_weights(np.ones(width), norms=norms)
+            settings["norms"] = known.tolist()
+        normalize_weights(np.ones(1), norms=[1.0], tau=tau, bias=[0.0], bias_mode=bias_mode)  # type: ignore[arg-type]
+        classes = None if known is None else len(known)
+        return cls(
+            "weight_normalization", float(tau), settings, classes, norms=known, bias_mode=bias_mode
+        )
 
     def fits(self, width: int) -> bool:
-        """Whether a layer of so many outputs can carry it."""
+        """Return whether a layer of `width` outputs can take the change up."""
+        if self.shift is None:
+            return width > 1 and self.num_classes in (None, width)
         return width == len(self.shift) or (width == 1 and len(self.shift) == 2)
 
     def affine(
         self, width: int, weight: Callable[[], FloatArray | None], bias: FloatArray | None
-    ) -> Affine:
-        """s and c for a layer of `width` outputs."""
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return s and c, shape (width,), for a layer of `width` outputs.
+
+        Args:
+            width: number of outputs.
+            weight: gives the layer's weight, (width, ...), where the norms are to be its own.
+            bias: of the layer, shape (width,).
+        """
         if not self.fits(width):
+            known = self.num_classes
             raise InputError(
-                f"{self.caller}: `prior` has {len(self.shift)} classes but the model has {width} "
-                f"outputs; give one count per output, in their order."
+                f"the model has {width} output{'s' * (width != 1)}"
+                + (f", but the adjustment is for {known} classes" if known is not None else "")
+                + "; give one number per output, in their order."
             )
-        shift = self.shift if width == len(self.shift) else np.diff(self.shift)
-        return Affine(np.ones(width), shift)
-
-
-@dataclass(frozen=True)
-class WeightNormalization:
-    """f' = f / ν^τ, with the bias scaled too, kept, or dropped.
-
-    Attributes:
-        norms: ν or a ClassPrior for ν = π; None takes the norms of the layer's own weights.
-        tau: τ.
-        bias_mode: as in `normalize_weights`.
-        caller: for messages.
-    """
-
-    method: ClassVar[str] = "weight_normalization"
-    needs_weight: ClassVar[bool] = True
-
-    norms: Any
-    tau: float
-    bias_mode: str
-    caller: str
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, *, norms: Any, tau: float, bias_mode: str, caller: str) -> WeightNormalization:
-        """From what `normalize_weights` takes."""
-        tau = _checks.tau(tau, caller)
-        bias_mode = _checks.choice(bias_mode, BIAS_MODES, caller, name="bias_mode")
-        settings: dict[str, Any] = {"bias_mode": bias_mode, "norms": "weights"}
-        if norms is not None:
-            if not isinstance(norms, ClassPrior):
-                norms = _checks.per_class(norms, caller=caller, name="norms").astype(np.float64)
-            logs = log_norms(norms, num_classes=_length(norms), caller=caller)
-            settings["norms"] = np.exp(logs).tolist()
-        return cls(norms, tau, bias_mode, caller, settings)
-
-    @property
-    def num_classes(self) -> int | None:
-        """L, or None where only the layer knows."""
-        return None if self.norms is None else _length(self.norms)
-
-    def fits(self, width: int) -> bool:
-        """Whether a layer of so many outputs can carry it."""
-        return width > 1 and self.num_classes in (None, width)
-
-    def affine(
-        self, width: int, weight: Callable[[], FloatArray | None], bias: FloatArray | None
-    ) -> Affine:
-        """s and c for a layer of `width` outputs with this weight, (outputs, ...), and bias."""
-        if width == 1:
-            raise InputError(
-                f"{self.caller}: the model has one weight vector for both classes, so there are "
-                f"no norms to make alike; use bake_logit_adjustment."
-            )
-        if not self.fits(width):
-            raise InputError(
-                f"{self.caller}: `norms` has {self.num_classes} values but the model has {width} "
-                f"outputs; give one per output, in their order."
-            )
+        if self.shift is not None:
+            return np.ones(width), self.shift if width > 1 else np.diff(self.shift)
         norms = self.norms
         if norms is None:
             rows = weight()
             if rows is None:
-                raise InputError(
-                    f"{self.caller}: the weights of the last layer can't be told, so neither can "
-                    f"their norms; pass them as `norms`."
-                )
+                raise InputError("the last layer's weights are not in plain sight; pass `norms`.")
             norms = np.linalg.norm(rows.reshape(width, -1), axis=1)
-        scale = np.exp(-self.tau * log_norms(norms, num_classes=width, caller=self.caller))
-        offset = checked_bias(bias, self.bias_mode, num_classes=width, caller=self.caller)
-        if self.bias_mode == "scale" or offset is None:
-            return Affine(scale, np.zeros(width))
-        kept = offset if self.bias_mode == "keep" else np.zeros(width)
-        return Affine(scale, kept - offset * scale)
+        scale = normalize_weights(np.ones(width), norms=norms, tau=self.tau)
+        if self.bias_mode == "scale" or bias is None:
+            return scale, np.zeros(width)
+        return scale, (bias if self.bias_mode == "keep" else 0.0) - bias * scale
 
 
-Change = LogitAdjustment | WeightNormalization
+@dataclass(frozen=True)
+class BakeRecord:
+    """Record of what was baked into a model, as `bake_record` reads it.
+
+    Attributes:
+        method: ``logit_adjustment`` or ``weight_normalization``.
+        tau: τ.
+        where: the layer or tensor whose numbers are now the adjusted logits.
+        how: what was changed.
+        settings: what else decides the result: ``prior``, ``target_prior`` and ``costs``, or
+            ``norms`` and ``bias_mode``.
+        undo: what `unbake` needs.
+        version: of longtail.
+    """
+
+    method: str
+    tau: float
+    where: str
+    how: str
+    settings: Mapping[str, Any] = field(repr=False)
+    undo: Mapping[str, Any] = field(repr=False)
+    version: str = ""
+
+    @classmethod
+    def of(cls, change: Change, *, where: str, how: str, undo: Mapping[str, Any]) -> BakeRecord:
+        """Return the record of a change that was made."""
+        from longtail import __version__
+
+        return cls(change.method, change.tau, where, how, change.settings, undo, __version__)
+
+    def __str__(self) -> str:
+        name = self.method.replace("_", " ")
+        if "bias_mode" in self.settings:
+            name += f" (bias: {self.settings['bias_mode']})"
+        return f"{name} with tau = {self.tau:.4g}"
+
+    def to_json(self) -> str:
+        """Return the text that the model carries."""
+        return json.dumps({"format": FORMAT, **vars(self)}, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> BakeRecord:
+        """Return the record of the text that a model carries."""
+        try:
+            document = json.loads(text)
+            if document.pop("format") != FORMAT:
+                raise ValueError(f"it was made by longtail {document.get('version')}")
+            return cls(**document)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"can't read the model's record of its baking: {error}.") from error
 
 
-def _length(norms: Any) -> int:
-    return norms.num_classes if isinstance(norms, ClassPrior) else len(norms)
+def refuse_twice(record: BakeRecord | None, name: str) -> None:
+    """Refuse to bake what is baked already."""
+    if record is not None:
+        raise InputError(
+            f"{name} is baked already: {record}, {record.how}; a second adjustment would favour "
+            f"the rare classes twice. Undo the first with unbake (on the command line: --undo)."
+        )
+
+
+class BakedLayer(NamedTuple):
+    """Result of `bake_layer`.
+
+    Attributes:
+        tensors: the new tensors, by ``weight`` and ``bias``.
+        undo: the original ones as JSON (None for a bias that was not there) and, under
+            ``baked``, the digests of the new ones.
+        how: what was changed.
+    """
+
+    tensors: dict[str, RawTensor]
+    undo: dict[str, Any]
+    how: str
+
+
+def bake_layer(
+    name: str, width: int, read: Callable[[str], RawTensor | None], change: Change
+) -> BakedLayer:
+    """Return the new tensors of a linear layer.
+
+    Args:
+        name: of the layer, for the record.
+        width: number of outputs.
+        read: gives the ``weight``, outputs first, and the ``bias``, shape (width,) or None.
+        change: what to bake in.
+    """
+    bias = read("bias")
+    old = None if bias is None else bias.values().reshape(-1)
+    if old is not None and old.size != width:
+        raise InputError(
+            f"{name} has {width} rows of weights but a bias of {old.size}, so its outputs are not "
+            f"first; bake an ONNX export."
+        )
+    weight = read("weight") if bias is None or change.shift is None else None
+    rows = None if weight is None else weight.values()
+    scale, offset = change.affine(width, lambda: rows, old)
+    tensors, undo = {}, dict[str, Any]()
+    if change.shift is None and weight is not None and rows is not None:
+        if len(weight.data) > _MOST_STORED:
+            raise InputError(
+                f"{name} has {len(weight.data) >> 20} MiB of weights, too many to keep the "
+                f"originals in the record; bake an ONNX export, whose weights stay as they are."
+            )
+        by_row = scale.reshape(-1, *[1] * (rows.ndim - 1))
+        tensors["weight"] = RawTensor.of(rows * by_row, weight.dtype)
+        undo["weight"] = weight.to_json()
+    if bias is not None:
+        new = (bias.values().reshape(-1) * scale + offset).reshape(bias.shape)
+        tensors["bias"], undo["bias"] = RawTensor.of(new, bias.dtype), bias.to_json()
+    elif change.shift is not None and weight is not None:
+        tensors["bias"], undo["bias"] = RawTensor.of(offset, weight.dtype), None
+    undo["baked"] = {part: tensor.digest() for part, tensor in tensors.items()}
+    if bias is None and "bias" in tensors:
+        return BakedLayer(tensors, undo, f"as a new bias of {name}, which had none")
+    if "weight" in tensors:
+        return BakedLayer(tensors, undo, f"folded into the {' and '.join(tensors)} of {name}")
+    return BakedLayer(tensors, undo, f"added to the bias of {name}")
+
+
+def original_tensors(
+    undo: Mapping[str, Any], now: Callable[[str], RawTensor | None]
+) -> dict[str, RawTensor | None]:
+    """Return the tensors before baking, None for a bias that was not there.
+
+    Args:
+        undo: of `bake_layer`.
+        now: gives the tensors as they are, by ``weight`` and ``bias``.
+    """
+    found: dict[str, RawTensor | None] = {}
+    for part, digest in undo["baked"].items():
+        tensor = now(part)
+        if tensor is None or tensor.digest() != digest:
+            raise InputError(
+                f"the {part} was changed after it was baked, so the original can't be given back "
+                f"exactly; if other weights were loaded into the model, load them into a new one."
+            )
+        stored = undo[part]
+        found[part] = None if stored is None else RawTensor.from_json(stored)
+    return found
+
+
+def is_original(undo: Mapping[str, Any], now: Callable[[str], RawTensor | None]) -> bool:
+    """Return whether the tensors are the original ones again, as after loading old weights."""
+    changed = {}
+    for part, digest in undo["baked"].items():
+        before = None if undo[part] is None else RawTensor.from_json(undo[part])
+        if before is None or before.digest() != digest:
+            changed[part] = before
+    return bool(changed) and all(now(part) == before for part, before in changed.items())
+
+
+def pick(
+    sizes: Mapping[str, tuple[int, int]], change: Change, named: Sequence[str], *, ordered: bool
+) -> list[str]:
+    """Return the named layers, or the only one that can be the last.
+
+    Args:
+        sizes: outputs and inputs of each layer by name.
+        change: tells the number of classes.
+        named: names that the user gave.
+        ordered: the layers are in the order in which the network was built, so that one which
+            others follow must be named.
+    """
+    shown = listing(
+        (f"{name or 'one layer'!r} ({sizes[name][0]} outputs)" for name in [*sizes][::-1]), most=5
+    )
+    for name in named:
+        if name not in sizes:
+            raise InputError(f"there is no linear layer {name!r}; the model has {shown or 'none'}.")
+    if named:
+        return list(dict.fromkeys(named))
+    fitting = [name for name in sizes if change.fits(sizes[name][0])]
+    if not fitting:
+        outputs = "" if change.num_classes is None else f" of {change.num_classes} outputs"
+        raise InputError(
+            f"there is no linear layer{outputs}, one per class; the model has {shown or 'none'}. "
+            f"For a head that is not a plain linear layer, bake an ONNX export."
+        )
+    followed = (
+        [*sizes][-1] != fitting[-1]
+        if ordered
+        else any(inputs == sizes[fitting[0]][0] for _, inputs in sizes.values())
+    )
+    if len(fitting) > 1 or followed:
+        raise InputError(
+            f"which layer is the last can't be told; the model has {shown}. Name the one whose "
+            f"outputs are the logits with layer=... (on the command line: --layer), or several."
+        )
+    return fitting
+
+
+def warn_of_new_bias(label: str) -> None:
+    """Warn that a layer which was built without a bias has one now."""
+    warnings.warn(
+        f"{label} had no bias and has one now. A network that loads these weights must be built "
+        f"with a bias there, or the adjustment is lost (from_pretrained of transformers drops it); "
+        f"to leave the network as it is, bake its ONNX export.",
+        stacklevel=5,
+    )
+
+
+def warn_if_adjusted(
+    losses: Iterable[tuple[str, Mapping[str, FloatArray], float]], change: Change
+) -> None:
+    """Warn if a loss that is stored with the model has made the adjustment already.
+
+    Not an error, since the model may have been trained with another one.
+
+    Args:
+        losses: place, parts of the margin by name, and scale.
+        change: what is baked in.
+    """
+    if change.prior is None:
+        return
+    for place, parts, scale in losses:
+        try:
+            margin = Margin(
+                parts["alpha"], parts["positive"], parts["negative"], parts.get("dense"), scale
+            )
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                adjust_logits(
+                    np.zeros(margin.num_classes),
+                    change.prior,
+                    tau=change.tau,
+                    target_prior=change.target_prior,
+                    costs=change.settings.get("costs"),
+                    trained_with=margin,
+                )
+        except (KeyError, InputError):  # something of somebody else's under the same names
+            continue
+        for warning in caught:
+            text = str(warning.message).removeprefix("adjust_logits: ")
+            warnings.warn(
+                f"the model holds a loss ({place or 'at the top'}): {text}",
+                AdjustedTwiceWarning,
+                stacklevel=5,
+            )
+            return
+
+
+def close_enough(got: FloatArray, wanted: FloatArray, *, dtype: str, where: str) -> None:
+    """Refuse a difference that rounding to `dtype` does not explain."""
+    size = float(np.max(np.abs(np.where(np.isfinite(wanted), wanted, 0.0)), initial=0.0))
+    if not np.any(np.isfinite(wanted)):
+        raise InputError(
+            f"{where} gives only NaN or infinity where it is checked; pass real inputs with "
+            f"inputs=... (on the command line: --inputs FILE.npz)."
+        )
+    difference = np.abs(np.where(got == wanted, 0.0, got - wanted))
+    if not np.all(difference <= 64 * EPS[dtype] * (1.0 + size)):
+        raise InputError(
+            f"after baking, {where} does not give the adjusted logits (off by "
+            f"{np.max(difference):.3g}), so nothing was written: something behind the layer "
+            f"changes them. Name what holds the logits with layer=... or, in an ONNX model, "
+            f"output=... (on the command line: --layer, --output)."
+        )

@@ -1,404 +1,436 @@
-"""Baking an ONNX model: find the logits, change them, run both models, compare, then keep it.
+"""Baking an ONNX model: find the scores, change them, run both models, compare, then keep it.
 
-    _onnx_graph   reading a graph
-    _onnx_target  what is to be changed
-    _onnx_shown   outputs that show it in another form
-    _onnx_edit    changing a graph, and taking it back
-    _onnx_run     running a model
+    _onnx_graph   where the scores are
+    _onnx_run     running and comparing
 
-The record is in the model's metadata. External data files are not changed, only copied beside a
-file that is written elsewhere.
+A layer's bias takes the adjustment up, and nodes behind the scores where there is none: Add for
+logits, and for probabilities
+
+    p' = softmax(log max(p, 2^-126) + a)
+
+which leaves zeros at zero, as `LogitAdjustedClassifier` does. Whatever is computed from the
+scores follows; a converted model's label is taken anew from p'. The record is in the metadata.
+External data are not changed, only copied beside a file that is written to another folder.
 """
 
 from __future__ import annotations
 
-import os
+import base64
+import hashlib
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from longtail import _checks
-from longtail._checks import FloatArray, InputError
-from longtail.bake._change import Affine, Change
-from longtail.bake._layer import close_enough
-from longtail.bake._onnx_edit import Edit, copied, undo
-from longtail.bake._onnx_graph import FLOAT_TYPES, Graph, Producer, attribute
-from longtail.bake._onnx_run import Arrays, Runner, scores
-from longtail.bake._onnx_target import Target, alternatives, find_target, one_per_row
-from longtail.bake._record import KEY, BakeRecord, refuse_twice, require_record
-from longtail.bake._tensors import EPS
+from longtail._checks import FloatArray, InputError, listing
+from longtail.bake._change import (
+    KEY,
+    BakeRecord,
+    Change,
+    RawTensor,
+    refuse_twice,
+)
+from longtail.bake._onnx_graph import (
+    ENDS,
+    FLOAT_TYPES,
+    LABELS,
+    SHOWS,
+    SMALLEST_PROB,
+    TYPE_OF,
+    Graph,
+    Target,
+    find_targets,
+    inputs_of,
+    is_mirrored,
+    is_softmax,
+    settings_of,
+)
+from longtail.bake._onnx_run import compare, first_run, one_line, run_model
 from longtail.runs import files
 
-_ELEMENTS = {
-    "float64": TensorProto.DOUBLE,
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-}
-_ROWS = 100_000  # so many pixels show whether labels are those of the largest score
-_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
-
-def load(path: Path, *, caller: str) -> ModelProto:
-    """The model of a file, external data left where they are."""
+def load(path: Path) -> ModelProto:
+    """Read a model, leaving external data where they are."""
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # protobuf's own exceptions are not public
-        reason = " ".join(str(error).split())
-        raise InputError(f"{caller}: {path} is not an ONNX file: {reason}.") from error
+        raise InputError(f"{path} is not an ONNX file: {one_line(error)}.") from error
     if not model.graph.node:
-        raise InputError(f"{caller}: {path} is not an ONNX file: there is no graph in it.")
+        raise InputError(f"{path} is not an ONNX file: there is no graph in it.")
     return model
 
 
-def bake_file(path: Path, out: Path, change: Change, **settings: Any) -> None:
+def record_of(model: ModelProto | Path) -> BakeRecord | None:
+    """Return the record in the metadata of a model or file."""
+    entries = (load(model) if isinstance(model, Path) else model).metadata_props
+    texts = [entry.value for entry in entries if entry.key == KEY]
+    return BakeRecord.from_json(texts[0]) if texts else None
+
+
+def bake_file(
+    path: Path, out: Path, change: Change, output: Sequence[str], inputs: Mapping[str, Any] | None
+) -> None:
     """Write a baked copy of a file."""
-    model = load(path, caller=change.caller)
-    _data_files(model, path.parent, caller=change.caller)
-    baked = bake(model, change, folder=path.parent, name=str(path), **settings)
-    _write(baked, path.parent, out, caller=change.caller)
+    model = load(path)
+    data = _data_files(model, path.parent)
+    baked = bake(model, change, output, inputs, folder=path.parent, name=str(path))
+    _write(baked, path.parent, data, out)
 
 
-def unbake_file(path: Path, out: Path, *, caller: str) -> None:
+def unbake_file(path: Path, out: Path) -> None:
     """Write a copy as it was before baking."""
-    model = load(path, caller=caller)
-    _write(unbake(model, name=str(path), caller=caller), path.parent, out, caller=caller)
-
-
-def record_of(model: ModelProto, *, caller: str) -> BakeRecord | None:
-    """What was baked into a model, or None."""
-    for entry in model.metadata_props:
-        if entry.key == KEY:
-            return BakeRecord.from_json(entry.value, caller=caller)
-    return None
-
-
-def unbake(model: ModelProto, *, name: str, caller: str) -> ModelProto:
-    """A copy as it was before baking."""
-    record = require_record(record_of(model, caller=caller), name=name, caller=caller)
-    return undo(model, record.undo, name=name, caller=caller)
+    model = load(path)
+    data = _data_files(model, path.parent)
+    _write(unbake(model, name=str(path)), path.parent, data, out)
 
 
 def bake(
     model: ModelProto,
     change: Change,
-    *,
-    output: str | None,
+    output: Sequence[str],
     inputs: Mapping[str, Any] | None,
-    layer: str | None = None,
+    *,
     folder: Path | None = None,
     name: str = "the model",
 ) -> ModelProto:
-    """A baked copy, checked by running both."""
-    caller = change.caller
-    if layer is not None:
-        raise InputError(
-            f"{caller}: `layer` is for torch modules and state dicts; in an ONNX model name the "
-            f"output with output=... (on the command line: --output)."
-        )
-    refuse_twice(record_of(model, caller=caller), name=name, caller=caller)
+    """Return a baked copy, compared with the model by running both.
+
+    Args:
+        model: the model.
+        change: what to bake in.
+        output: names of the outputs to adjust; empty for the only one that can be meant.
+        inputs: arrays by name; None for random ones.
+        folder: where external data lie.
+        name: of the model, for messages.
+    """
+    refuse_twice(record_of(model), name)
     graph = Graph(model, folder)
-    runner = Runner(model, folder, inputs, num_classes=change.num_classes, caller=caller)
-    outputs = runner.run(model, graph.outputs)
-    target = find_target(graph, outputs, runner, change, output)
-    for candidate in alternatives(graph, target, outputs):
-        try:
-            return _edited(graph, candidate, runner, outputs, change)
-        except InputError as error:
-            last = error
-    raise last
-
-
-def _edited(
-    graph: Graph, target: Target, runner: Runner, outputs: Arrays, change: Change
-) -> ModelProto:
-    """A copy with the target changed, checked, and with its record."""
-    edit = Edit(graph)
-    affine, how = _apply(graph, edit, target, change)
-    others = _computed_from(graph, target, outputs)
+    unknown = [tensor for tensor in output if tensor not in (*graph.makers, *graph.outputs)]
+    if unknown:
+        raise InputError(f"{name} has no output {unknown[0]!r}; it has {listing(graph.outputs)}.")
+    wanted = list(dict.fromkeys([*output, *graph.outputs]))
+    chains = [part for start in wanted for part in graph.chain(start, SHOWS | set(ENDS))]
+    extra = [part for part in chains if part in graph.makers]
+    feed, before = first_run(graph, inputs, list(dict.fromkeys([*wanted, *extra])), change)
+    found = find_targets(graph, before, change, output)
+    targets = list({target.tensor: target for target in reversed(found)}.values())
+    edit = _Edit(graph)
+    applied = {t.tensor: _apply(graph, edit, t, before, change) for t in targets}
+    edit.finish()
+    names = [*dict.fromkeys([*(target.shown for target in found), *graph.outputs])]
+    after = run_model(edit.model, folder, names, feed)
+    others = compare(graph, found, applied, before, after)
+    how = " and ".join(how for how, _, _ in applied.values())
     if others:
-        how += f" (which changes {_checks.listing(map(repr, others))} too, computed from it)"
-    notes = edit.finish()
-    _Check(graph, edit.model, runner, target, affine, change).outputs(outputs)
-    record = BakeRecord.of(change, where=target.tensor, how=how, undo=notes)
-    entry = edit.model.metadata_props.add()
-    entry.key, entry.value = KEY, record.to_json()
+        how += f" (which changes {listing(others)} too, computed from it)"
+    where = ", ".join(target.tensor for target in targets)
+    record = BakeRecord.of(change, where=where, how=how, undo=edit.notes)
+    edit.model.metadata_props.add(key=KEY, value=record.to_json())
     return edit.model
 
 
-def _computed_from(graph: Graph, target: Target, outputs: Arrays) -> list[str]:
-    """Outputs that are neither scores nor label but change with them: a margin, another head."""
-    start = target.source or target.tensor
-    scored = {name for name in graph.outputs if graph.trace(name).tensor in (target.tensor, start)}
-    if not scored:  # a converter's nodes stand between: what is computed from it are the scores
-        return []
-    others = [name for name in graph.outputs if name in graph.downstream(start) - scored]
-    return [name for name in others if not one_per_row(outputs[name])]
-
-
-def _apply(graph: Graph, edit: Edit, target: Target, change: Change) -> tuple[Affine, str]:
-    """Change the graph; s and c of the target's scores, and what was done, in words."""
-    tensor, width = target.tensor, target.width
-    element = _ELEMENTS[target.dtype]
-    maker = graph.producers[tensor].node
-    if target.way == "classifier" and target.classifier is not None:
-        return _apply_to_classifier(edit, target, target.classifier, change)
-    weight, bias, layer = graph.layer_of(tensor, width)
-    affine = _affine(target, change, weight, bias)
-    if target.way == "bias" and target.bias is not None:
-        edit.shift_bias(target.bias, affine.offset, element)
-        if target.bias.tensor is None:
-            return affine, f"as a new bias of the {maker.op_type} {layer}, which had none"
-        return affine, f"added to the bias of the {maker.op_type} {layer}"
-    if target.source is not None:
-        return affine, _apply_to_source(graph, edit, target, affine, target.source)
-    shape = (-1, *[1] * (target.rank - 1 - target.axis))
-    scale, offset = (values.reshape(shape) for values in affine)
-    if target.way == "probs":
-        edit.reweigh(tensor, offset, element, axis=target.axis)
-        if target.classifier is not None:
-            edit.relabel(target.classifier.number, tensor)
-        return affine, f"by weighing the probabilities {tensor} anew (Mul, ReduceSum, Div)"
-    operators = edit.affine(tensor, scale, offset, element)
-    return affine, f"by {' and '.join(operators)} behind the {maker.op_type} that makes {tensor}"
-
-
-def _affine(
-    target: Target, change: Change, weight: FloatArray | None, bias: FloatArray | None
-) -> Affine:
-    """s and c of the target's scores; those of one margin d for its two scores −d and d."""
-    if not target.margin:
-        return change.affine(target.width, lambda: weight, bias)
-    (shift,) = change.affine(1, lambda: None, None).offset
-    return Affine(np.ones(2), np.array([-shift, shift]))
-
-
-def _apply_to_source(graph: Graph, edit: Edit, target: Target, affine: Affine, source: str) -> str:
-    """Change what probabilities and label both come from: add a to logarithms, or times e^a."""
-    element = graph.element_type(source)
-    if element not in FLOAT_TYPES:
-        element = _ELEMENTS[target.dtype]
-    if not target.logs:
-        weights = np.exp(affine.offset - affine.offset.max())
-        edit.affine(source, weights, np.zeros(target.width), element)
-        return f"by Mul behind {source}, of which {target.tensor} and the label are made"
-    bias = graph.bias_of(source, target.width)
-    if bias is not None:
-        edit.shift_bias(bias, affine.offset, element)
-        return f"added to {bias.name}, of which {target.tensor} and the label are made"
-    edit.affine(source, np.ones(target.width), affine.offset, element)
-    return f"by Add behind {source}, of which {target.tensor} and the label are made"
-
-
-def _apply_to_classifier(
-    edit: Edit, target: Target, classifier: Producer, change: Change
-) -> tuple[Affine, str]:
-    """W' = s·W and b' = s·b + c in the attributes of a LinearClassifier."""
-    index, node = classifier
-    rows = np.array(attribute(node, "coefficients", []), np.float64).reshape(target.width, -1)
-    bias = np.array(attribute(node, "intercepts", [0.0] * target.width), np.float64)
-    scale, offset = affine = _affine(target, change, rows, bias)
-    edit.set_attribute(index, helper.make_attribute("intercepts", bias * scale + offset))
-    if change.needs_weight:
-        scaled = (rows * scale[:, None]).ravel()
-        edit.set_attribute(index, helper.make_attribute("coefficients", scaled))
-        return affine, "folded into the coefficients and intercepts of the LinearClassifier"
-    return affine, "added to the intercepts of the LinearClassifier"
-
-
-class _Check:
-    """Compares the outputs of both models with what they should be."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        baked: ModelProto,
-        runner: Runner,
-        target: Target,
-        affine: Affine,
-        change: Change,
-    ) -> None:
-        self._graph, self._baked, self._runner = graph, baked, runner
-        self._target, self._affine, self._change = target, affine, change
-        self._rounded = 0.0  # size of the logarithms that probabilities are made of, which round
-        if target.source is not None and target.logs:
-            logs = _floats(runner.run(graph.model, [target.source])[target.source])
-            self._rounded = float(abs(np.where(np.isfinite(logs), logs, 0.0)).max())
-
-    def outputs(self, before: Arrays) -> None:
-        """Refuse any output that is not what it should be."""
-        graph, target = self._graph, self._target
-        names = dict.fromkeys([*graph.outputs, target.tensor])
-        after = self._runner.run(self._baked, list(names))
-        wanted = self._wanted(after)
-        changed = self._changed = graph.downstream(target.source or target.tensor)
-        if target.classifier is not None:
-            changed |= graph.downstream(target.classifier.node.output[0])
-        for name in graph.outputs:
-            old, new = scores(before[name]), scores(after[name])
-            trace = graph.trace(name)
-            if one_per_row(before[name]):
-                self._label(name, np.ravel(before[name]), np.ravel(after[name]), wanted)
-            elif name not in changed:
-                if self._may_be_map_of_labels(before[name]):
-                    self._label(name, np.ravel(before[name]), np.ravel(after[name]), wanted)
-                self._same(name, before[name], after[name])
-            elif new is not None and old is not None and trace.tensor == target.tensor:
-                kind: str = trace.kind
-                if target.way == "classifier" and target.classifier is not None:
-                    kind = self._post(target.classifier)
-                shown = _through(kind, wanted, target.axis)
-                order = graph.order_of_map(name)
-                self._close(name, new, shown if order is None else shown[:, order])
-
-    def _wanted(self, after: Arrays) -> FloatArray:
-        """The target's scores as they should be, after checking that they are."""
-        target = self._target
-        if target.way == "classifier":
-            old, new = self._logits(self._graph.model), self._logits(self._baked)
-        else:
-            before = self._runner.run(self._graph.model, [target.tensor])
-            old, new = _floats(before[target.tensor]), _floats(after[target.tensor])
-        self._before = old
-        shape = (-1, *[1] * (target.rank - 1 - target.axis))
-        scale, offset = (values.reshape(shape) for values in self._affine)
-        if target.way == "probs":
-            weights = old * np.exp(offset - offset.max())
-            wanted = weights / weights.sum(axis=target.axis, keepdims=True)
-        else:
-            wanted = old * scale + offset
-        if not np.any(np.isfinite(wanted)):
-            raise InputError(
-                f"{self._change.caller}: the model gives only NaN or infinity on made-up inputs, "
-                f"so the result could not be checked; pass real ones with inputs=... (on the "
-                f"command line: --inputs FILE.npz)."
-            )
-        self._close(target.tensor, new, wanted)
-        return np.asarray(wanted)
-
-    def _logits(self, model: ModelProto) -> FloatArray:
-        """A LinearClassifier's logits: its scores without what it does to them at the end."""
-        shown = copied(model)
-        for node in shown.graph.node:
-            for item in node.attribute:
-                if node.op_type == "LinearClassifier" and item.name == "post_transform":
-                    item.s = b"NONE"
-        return _floats(self._runner.run(shown, [self._target.tensor])[self._target.tensor])
-
-    def _post(self, classifier: Producer) -> str:
-        """What a classifier does to its scores at the end."""
-        post = attribute(classifier.node, "post_transform", b"NONE")
-        return {b"SOFTMAX": "probs", b"LOGISTIC": "sigmoid"}.get(post, "logits")
-
-    def _close(self, name: str, new: NDArray[Any], wanted: FloatArray) -> None:
-        types = (_NAMES[self._target.dtype], _NAMES.get(new.dtype.name, "F64"))
-        offset = float(abs(self._affine.offset).max())
-        finite = np.isfinite(wanted)
-        size = float(abs(np.where(finite, wanted, 0.0)).max()) + offset + self._rounded
-        close_enough(
-            np.where(finite, new, 0.0),
-            np.where(finite, wanted, 0.0),
-            dtype=max(types, key=lambda key: EPS[key]),
-            size=size,
-            where=f"{name!r}",
-            caller=self._change.caller,
+def unbake(model: ModelProto, *, name: str = "the model") -> ModelProto:
+    """Return a copy as it was before baking, compared by its digest."""
+    record = record_of(model)
+    if record is None:
+        raise InputError(f"{name} is not baked: it has no record of an adjustment.")
+    notes, original = record.undo, ModelProto.FromString(model.SerializeToString())
+    graph = original.graph
+    _keep(original.metadata_props, lambda entry: entry.key != KEY)
+    inserted = set(notes["inserted"])
+    _keep(graph.node, lambda node: not node.name or node.name not in inserted)
+    try:
+        for index, names in notes["inputs"].items():
+            del graph.node[int(index)].input[:]
+            graph.node[int(index)].input.extend(names)
+        for index, text in notes["initializers"].items():
+            graph.initializer[int(index)].ParseFromString(base64.b64decode(text))
+        for index, texts in notes["attributes"].items():
+            del graph.node[int(index)].attribute[:]
+            for text in texts:
+                graph.node[int(index)].attribute.add().ParseFromString(base64.b64decode(text))
+    except IndexError:
+        pass  # the digest tells
+    for node in graph.node:
+        for place, tensor in enumerate(node.output):
+            node.output[place] = notes["renamed"].get(tensor, tensor)
+    if notes["opset"]:
+        _keep(original.opset_import, lambda item: item.domain != "")
+    if _digest(original) != notes["original"]:
+        raise InputError(
+            f"{name} was changed after it was baked, so the original can't be given back exactly."
         )
+    return original
 
-    def _same(self, name: str, before: Any, after: Any) -> None:
-        floats = scores(before)
-        if floats is not None:  # another plan of the runtime may round in another order
-            same = np.allclose(floats, np.asarray(scores(after)), 1e-4, 1e-6, equal_nan=True)
-        else:
-            same = np.array_equal(np.asarray(before), np.asarray(after))
-        if not same:
-            raise InputError(
-                f"{self._change.caller}: the output {name!r} changed though it should not, so "
-                f"nothing was written."
+
+def _apply(
+    graph: Graph, edit: _Edit, target: Target, before: Mapping[str, Any], change: Change
+) -> tuple[str, FloatArray, FloatArray]:
+    """Change the graph; return what was done, and s and c of s·f + c."""
+    weight, bias = (None, None) if change.shift is not None else _weights(graph, target)
+    if bias is None and change.bias_mode != "scale":
+        raise InputError("the bias of the layer can't be told apart; use bias_mode='scale'.")
+    scale, offset = change.affine(target.width, lambda: weight, bias)
+    if target.way == "classifier":
+        node = graph.nodes[target.layer or 0]
+        if not is_softmax(node) and is_mirrored(node):
+            margin = float(np.diff(offset)[0]) if target.width > 1 else float(offset[0])
+            how = edit.shift_classifier(target.layer or 0, np.array([-margin, margin]))
+            if target.kind == "logits":  # its scores are −d and d
+                offset = np.array([-margin, margin])[-target.width :]
+            return how, scale, offset
+        return edit.shift_classifier(target.layer or 0, offset), scale, offset
+    element = TYPE_OF[np.asarray(before[target.shown]).dtype.name]
+    by_class = (-1, *[1] * (np.ndim(before[target.shown]) - 1 - target.axis))
+    if target.way == "probs":
+        if np.isin(before[target.tensor], (0, 1)).all():
+            warnings.warn(
+                f"all probabilities {target.tensor!r} are 0 or 1 where they were checked, as of a "
+                f"tree with pure leaves, and no adjustment changes such.",
+                stacklevel=6,
             )
-
-    def _may_be_map_of_labels(self, value: Any) -> bool:
-        """Whether an output may hold a label for each pixel or token."""
-        return scores(value) is None and np.size(value) * self._target.width == self._before.size
-
-    def _rows(self, values: FloatArray) -> FloatArray:
-        """Scores as rows of one per class."""
-        return np.moveaxis(values, self._target.axis, -1).reshape(-1, self._target.width)
-
-    def _label(
-        self, name: str, before: NDArray[Any], after: NDArray[Any], wanted: FloatArray
-    ) -> None:
-        """A label that named the largest score must still name it."""
-        old, wanted = self._rows(self._before), self._rows(wanted)
-        if self._target.width == 1:  # a margin d stands for (0, d)
-            old, wanted = (np.pad(each, ((0, 0), (1, 0))) for each in (old, wanted))
-        if len(before) != len(old):
-            return
-        old, wanted, before, after = (each[:_ROWS] for each in (old, wanted, before, after))
-        pairs = list(zip(old.argmax(axis=1).tolist(), before.tolist(), strict=True))
-        known = dict(pairs)
-        if any(known[winner] != label for winner, label in pairs):
-            return  # something else than the label of the largest score
-        top = np.sort(wanted, axis=1)
-        # In half precision scores that differ by a rounding error are equal, and the first wins.
-        size = float(abs(np.where(np.isfinite(top), top, 0.0)).max())
-        rounding = 4 * EPS[_NAMES[self._target.dtype]] * (1.0 + size)
-        with np.errstate(invalid="ignore"):
-            clear = top[:, -1] - top[:, -2] > max(1e-4, rounding)
-        winners = wanted.argmax(axis=1)[clear].tolist()
-        # Where made-up inputs are all of one class, only a label that can't change tells.
-        stays = self._is_stuck(name) and winners != old.argmax(axis=1)[clear].tolist()
-        for winner, label in zip(winners, after[clear].tolist(), strict=True):
-            if stays or known.get(winner, label) != label:
-                raise InputError(
-                    f"{self._change.caller}: the output {name!r} would no longer be the class of "
-                    f"the largest score, so nothing was written; if it is made of the same logits, "
-                    f"name these with output=... (on the command line: --output), or else leave "
-                    f"that output out when you export the model."
-                )
-
-    def _is_stuck(self, name: str) -> bool:
-        """Whether an output is the place of the largest of what the scores were made of.
-
-        That of another head is none of theirs.
-        """
-        graph = self._graph
-        made_of = {out for node in graph.ancestors(self._target.tensor) for out in node.output}
-        largest = (node.input[0] for node in graph.ancestors(name) if node.op_type == "ArgMax")
-        inside = any(graph.trace(tensor).tensor in made_of for tensor in largest)
-        return inside and name not in self._changed
+        edit.probabilities(target.tensor, offset.reshape(by_class), element, target.axis)
+        for name in graph.outputs:
+            _relabel(graph, edit, target, name, before)
+        return f"added to the logarithms of the probabilities {target.tensor}", scale, offset
+    if target.way == "bias" and target.bias is not None and change.shift is not None:
+        return edit.shift_bias(target.bias, offset, element), scale, offset
+    steps = [("Mul", scale)] if np.any(scale != 1) else []
+    if offset.any() or not steps:
+        steps.append(("Add", offset))
+    behind, tensor = edit.detach(target.tensor)
+    for number, (operator, values) in enumerate(steps, 1):
+        vector = RawTensor.of(values.reshape(by_class), FLOAT_TYPES[element])
+        inputs = [tensor, edit.constant(vector)]
+        tensor = target.tensor if number == len(steps) else edit.fresh()
+        edit.insert(behind, operator, inputs, tensor)
+    operators = " and ".join(operator for operator, _ in steps)
+    return f"by {operators} behind {target.tensor}", scale, offset
 
 
-def _floats(value: Any) -> FloatArray:
-    return np.asarray(scores(value), np.float64)
+def _weights(graph: Graph, target: Target) -> tuple[FloatArray | None, FloatArray | None]:
+    """Return weight (outputs, ...) and bias of a target's layer, if they are plain constants."""
+    if target.layer is None:
+        return None, None
+    node, bias = graph.nodes[target.layer], None
+    settings = settings_of(node)
+    weight = graph.values(node.input[1]) if node.op_type in ("Gemm", "MatMul", "Conv") else None
+    if weight is not None:
+        weight = weight.astype(np.float64) * settings.get("alpha", 1.0)
+        if node.op_type != "Conv" and not settings.get("transB", 0):
+            weight = np.moveaxis(weight, -1, 0)
+    if target.bias is not None:
+        holder, place = graph.nodes[target.bias[0]], target.bias[1]
+        found = graph.values(holder.input[place]) if place < len(holder.input) else None
+        if found is not None and found.size == target.width:
+            bias = found.astype(np.float64).reshape(-1) * settings.get("beta", 1.0)
+        if target.bias[0] != target.layer and len(node.input) > 2:
+            bias = None  # there is another inside the layer
+    fits = weight is not None and len(weight) == target.width
+    return (weight if fits else None), bias
 
 
-def _through(kind: str, logits: FloatArray, axis: int) -> FloatArray:
-    """What an output is, as a function of the changed tensor."""
-    if kind == "logits":
-        return logits
-    if kind == "sigmoid":
-        return 1.0 / (1.0 + np.exp(-logits))
-    shifted = logits - logits.max(axis=axis, keepdims=True)
-    total = np.exp(shifted).sum(axis=axis, keepdims=True)
-    return np.asarray(np.exp(shifted) / total if kind == "probs" else shifted - np.log(total))
+def _relabel(
+    graph: Graph, edit: _Edit, target: Target, name: str, before: Mapping[str, Any]
+) -> None:
+    """Take a label output from the new probabilities, if it would not follow them."""
+    labels = np.asarray(before[name]) if not isinstance(before[name], list) else np.zeros(0)
+    probs = np.asarray(before[target.shown])
+    if labels.dtype.kind not in "iuOUSb" or labels.size != len(probs):
+        return
+    if name in graph.reached(target.tensor) - {target.tensor}:
+        return
+    classes = _class_labels(graph, name, target.width)
+    if classes is None:
+        raise InputError(
+            f"the classes that the output {name!r} names can't be told, so it would not follow the "
+            f"adjusted probabilities; leave it out of the model."
+        )
+    if labels.dtype.kind in "OUS":
+        tensor = helper.make_tensor("", TensorProto.STRING, [len(classes)], classes.tolist())
+    else:
+        tensor = numpy_helper.from_array(classes.astype(labels.dtype))
+    edit.detach(name)
+    behind = graph.makers[target.tensor]
+    column = labels.ndim == 2 and labels.shape[-1] == 1
+    winner = edit.insert(
+        behind, "ArgMax", [target.tensor], edit.fresh(), axis=1, keepdims=int(column)
+    )
+    row = labels.ndim == 2 and not column
+    found = edit.fresh() if row else name
+    edit.insert(behind, "Gather", [edit.constant(tensor), winner], found)
+    if row:  # discriminant analysis has its labels as one row
+        shape = edit.constant(numpy_helper.from_array(np.array([1, -1])))
+        edit.insert(behind, "Reshape", [found, shape], name)
 
 
-def _write(model: ModelProto, source: Path, out: Path, *, caller: str) -> None:
+def _class_labels(graph: Graph, label: str, width: int) -> NDArray[Any] | None:
+    """Return the classes that a converter wrote down behind a label or beside it."""
+    names, seen = [label], set[int]()
+    while names:
+        number = graph.makers.get(names.pop(0))
+        if number is None or number in seen:
+            continue
+        seen.add(number)
+        node = graph.nodes[number]
+        found: Any = None
+        if node.domain == "ai.onnx.ml" and node.op_type == "ArrayFeatureExtractor":
+            found = graph.values(node.input[0])
+        for item in node.attribute:
+            if item.name in LABELS and (item.ints or item.strings):
+                found = np.array(helper.get_attribute_value(item), dtype=object)
+        if found is not None and np.size(found) == width:
+            return np.asarray(found).reshape(-1)
+        names += node.input
+    return None
+
+
+class _Edit:
+    """A copy of a model under change, with notes that `unbake` needs.
+
+    Attributes:
+        model: the changed copy, complete after `finish`.
+        notes: for the record.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.model = ModelProto.FromString(graph.model.SerializeToString())
+        self._graph, self._count = graph, 0
+        self._behind: dict[int, list[NodeProto]] = {}
+        self._taken = {*graph.makers, *graph.constants}
+        self._taken |= {info.name for info in graph.model.graph.input}
+        self._taken |= {node.name for node in graph.nodes}
+        self.notes: dict[str, Any] = {
+            "inserted": [], "renamed": {}, "inputs": {}, "initializers": {}, "attributes": {},
+            "opset": False, "original": _digest(graph.model),
+        }  # fmt: skip
+
+    def fresh(self) -> str:
+        """Return a name that nothing has."""
+        self._count += 1
+        name = f"longtail_baked_{self._count}"
+        return self.fresh() if name in self._taken else name
+
+    def insert(
+        self, behind: int, operator: str, inputs: list[str], output: str, **settings: Any
+    ) -> str:
+        """Put a node behind another one, or with −1 at the front; return its output."""
+        node = helper.make_node(operator, inputs, [output], name=self.fresh(), **settings)
+        self._behind.setdefault(behind, []).append(node)
+        self.notes["inserted"].append(node.name)
+        return output
+
+    def constant(self, values: RawTensor | TensorProto) -> str:
+        """Put a constant at the front; a node, since old models have initializers as inputs."""
+        if isinstance(values, RawTensor):
+            element = next(key for key, name in FLOAT_TYPES.items() if name == values.dtype)
+            values = TensorProto(data_type=element, dims=values.shape, raw_data=values.data)
+        return self.insert(-1, "Constant", [], self.fresh(), value=values)
+
+    def detach(self, tensor: str) -> tuple[int, str]:
+        """Give a tensor's node a new output name, so that another node can make the tensor."""
+        number = self._graph.makers[tensor]
+        node, name = self.model.graph.node[number], self.fresh()
+        node.output[list(node.output).index(tensor)] = name
+        self.notes["renamed"][name] = tensor
+        return number, name
+
+    def shift_bias(self, bias: tuple[int, int], offset: FloatArray, element: int) -> str:
+        """Add to the constant that a layer adds, or give the layer one."""
+        number, place = bias
+        node = self.model.graph.node[number]
+        label = f"{node.op_type} {node.name or node.output[0]}"
+        given = node.input[place] if place < len(node.input) else ""
+        if not given:
+            self.notes["inputs"][str(number)] = list(node.input)
+            del node.input[place:]
+            node.input.append(self.constant(RawTensor.of(offset, FLOAT_TYPES[element])))
+            return f"as a new bias of the {label}, which had none"
+        old = self._graph.values(given)
+        assert old is not None
+        constant = self._graph.constants[given]
+        new = RawTensor.of(
+            old.astype(np.float64) + offset.reshape(old.shape), FLOAT_TYPES[constant.data_type]
+        )
+        places = [k for k, t in enumerate(self.model.graph.initializer) if t.name == given]
+        if places and sum(list(inputs_of(other)).count(given) for other in self._graph.nodes) == 1:
+            stored = self.model.graph.initializer[places[0]]
+            text = base64.b64encode(stored.SerializeToString(deterministic=True)).decode()
+            self.notes["initializers"][str(places[0])] = text
+            stored.Clear()
+            stored.name, stored.data_type, stored.raw_data = given, constant.data_type, new.data
+            stored.dims.extend(new.shape)
+        else:
+            self.notes["inputs"].setdefault(str(number), list(node.input))
+            node.input[place] = self.constant(new)
+        return f"added to the bias of the {label}"
+
+    def shift_classifier(self, number: int, offset: FloatArray) -> str:
+        """Add to the intercepts of a LinearClassifier."""
+        node = self.model.graph.node[number]
+        bias = np.array(settings_of(node).get("intercepts", [0.0] * len(offset)), np.float64)
+        texts = [item.SerializeToString(deterministic=True) for item in node.attribute]
+        self.notes["attributes"][str(number)] = [base64.b64encode(t).decode() for t in texts]
+        old = [item for item in node.attribute if item.name == "intercepts"]
+        new = helper.make_attribute("intercepts", (bias + offset).tolist())
+        (old[0] if old else node.attribute.add()).CopyFrom(new)
+        return "added to the intercepts of the LinearClassifier"
+
+    def probabilities(self, tensor: str, shift: FloatArray, element: int, axis: int) -> None:
+        """Make softmax(log max(p, 2^-126) + a) of the probabilities p."""
+        behind, name = self.detach(tensor)
+        half = element in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+        kind = "F32" if half else FLOAT_TYPES[element]
+        if half:
+            name = self.insert(behind, "Cast", [name], self.fresh(), to=TensorProto.FLOAT)
+        least = self.constant(RawTensor.of(np.array(SMALLEST_PROB), kind))
+        name = self.insert(behind, "Max", [name, least], self.fresh())
+        name = self.insert(behind, "Log", [name], self.fresh())
+        vector = self.constant(RawTensor.of(shift - shift.max(), kind))
+        name = self.insert(behind, "Add", [name, vector], self.fresh())
+        end = self.fresh() if half else tensor
+        self.insert(behind, "Softmax", [name], end, axis=axis)
+        if half:
+            self.insert(behind, "Cast", [end], tensor, to=element)
+
+    def finish(self) -> None:
+        """Put the new nodes in."""
+        nodes = [*self._behind.get(-1, [])]
+        for number, node in enumerate(self.model.graph.node):
+            nodes += [NodeProto.FromString(node.SerializeToString()), *self._behind.get(number, [])]
+        del self.model.graph.node[:]
+        self.model.graph.node.extend(nodes)
+        if self.notes["inserted"] and not self._graph.opset:
+            self.model.opset_import.append(helper.make_opsetid("", 11))
+            self.notes["opset"] = True
+
+
+def _keep(items: Any, wanted: Any) -> None:
+    for place in reversed(range(len(items))):
+        if not wanted(items[place]):
+            del items[place]
+
+
+def _digest(model: ModelProto) -> str:
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _write(model: ModelProto, source: Path, data: Sequence[Path], out: Path) -> None:
     """Write a model, with its external data where it goes to another folder."""
     if source.resolve() != out.parent.resolve():
-        for there in _data_files(model, source, caller=caller):
+        for there in data:
             here = out.parent / there.relative_to(source)
             if here.exists():
                 if files.sha256(here) != files.sha256(there):
                     raise InputError(
-                        f"{caller}: {here} exists with other content, but the model needs its "
-                        f"data file there; write to another folder."
+                        f"{here} exists with other content, but the model needs its data there; "
+                        f"write to another folder."
                     )
                 continue
             here.parent.mkdir(parents=True, exist_ok=True)
@@ -407,27 +439,21 @@ def _write(model: ModelProto, source: Path, out: Path, *, caller: str) -> None:
     files.write_bytes(out, model.SerializeToString(deterministic=True))
 
 
-def _data_files(model: ModelProto, folder: Path, *, caller: str) -> list[Path]:
-    """The files beside a model that hold its tensors."""
-    found = set()
+def _data_files(model: ModelProto, folder: Path) -> list[Path]:
+    """Return the files beside a model that hold its tensors; refuse any outside its folder."""
     tensors = list(model.graph.initializer)
-    tensors += [
-        item.t for node in model.graph.node for item in node.attribute if item.HasField("t")
-    ]
+    tensors += [a.t for node in model.graph.node for a in node.attribute if a.HasField("t")]
+    found = set()
     for tensor in tensors:
-        if onnx.external_data_helper.uses_external_data(tensor):
-            for entry in tensor.external_data:
-                if entry.key == "location":
-                    if os.path.isabs(entry.value) or ".." in Path(entry.value).parts:
-                        raise InputError(
-                            f"{caller}: the model's data file {entry.value!r} lies outside its "
-                            f"folder; save the model with its data beside it."
-                        )
-                    found.add(folder / entry.value)
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                found.add(folder / entry.value)
     for path in sorted(found):
-        if not path.is_file():
+        if not path.resolve().is_relative_to(folder.resolve()):
             raise InputError(
-                f"{caller}: the model keeps its weights in {path}, and there is no such file; put "
-                f"it back beside the model."
+                f"the model's data file {path} lies outside its folder; save the model with its "
+                f"data beside it."
             )
+        if not path.is_file():
+            raise InputError(f"the model keeps its weights in {path}, and there is no such file.")
     return sorted(found)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longtail import _checks
+from longtail._checks import InputError
 from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._inputs import (
@@ -58,12 +60,17 @@ class BiasMode(StrEnum):
 def bake(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="An .onnx or .safetensors file, or a run folder."),
+        typer.Argument(
+            metavar="MODEL", help="An .onnx or .safetensors file, a Hugging Face or run folder."
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Write the baked model here, in MODEL's format."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the baked model here, as MODEL is: file or folder.",
         ),
     ],
     counts: CountsOption = None,
@@ -96,12 +103,12 @@ def bake(
         typer.Option(help="What weight normalization does with the bias (default: scale)."),
     ] = None,
     layer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Last layer of a state dict, if several may be meant."),
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Last layer of a state dict; again for another head."),
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Output of an ONNX model, if several may be meant."),
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Logits of an ONNX model; again for another head."),
     ] = None,
     inputs: Annotated[
         Path | None,
@@ -129,6 +136,7 @@ def bake(
       longtail bake model.onnx --counts 900,90,10 --out baked.onnx
       longtail bake model.safetensors --counts counts.txt --out baked.safetensors
       longtail bake model.onnx --counts counts.txt --tau-from tau.json -o b.onnx
+      longtail bake bert-folder --counts counts.txt --out baked-folder
       longtail bake runs/digits-lt/softmax-s0-10db5896 -o baked.safetensors
       longtail bake baked.onnx --undo --out model.onnx
     """
@@ -136,32 +144,39 @@ def bake(
     from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 
     _console.refuse_overwrite(out, force)
-    run, file = _source(model, out)
     given: dict[str, Any] = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
     given |= {"--costs": costs, "--target": None if target == "balanced" else target}
     given |= {"--smoothing": smoothing or None, "--classes": classes, "--bias-mode": bias_mode}
     given |= {"--tau": tau, "--tau-from": tau_from}
-    given |= {"--layer": layer, "--output": output, "--inputs": inputs}
+    given |= {"--layer": layer or None, "--output": output or None, "--inputs": inputs}
     named = [name for name, value in given.items() if value is not None]
-    _refuse_contradictions(named)
-    _refuse_unused(named, method, undo=undo)
+    _refuse_contradictions(named, method, undo=undo)
+    run, file = _source(model, out)
     if undo:
         record = bake_record(file)
         unbake(file, out=out, force=force)
         _finish(file, out, record, json=json, undone=True)
         return
     strength = _tau_of(tau_from, method) if tau_from is not None else tau
+    if run is not None and not layer and "fc.weight" in run.model():
+        layer = ["fc"]  # the last layer of the networks here
     common: dict[str, Any] = {"tau": 1.0 if strength is None else strength, "out": out}
-    common |= {"layer": layer or _head(run), "output": output, "force": force}
+    common |= {"layer": layer or None, "output": output or None, "force": force}
     common |= {"inputs": None if inputs is None else _arrays(inputs)}
     doubtful = False
     with _console.working("baking"):
         if method is Method.weight_normalization:
             bake_weight_normalization(file, bias_mode=(bias_mode or BiasMode.scale).value, **common)
         else:
-            found = _prior(run, counts, train_labels, prior, classes, smoothing)
+            from longtail.predictions.labels import read_class_names
+
+            names = None if classes is None else read_class_names(classes)
+            found = _prior(run, counts, train_labels, prior, names, smoothing)
             width = found.num_classes
-            _refuse_other_width(classes, width)
+            if names is not None and len(names) != width:
+                raise InputError(
+                    f"--classes has {len(names)} names, but there are {width} classes."
+                )
             elsewhere = " and ".join(name for name in ("--target", "--costs") if name in named)
             much = adjusts_again(common["tau"]) and found.imbalance_ratio > 1
             asked = common["tau"] if tau_from is None else None
@@ -175,8 +190,8 @@ def bake(
                 bake_logit_adjustment(
                     file,
                     found,
-                    target_prior=read_target(target, width, _names(classes)),
-                    costs=None if costs is None else _costs(costs, width, classes),
+                    target_prior=read_target(target, width, names),
+                    costs=None if costs is None else _positive("--costs", costs, width, names),
                     **common,
                 )
     _finish(file, out, bake_record(out), json=json, undone=False, inputs=inputs)
@@ -184,41 +199,34 @@ def bake(
         _console.line("Right only if trained without logit adjustment or class balancing.")
 
 
-def _refuse_contradictions(given: list[str]) -> None:
+def _refuse_contradictions(given: list[str], method: Method, *, undo: bool) -> None:
+    """Refuse options that contradict each other or would do nothing."""
     priors = [name for name in given if name in ("--counts", "--train-labels", "--prior")]
+    unused = [name for name in given if name in _ADJUSTING]
+    if undo and given:
+        raise typer.BadParameter(f"--undo takes out what was baked in; leave out {given[0]}")
     if len(priors) > 1:
         raise typer.BadParameter(f"{' and '.join(priors)} say the same; give one")
     if {"--tau", "--tau-from"} <= set(given):
         raise typer.BadParameter("give either --tau or --tau-from, not both")
     if {"--prior", "--smoothing"} <= set(given):
         raise typer.BadParameter("--smoothing is added to counts, and --prior gives none")
-
-
-def _refuse_unused(given: list[str], method: Method, *, undo: bool) -> None:
-    """Refuse options that would do nothing."""
-    if undo:
-        if given:
-            raise typer.BadParameter(f"--undo takes out what was baked in; leave out {given[0]}")
-    elif method is Method.weight_normalization:
-        unused = [name for name in given if name in _ADJUSTING]
-        if unused:
-            raise typer.BadParameter(
-                f"weight normalization takes the norms from the layer itself; leave out {unused[0]}"
-            )
-    elif "--bias-mode" in given:
+    if method is Method.weight_normalization and unused:
+        raise typer.BadParameter(
+            f"weight normalization takes the norms from the layer itself; leave out {unused[0]}"
+        )
+    if method is Method.logit_adjustment and "--bias-mode" in given:
         raise typer.BadParameter("--bias-mode is for --method weight-normalization; leave it out")
 
 
 def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
-    """The run, if the argument is a run folder, and the file to bake."""
-    if not model.is_dir():
+    """Return the run, if the argument is a run folder, and what to bake."""
+    if not (model / "run.json").is_file():
         return None, model
-    from longtail._checks import InputError
     from longtail.runs import Run
 
     run = Run.open(model)
     run.model()  # says what to do if the weights are not there
-    file = run.folder / "model.safetensors"
     if out.resolve().parent == run.folder.resolve():
         raise InputError(f"{run.folder} is a run's record and stays as it is; write elsewhere.")
     head = "cosine" if run.spec.method.name.startswith("ldam") else "linear"
@@ -228,12 +236,7 @@ def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
             f"{run.folder} has a {head} head, which takes no bias; export the model to ONNX and "
             f"bake that."
         )
-    return run, file
-
-
-def _head(run: Run | None) -> str | None:
-    """The last layer of the networks here is called `fc`."""
-    return "fc" if run is not None and "fc.weight" in run.model() else None
+    return run, run.folder / "model.safetensors"
 
 
 def _prior(
@@ -241,102 +244,63 @@ def _prior(
     counts: str | None,
     train_labels: Path | None,
     prior: str | None,
-    classes: str | None,
+    names: list[str] | None,
     smoothing: float,
 ) -> ClassPrior:
+    """Return the prior that the options name, or the run's own."""
     import numpy as np
 
-    from longtail import _checks
-    from longtail._checks import InputError
-    from longtail.predictions.labels import LabelEncoder, read_class_names, read_labels
+    from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers, whole
     from longtail.priors import ClassPrior
 
     if prior is not None:
-        return _probabilities(prior, classes)
+        probs = _positive("--prior", prior, None, names)
+        if abs(probs.sum() - 1) > 1e-6:
+            raise InputError(
+                f"--prior must be probabilities, which sum to 1, but these sum to "
+                f"{probs.sum():g}; give numbers of training examples with --counts."
+            )
+        return ClassPrior.from_probs(probs)
+    if counts is None and train_labels is None:
+        if run is None:
+            raise InputError(
+                "the numbers of training examples per class are needed: pass --counts 900,90,10, "
+                "--counts FILE, --train-labels FILE or --prior FILE."
+            )
+        if not smoothing or run.prior.counts is None:
+            return run.prior
+        return ClassPrior.from_counts(run.prior.counts, smoothing=smoothing)
     if counts is not None:
-        numbers = _numbers(counts, "--counts", None, classes)
-        hint = "give probabilities with --prior"
-        return prior_of_counts(
-            numbers,
-            source="--counts",
-            smoothing=smoothing,
-            label=label_of(_names(classes)),
-            fractions=hint,
-        )
-    if train_labels is not None:
-        if classes is None:
+        option = "--counts"
+        numbers = read_numbers(counts, option=option, num_classes=None, class_names=names)
+    else:
+        assert train_labels is not None
+        option = "--train-labels"
+        if names is None:
             labels = read_labels(train_labels)
-            encoded = np.asarray(labels, np.int64) if _whole(labels) else None
-            if encoded is None:
+            if any(whole(str(label)) is None for label in set(labels.tolist())):
                 raise InputError(
                     f"--train-labels {train_labels}: labels that are names need the classes in "
                     f"the order of the model's outputs, with --classes."
                 )
-            numbers = np.bincount(_checks.labels(encoded, caller="--train-labels", name="labels"))
-            return prior_of_counts(numbers, source="--train-labels", smoothing=smoothing)
-        names = read_class_names(classes)
-        encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
-        numbers = np.bincount(encode(train_labels), minlength=len(names))
-        return prior_of_counts(
-            numbers, source="--train-labels", smoothing=smoothing, label=label_of(names)
-        )
-    if run is not None:
-        if not smoothing or run.prior.counts is None:
-            return run.prior
-        return ClassPrior.from_counts(run.prior.counts, smoothing=smoothing)
-    raise InputError(
-        "the numbers of training examples per class are needed: pass --counts 900,90,10, "
-        "--counts FILE, --train-labels FILE or --prior FILE."
-    )
+            numbers = np.bincount(_checks.labels(np.asarray(labels, np.int64), name=option))
+        else:
+            encode = LabelEncoder(len(names), names, name=f"--train-labels {train_labels}")
+            labels = read_labels(train_labels, names)
+            numbers = np.bincount(encode(labels), minlength=len(names))
+    return prior_of_counts(numbers, source=option, smoothing=smoothing, label=label_of(names))
 
 
-def _whole(labels: Any) -> bool:
-    from longtail.predictions.labels import whole
-
-    return all(whole(str(label)) is not None for label in set(labels.tolist()))
-
-
-def _numbers(text: str, option: str, width: int | None, classes: str | None) -> Any:
-    """One number per class; how many there are is for the model to judge if `width` is None."""
+def _positive(option: str, text: str, width: int | None, names: list[str] | None) -> Any:
+    """Return one number above zero per class."""
     from longtail.predictions.labels import read_numbers
 
-    return read_numbers(text, option=option, num_classes=width, class_names=_names(classes))
-
-
-def _names(classes: str | None) -> list[str] | None:
-    from longtail.predictions.labels import read_class_names
-
-    return None if classes is None else read_class_names(classes)
-
-
-def _refuse_other_width(classes: str | None, width: int) -> None:
-    from longtail._checks import InputError
-
-    names = _names(classes)
-    if names is not None and len(names) != width:
-        raise InputError(f"--classes has {len(names)} names, but there are {width} classes.")
-
-
-def _costs(text: str, width: int, classes: str | None) -> Any:
-    return above_zero(_numbers(text, "--costs", width, classes), "--costs", _names(classes))
-
-
-def _probabilities(text: str, classes: str | None) -> ClassPrior:
-    from longtail._checks import InputError
-    from longtail.priors import ClassPrior
-
-    probs = above_zero(_numbers(text, "--prior", None, classes), "--prior", _names(classes))
-    if abs(probs.sum() - 1) > 1e-6:
-        raise InputError(
-            f"--prior must be probabilities, which sum to 1, but these sum to {probs.sum():g}; "
-            f"give numbers of training examples with --counts."
-        )
-    return ClassPrior.from_probs(probs)
+    numbers = read_numbers(text, option=option, num_classes=width, class_names=names)
+    return above_zero(numbers, option, names)
 
 
 def _tau_of(path: Path, method: Method) -> float:
-    """Tau in what `longtail tune --json` or `longtail adjust --json` printed."""
-    from longtail._checks import InputError
+    """Return tau in what `longtail tune --json` or `longtail adjust --json` printed."""
     from longtail.runs.files import read_json
 
     if not path.is_file():
@@ -360,8 +324,6 @@ def _tau_of(path: Path, method: Method) -> float:
 def _arrays(path: Path) -> dict[str, Any]:
     import numpy as np
 
-    from longtail._checks import InputError
-
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -378,8 +340,8 @@ def _finish(
     undone: bool,
     inputs: Path | None = None,
 ) -> None:
-    if record is None:  # a bake that left no record would have failed
-        return
+    """Print what was done."""
+    assert record is not None
     if json:
         shown = {"method": record.method, "tau": record.tau, "where": record.where}
         shown |= {"how": record.how, **record.settings}
@@ -390,15 +352,12 @@ def _finish(
         _console.line(_console.wrapped(text))
         return
     _console.line(_console.wrapped(f"Baked {record} into {out}, {record.how}."))
-    undoing = f"`longtail bake {out} --undo --out FILE` gives the original back."
-    new_bias = "layer" in record.undo and record.undo.get("bias", "") is None
-    code = "" if new_bias else "It needs no new code; "  # a warning has said what it needs
-    _console.line(_console.wrapped(f"{_checked(record, inputs)} {code}{undoing}"))
-
-
-def _checked(record: BakeRecord, inputs: Path | None) -> str:
-    """What the check before writing was."""
-    if "layer" in record.undo:  # a state dict: what stands around the layer is not known
-        return "Checked on random features: the layer gives the adjusted logits."
+    layers = record.undo.get("layers")
     on = "random inputs" if inputs is None else inputs
-    return f"Checked on {on}: its outputs are the adjusted ones."
+    checked = f"Checked on {on}: its outputs are the adjusted ones."
+    if layers is not None:  # what stands around a state dict's layer is not known
+        checked = "The layer gives the adjusted logits."
+    new_bias = any(undo.get("bias", "") is None for undo in (layers or {}).values())
+    code = "" if new_bias else "It needs no new code; "  # a warning has said what it needs
+    undoing = f"`longtail bake {out} --undo --out {'FOLDER' if out.is_dir() else 'FILE'}` gives"
+    _console.line(_console.wrapped(f"{checked} {code}{undoing} the original back."))

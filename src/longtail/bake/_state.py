@@ -1,0 +1,369 @@
+"""Baking state dicts: in memory, in safetensors files and in Hugging Face folders.
+
+The last linear layer gets a new bias (and weight). The record is in the state dict's metadata, in
+the file's, or in config.json and the metadata of the file with the layer. Files are read and
+written without torch, piece by piece. The original header is kept in the metadata, so that undoing
+gives back the file to the byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import json
+import os
+import shutil
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from longtail._checks import FloatArray, InputError
+from longtail.bake._change import (
+    ATTRIBUTE,
+    FLOATS,
+    KEY,
+    BakedLayer,
+    BakeRecord,
+    Change,
+    RawTensor,
+    bake_layer,
+    original_tensors,
+    pick,
+    refuse_twice,
+    warn_if_adjusted,
+    warn_of_new_bias,
+)
+from longtail.runs.files import atomic_path
+
+_HEADER, _CONFIG = "longtail.header", "longtail.config"
+_MODEL, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Weights in other formats beside a model, which would stay as they were.
+_OTHER_WEIGHTS = {".bin", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".ckpt", ".onnx"}
+_PIECE = 1 << 24
+
+
+def bake(state: Mapping[str, Any], change: Change, layers: Sequence[str], inputs: Any) -> Any:
+    """Return a baked copy of a state dict; tensors that don't change are the same objects."""
+    from longtail.bake._torch import raw, tensor_of
+
+    refuse_twice(record_of(state), "the state dict")
+
+    def read(name: str) -> RawTensor | None:
+        return raw(state[name]) if name in state else None
+
+    shapes = {name: tuple(t.shape) for name, t in state.items() if hasattr(t, "shape")}
+    new = OrderedDict(state)
+    metadata = copy.deepcopy(getattr(state, "_metadata", {}))
+    for layer, made in _baked_layers(shapes, read, change, layers).items():
+        like = state[_join(layer, "weight")]
+        new.update({_join(layer, part): tensor_of(t, like) for part, t in made.tensors.items()})
+        undo = {"layers": {layer: made.undo}}
+        record = BakeRecord.of(change, where=layer, how=made.how, undo=undo)
+        metadata.setdefault(layer, {})[KEY] = record.to_json()
+    new._metadata = metadata  # type: ignore[attr-defined]
+    warn_if_adjusted(_losses(shapes, read), change)
+    return new
+
+
+def unbake(state: Mapping[str, Any]) -> Any:
+    """Return a copy of a state dict with the original weights."""
+    from longtail.bake._torch import raw, tensor_of
+
+    if record_of(state) is None:
+        raise InputError("the state dict is not baked: it has no record of an adjustment.")
+    new, metadata = OrderedDict(state), copy.deepcopy(state._metadata)  # type: ignore[attr-defined]
+    for layer, entry in metadata.items():
+        if KEY not in entry:
+            continue
+        undo = next(iter(BakeRecord.from_json(entry.pop(KEY)).undo["layers"].values()))
+        now = {part: raw(state[_join(layer, part)]) for part in undo["baked"]}
+        for part, tensor in original_tensors(undo, now.get).items():
+            name = _join(layer, part)
+            if tensor is None:
+                del new[name]
+            else:
+                new[name] = tensor_of(tensor, state[name])
+    new._metadata = metadata  # type: ignore[attr-defined]
+    return new
+
+
+def record_of(state: Mapping[str, Any] | Path) -> BakeRecord | None:
+    """Return the record of a state dict, a safetensors file or a Hugging Face folder."""
+    if isinstance(state, Path):
+        return _record_of_file(state)
+    entries = getattr(state, "_metadata", {}).values()
+    return next((BakeRecord.from_json(entry[KEY]) for entry in entries if KEY in entry), None)
+
+
+def bake_file(
+    path: Path, out: Path, change: Change, layers: Sequence[str], inputs: Any = None
+) -> None:
+    """Write a baked copy of a safetensors file or a Hugging Face folder."""
+    shards, folder = _shards(path), path.is_dir()
+    refuse_twice(_record_of_file(path), str(path))
+    home = {name: shard for shard in shards for name in shard.entries}
+    shapes = {name: shard.entries[name]["shape"] for name, shard in home.items()}
+
+    def read(name: str) -> RawTensor | None:
+        return home[name].read(name) if name in home else None
+
+    made = _baked_layers(shapes, read, change, layers)
+    changed: dict[_File, dict[str, RawTensor | None]] = {}
+    for layer, new in made.items():
+        if folder and new.undo.get("bias", "") is None:
+            raise InputError(
+                f"layer {layer} has no bias, and from_pretrained would drop a new one and the "
+                f"adjustment with it; export the model to ONNX and bake that."
+            )
+        for part, tensor in new.tensors.items():
+            name = _join(layer, part)
+            changed.setdefault(home.get(name, home[_join(layer, "weight")]), {})[name] = tensor
+    how = " and ".join(new.how for new in made.values())
+    undo = {"layers": {layer: new.undo for layer, new in made.items()}}
+    record = BakeRecord.of(change, where=", ".join(made), how=how, undo=undo).to_json()
+    texts = {KEY: record}
+    if folder:
+        config = (path / "config.json").read_bytes()
+        texts[_CONFIG] = _packed(config)
+    with _target(path, out) as target:
+        for shard, tensors in changed.items():
+            shard.write(target / shard.path.name if folder else target, tensors, texts)
+        if folder:
+            document = json.loads(config) | {ATTRIBUTE: record}
+            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+            (target / "config.json").write_bytes(text.encode())
+    warn_if_adjusted(_losses(home, read), change)
+
+
+def unbake_file(path: Path, out: Path) -> None:
+    """Write a copy of a safetensors file or a Hugging Face folder as it was before baking."""
+    shards, folder = _shards(path), path.is_dir()
+    baked = [shard for shard in shards if _HEADER in shard.metadata]
+    if not baked:
+        saved = _record_of_file(path) is not None
+        raise InputError(
+            f"{path} was saved anew after it was baked; load the model and call unbake on it."
+            if saved
+            else f"{path} is not baked: it has no record of an adjustment."
+        )
+    home = {name: shard for shard in shards for name in shard.entries}
+    before: dict[str, RawTensor | None] = {}
+    for layer, undo in BakeRecord.from_json(baked[0].metadata[KEY]).undo["layers"].items():
+        names = {part: _join(layer, part) for part in undo["baked"]}
+        now = {part: home[name].read(name) for part, name in names.items() if name in home}
+        tensors = original_tensors(undo, now.get)
+        before |= {names[part]: tensor for part, tensor in tensors.items()}
+    with _target(path, out) as target:
+        for shard in baked:
+            own = {name: tensor for name, tensor in before.items() if home[name] is shard}
+            shard.restore(target / shard.path.name if folder else target, own)
+        if folder:
+            (target / "config.json").write_bytes(_unpacked(baked[0].metadata[_CONFIG]))
+
+
+def _record_of_file(path: Path) -> BakeRecord | None:
+    """Return the record in the metadata of a file, or in the config.json beside it.
+
+    A model that transformers saved and loaded again has it in config.json alone.
+    """
+    shards = _shards(path)
+    texts = [shard.metadata[KEY] for shard in shards if KEY in shard.metadata]
+    config = shards[0].path.with_name("config.json")
+    if config.is_file() and ATTRIBUTE in config.read_text(encoding="utf-8", errors="replace"):
+        texts.append(_json(config)[ATTRIBUTE])
+    return BakeRecord.from_json(texts[0]) if texts else None
+
+
+def _baked_layers(
+    shapes: Mapping[str, Sequence[int]], read: Any, change: Change, named: Sequence[str]
+) -> dict[str, BakedLayer]:
+    """Return the new tensors of the layers that are named, or of the only one that fits.
+
+    Embeddings are matrices too, and weights with their inputs first (GPT-2's) are told by their
+    bias; such count only if they are named.
+    """
+    sizes = {}
+    for name, shape in shapes.items():
+        layer, _, part = name.rpartition(".")
+        if part == "weight" and len(shape) > 1:
+            bias = shapes.get(_join(layer, "bias"), shape[:1])
+            embeds = "embed" in layer.rpartition(".")[2].lower()
+            if layer in named or (tuple(bias) == tuple(shape[:1]) and not embeds):
+                sizes[layer] = (shape[0], shape[1])
+    found = {}
+    for layer in pick(sizes, change, named, ordered=False):
+        label = f"layer {layer}" if layer else "the layer"
+        found[layer] = bake_layer(label, sizes[layer][0], partial(_read_part, read, layer), change)
+        if found[layer].undo.get("bias", "") is None:
+            warn_of_new_bias(label)
+    return found
+
+
+def _read_part(read: Any, layer: str, part: str) -> RawTensor | None:
+    return read(_join(layer, part))  # type: ignore[no-any-return]
+
+
+class _File:
+    """A safetensors file, whose header the safetensors package has checked.
+
+    Attributes:
+        path: the file.
+        header: the bytes before the tensors.
+        metadata: texts by name.
+        entries: dtype, shape and data_offsets of each tensor by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} is not a safetensors file: {error}.") from error
+        self.path = path
+        with open(path, "rb") as file:
+            length = file.read(8)
+            self.header = length + file.read(int.from_bytes(length, "little"))
+        self.entries: dict[str, Any] = json.loads(self.header[8:])
+        self.metadata: dict[str, str] = self.entries.pop("__metadata__", {})
+
+    def read(self, name: str) -> RawTensor:
+        """Return a tensor."""
+        entry = self.entries[name]
+        begin, end = entry["data_offsets"]
+        with open(self.path, "rb") as file:
+            file.seek(len(self.header) + begin)
+            return RawTensor(entry["dtype"], tuple(entry["shape"]), file.read(end - begin))
+
+    def write(
+        self, out: Path, changed: Mapping[str, RawTensor | None], texts: Mapping[str, str]
+    ) -> None:
+        """Write a copy with some tensors replaced and new ones behind their layer's weight."""
+        order = _by_offset(self.entries)
+        for name in changed:
+            if name not in self.entries:  # where it is aligned as the weight is
+                order.insert(order.index(_join(name.rpartition(".")[0], "weight")) + 1, name)
+        metadata = {**self.metadata, **texts, _HEADER: _packed(self.header)}
+        header: dict[str, Any] = {"__metadata__": metadata}
+        place = 0
+        for name in order:
+            new = changed.get(name)
+            begin, end = (0, len(new.data)) if new else self.entries[name]["data_offsets"]
+            about = {"dtype": new.dtype, "shape": new.shape} if new else self.entries[name]
+            header[name] = {**about, "data_offsets": [place, place + end - begin]}
+            place += end - begin
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._write(out, len(text).to_bytes(8, "little") + text, order, changed)
+
+    def restore(self, out: Path, before: Mapping[str, RawTensor | None]) -> None:
+        """Write the file with its original header."""
+        header = _unpacked(self.metadata[_HEADER])
+        entries = json.loads(header[8:])
+        entries.pop("__metadata__", None)
+        for name in entries:
+            if name not in before and (
+                name not in self.entries
+                or any(entries[name][key] != self.entries[name][key] for key in ("dtype", "shape"))
+            ):
+                raise InputError(f"{self.path} was changed after it was baked.")
+        self._write(out, header, _by_offset(entries), before)
+
+    def _write(
+        self,
+        out: Path,
+        header: bytes,
+        order: Sequence[str],
+        changed: Mapping[str, RawTensor | None],
+    ) -> None:
+        with (
+            atomic_path(out) as temporary,
+            open(temporary, "wb") as target,
+            open(self.path, "rb") as source,
+        ):
+            target.write(header)
+            for name in order:
+                new = changed.get(name)
+                if new:
+                    target.write(new.data)
+                    continue
+                begin, end = self.entries[name]["data_offsets"]
+                source.seek(len(self.header) + begin)
+                for place in range(begin, end, _PIECE):
+                    target.write(source.read(min(_PIECE, end - place)))
+
+
+def _by_offset(entries: Mapping[str, Any]) -> list[str]:
+    return sorted(entries, key=lambda name: entries[name]["data_offsets"])
+
+
+def _shards(path: Path) -> list[_File]:
+    """Return the files of a model: itself, or those of a Hugging Face folder."""
+    if path.is_file():
+        return [_File(path)]
+    if not (path / _INDEX).is_file():
+        return [_File(path / _MODEL)]
+    names = sorted(set(_json(path / _INDEX).get("weight_map", {}).values()))
+    if any(Path(name).name != name for name in names):
+        raise InputError(f"{path / _INDEX} names files outside its folder.")
+    return [_File(path / name) for name in names]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _losses(names: Iterable[str], read: Any) -> Iterator[tuple[str, dict[str, FloatArray], float]]:
+    """Yield the losses of `longtail.losses` in a state dict; a scale is not state."""
+    for name in names:
+        place, _, part = name.rpartition(".")
+        if part == "alpha":
+            parts = ("alpha", "positive", "negative", "dense")
+            found = {key: _read_part(read, place, key) for key in parts}
+            known = {key: t for key, t in found.items() if t is not None and t.dtype in FLOATS}
+            yield place, {key: tensor.values() for key, tensor in known.items()}, 1.0
+
+
+@contextlib.contextmanager
+def _target(path: Path, out: Path) -> Iterator[Path]:
+    """Yield where to write: a file itself; for a folder another one, which is renamed at the end.
+
+    The rest of a folder is copied, but for weights in other formats, which are not baked.
+    """
+    if path.is_file():
+        yield out
+        return
+    staged = out.with_name(f"{out.name}.{os.getpid()}.tmp")
+    staged.mkdir()
+    try:
+        yield staged
+        for item in sorted(path.iterdir()):
+            there = staged / item.name
+            if item.is_dir():
+                shutil.copytree(item, there)
+            elif not there.exists() and item.suffix.lower() not in _OTHER_WEIGHTS:
+                shutil.copyfile(item, there)
+        os.replace(staged, out)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _packed(content: bytes) -> str:
+    return base64.b64encode(zlib.compress(content, 9)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    return zlib.decompress(base64.b64decode(text))
+
+
+def _join(layer: str, part: str) -> str:
+    return f"{layer}.{part}" if layer else part

@@ -1,0 +1,323 @@
+"""Baking torch modules: the last linear layer gets a new bias (and weight).
+
+The record is an attribute of the layer, in the metadata of its state dict (where it adds no key,
+so that the plain network loads it) and, in a model of transformers, in `model.config`, which
+survives save_pretrained and from_pretrained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longtail._checks import InputError, as_numpy
+from longtail.bake._change import (
+    ATTRIBUTE,
+    EPS,
+    KEY,
+    BakeRecord,
+    Change,
+    RawTensor,
+    bake_layer,
+    close_enough,
+    is_original,
+    original_tensors,
+    pick,
+    refuse_twice,
+    warn_if_adjusted,
+    warn_of_new_bias,
+)
+
+_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_HARMLESS = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Identity, nn.Dropout, nn.Flatten)
+
+
+def bake(model: Any, change: Change, layers: Sequence[str], inputs: Any) -> Any:
+    """Return a baked copy of a module, checked on `inputs` or, without them, layer by layer."""
+    refuse_twice(record_of(model), "the model")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("a TorchScript module can't be changed; bake the module it was made from.")
+    modules: dict[str, Any] = {
+        name: part for name, part in model.named_modules() if isinstance(part, _LAYERS)
+    }
+    sizes = {
+        name: (
+            part.out_features if isinstance(part, nn.Linear) else part.out_channels,
+            part.in_features if isinstance(part, nn.Linear) else part.in_channels,
+        )
+        for name, part in modules.items()
+    }
+    names = pick(sizes, change, layers, ordered=True)
+    try:
+        baked = copy.deepcopy(model)
+    except Exception as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InputError(f"the model can't be copied ({reason}); bake its ONNX export.") from error
+    _forget(baked)
+    hows, undos = [], {}
+    for name in names:
+        before, after = modules[name], baked.get_submodule(name)
+        label = f"layer {name}" if name else "the layer"
+        if not {"weight", "bias"} <= set(before._parameters) or before.weight.is_meta:
+            raise InputError(
+                f"the weights of {label} are no plain parameters (parametrized, pruned or not "
+                f"loaded yet); make them so with remove_parametrizations, prune.remove or by "
+                f"loading them."
+            )
+        new = bake_layer(label, sizes[name][0], _reader(before), change)
+        for part, tensor in new.tensors.items():
+            _put(after, part, tensor)
+        record = BakeRecord.of(
+            change, where=name or label, how=new.how, undo={"layers": {name: new.undo}}
+        )
+        setattr(after, ATTRIBUTE, record.to_json())
+        after.register_state_dict_post_hook(_WriteMetadata())
+        hows.append(new.how)
+        undos[name] = new.undo
+        if inputs is None:
+            _check_layer(before, after, change, label)
+            _check_order(model, name, label)
+        if before.bias is None and hasattr(model, "save_pretrained"):
+            warn_of_new_bias(label)
+    if inputs is not None:
+        _check_whole(model, baked, [modules[name] for name in names], inputs, change)
+    if hasattr(getattr(baked, "config", None), "to_json_string"):  # of transformers
+        whole = BakeRecord.of(
+            change, where=", ".join(names), how=" and ".join(hows), undo={"layers": undos}
+        )
+        setattr(baked.config, ATTRIBUTE, whole.to_json())
+    warn_if_adjusted(_losses(model), change)
+    return baked
+
+
+def unbake(model: Any) -> Any:
+    """Return a copy of a module with the original weights."""
+    restored = copy.deepcopy(model)
+    found = list(_baked_layers(restored))
+    if not found:
+        raise InputError("the model is not baked: it has no record of an adjustment.")
+    for layer, _, undo in found:
+        for part, tensor in original_tensors(undo, _reader(layer)).items():
+            _put(layer, part, tensor)
+    _forget(restored)
+    return restored
+
+
+def record_of(model: Any) -> BakeRecord | None:
+    """Return the record in a module, unless its original weights were loaded again."""
+    return next((record for _, record, _ in _baked_layers(model)), None)
+
+
+def _baked_layers(model: Any) -> Iterator[tuple[Any, BakeRecord, Mapping[str, Any]]]:
+    """Yield each baked layer with its record, and what undoes it.
+
+    The record of a layer goes with it into another module; a model that transformers saved and
+    loaded again has it in its configuration alone.
+    """
+    marked = [part for part in model.modules() if hasattr(part, ATTRIBUTE)]
+    for layer in marked:
+        record = BakeRecord.from_json(getattr(layer, ATTRIBUTE))
+        undo = next(iter(record.undo["layers"].values()))
+        if not _has_original(layer, undo):
+            yield layer, record, undo
+    text = getattr(getattr(model, "config", None), ATTRIBUTE, None)
+    if isinstance(text, str) and not marked:
+        record = BakeRecord.from_json(text)
+        for name, undo in record.undo["layers"].items():
+            layer = model.get_submodule(name)
+            if not _has_original(layer, undo):
+                yield layer, record, undo
+
+
+def _has_original(layer: Any, undo: Mapping[str, Any]) -> bool:
+    tensors = [getattr(layer, part, None) for part in undo["baked"]]
+    # Sharded tensors, or fake ones of an export, have no bytes to compare.
+    plain = (t is None or (type(t) in (Tensor, nn.Parameter) and not t.is_meta) for t in tensors)
+    return all(plain) and is_original(undo, _reader(layer))
+
+
+def _forget(model: Any) -> None:
+    """Take the records out of a module."""
+    for layer in model.modules():
+        if hasattr(layer, ATTRIBUTE):
+            delattr(layer, ATTRIBUTE)
+        for key, hook in list(layer._state_dict_hooks.items()):
+            if isinstance(hook, _WriteMetadata):
+                del layer._state_dict_hooks[key]
+    if hasattr(getattr(model, "config", None), ATTRIBUTE):
+        delattr(model.config, ATTRIBUTE)
+
+
+class _WriteMetadata:
+    """State-dict hook of a baked layer: its record goes into the metadata, not among the keys."""
+
+    def __call__(self, module: Any, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+        if record_of(module) is not None:
+            metadata[KEY] = getattr(module, ATTRIBUTE)
+
+    def __deepcopy__(self, memo: Any) -> _WriteMetadata:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # A pickled module must load where there is no longtail: the standard library's callable
+        # that takes anything and does nothing stands in. The layer keeps its record.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def raw(tensor: Tensor) -> RawTensor:
+    """Return a tensor as bytes."""
+    plain = tensor.detach().cpu().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return RawTensor(_DTYPES.get(name, name), tuple(tensor.shape), data)
+
+
+def tensor_of(stored: RawTensor, like: Tensor) -> Tensor:
+    """Return the tensor of some bytes, on the device of another."""
+    name = next(key for key, kind in _DTYPES.items() if kind == stored.dtype)
+    data = torch.frombuffer(bytearray(stored.data), dtype=torch.uint8)
+    return data.view(getattr(torch, name)).reshape(stored.shape).to(like.device)
+
+
+def _reader(layer: Any) -> Callable[[str], RawTensor | None]:
+    def read(part: str) -> RawTensor | None:
+        tensor = getattr(layer, part, None)
+        return None if tensor is None else raw(tensor)
+
+    return read
+
+
+def _put(layer: Any, part: str, stored: RawTensor | None) -> None:
+    """Replace a parameter by a new one, since the old may be shared with another layer."""
+    if stored is None:
+        layer.register_parameter(part, None)
+        return
+    like = layer.weight if getattr(layer, part) is None else getattr(layer, part)
+    new = nn.Parameter(tensor_of(stored, like), requires_grad=like.requires_grad)
+    setattr(layer, part, new)
+
+
+def _losses(model: Any) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Yield the losses of `longtail.losses` among the parts of a module."""
+    for name, part in model.named_modules():
+        buffers = dict(part.named_buffers(recurse=False))
+        if "alpha" in buffers and not buffers["alpha"].is_meta:
+            arrays = {key: as_numpy(value) for key, value in buffers.items()}
+            yield name or type(part).__name__, arrays, getattr(part, "scale", 1.0)
+
+
+def _check_layer(before: Any, after: Any, change: Change, label: str) -> None:
+    """Compare a layer with its baked copy on random features."""
+    weight = before.weight
+    shape: tuple[int, ...] = (64, weight.shape[1])
+    if weight.ndim > 2:
+        extents = zip(before.dilation, before.kernel_size, strict=True)
+        shape = (8, before.in_channels, *(step * (size - 1) + 1 for step, size in extents))
+    random = torch.Generator().manual_seed(0)
+    features = torch.randn(shape, generator=random).to(weight.device, weight.dtype)
+    with torch.no_grad():
+        _compare(before(features), after(features), before, change, label)
+
+
+def _check_order(model: Any, name: str, label: str) -> None:
+    """Refuse a layer that may not be the last step; warn where only running the model would tell.
+
+    Norm layers behind it and scales of the modules around it are refused. Nothing follows the
+    last layer of a Sequential but what stands in it.
+    """
+    parts = list(model.named_modules())
+    place = [key for key, _ in parts].index(name)
+    later = [part for key, part in parts[place + 1 :] if not key.startswith(f"{name}.")]
+    later = [part for part in later if not type(part).__name__.endswith("Loss")]
+    steps = name.split(".") if name else []
+    around = [model.get_submodule(".".join(steps[:k])) for k in range(len(steps))]
+    found = [type(part).__name__ for part in later if "norm" in type(part).__name__.lower()]
+    for part in around:
+        own = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        found += [repr(key) for key, t in own if t.numel() == 1 and t.is_floating_point()]
+    if found:
+        raise InputError(
+            f"{label} may not be the last step, since the model has {found[0]} besides; pass "
+            f"inputs=..., what the model is called with, and the whole of it is checked."
+        )
+    chain = all(isinstance(part, nn.Sequential) for part in around)
+    if not chain or not all(isinstance(part, _HARMLESS) for part in later):
+        warnings.warn(
+            f"only {label} was checked, since what the model does behind it shows only when it "
+            f"runs; pass inputs=..., what the model is called with, to check the whole of it.",
+            stacklevel=5,
+        )
+
+
+def _check_whole(
+    model: Any, baked: Any, layers: Sequence[Any], inputs: Any, change: Change
+) -> None:
+    """Compare the outputs of a model that have one number per class, before and after."""
+    adjusted = 0
+    for old, new in zip(_scores(model, inputs), _scores(baked, inputs), strict=True):
+        axis = 1 if layers[0].weight.ndim > 2 and old.ndim > 2 else -1
+        other_head = len(layers) == 1 and torch.equal(old, new) and change.tau
+        if old.shape[axis] == len(layers[0].weight) and not other_head:
+            _compare(old, new, layers[0], change, "the model")
+            adjusted += 1
+    if not adjusted:
+        raise InputError(
+            "on `inputs` the layer decides no output of the model that has one number per class; "
+            "name the last layer with layer=..."
+        )
+
+
+def _scores(model: Any, inputs: Any) -> list[Tensor]:
+    """Return the floating point tensors that a module gives, in evaluation mode."""
+    training = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            if isinstance(inputs, Mapping):
+                found = model(**inputs)
+            else:
+                found = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputError(
+            f"the model can't be run on `inputs` ({type(error).__name__}: {reason}); pass what it "
+            f"is called with: a tensor, a tuple, or a dictionary of keywords."
+        ) from error
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+    if isinstance(found, Mapping):
+        found = [found["logits"]] if "logits" in found else list(found.values())
+    parts = list(found) if isinstance(found, tuple | list) else [found]
+    scores = [part for part in parts if isinstance(part, Tensor) and part.ndim > 1]
+    return [part for part in scores if part.is_floating_point()]
+
+
+def _compare(old: Tensor, new: Tensor, layer: Any, change: Change, where: str) -> None:
+    """Refuse scores that are not the adjusted ones; probabilities are compared as such."""
+    axis = 1 if layer.weight.ndim > 2 and old.ndim > 2 else -1
+    before, after = (as_numpy(part.double().movedim(axis, -1)) for part in (old, new))
+    bias = None if layer.bias is None else raw(layer.bias).values()
+    scale, offset = change.affine(before.shape[-1], lambda: raw(layer.weight).values(), bias)
+    dtype = raw(layer.weight[:0]).dtype
+    wanted = before * scale + offset
+    logs = bool(np.all(before <= 0))
+    probs = np.exp(before) if logs else before
+    sums = np.abs(probs.sum(-1) - 1)
+    if probs.shape[-1] > 1 and np.all(probs >= 0) and np.all(sums < max(1e-4, 4 * EPS[dtype])):
+        with np.errstate(divide="ignore"):
+            odds = np.log(probs) * scale + offset
+        odds = np.exp(odds - odds.max(-1, keepdims=True))
+        wanted = odds / odds.sum(-1, keepdims=True)
+        after = np.exp(after) if logs else after
+        # By the digits of bfloat16 probabilities would pass for anything.
+        dtype = "F16" if dtype == "BF16" else dtype
+    close_enough(after, wanted, dtype=dtype, where=where)

@@ -1,0 +1,303 @@
+"""Baked safetensors files and Hugging Face folders: the same other bytes, and the way back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file as save_numpy
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from longtail import (
+    ClassPrior,
+    InputError,
+    bake_logit_adjustment,
+    bake_record,
+    bake_weight_normalization,
+    unbake,
+)
+
+COUNTS = np.array([900, 90, 10])
+PRIOR = ClassPrior.from_counts(COUNTS)
+LOG_PI = np.log(COUNTS / COUNTS.sum())
+
+
+def network(*, bias=True, dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3, bias=bias)).to(dtype).eval()
+
+
+def saved(folder, model, metadata=None, name="model.safetensors"):
+    save_file(model.state_dict(), folder / name, metadata=metadata)
+    return folder / name
+
+
+@pytest.mark.filterwarnings("ignore:.*had no bias")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("metadata", [None, {"format": "pt", "ä": "ß"}])
+def test_there_and_back(tmp_path, bias, dtype, metadata):
+    model = network(bias=bias, dtype=dtype)
+    path = saved(tmp_path, model, metadata)
+    out = bake_logit_adjustment(path, PRIOR, tau=1.3, out=tmp_path / "baked.safetensors")
+    state, before = load_file(out), model.state_dict()
+    start = before["2.bias"].double().numpy() if bias else 0.0
+    assert state.pop("2.bias").equal(torch.as_tensor(start - 1.3 * LOG_PI).to(dtype))
+    for name, tensor in state.items():
+        assert tensor.equal(before[name]), name
+    with safe_open(out, "pt") as file:
+        kept = {k: text for k, text in file.metadata().items() if not k.startswith("longtail.")}
+    assert kept == (metadata or {})
+    assert unbake(out, out=tmp_path / "back.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_any_header_comes_back(tmp_path):
+    """Written by another tool: spaces, another order, tensors not sorted by type."""
+    tensors = {"b": (b"\1\2\3", "U8", [3]), "fc.weight": (bytes(48), "F32", [3, 4])}
+    tensors["fc.bias"] = (bytes(12), "F32", [3])
+    header, data = {}, b""
+    for name, (content, dtype, shape) in tensors.items():
+        place = [len(data), len(data) + len(content)]
+        header[name] = {"shape": shape, "data_offsets": place, "dtype": dtype}
+        data += content
+    text = json.dumps(header, indent=1).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    out = bake_logit_adjustment(path, PRIOR, out=tmp_path / "b.safetensors")
+    np.testing.assert_allclose(load_file(out)["fc.bias"], -LOG_PI, rtol=1e-6)
+    assert unbake(out, out=tmp_path / "c.safetensors").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("bias_mode", ["scale", "keep", "drop"])
+def test_weight_normalization(tmp_path, bias_mode):
+    model = network()
+    path = saved(tmp_path, model)
+    out = bake_weight_normalization(
+        path, tau=0.6, bias_mode=bias_mode, layer="2", out=tmp_path / "b.safetensors"
+    )
+    state, old = load_file(out), model.state_dict()
+    weight, bias = old["2.weight"].double().numpy(), old["2.bias"].double().numpy()
+    scale = np.linalg.norm(weight, axis=1) ** -0.6
+    np.testing.assert_allclose(state["2.weight"].numpy(), weight * scale[:, None], rtol=1e-6)
+    wanted = {"scale": bias * scale, "keep": bias, "drop": 0 * bias}[bias_mode]
+    np.testing.assert_allclose(state["2.bias"].numpy(), wanted, rtol=1e-6, atol=1e-12)
+    assert unbake(out, out=tmp_path / "c.safetensors").read_bytes() == path.read_bytes()
+
+
+def test_other_types_pass_through(tmp_path):
+    tensors = {
+        "fc.weight": torch.randn(3, 4),
+        "fc.bias": torch.zeros(3),
+        "steps": torch.tensor(7),
+        "mask": torch.tensor([True, False]),
+        "small": torch.randn(5).to(torch.float8_e4m3fn),
+        "empty": torch.zeros(0, 3),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    out = bake_logit_adjustment(tmp_path / "m.safetensors", PRIOR, out=tmp_path / "b.safetensors")
+    state = load_file(out)
+    for name in ("steps", "mask", "empty", "fc.weight"):
+        assert state[name].equal(tensors[name])
+    assert state["small"].view(torch.uint8).equal(tensors["small"].view(torch.uint8))
+
+
+def test_the_record_and_a_second_time(tmp_path):
+    out = bake_logit_adjustment(
+        saved(tmp_path, network()), PRIOR, tau=2, costs=[1, 1, 3], out=tmp_path / "b.safetensors"
+    )
+    record = bake_record(str(out))
+    assert str(record) == "logit adjustment with tau = 2"
+    assert (record.where, record.how) == ("2", "added to the bias of layer 2")
+    assert record.settings == {"prior": PRIOR.probs.tolist(), "costs": [1, 1, 3]}
+    with pytest.raises(InputError, match=r"b\.safetensors is baked already: logit adjustment"):
+        bake_logit_adjustment(out, PRIOR, out=tmp_path / "c.safetensors")
+    assert not (tmp_path / "c.safetensors").exists()
+    assert bake_record(tmp_path / "model.safetensors") is None
+
+
+def test_in_place_with_force(tmp_path):
+    path = saved(tmp_path, network())
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"model\.safetensors exists; pass force=True"):
+        bake_logit_adjustment(path, PRIOR, out=path)
+    bake_logit_adjustment(path, PRIOR, out=path, force=True)
+    assert path.read_bytes() != before
+    unbake(path, out=path, force=True)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore:.*had no bias")
+def test_which_layer(tmp_path):
+    path, out = tmp_path / "m.safetensors", tmp_path / "b.safetensors"
+
+    def baked(tensors, prior=PRIOR, **settings):
+        save_numpy(tensors, path)
+        return bake_record(bake_logit_adjustment(path, prior, out=out, force=True, **settings))
+
+    hidden = {"hidden.weight": np.ones((7, 2))}
+    assert baked({**hidden, "head.weight": np.ones((3, 2, 1, 1))}).where == "head"
+    # Embeddings and weights with their inputs first are no layers, unless they are named.
+    kinds, two = "bert.embeddings.token_type_embeddings", ClassPrior.from_counts([9, 1])
+    tensors = {f"{kinds}.weight": np.ones((2, 4)), "answer.weight": np.ones((1, 4))}
+    assert baked(tensors, two).where == "answer"
+    np.testing.assert_allclose(load_file(out)["answer.bias"].numpy(), [np.log(9)])
+    assert baked(tensors, two, layer=kinds).where == kinds
+    tensors = {"inner.weight": np.ones((3, 9)), "inner.bias": np.ones(9)}
+    tensors |= {"score.weight": np.ones((3, 4)), "score.bias": np.ones(3)}
+    assert baked(tensors).where == "score"
+    with pytest.raises(InputError, match="layer inner has 3 rows of weights but a bias of 9"):
+        baked(tensors, layer="inner")
+    heads = {f"{name}.weight": np.ones((3, 4)) for name in "ab"}
+    with pytest.raises(InputError, match="which layer is the last can't be told"):
+        baked(heads)
+    assert baked(heads, layer=["a", "b"]).where == "a, b"
+    assert unbake(out, out=tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+def text(folder, content=b"once upon a time", name="x.safetensors"):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+def cut(folder):
+    path = saved(folder, network())
+    path.write_bytes(path.read_bytes()[:-4])
+    return path
+
+
+def lying(folder):
+    """Two tensors that share their bytes."""
+    entry = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
+    header = json.dumps({"a": entry, "b": entry}).encode()
+    return text(folder, len(header).to_bytes(8, "little") + header + bytes(12))
+
+
+def quantized(folder):
+    save_numpy({"fc.weight": np.ones((3, 4), np.int8)}, folder / "q.safetensors")
+    return folder / "q.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (lambda f: saved(f, network()), {"layer": "fc"}, r"no linear layer 'fc'; .* has '2' \(3"),
+        (lambda f: saved(f, network()), {"prior": ClassPrior.from_counts([9, 1])},
+         "no linear layer of 2 outputs, one per class; the model has '2'"),
+        (lambda f: saved(f, network()), {"layer": "0"}, "6 outputs, but .* for 3 classes"),
+        (lambda f: saved(f, network()), {"out": None}, "`model` is a path, so pass out"),
+        (lambda f: saved(f, network()), {"out": "/nowhere/x"}, "there is no folder /nowhere"),
+        (lambda f: saved(f, network()), {"out": "/"}, "/ is a folder; name the file to write"),
+        (lambda f: saved(f, network()), {"inputs": {}}, "`inputs` is for ONNX models and torch"),
+        (quantized, {}, "tensors are I8, and only float64"),
+        (text, {}, "x.safetensors is not a safetensors file"),
+        (cut, {}, "is not a safetensors file"),
+        (lying, {}, "is not a safetensors file"),
+        (lambda f: f / "none.safetensors", {}, "there is no file"),
+        (lambda f: f, {}, "is a folder without config.json"),
+        (lambda f: text(f, name="model.pt"), {}, "is a pickle by its name, and pickles are never"),
+        (lambda f: text(f, name="model"), {}, "is neither an ONNX nor a safetensors file"),
+        (lambda f: saved(f, network()), {"out": "b.onnx"}, "something else by its name; write b.s"),
+        (lambda f: saved(f, network()), {"out": "b.pt"}, "something else by its name; write b.s"),
+    ],
+)  # fmt: skip
+def test_bad_input(tmp_path, make, settings, message):
+    arguments = {"prior": PRIOR, "out": tmp_path / "out.safetensors", **settings}
+    with pytest.raises(InputError, match=message):
+        bake_logit_adjustment(make(tmp_path), **arguments)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_undo_refuses(tmp_path):
+    plain, out = saved(tmp_path, network()), tmp_path / "b.safetensors"
+    with pytest.raises(InputError, match=r"model\.safetensors is not baked"):
+        unbake(plain, out=out)
+    bake_logit_adjustment(plain, PRIOR, out=out)
+    with safe_open(out, "pt") as file:
+        metadata = file.metadata()
+    state = load_file(out)
+    state["2.bias"] += 1
+    save_file(state, out, metadata=metadata)
+    with pytest.raises(InputError, match="the bias was changed after it was baked"):
+        unbake(out, out=tmp_path / "c.safetensors")
+    save_file(state, out, metadata={"longtail.baked": "{}"})
+    with pytest.raises(InputError, match="can't read the model's record"):
+        bake_record(out)
+
+
+# ---- Hugging Face ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    nn.init.normal_(model.classifier.bias)
+    folder = tmp_path_factory.mktemp("bert")
+    model.save_pretrained(folder / "single")
+    model.save_pretrained(folder / "sharded", max_shard_size="8KB")
+    return transformers.BertForSequenceClassification, model, folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["single", "sharded"])
+def test_a_hugging_face_folder(bert, tmp_path, kind):
+    load, model, folder = bert
+    source, ids = folder / kind, torch.randint(0, 50, (8, 5))
+    out = bake_logit_adjustment(source, PRIOR, out=tmp_path / "baked")
+    loaded = load.from_pretrained(out).eval()
+    with torch.no_grad():
+        shift = (loaded(ids).logits - model(ids).logits).numpy()
+    np.testing.assert_allclose(shift, np.tile(-LOG_PI, (8, 1)), atol=1e-5)
+    for again in (out, loaded):
+        with pytest.raises(InputError, match="is baked already: logit adjustment with tau = 1"):
+            bake_logit_adjustment(again, PRIOR, **({"out": tmp_path / "x"} if again is out else {}))
+    loaded.save_pretrained(tmp_path / "again")  # which drops the metadata of the file
+    for path in (tmp_path / "again", tmp_path / "again" / "model.safetensors"):
+        assert bake_record(path).tau == 1
+    with pytest.raises(InputError, match="saved anew after it was baked"):
+        unbake(tmp_path / "again", out=tmp_path / "x")
+    assert contents(unbake(out, out=tmp_path / "back")) == contents(source)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "back", "baked"]
+    with pytest.raises(InputError, match="exists; name a new folder"):
+        unbake(out, out=tmp_path / "back", force=True)
+
+
+def test_a_hugging_face_module_is_known_after_saving_and_loading(bert, tmp_path):
+    load, model, _ = bert
+    ids = torch.randint(0, 50, (8, 5))
+    with pytest.warns(UserWarning, match="only layer classifier was checked"):
+        bake_logit_adjustment(model, PRIOR)
+    baked = bake_logit_adjustment(model, PRIOR, inputs={"input_ids": ids})
+    baked.save_pretrained(tmp_path / "baked")
+    loaded = load.from_pretrained(tmp_path / "baked")
+    with pytest.raises(InputError, match="the model is baked already"):
+        bake_logit_adjustment(loaded, PRIOR, inputs={"input_ids": ids})
+    restored = unbake(loaded)
+    assert restored.classifier.bias.equal(model.classifier.bias)
+    assert bake_record(restored) is None
+    assert bake_record(model) is None
+
+
+def test_a_folder_whose_layer_has_no_bias_is_refused(tmp_path):
+    saved(tmp_path, network(bias=False))
+    (tmp_path / "config.json").write_text("{}")
+    with (
+        pytest.warns(UserWarning, match="layer 2 had no bias and has one now"),
+        pytest.raises(InputError, match="from_pretrained would drop a new one"),
+    ):
+        bake_logit_adjustment(tmp_path, PRIOR, out=tmp_path / "baked")
