@@ -1,4 +1,4 @@
-"""The losses as modules: checkpoints, weights that correct twice, signatures, kernels stood in for."""
+"""The losses as modules: checkpoints, weights that correct twice, signatures, kernel stand-ins."""
 
 import inspect
 import sys
@@ -159,6 +159,24 @@ def test_a_step_enters_at_most_eight_functions_of_ours():
     finally:
         sys.setprofile(None)
     assert 0 < len(entered) <= 8, entered
+
+
+def test_the_page_of_losses_and_the_cost_of_a_step_are_those_of_the_records(monkeypatch):
+    import importlib
+    import json
+    from pathlib import Path
+
+    root = Path(__file__).parents[1]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    which = importlib.import_module("bench_which_loss")
+    record = json.loads((root / "results" / "bench_which_loss.json").read_text())
+    assert which.page(record) == which.PAGE.read_text()
+    rows = json.loads((root / "results" / "bench_losses.json").read_text())["eager"]["cpu"]["rows"]
+    page = (root / "docs" / "train-pytorch.md").read_text()
+    for shape, kinds in rows.items():
+        ratios = [row["ratio"][0] for row in kinds.values()]
+        assert " | ".join(f"{ratio:.2f}" for ratio in ratios) in page
+        assert max(ratios) <= (1.4 if shape == "32 x 10" else 1.15)
 
 
 # --- the kernels, by stand-ins --------------------------------------------------------------------
