@@ -33,10 +33,10 @@ import longtail
 from bench_losses import put_into
 from longtail import ClassPrior, metrics
 from longtail.data.profiles import exponential_counts
-from longtail.experiments.comparison import mean_interval
 from longtail.kernels import available
 from longtail.kernels.linear_cross_entropy import linear_cross_entropy
 from longtail.losses import LogitAdjustedLoss
+from longtail.report.compare import mean_interval
 from machine import processor_name
 
 FORMS = ("logits", "features")

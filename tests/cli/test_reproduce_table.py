@@ -48,7 +48,7 @@ def test_from_data_to_table_and_on_after_a_stop(cli, data, undrawn, tmp_path):
     assert "Nothing was trained" not in whole.err
     again = cli(*words)
     assert again.code == 0
-    assert "Nothing was trained: all runs are on record in results/table-exp" in again.err
+    assert "Nothing was trained: all runs are on record in results/exp" in again.err
     assert "--records" in again.err
     found = records.read_all(tmp_path / "results" / "table-exp")
     assert len(found) == 5 * SEEDS

@@ -5,9 +5,9 @@ import pytest
 
 from exp_factory import made_up, made_up_records, small_plan
 from longtail.experiments import claims
-from longtail.experiments.comparison import mean_interval
 from longtail.experiments.exp_runs import TABLE, adam
 from longtail.experiments.table_exp import ERM, LOSS, Study, posthoc
+from longtail.report.compare import mean_interval
 
 ONE = {"recipes": ["tuned"], "datasets": ["cifar10-lt"]}
 

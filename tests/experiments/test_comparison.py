@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior, InputError
-from longtail.experiments.comparison import compare, mean_interval, tuned
+from longtail.report.compare import compare, mean_interval, tuned
 from longtail.runs import DataSpec, RecipeSpec, ensemble
 from page_factory import digits_runs
 from run_factory import make_run, make_spec, make_writer

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from longtail.experiments import selection
-from longtail.experiments.comparison import mean_interval
 from longtail.experiments.records import Record
 from longtail.experiments.strong import Study
 from longtail.experiments.strong_part import DISTILLED
 from longtail.experiments.strong_runs import Setting
 from longtail.report import strong, strong_ablation
+from longtail.report.compare import mean_interval
 from strong_factory import made_up, made_up_setting, precise
 
 ROOT = Path(__file__).parents[2]

@@ -101,7 +101,7 @@ def test_without_records_the_commands_are_named(tmp_path):
 def test_the_repositorys_own_page_is_up_to_date():
     found = records.read_all(ROOT / reproduction.RECORDS)
     if not found:
-        pytest.skip("no records in results/table-exp yet: nothing to check the page against")
+        pytest.skip("no records in results/exp yet: nothing to check the page against")
     study, run = reproduction.study_of(found), "run: python -m longtail.report.reproduction"
     page = reproduction.page(study, other_precision=reproduction.in_float32(ROOT))
     assert (ROOT / reproduction.PAGE).read_text() == page, run

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from longtail.experiments import per_class
-from longtail.experiments.comparison import Interval
 from longtail.experiments.exp_runs import PLAIN, Shelf
 from longtail.experiments.records import LOGIT_ADJUSTMENT, Record
 from longtail.experiments.table_exp import (
@@ -33,6 +32,7 @@ from longtail.experiments.table_exp import (
     posthoc,
 )
 from longtail.experiments.weight_norms import weight_norms
+from longtail.report.compare import Interval
 
 Verdict = Literal["held", "not held", "undecided", "no runs"]
 

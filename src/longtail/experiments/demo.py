@@ -19,7 +19,7 @@ _checks.require("torch", extra="torch", caller=__name__)
 import torch
 
 from longtail.data.digits import load_digits_lt
-from longtail.experiments.comparison import BASELINE, Comparison, compare
+from longtail.report.compare import BASELINE, Comparison, compare
 from longtail.runs import Run, RunSpec
 from longtail.train.engine import Progress, evaluate, train_cohort
 from longtail.train.recipe import make_spec

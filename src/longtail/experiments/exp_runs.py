@@ -21,8 +21,8 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.data import DATASETS
 from longtail.experiments import Progress, records
-from longtail.experiments.comparison import BASELINE
 from longtail.experiments.records import HELD_OUT, TEST, Record
+from longtail.report.compare import BASELINE
 from longtail.runs import DataSpec, Run, RunError, RunSpec, Settings
 from longtail.train.recipe import make_spec
 

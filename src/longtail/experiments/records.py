@@ -22,9 +22,9 @@ import numpy as np
 
 from longtail import metrics, tuning
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.experiments.comparison import BASELINE, TauSource, tuned
 from longtail.posthoc import BiasMode
 from longtail.priors import ClassPrior
+from longtail.report.compare import BASELINE, TauSource, tuned
 from longtail.runs import DataSpec, Run, RunSpec, files
 
 FORMAT = 1

@@ -18,7 +18,6 @@ import numpy as np
 
 from longtail._checks import FloatArray, InputError
 from longtail.experiments import Progress, records
-from longtail.experiments.comparison import Interval, TauSource, mean_interval
 from longtail.experiments.exp_runs import (
     CIFARS,
     EXTRA,
@@ -34,6 +33,7 @@ from longtail.experiments.exp_runs import (
     is_whole,
 )
 from longtail.experiments.records import LOGIT_ADJUSTMENT, Record
+from longtail.report.compare import Interval, TauSource, mean_interval
 
 if TYPE_CHECKING:
     import torch
@@ -373,7 +373,7 @@ def run(
     *,
     load: Callable[[str], LongTailedData] | None = None,
     runs: Path | str = "runs",
-    folder: Path | str = "results/table-exp",
+    folder: Path | str = "results/exp",
     recipe: str = "tuned",
     datasets: Sequence[str] = CIFARS,
     seeds: int = 5,

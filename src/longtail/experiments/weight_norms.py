@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail.experiments.comparison import Interval, mean_interval
 from longtail.experiments.exp_runs import PLAIN
 from longtail.experiments.records import Record
 from longtail.experiments.table_exp import Part
+from longtail.report.compare import Interval, mean_interval
 
 _ALMOST = 1 - 1e-12  # z is infinite at 1
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from longtail.experiments.comparison import Interval
 from longtail.experiments.exp_runs import PLAIN
 from longtail.experiments.table_exp import SCALE, Row
 from longtail.report import figures
+from longtail.report.compare import Interval
 from longtail.report.tables import signed
 
 _SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ*"}

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from longtail.data.large import LARGE
-from longtail.experiments.comparison import mean_interval
 from longtail.experiments.gaussian_classes import Estimate
 from longtail.experiments.large_simulation import LIMIT, METHODS, POSTHOC, Study, Trial
 from longtail.priors import GROUPS
 from longtail.report import figures
+from longtail.report.compare import mean_interval
 from longtail.report.tables import Table, write_numbers
 
 FILES = tuple(f"large-simulation.{ending}" for ending in ("json", "md", "svg", "png"))

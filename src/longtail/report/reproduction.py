@@ -2,7 +2,7 @@
 
     python -m longtail.report.reproduction [ROOT]
 
-reads ``ROOT/results/table-exp`` and writes ``ROOT/docs/reproduction.md``, its figures beside it,
+reads ``ROOT/results/exp`` and writes ``ROOT/docs/reproduction.md``, its figures beside it,
 and the part of ``ROOT/README.md`` between the two marks. The same records give the same bytes.
 """
 
@@ -25,8 +25,8 @@ from longtail.report.exp_summary import summary
 from longtail.report.tables import Table, percent
 from longtail.runs import files
 
-RECORDS = Path("results/table-exp")
-FLOAT32 = Path("results/table-exp-float32")  # some of the runs again, for what precision changes
+RECORDS = Path("results/exp")
+FLOAT32 = Path("results/exp-float32")  # some of the runs again, for what precision changes
 PAGE = Path("docs/reproduction.md")
 FIGURES = Path("docs/reproduction")
 README = Path("README.md")
@@ -108,7 +108,7 @@ def page(study: Study, *, other_precision: Sequence[Record] = ()) -> str:
     runs = sum(len(part.records) for part in study.parts)
     blocks = [
         "# The paper's CIFAR table, trained again",
-        "This page is made from the records in `results/table-exp` by "
+        "This page is made from the records in `results/exp` by "
         "`python -m longtail.report.reproduction`; nothing on it is typed by hand, and only the "
         "columns headed *paper* or *published* are the paper's (Menon et al., ICLR 2021, its table "
         f"of results on real-world data). {runs} runs, {minutes:.0f} minutes of training on "

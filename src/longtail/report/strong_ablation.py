@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from longtail.experiments.comparison import mean_interval
 from longtail.experiments.strong_kinds import INGREDIENTS, STUDENT
 from longtail.experiments.strong_part import Line, Part
 from longtail.priors import GROUPS
+from longtail.report.compare import mean_interval
 from longtail.report.strong_cells import by_group, minutes_text, name_of, where
 from longtail.report.tables import Table, percent, plural, signed
 from longtail.train.recipe import recipe_values
