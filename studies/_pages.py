@@ -85,6 +85,11 @@ def listing(words: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def markdown(table: Table) -> str:
+    """A table in Markdown; without a title where a heading says enough."""
+    return table.markdown().removeprefix("****\n\n")
+
+
 def render(name: str, **values: Any) -> str:
     """A page's text.
 
@@ -100,7 +105,7 @@ def render(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,
-        finalize=lambda value: value.markdown() if isinstance(value, Table) else value,
+        finalize=lambda value: markdown(value) if isinstance(value, Table) else value,
     )
     environment.filters |= {
         "pct": lambda value, digits=1: percent(value, digits=digits),
@@ -187,7 +192,8 @@ def page(options: argparse.Namespace, path: str) -> Iterator[Writer | _Nowhere]:
         return
     writer = Writer(options.out or ROOT, Path(path))
     yield writer
-    note(f"Written: {', '.join(str(path) for path in writer.written)}")
+    names = [str(path.relative_to(writer.root)) for path in writer.written]
+    note(f"Written below {writer.root}: {', '.join(names)}")
 
 
 class _Nowhere:
@@ -256,7 +262,7 @@ def show(tables: Iterable[Table]) -> None:
             drawn.add_column(name, overflow="fold", justify="right" if position else "left")
         for row in table.rows:
             drawn.add_row(*map(Text, row))
-        console.print(Text(table.title, style="bold"), drawn)
+        console.print(*([Text(table.title, style="bold")] if table.title else []), drawn)
         if table.note:
             console.print(Text(textwrap.fill(table.note, _PROSE)))
         console.print()
