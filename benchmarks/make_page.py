@@ -306,8 +306,8 @@ def large():
         f"{loader['of what the GPU takes']:.2f} of what the GPU takes with ResNet-50; from those "
         f"files to gradients, without compiling and measured by itself, it trains on "
         f"{found['from files']['images_per_second']:,.0f} a second.",
-        "At these rates (ResNet-50 compiled, ResNet-152 not) the runs of `longtail reproduce "
-        "table-large` take, in GPU hours where images come as fast as the GPU takes them; with "
+        "At these rates (ResNet-50 compiled, ResNet-152 not) the runs of `python -m studies "
+        "large` take, in GPU hours where images come as fast as the GPU takes them; with "
         f"the workers above ResNet-50 takes {1 / loader['of what the GPU takes']:.1f} times as "
         "long:",
         table(["", "one run", "all runs of one seed"], cells),
