@@ -559,9 +559,9 @@ class Trainer:
         return True
 
     def _round(self, rows: Sequence[Runs]) -> None:
-        lacking = [
+        lacking = self._once(
             (one, seed) for one in rows for seed in one.seeds if not self.shelf.is_whole(one, seed)
-        ]
+        )
         taught = dict.fromkeys(teacher for one, _ in lacking for teacher in one.teachers)
         self._bring_back(list(taught))
         for part in _parts([(one, seed) for one, seed in lacking if not one.mean]):
@@ -570,14 +570,18 @@ class Trainer:
             if one.mean:
                 self._average(one)
 
+    def _once(self, pairs: Iterable[tuple[Runs, int]]) -> list[tuple[Runs, int]]:
+        """Each run once: it may belong to several rows, such as a teacher's."""
+        return list({self.shelf.spec(*pair).folder: pair for pair in pairs}.values())
+
     def _bring_back(self, teachers: Sequence[Runs]) -> None:
         """Train teachers again whose weights are gone; their records stay."""
-        gone = [
+        gone = self._once(
             (one, seed)
             for one in in_order(teachers)
             for seed in one.seeds
             if not (one.mean or self._is_finished(self.shelf.spec(one, seed)))
-        ]
+        )
         if gone:
             logger.warning(
                 "training %d runs again, to teach and nothing else: there are records, but no "
