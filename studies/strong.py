@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from studies._pages import (
 )
 from studies._records import (
     DEV,
+    ROOT,
     TITLES,
     Record,
     Runs,
@@ -537,7 +537,9 @@ def _change_cells(setting: Setting, part: str, name: str) -> list[str]:
         return [*cells, "", ""]
     for measure in ("errors", "tuned"):
         found = change(line, base, measure)
-        text = f"{signed(found.mean, digits=2)} ± {percent(found.half_width, digits=2)}"
+        text = signed(found.mean, digits=2)
+        if found.seeds > 1:
+            text += f" ± {percent(found.half_width, digits=2)}"
         cells.append(f"**{text}**" if found.excludes_zero else text)
     return cells
 
@@ -651,17 +653,15 @@ def _draw_published(axes: Any, rows: Sequence[Published]) -> None:
 # ---------------------------------------------------------------------------- page
 
 
-def selections(folder: Path) -> dict[str, dict[str, Any]]:
+def selections() -> dict[str, dict[str, Any]]:
     """Return what the short runs by which the students' recipe was chosen reached, by data set.
 
     Each was judged on the development set alone, and is none of the runs of the tables.
-
-    Args:
-        folder: of records.
     """
     found = {}
     for dataset in DATASETS:
-        kept = json.loads((folder / f"selection-{dataset}.json").read_text(encoding="utf-8"))
+        path = ROOT / f"results/strong/selection-{dataset}.json"
+        kept = json.loads(path.read_text(encoding="utf-8"))
         errors = {one["name"]: one["dev_error_again"] for one in kept["trials"]}
         best = min(errors, key=errors.__getitem__)
         found[dataset] = {
@@ -700,19 +700,18 @@ def tables(settings: Sequence[Setting]) -> list[Table]:
     found = [summary_table(main)] if main else []
     for one in settings:
         found += [results_table(one), teachers_table(one)]
-    found.append(ratios_table(settings))
+    found += [ratios_table(settings)] if len({one.ratio for one in settings}) > 1 else []
     if main:
         found.append(changes_table(main, "ablation", title=SHORT))
         found.append(changes_table(main, "removal", title=LONG))
     return found
 
 
-def text(settings: Sequence[Setting], folder: Path) -> str:
+def text(settings: Sequence[Setting]) -> str:
     """Return the page.
 
     Args:
         settings: all of them, complete.
-        folder: of records.
     """
     main = {one.dataset: one for one in settings if one.ratio == RATIOS[0]}
     tables_of = {
@@ -733,7 +732,7 @@ def text(settings: Sequence[Setting], folder: Path) -> str:
         strong={dataset: recipe_values("strong", dataset=dataset) for dataset in DATASETS},
         student={dataset: recipe_values("strong-student", dataset=dataset) for dataset in DATASETS},
         lowest={dataset: published(dataset)[0].error for dataset in DATASETS},
-        selections=selections(folder),
+        selections=selections(),
         change=change,
         records=len(records),
         minutes=sum(one.seconds for one in records) / 60,
@@ -762,9 +761,9 @@ def main(options: argparse.Namespace) -> None:
     ]
     with progress("training") as said:
         shelf, finished = train_missing(options, wanted, progress=said)
-    settings = [Setting(*key, parts, shelf) for key, parts in rows.items()]
-    settings = [one for one in settings if one.lines]
-    missing = sum(len(Setting(*key, parts, shelf).missing()) for key, parts in rows.items())
+    every = [Setting(*key, parts, shelf) for key, parts in rows.items()]
+    settings = [one for one in every if one.lines]
+    missing = sum(len(one.missing()) for one in every)
     if not finished:
         note("Time is up. Nothing is lost: the same command goes on.")
     if not settings:
@@ -777,11 +776,12 @@ def main(options: argparse.Namespace) -> None:
         sys.stdout.write(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         return
     show(tables(settings))
-    if missing:
-        note(f"{missing} runs have no record yet, so the page is left as it is.")
+    if missing or len(settings) < len(DATASETS) * len(RATIOS):
+        said = f"{missing} runs have no record yet" if missing else "it shows all data and ratios"
+        note(f"The page is left as it is: {said}.")
         return
     with page(options, "docs/how-far.md") as write:
-        write(text(settings, options.records))
+        write(text(settings))
         main_settings = [one for one in settings if one.ratio == RATIOS[0]]
         write.figure("cost", draw(main_settings), title=FIGURE_TITLE)
         write.block("README.md", "how-far", summary_table(main_settings).markdown())
