@@ -37,8 +37,8 @@ from studies._records import ROOT, Column, Record, Row, write_text
 
 # Options that change how a study is done, not what it shows.
 _HARMLESS = {
-    *("no_train", "minutes", "only", "device", "precision", "data_dir", "runs", "out"),
-    *("deadline", "defaults", "study", "workers", "micro_batch", "compile", "root"),
+    *("no_train", "minutes", "only", "device", "precision", "data_dir", "runs", "together"),
+    *("out", "deadline", "defaults", "workers", "micro_batch", "compile", "root"),
 }
 _PROSE = 88
 

@@ -76,7 +76,6 @@ TUNING: dict[str, Any] = {"n_bootstrap": 0}
 
 TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT", "digits-lt": "digits-LT"}
 _CAPTURE_SECONDS = 45.0  # what a GPU takes before a cohort's first step
-_TOGETHER = 32
 _MOST_NAMES = 20
 
 
@@ -531,6 +530,7 @@ class Trainer:
         command: what to type to go on.
         deadline: on the clock of `time.monotonic`, or None.
         progress: called as ``progress(epochs done, epochs in all, what)``.
+        together: how many runs share a GPU.
         shared: what `train_cohort` and `evaluate` are told besides, such as `world`.
     """
 
@@ -542,6 +542,7 @@ class Trainer:
     command: str | None = None
     deadline: float | None = None
     progress: Callable[[float, int, str], None] | None = None
+    together: int = 32
     shared: Mapping[str, Any] = field(default_factory=dict)
     _loaded: tuple[DataSpec, Any] | None = None
 
@@ -564,7 +565,7 @@ class Trainer:
         )
         taught = dict.fromkeys(teacher for one, _ in lacking for teacher in one.teachers)
         self._bring_back(list(taught))
-        for part in _parts([(one, seed) for one, seed in lacking if not one.mean]):
+        for part in _parts([pair for pair in lacking if not pair[0].mean], self.together):
             self._part(part)
         for one, _ in lacking:
             if one.mean:
@@ -592,7 +593,8 @@ class Trainer:
                 self.runs,
             )
         for depth in (False, True):  # those that are students themselves last
-            for part in _parts([pair for pair in gone if bool(pair[0].teachers) == depth]):
+            some = [pair for pair in gone if bool(pair[0].teachers) == depth]
+            for part in _parts(some, self.together):
                 self._part(part)
 
     def _is_finished(self, spec: RunSpec) -> bool:
@@ -616,7 +618,7 @@ class Trainer:
                 root=self.runs,
                 device=self.device,
                 command=self.command,
-                together=_TOGETHER,
+                together=self.together,
                 progress=self.progress,
                 stop=self._is_over,
                 **self.shared,
@@ -679,13 +681,13 @@ def in_order(rows: Iterable[Runs]) -> list[Runs]:
     return list(found)
 
 
-def _parts(pairs: Sequence[tuple[Runs, int]]) -> list[list[tuple[Runs, int]]]:
+def _parts(pairs: Sequence[tuple[Runs, int]], together: int) -> list[list[tuple[Runs, int]]]:
     """Runs in parts that fit a GPU; a part's networks are alike, so that time can be shared out."""
     parts: list[list[tuple[Runs, int]]] = []
     of_model: dict[str, list[tuple[Runs, int]]] = {}
     for one, seed in pairs:
         model = _spec(one, seed).model.name
-        if len(of_model.get(model, [])) % _TOGETHER == 0:
+        if len(of_model.get(model, [])) % together == 0:
             of_model[model] = []
             parts.append(of_model[model])
         of_model[model].append((one, seed))
@@ -711,6 +713,7 @@ def add_training_arguments(parser: argparse.ArgumentParser, *, records: str) -> 
     group.add_argument(
         "--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU if absent."
     )
+    group.add_argument("--together", type=int, default=32, help="Runs side by side on a GPU.")
     group.add_argument("--data-dir", type=Path, help="Of the data; LONGTAIL_DATA if absent.")
     group.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of run folders.")
     group.add_argument("--records", type=Path, default=ROOT / records, help="Folder of records.")
@@ -785,6 +788,7 @@ def train_missing(
         command=" ".join(["python -m studies", *sys.argv[1:]]),
         deadline=getattr(options, "deadline", None),
         progress=progress,
+        together=options.together,
         shared=shared or {},
     )
     return shelf, trainer.train(rows)

@@ -126,11 +126,12 @@ PAPER = {
 }
 
 
-def rows_of(paper: Mapping[str, tuple[float, float]]) -> list[Row]:
+def rows_of(paper: Mapping[str, tuple[float | None, float]]) -> list[Row]:
     """Return the table's rows with their published values."""
 
     def published(name: str) -> dict[str, float]:
-        return dict(zip(CIFARS, paper.get(name, ()), strict=False))
+        pairs = zip(CIFARS, paper.get(name, ()), strict=False)
+        return {dataset: value for dataset, value in pairs if value is not None}
 
     def trained(name: str) -> Row:
         return Row(figures.label(name), name, paper=published(name))
@@ -182,7 +183,7 @@ def columns_of(
     if not found:
         raise InputError(
             f"there is no record of any of these runs in {options.records}; to train them: "
-            "python -m studies exp"
+            f"python -m studies {profile}"
         )
     return found
 
@@ -359,18 +360,18 @@ def _judged_cell(claim: Claim | None) -> str:
     return f"{MARKS[claim.verdict]} {claim.measured}"
 
 
-def marks_table(columns: Sequence[Column]) -> Table:
+def marks_table(columns: Sequence[Column], marked: Sequence[Row] = MARKED) -> Table:
     """Return the cells that were to be at most half a point above the published value."""
     rows = []
     for column in (column for column in columns if column.recipe == "tuned"):
-        for row in MARKED:
-            cell, paper = column.cell(row), row.paper[column.key] / 100
-            if cell is not None:
-                spare = paper + ALLOWANCE - cell.mean
+        for row in marked:
+            cell, paper = column.cell(row), row.paper.get(column.key)
+            if cell is not None and paper is not None:
+                spare = paper / 100 + ALLOWANCE - cell.mean
                 rows.append(
                     (
                         f"{column.title}, {row.name}",
-                        f"{100 * (paper + ALLOWANCE):.2f}",
+                        f"{paper + 100 * ALLOWANCE:.2f}",
                         f"{100 * cell.mean:.2f}",
                         f"{100 * spare:+.3f}".replace("-", "−"),
                         "yes" if spare >= 0 else "no",
