@@ -133,9 +133,12 @@ def rebuilt_counts(name: str) -> np.ndarray:
 
     def curve(power: float) -> np.ndarray:
         top = 101.0 * (largest / 101.0) ** (many**power)
-        return np.concatenate([top, 20.0 * 5.0**medium, smallest + (19.0 - smallest) * few])
+        parts = (top, 20.0 * 5.0**medium, smallest + (19.0 - smallest) * few)
+        return np.asarray(np.concatenate(parts))
 
-    counts = np.rint(curve(brentq(lambda p: curve(p).sum() - total, 0.1, 100.0))).astype(np.int64)
+    counts: np.ndarray = np.rint(
+        curve(brentq(lambda p: curve(p).sum() - total, 0.1, 100.0))
+    ).astype(np.int64)
     # Rounding leaves a few too many or too few: the large classes take them, each the same.
     inner = np.arange(1, sizes[0] - 1)
     share, left = divmod(total - int(counts.sum()), len(inner))
@@ -333,10 +336,10 @@ def fit(
     inverses = np.linalg.inv(factors)
 
     def weights_of(flat: np.ndarray) -> np.ndarray:
-        return np.einsum("yij,yj->yi", inverses, flat.reshape(len(inverses), -1))
+        return np.asarray(np.einsum("yij,yj->yi", inverses, flat.reshape(len(inverses), -1)))
 
     def in_frame(slope: np.ndarray) -> np.ndarray:
-        return np.einsum("yji,yj->yi", inverses, slope).ravel()
+        return np.asarray(np.einsum("yji,yj->yi", inverses, slope)).ravel()
 
     # The Hessian being about the identity there, Newton's step is as long as the gradient.
     # L-BFGS-B begins with a step of length 1: so that is the unit.
@@ -620,7 +623,7 @@ class Study:
         """Return what `to_dict` made of one."""
         trials = []
         for values in document["trials"]:
-            made = {"bayes": Estimate(**values["bayes"])}
+            made: dict[str, Any] = {"bayes": Estimate(**values["bayes"])}
             for key in ("errors", "excess"):
                 made[key] = {name: Estimate(**one) for name, one in values[key].items()}
             trials.append(Trial(**{**values, **made}))

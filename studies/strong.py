@@ -41,6 +41,7 @@ from studies._records import (
     DEV,
     ROOT,
     TITLES,
+    Point,
     Record,
     Runs,
     Shelf,
@@ -143,7 +144,7 @@ def runs_of(dataset: str, ratio: float = RATIOS[0]) -> dict[str, list[Runs]]:
 
     def taught(name: str, by: tuple[Runs, ...], changes: Any = (), method: str = EQUALLY) -> Runs:
         values = {"image_seed": 0, **dict(changes)}  # one stream of images: teachers answer once
-        return Runs(name, data, method, "strong-student", values, range(3), teachers=by, dev=True)
+        return Runs(name, data, method, "strong-student", values, (0, 1, 2), teachers=by, dev=True)
 
     strong = row("strong", seeds=range(5 if main else 3))
     teachers = one_each(TEACHERS[dataset], early)
@@ -226,14 +227,18 @@ class Line:
         return np.array([one.per_class().mean() for one in self.records])
 
     @property
+    def _points(self) -> list[Point]:
+        return [one.again for one in self.records if one.again is not None]
+
+    @property
     def tuned(self) -> np.ndarray:
         """Balanced test error at the τ of the development set, shape (runs,)."""
-        return np.array([one.again[1].mean() for one in self.records])
+        return np.array([point.per_class.mean() for point in self._points])
 
     @property
     def taus(self) -> np.ndarray:
         """That τ of each run."""
-        return np.array([one.again[0] for one in self.records])
+        return np.array([point.tau for point in self._points])
 
     @property
     def dev(self) -> np.ndarray:
@@ -459,14 +464,19 @@ def teachers_table(setting: Setting) -> Table:
 def ratios_table(settings: Sequence[Setting]) -> Table:
     """Return the same recipes at every imbalance ratio."""
     wanted = (
-        ("strong, 300 epochs", "strong", lambda name: name == "strong, 300 epochs"),
-        ("strong", "strong", lambda name: name == "strong"),
-        ("the teachers' mean", "teachers", lambda name: name.startswith("mean of")),
-        (DISTILLED, "students", lambda name: name == DISTILLED),
+        ("strong, 300 epochs", "strong", "strong, 300 epochs"),
+        ("strong", "strong", "strong"),
+        ("the teachers' mean", "teachers", None),
+        (DISTILLED, "students", DISTILLED),
     )
     rows = []
-    for words, part, is_wanted in wanted:
-        found = [next((o for o in s.part(part) if is_wanted(o.name)), None) for s in settings]
+    for words, part, name in wanted:
+        found = [
+            next(
+                (o for o in s.part(part) if (o.runs.mean if name is None else o.name == name)), None
+            )
+            for s in settings
+        ]
         for word, measure in ((words, "errors"), (f"{words}, τ tuned", "tuned")):
             errors = [math.nan if line is None else getattr(line, measure).mean() for line in found]
             rows.append((word, *(percent(error, digits=2) for error in errors)))
@@ -777,8 +787,8 @@ def main(options: argparse.Namespace) -> None:
         return
     show(tables(settings))
     if missing or len(settings) < len(DATASETS) * len(RATIOS):
-        said = f"{missing} runs have no record yet" if missing else "it shows all data and ratios"
-        note(f"The page is left as it is: {said}.")
+        why = f"{missing} runs have no record yet" if missing else "it shows all data and ratios"
+        note(f"The page is left as it is: {why}.")
         return
     with page(options, "docs/how-far.md") as write:
         write(text(settings))
