@@ -10,14 +10,13 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from studies._records import Shelf
-
 from data_factory import write_large
 from longtail import InputError
 from longtail.data.large import LARGE
 from longtail.runs import DataSpec
 from longtail.train.recipe import get_recipe
 from studies import __main__, large
+from studies._records import Shelf
 
 ROOT = Path(__file__).parents[2]
 COUNTS = {"imagenet-lt": (24, 10, 5, 3), "inaturalist": (20, 8, 4, 2, 2)}

@@ -12,12 +12,11 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from studies.large_simulation import LIMIT, POSTHOC, Settings, Study
-
 from longtail import ClassPrior, InputError
 from longtail.data.large import LARGE
 from studies import __main__
 from studies import large_simulation as simulation
+from studies.large_simulation import LIMIT, POSTHOC, Settings, Study
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results/large-simulation/large-simulation.json"

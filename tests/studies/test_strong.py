@@ -14,8 +14,6 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from studies._records import Shelf, record_of, resized
-
 from longtail import ClassPrior
 from longtail.data.images import ImageSet
 from longtail.data.subsets import make_long_tailed
@@ -23,6 +21,7 @@ from longtail.runs import DataSpec, RunWriter
 from longtail.train.recipe import recipe_values
 from run_factory import make_spec
 from studies import __main__, _records, strong
+from studies._records import Shelf, record_of, resized
 
 ROOT = Path(__file__).parents[2]
 
