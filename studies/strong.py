@@ -480,10 +480,9 @@ def ratios_table(settings: Sequence[Setting]) -> Table:
         for word, measure in ((words, "errors"), (f"{words}, τ tuned", "tuned")):
             errors = [math.nan if line is None else getattr(line, measure).mean() for line in found]
             rows.append((word, *(percent(error, digits=2) for error in errors)))
-    short = {TEN: "C10", HUNDRED: "C100"}
     return Table(
         "Balanced test error in percent at other imbalance ratios",
-        ("method", *(f"{short[one.dataset]}, {one.ratio:g}" for one in settings)),
+        ("method", *(f"{TITLES[one.dataset]}, {one.ratio:g}" for one in settings)),
         rows,
     )
 
@@ -694,7 +693,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=float,
         choices=RATIOS,
-        help="Only this imbalance ratio; may be repeated.",
+        metavar="RATIO",
+        help="Only this imbalance ratio, 100, 50 or 10; may be repeated.",
     )
     parser.add_argument(
         "--part", action="append", choices=PARTS, help="Train only this part; may be repeated."
