@@ -25,7 +25,6 @@ COMMANDS = (
     "tune",
     "bake",
     "report",
-    "reproduce",
     "data",
     "runs",
     "explain",
