@@ -265,7 +265,7 @@ def compute(trials: int = TRIALS, *, train: int = TRAIN, test: int = TEST) -> Re
 
     Examples:
         >>> results = compute(3, train=2000, test=500)
-        >>> results.errors("logit-adjusted").mean() < 0.085
+        >>> bool(results.errors("logit-adjusted").mean() < 0.085)
         True
     """
     features, target = sample(trials, train)
