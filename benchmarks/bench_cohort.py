@@ -29,8 +29,8 @@ from torch.nn import functional as F
 import longtail
 from longtail import data, metrics, models
 from longtail.data.images import LongTailedData
-from longtail.experiments.comparison import mean_interval
 from longtail.kernels import norm_act
+from longtail.report.compare import mean_interval
 from longtail.train.engine import network_logits
 from longtail.train.lane import Lane, run_epoch
 from longtail.train.methods import Method

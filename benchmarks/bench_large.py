@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -32,8 +33,6 @@ import longtail
 from longtail.data.lists import ListedImages
 from longtail.data.photos import RandomCrop
 from longtail.data.streaming import default_workers, training_stream
-from longtail.experiments.large_hours import Hours, Rate
-from longtail.experiments.large_runs import COLUMNS, KINDS
 from longtail.kernels import available
 from longtail.train.lane import Lane
 from longtail.train.methods import Method
@@ -43,7 +42,10 @@ from longtail.train.streamed import Part, StreamedTeam, Streaming
 from longtail.train.team import Team
 from machine import processor_name
 
-SIZES = {"imagenet-lt": 115_846, "inaturalist": 437_513}
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the checkout, for its studies
+
+from studies.large import SETTINGS, gpu_hours
+
 CLASSES = {"imagenet-lt": 1000, "inaturalist": 8142}
 DEPTHS = {"resnet50": (3, 4, 6, 3), "resnet152": (3, 8, 36, 3)}
 SLOW = 200.0  # seconds that compiling and measuring ResNet-152 may take
@@ -292,17 +294,14 @@ def hours(record):
 
     A larger head makes nothing faster: a ratio above 1 is noise.
     """
-    rates = {}
     head = min(1.0, record.get("head of inaturalist", 1.0))
-    for model in DEPTHS:
-        found = record["rates"].get(f"{model}, compiled") or record["rates"][f"{model}, eager"]
-        for dataset in SIZES:
-            rate = found["images_per_second"] * (head if dataset == "inaturalist" else 1.0)
-            rates[dataset, model] = Rate(rate, 1, 0, record["device"])
-    made = Hours.of(COLUMNS, rates, SIZES, seeds=1)
-    return {
-        column.title: {kind.name: made.of_run(column, kind) for kind in KINDS} for column in COLUMNS
-    }
+    found = {}
+    for one in SETTINGS:
+        rates = record["rates"]
+        rate = rates.get(f"{one.model}, compiled") or rates[f"{one.model}, eager"]
+        share = head if one.dataset == "inaturalist" else 1.0
+        found[one.title] = gpu_hours(one, share * rate["images_per_second"])
+    return found
 
 
 def measure(given, save):

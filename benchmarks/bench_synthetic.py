@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 
@@ -25,19 +26,22 @@ from threadpoolctl import threadpool_limits
 
 import longtail
 from longtail import ClassPrior, margins
-from longtail.experiments import affine, synthetic
 from machine import processor_name
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the studies are run from a checkout
 
-def batched(train):
-    priors = [ClassPrior.from_labels(target, num_classes=2) for target in train.target]
-    return affine.fit(train.features, train.target, [margins.softmax(p) for p in priors])
+from studies import synthetic
 
 
-def loop(train, **settings):
+def batched(features, target):
+    priors = [ClassPrior.from_labels(labels, num_classes=2) for labels in target]
+    return synthetic.fit(features, target, [margins.softmax(prior) for prior in priors])
+
+
+def loop(features, target, **settings):
     rows = []
-    for features, target in zip(train.features, train.target, strict=True):
-        model = LogisticRegression(C=np.inf, **settings).fit(features, target)
+    for x, y in zip(features, target, strict=True):
+        model = LogisticRegression(C=np.inf, **settings).fit(x, y)
         rows.append([*model.coef_[0], model.intercept_[0]])
     return np.array(rows)
 
@@ -49,12 +53,12 @@ def timed(function):
 
 
 def measure(repeats):
-    train = synthetic.sample(synthetic.Settings(), split="train")
+    train = synthetic.sample(synthetic.TRIALS, synthetic.TRAIN)
     contenders = {
-        "longtail, batched": lambda: batched(train),
-        "scikit-learn, lbfgs": lambda: loop(train),
-        "scikit-learn, lbfgs, tol=1e-8": lambda: loop(train, tol=1e-8),
-        "scikit-learn, newton-cholesky": lambda: loop(train, solver="newton-cholesky"),
+        "longtail, batched": lambda: batched(*train),
+        "scikit-learn, lbfgs": lambda: loop(*train),
+        "scikit-learn, lbfgs, tol=1e-8": lambda: loop(*train, tol=1e-8),
+        "scikit-learn, newton-cholesky": lambda: loop(*train, solver="newton-cholesky"),
     }
     runs = {name: [] for name in contenders}
     solutions = {}
@@ -82,7 +86,7 @@ def main():
     options = parser.parse_args()
     with threadpool_limits(1):
         fits = measure(options.repeats)
-        _, wall, processor = timed(synthetic.run)
+        _, wall, processor = timed(synthetic.compute)
     record = {
         "fits": fits,
         "study": {"wall_seconds": round(wall, 2), "processor_seconds": round(processor, 2)},

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What stands on the core is reached through the command line and described in its own pages.
-NOT_CORE = {"cli", "data", "experiments", "integrations", "kernels", "models", "report", "train"}
+NOT_CORE = {"cli", "data", "integrations", "kernels", "models", "report", "train"}
 
 
 def public_definitions(path: Path):

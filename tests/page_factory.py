@@ -5,8 +5,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from longtail.cli.demo import one_thread
 from longtail.data.digits import load_digits_lt
-from longtail.experiments.demo import one_thread
 from longtail.runs import Run, find_runs
 from longtail.train.engine import evaluate, train_cohort
 from longtail.train.recipe import make_spec

@@ -33,7 +33,6 @@ ORDER = [
     "data",
     "models",
     "train",
-    "experiments",
     "report",
     "integrations",
     "cli",
@@ -178,7 +177,7 @@ IMPORTED_WHERE_USED += ["PIL", "onnx", "onnxruntime"]
             ["torch"],
             "torch",
             """
-            losses.pairwise models models.resnet kernels.linear_cross_entropy experiments.demo
+            losses.pairwise models models.resnet kernels.linear_cross_entropy
             train.engine train.augment train.averaging train.batches train.checkpoint
             train.distillation train.mixing train.sam train.sharded_head train.trivial
             data.streaming data.torch_samplers integrations.huggingface integrations.lightning

@@ -6,7 +6,7 @@ import pytest
 from longtail import ClassPrior, InputError, tune_tau
 from longtail.tuning import TauIntervals, class_shares, tune_from_intervals
 from longtail.tuning import _bootstrap as bootstrap
-from strong_factory import shares_by_hand
+from oracles import shares_by_hand
 
 COUNTS = np.array([500, 300, 60, 8])
 PRIOR = ClassPrior.from_counts(COUNTS)

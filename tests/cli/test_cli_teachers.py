@@ -218,7 +218,6 @@ def test_a_student_is_averaged_with_its_teachers_only_where_it_is_named(teachers
 def test_the_name_of_both_recipes_says_what_to_type(cli):
     result = cli(*TRAIN, "--method", "logit-adjusted", "--recipe", "strong-distilled")
     assert result.code == 1
-    assert "longtail reproduce strong-distilled" in result.err
     assert "--recipe strong-student --teachers" in result.err
     assert len(result.err.splitlines()) == 1
 

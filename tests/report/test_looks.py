@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior
-from longtail.experiments.comparison import Comparison, Row, Scored
 from longtail.margins import MARGINS
 from longtail.report import arrange, blocks, charts, figures, run_figures
+from longtail.report.compare import Comparison, Row, Scored
 from longtail.train.methods import EXTRAS, THRESHOLD
 
 # All the ways in which extras go with one loss, in one setting each.

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior, InputError
-from longtail.experiments.comparison import compare
 from longtail.report import arrange, charts, page, sections, tau_charts
 from longtail.report._plotly import DARK
+from longtail.report.compare import compare
 from longtail.runs import DataSpec, Part, RecipeSpec, RunSpec, RunWriter
 from page_factory import digits_root, digits_runs
 

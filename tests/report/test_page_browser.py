@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from longtail.experiments.comparison import compare
 from longtail.report import arrange, page
+from longtail.report.compare import compare
 from page_factory import digits_runs
 
 pytest.importorskip("plotly")

@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from longtail import ClassPrior
-from longtail.experiments.comparison import Comparison, Row, Scored
 from longtail.margins import MARGINS
 from longtail.report import comparison as texts
+from longtail.report.compare import Comparison, Row, Scored
 from longtail.report.page import _tiles
 from longtail.runs import DataSpec
 from longtail.runs.ensemble import ensemble_spec

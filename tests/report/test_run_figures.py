@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from longtail.experiments.comparison import compare
 from longtail.report import arrange, run_figures
+from longtail.report.compare import compare
 from page_factory import digits_runs
 
 pytest.importorskip("matplotlib")

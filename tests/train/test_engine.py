@@ -9,7 +9,7 @@ import data_factory
 from longtail import ClassPrior, InputError, adjust_logits, balanced_error
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
-from longtail.experiments.comparison import BASELINE, compare, mean_interval
+from longtail.report.compare import BASELINE, compare, mean_interval
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
 from longtail.train.augment import normalize

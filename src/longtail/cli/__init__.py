@@ -26,7 +26,6 @@ COMMANDS = (
     "tune",
     "bake",
     "report",
-    "reproduce",
     "data",
     "runs",
     "explain",

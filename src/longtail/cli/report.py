@@ -55,9 +55,9 @@ def report(
       longtail report runs/digits-lt/softmax-s0-* runs/digits-lt/balanced-s0-*
     """
     from longtail.cli._opening import open_runs
-    from longtail.experiments.comparison import compare
     from longtail.report import comparison as texts
     from longtail.report import page, run_figures
+    from longtail.report.compare import compare
 
     _refuse_early(out, figures, force)
     compared = compare(open_runs(runs, split=split), split=split)

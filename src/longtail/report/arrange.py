@@ -12,9 +12,9 @@ import numpy as np
 
 from longtail import metrics
 from longtail._checks import FloatArray, IntArray
-from longtail.experiments.comparison import Comparison, Row, mean_interval
 from longtail.report import comparison as texts
 from longtail.report import figures
+from longtail.report.compare import Comparison, Row, mean_interval
 from longtail.report.sections import (
     CURVE_TAUS,
     SLIDER_TAUS,

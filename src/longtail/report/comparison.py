@@ -1,6 +1,6 @@
 """How a comparison of methods reads: names of its rows, its table, and two sentences about it.
 
-The numbers come from `longtail.experiments.comparison`. The terminal and the page share these
+The numbers come from `longtail.report.compare`. The terminal and the page share these
 texts; charts of a comparison start in `sections`.
 """
 
@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from longtail._checks import listing
-from longtail.experiments.comparison import Comparison, Interval, Row, mean_interval
 from longtail.report import figures
+from longtail.report.compare import Comparison, Interval, Row, mean_interval
 from longtail.report.tables import GROUP_BOUNDS, Table
 from longtail.report.tables import percent as percent
 

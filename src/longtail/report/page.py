@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import InputError
-from longtail.experiments.comparison import Comparison, compare
 from longtail.report import arrange, charts, tau_charts
 from longtail.report import comparison as texts
 from longtail.report.blocks import (
@@ -30,6 +29,7 @@ from longtail.report.blocks import (
     Tile,
     render,
 )
+from longtail.report.compare import Comparison, compare
 from longtail.report.tables import GROUP_BOUNDS
 from longtail.runs import Run, files
 

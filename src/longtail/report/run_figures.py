@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from longtail.experiments.comparison import Comparison
 from longtail.report import arrange, charts, figures, tau_charts
+from longtail.report.compare import Comparison
 from longtail.report.sections import (
     Calibration,
     ClassAxis,

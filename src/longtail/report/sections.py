@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from longtail._checks import FloatArray, IntArray
-from longtail.experiments.comparison import Interval
 from longtail.priors import ClassPrior
+from longtail.report.compare import Interval
 from longtail.tuning import TauCurve
 
 # More classes than this are shown in groups of neighbours in frequency.

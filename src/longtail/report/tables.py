@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from longtail._checks import FloatArray
-from longtail.runs import files
 
 # What `ClassPrior.groups` takes for many, medium and few training examples, in words.
 GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
@@ -51,20 +48,6 @@ class Table:
         ]
         parts = [f"**{self.title}**", "\n".join(lines), *([self.note] if self.note else [])]
         return "\n\n".join(parts)
-
-
-# How data sets are written; others go by their name.
-TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT"}
-
-
-def title_of(dataset: str) -> str:
-    """A data set's name for people.
-
-    Examples:
-        >>> title_of("cifar100-lt")
-        'CIFAR-100-LT'
-    """
-    return TITLES.get(dataset, dataset)
 
 
 def percent(value: float, *, digits: int = 1) -> str:
@@ -113,28 +96,6 @@ def _line(cells: Sequence[str]) -> str:
     # A number and its deviation stay on one line of a page.
     kept = (cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in cells)
     return f"| {' | '.join(kept)} |"
-
-
-def write_numbers(
-    folder: Path | str, names: Sequence[str], numbers: Mapping[str, Any], blocks: Iterable[str]
-) -> list[Path]:
-    """Write what every experiment has beside its figures: numbers as JSON, text as Markdown.
-
-    Args:
-        folder: made if need be; files of the same names are replaced.
-        names: of the two files, first of all that the experiment writes.
-        numbers: for the one.
-        blocks: for the other, an empty line between them.
-
-    Returns:
-        The two paths.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    values, text = folder / names[0], folder / names[1]
-    files.write_json(values, numbers)
-    files.write_bytes(text, ("\n\n".join(blocks) + "\n").encode())
-    return [values, text]
 
 
 def plural(count: int, one: str, many: str) -> str:

@@ -111,7 +111,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 # Names that stand for more than one way to train: what to type for them.
 SEVERAL: dict[str, str] = {
     "strong-distilled": "teachers of recipe 'strong' and its like, then students of recipe "
-    "'strong-student'. On the CIFARs `longtail reproduce strong-distilled` trains both. By hand: "
+    "'strong-student'. Type: "
     "longtail train --dataset NAME --method logit-adjusted --recipe strong --seeds 5 --out "
     "teachers; then longtail train --dataset NAME --method softmax+over-sampling --recipe "
     "strong-student --teachers teachers",

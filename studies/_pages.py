@@ -1,0 +1,323 @@
+"""What the studies' pages are made of: tables, templates, figures, and the terminal.
+
+A page is a Jinja template, ``studies/pages/NAME.md.j2``, that gets plain values and tables::
+
+    def main(options):
+        ...
+        show([table, ...])                                   # on the terminal
+        with page(options, "docs/synthetic.md") as write:    # or nothing, for a trial in small
+            write(render("synthetic", cells=table, gap=0.0123))
+            write.figure("errors", draw(...), title="…")     # docs/synthetic/errors.svg
+            write.block("README.md", "name-of-marks", text)  # between two marks of another page
+
+In a template ``{{ table }}`` is Markdown, ``{{ 0.123|pct }}`` is 12.3, ``{{ 0.123|pct(2) }}``
+12.30, ``{{ x|signed }}`` +1.2, ``{{ interval|points }}`` +1.20 [+0.80, +1.60], and ``{{ interval|r
+}}`` a correlation. Names that were not given are errors. The same values give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from longtail import InputError
+from longtail.report import figures
+from longtail.report.compare import Interval
+from longtail.report.tables import GROUP_BOUNDS, Table, percent, plural, signed, spread
+from studies._records import ROOT, Column, Record, Row, write_text
+
+# Options that change how a study is done, not what it shows.
+_HARMLESS = {
+    *("no_train", "minutes", "only", "device", "precision", "data_dir", "runs", "together"),
+    *("out", "deadline", "defaults", "workers", "micro_batch", "compile", "root"),
+}
+_PROSE = 88
+
+
+# ---------------------------------------------------------------------------- text
+
+
+def points(interval: Interval | None, *, digits: int = 2) -> str:
+    """A difference in points of error with its interval.
+
+    Examples:
+        >>> points(Interval(0.05, 0.04, 0.06, 5))
+        '+5.00 [+4.00, +6.00]'
+    """
+    if interval is None:
+        return "–"
+    mean, low, high = (
+        signed(value, digits=digits) for value in (interval.mean, interval.low, interval.high)
+    )
+    return mean if math.isnan(interval.low) else f"{mean} [{low}, {high}]"
+
+
+def correlation(interval: Interval | None) -> str:
+    """A correlation with its interval.
+
+    Examples:
+        >>> correlation(Interval(-0.5, -0.75, -0.25, 5))
+        '−0.50 [−0.75, −0.25]'
+    """
+    if interval is None:
+        return "–"
+    ends = (interval.mean / 100, interval.low / 100, interval.high / 100)
+    return points(Interval(*ends, interval.seeds))
+
+
+def listing(words: Sequence[str]) -> str:
+    """Words with commas between them, and "and" before the last.
+
+    Examples:
+        >>> listing(["one"]), listing(["one", "two", "three"])
+        ('one', 'one, two and three')
+    """
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def markdown(table: Table) -> str:
+    """A table in Markdown; without a title where a heading says enough."""
+    return table.markdown().removeprefix("****\n\n")
+
+
+def render(name: str, **values: Any) -> str:
+    """A page's text.
+
+    Args:
+        name: of the template in ``studies/pages``.
+        **values: what the template uses.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "pages"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        finalize=lambda value: markdown(value) if isinstance(value, Table) else value,
+    )
+    environment.filters |= {
+        "pct": lambda value, digits=1: percent(value, digits=digits),
+        "signed": lambda value, digits=1: signed(value, digits=digits),
+        "points": points,
+        "r": correlation,
+        "listing": listing,
+        "plural": plural,
+    }
+    text = environment.get_template(f"{name}.md.j2").render(**values)
+    blocks = (block.strip("\n") for block in text.split("\n\n"))
+    return "\n\n".join(block for block in blocks if block.strip()) + "\n"
+
+
+# ---------------------------------------------------------------------------- files
+
+
+def add_page_arguments(parser: argparse.ArgumentParser) -> None:
+    """The option of every study that says where its page goes."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="Write the page below this folder instead of this checkout.",
+    )
+
+
+@dataclass
+class Writer:
+    """Writes a page and its figures; call it with the page's text.
+
+    Attributes:
+        root: below which.
+        path: of the page, from there.
+        written: what was written so far.
+    """
+
+    root: Path
+    path: Path
+    written: list[Path] = field(default_factory=list)
+
+    def __call__(self, text: str) -> None:
+        self.written.append(write_text(self.root / self.path, text))
+
+    def figure(self, name: str, figure: Any | None, *, title: str) -> None:
+        """Write a matplotlib Figure as SVG into a folder of the page's name; None is left out."""
+        if figure is None:
+            return
+        buffer = io.StringIO()
+        with figures.style():
+            metadata = {"Date": None, "Creator": "longtail", "Title": title}
+            figure.savefig(buffer, format="svg", metadata=metadata)
+        path = self.root / self.path.with_suffix("") / f"{name}.svg"
+        self.written.append(write_text(path, buffer.getvalue()))
+
+    def block(self, path: str, marks: str, text: str) -> None:
+        """Replace what stands between two marks of another page, if that page is there."""
+        page, begin, end = self.root / path, f"<!-- {marks}: begin -->", f"<!-- {marks}: end -->"
+        if not page.exists():
+            return
+        old = page.read_text(encoding="utf-8")
+        if old.count(begin) != 1 or old.count(end) != 1 or old.index(begin) > old.index(end):
+            raise InputError(f"{page} must have the lines {begin} and {end}, once and in order.")
+        before, after = old[: old.index(begin)], old[old.index(end) + len(end) :]
+        write_text(page, f"{before}{begin}\n{text.strip()}\n{end}{after}")
+        self.written.append(page)
+
+
+@contextmanager
+def page(options: argparse.Namespace, path: str) -> Iterator[Writer | _Nowhere]:
+    """A `Writer` for a page of this checkout, or of ``--out``.
+
+    A trial in small must not replace the checkout's page: with options that change what is shown
+    and without ``--out``, nothing is written.
+    """
+    changed = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(options).items()
+        if name not in _HARMLESS and value != options.defaults.get(name)
+    ]
+    if options.out is None and changed:
+        note(f"The page is left as it is, because of {listing(changed)}; --out FOLDER writes one.")
+        yield _Nowhere()
+        return
+    writer = Writer(options.out or ROOT, Path(path))
+    yield writer
+    names = [str(path.relative_to(writer.root)) for path in writer.written]
+    note(f"Written below {writer.root}: {', '.join(names)}")
+
+
+class _Nowhere:
+    def __call__(self, text: str) -> None:
+        pass
+
+    figure = block = lambda self, *_, **__: None
+
+
+# ---------------------------------------------------------------------------- tables
+
+
+def mean_deviation(column: Column, row: Row) -> str:
+    """``27.03 ± 0.41``: mean and standard deviation over the seeds, and how many if not all."""
+    cell = column.cell(row)
+    if cell is None:
+        return "–"
+    lacking = len(cell.seeds) < column.seeds
+    return spread(cell.errors) + (f" ({len(cell.seeds)} of {column.seeds})" if lacking else "")
+
+
+def cells_table(column: Column, rows: Iterable[Row], *, title: str, note: str = "") -> Table:
+    """A column's cells beside the published ones.
+
+    Args:
+        column: which.
+        rows: of the table; those that have neither runs nor a published value are left out.
+        title: above.
+        note: below.
+    """
+    found = []
+    for row in rows:
+        cell, paper = column.cell(row), row.paper.get(column.key)
+        if cell is not None or paper is not None:
+            both = cell is not None and paper is not None
+            found.append(
+                (
+                    row.name,
+                    "" if paper is None else f"{paper:.2f}",
+                    mean_deviation(column, row),
+                    signed(cell.mean - paper / 100, digits=2) if both else "",
+                    "" if cell is None or cell.taus is None else f"{cell.taus.mean():.2f}",
+                )
+            )
+    return Table(title, ("method", "published", "ours", "difference", "τ"), found, note=note)
+
+
+def devices(records: Iterable[Record]) -> str:
+    """The devices that records were made on, for people."""
+    return listing(sorted({str(one.document["device"]) for one in records}) or ["any device"])
+
+
+# ---------------------------------------------------------------------------- the terminal
+
+
+def show(tables: Iterable[Table]) -> None:
+    """Print tables of results."""
+    from rich.console import Console
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for table in tables:
+        drawn = Drawn(box=None, pad_edge=False, header_style="bold")
+        for position, name in enumerate(table.header):
+            drawn.add_column(name, overflow="fold", justify="right" if position else "left")
+        for row in table.rows:
+            drawn.add_row(*map(Text, row))
+        console.print(*([Text(table.title, style="bold")] if table.title else []), drawn)
+        if table.note:
+            console.print(Text(textwrap.fill(table.note, _PROSE)))
+        console.print()
+
+
+def note(text: str) -> None:
+    """Say something that is not the result."""
+    sys.stderr.write(textwrap.fill(text, _PROSE, break_long_words=False) + "\n")
+
+
+@contextmanager
+def progress(title: str, *, every: float = 30.0) -> Iterator[Callable[[float, int, str], None]]:
+    """Show how far something is: a bar on a terminal, now and then a line elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task(title, total=None)
+
+            def draw(done: float, total: int, text: str) -> None:
+                bars.update(task, completed=done, total=total or None, description=text or title)
+
+            yield draw
+        return
+    latest = time.monotonic()
+
+    def say(done: float, total: int, text: str) -> None:
+        nonlocal latest
+        if time.monotonic() - latest >= every:
+            latest = time.monotonic()
+            sys.stderr.write(f"{title}: {done:g} of {total:g}, {text}\n")
+
+    yield say
+
+
+__all__ = [
+    "GROUP_BOUNDS",
+    "Table",
+    "Writer",
+    "add_page_arguments",
+    "cells_table",
+    "correlation",
+    "devices",
+    "figures",
+    "listing",
+    "mean_deviation",
+    "note",
+    "page",
+    "percent",
+    "plural",
+    "points",
+    "progress",
+    "render",
+    "show",
+    "signed",
+    "spread",
+]

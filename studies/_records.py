@@ -1,0 +1,950 @@
+"""Runs as data, and the small records that tables and figures are made of.
+
+A study lists its runs as rows of data and asks for their records::
+
+    HELD_OUT = Runs("softmax, 20% held out", cifar("cifar10-lt"), held_out=0.2)
+    RUNS = [
+        Runs("softmax", cifar("cifar10-lt"), tau_from=HELD_OUT),
+        Runs("logit-adjusted", cifar("cifar10-lt"), method="logit-adjusted"),
+    ]
+
+    def add_arguments(parser):
+        add_training_arguments(parser, records="results/exp")
+
+    def main(options):
+        shelf, finished = train_missing(options, RUNS)
+        for one in shelf.of(RUNS[0]):       # a Record of each seed that is there
+            one.spec.seed, one.per_class()
+
+`train_missing` trains what has no record yet (nothing with ``--no-train``), in cohorts that fit a
+GPU, stops after ``--minutes`` and goes on when called again. Whoever chooses a run by another's
+outcome calls it twice, the second time with rows made from the shelf.
+
+A record is ``results/STUDY/DATASET/METHOD-sSEED-HASH.json``: the run's spec, and whole numbers of
+wrong examples of each class. Softmax runs have the post-hoc methods too, at τ = 1, at the τ of a
+held-out part (`Runs.tau_from`) and at the best τ of the test set. Logits and weights stay in the
+run's folder.
+
+`Row` and `Column` turn records into a table's cells: `Column.cell`, `Column.difference`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from longtail import ClassPrior, InputError, adjust_logits, tune_tau
+from longtail.data import DATASETS
+from longtail.report.compare import Interval, mean_interval
+from longtail.runs import DataSpec, Run, RunSpec, Settings, ensemble
+from longtail.runs.ensemble import ensemble_spec
+
+logger = logging.getLogger("longtail")
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMAT = 1
+TEST, HELD_OUT, DEV = "test", "held-out", "dev"
+TAUS = np.linspace(0.0, 4.0, 81)
+DEV_TAUS = np.linspace(0.0, 2.0, 201)  # for what is left to adjust after a loss has done it
+
+ADJUSTED, SCALED, DROPPED = (
+    "posthoc-logit-adjusted",
+    "posthoc-weight-normalized/scale",
+    "posthoc-weight-normalized/drop",
+)
+# What `tune_tau` is asked for each post-hoc method, the head's norms and bias apart.
+VARIANTS: dict[str, dict[str, Any]] = {
+    ADJUSTED: {},
+    SCALED: {"method": "weight_normalization", "bias_mode": "scale"},
+    DROPPED: {"method": "weight_normalization", "bias_mode": "drop"},
+}
+# The rule by which every τ of a study is chosen: the midpoint of the minimising cell nearest 1.
+# If `tune_tau` gets `select`, this is the one place for select="minimum".
+TUNING: dict[str, Any] = {"n_bootstrap": 0}
+
+TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT", "digits-lt": "digits-LT"}
+_CAPTURE_SECONDS = 45.0  # what a GPU takes before a cohort's first step
+_MOST_NAMES = 20
+
+
+# ---------------------------------------------------------------------------- definitions
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs that differ in nothing but the seed: one row of a study's definition.
+
+    Attributes:
+        name: short, unique in the study, for people.
+        data: which examples, see `cifar`.
+        method: as on the command line.
+        recipe: a named recipe.
+        overrides: recipe values that differ from it.
+        seeds: one run for each.
+        held_out: fraction of each class kept out of training.
+        tau_from: the runs whose held-out part chooses τ for these, seed by seed.
+        teachers: the runs that these learn from, all their seeds.
+        mean: not trained at all: the mean logits of the teachers.
+        dev: judged on the development set as well as on the test set.
+    """
+
+    name: str
+    data: DataSpec
+    method: str = "softmax"
+    recipe: str = "tuned"
+    overrides: Mapping[str, Any] = field(default_factory=Settings)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    held_out: float = 0.0
+    tau_from: Runs | None = None
+    teachers: tuple[Runs, ...] = ()
+    mean: bool = False
+    dev: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overrides", Settings(self.overrides))
+        object.__setattr__(self, "seeds", (0,) if self.mean else tuple(self.seeds))
+
+    @property
+    def needs(self) -> tuple[Runs, ...]:
+        """The runs that must be there before these are judged."""
+        return self.teachers if self.tau_from is None else (*self.teachers, self.tau_from)
+
+    def changed(self, values: Mapping[str, Any], seeds: int | None = None) -> Runs:
+        """The same runs in small, or otherwise changed.
+
+        Args:
+            values: recipe values. A row's own overrides stay, but for its model and epochs.
+            seeds: how many at most.
+        """
+        small = {key: values[key] for key in ("model", "epochs") if key in values}
+        return replace(
+            self,
+            overrides={**values, **self.overrides, **small},
+            seeds=self.seeds[:seeds],
+            tau_from=self.tau_from and self.tau_from.changed(values, seeds),
+            teachers=tuple(one.changed(values, seeds) for one in self.teachers),
+        )
+
+
+def cifar(name: str, ratio: float | None = None, *, profile: str = "exp") -> DataSpec:
+    """A long-tailed CIFAR (or the digits): the literature's subset.
+
+    Examples:
+        >>> cifar("cifar10-lt").imbalance_ratio
+        100.0
+    """
+    return DataSpec(name, profile=profile, imbalance_ratio=ratio or DATASETS[name])
+
+
+@cache
+def _spec(runs: Runs, seed: int) -> RunSpec:
+    """A run's spec, but for its precision and teachers."""
+    from longtail.train.recipe import make_spec
+
+    return make_spec(
+        replace(runs.data, held_out=runs.held_out),
+        method=runs.method,
+        recipe=runs.recipe,
+        seed=seed,
+        overrides=runs.overrides,
+    )
+
+
+@cache
+def _without_precision(spec: RunSpec) -> RunSpec:
+    settings = {key: value for key, value in spec.settings.items() if key != "precision"}
+    return replace(spec, settings=Settings(settings))
+
+
+# ---------------------------------------------------------------------------- records
+
+Source = Literal["fixed", "held-out", "oracle"]
+
+
+class Point(NamedTuple):
+    """A run's test errors at one τ.
+
+    Attributes:
+        tau: which.
+        per_class: error of each class, shape (num_classes,).
+    """
+
+    tau: float
+    per_class: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One finished run, as far as tables and figures go.
+
+    Attributes:
+        spec: what was asked for.
+        document: everything, as in the file.
+    """
+
+    spec: RunSpec
+    document: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """``<dataset>/<method>-s<seed>-<hash8>``."""
+        return self.spec.folder.as_posix()
+
+    @property
+    def prior(self) -> ClassPrior:
+        """Class frequencies of the examples that it was trained on."""
+        return ClassPrior.from_counts(self.document["counts"])
+
+    @property
+    def seconds(self) -> float:
+        """The run's share of the training time; a mean of others has none of its own."""
+        return 0.0 if self.spec.method.name == "ensemble" else float(self.document["seconds"])
+
+    @property
+    def precision(self) -> str:
+        """The precision of the network's features."""
+        return str(self.spec.settings.get("precision", "float32"))
+
+    @property
+    def norms(self) -> np.ndarray:
+        """Norm of each class's weights in the last layer, shape (num_classes,)."""
+        return np.asarray(self.document["norms"], dtype=np.float64)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The classes' names, where there are few."""
+        return self.document.get("class_names")
+
+    def examples(self, split: str = TEST) -> np.ndarray:
+        """Examples of each class in a split, shape (num_classes,)."""
+        return np.asarray(self.document["splits"][split]["examples"])
+
+    def per_class(self, split: str = TEST) -> np.ndarray:
+        """Error of each class without adjustment, shape (num_classes,); NaN without examples."""
+        if split not in self.document["splits"]:
+            raise InputError(f"the record of {self.name} has no errors on the split {split!r}.")
+        wrong, examples = np.asarray(self.document["splits"][split]["wrong"]), self.examples(split)
+        return np.where(examples > 0, wrong / np.maximum(examples, 1), np.nan)
+
+    @property
+    def dev_error(self) -> float:
+        """Balanced error on the development set, which may lack classes.
+
+        The nearest classes in size, on a log scale, stand in for those.
+        """
+        sizes, there = np.log(self.document["counts"]), self.examples(DEV) > 0
+        away = np.abs(sizes[:, None] - np.where(there, sizes, np.inf))
+        near = away <= away.min(axis=1, keepdims=True) + 1e-9
+        shares = np.where(
+            there[:, None], np.eye(len(sizes)), near / near.sum(axis=1, keepdims=True)
+        )
+        return float(np.nansum(shares.mean(axis=0) * self.per_class(DEV)))
+
+    def point(self, variant: str, source: Source) -> Point | None:
+        """A post-hoc method on the test set, or None without that τ."""
+        found = self.document["posthoc"].get(variant, {}).get(TEST, {}).get("points", {})
+        if source not in found:
+            return None
+        return Point(found[source]["tau"], np.asarray(found[source]["wrong"]) / self.examples())
+
+    @property
+    def again(self) -> Point | None:
+        """The test set at the τ that the development set chose, or None without one."""
+        found = self.document.get("again")
+        return found and Point(found["tau"], np.asarray(found["wrong"]) / self.examples())
+
+    def curve(self, variant: str) -> np.ndarray | None:
+        """Balanced test error at each of `TAUS`, or None for a run that is not adjusted."""
+        found = self.document["posthoc"].get(variant, {}).get(TEST)
+        return None if found is None else np.asarray(found["curve"])
+
+    def chosen_tau(self, variant: str) -> float | None:
+        """The τ that this run's held-out part chose, or None without one."""
+        found = self.document["posthoc"].get(variant, {}).get(HELD_OUT)
+        return None if found is None else float(found["tau"])
+
+
+def record_of(run: Run, *, partner: Record | None = None) -> Record:
+    """Keep of a finished run what tables and figures need.
+
+    Args:
+        run: with the logits of some splits.
+        partner: the record of the run with a held-out part that chose τ.
+    """
+    if partner is not None and (
+        (partner.document["data"], partner.spec.seed) != (run.data, run.spec.seed)
+        or not partner.spec.dataset.held_out
+    ):
+        raise InputError(
+            f"{partner.name} can't choose τ for {run.name}: it must be a run of the same seed and "
+            f"data with a held-out part."
+        )
+    adjusts = run.spec.method.name in ("softmax", "softmax+label-smoothing")
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "run": run.name,
+        "spec": run.spec.to_json(),
+        "data": run.data,
+        "counts": [int(count) for count in run.prior.counts],
+        "device": run.record["device"],
+        "versions": {k: v for k, v in run.record["versions"].items() if k != "platform"},
+        "seconds": round(float(run.record["seconds"]), 2),
+        "splits": {split: _judged(run, split) for split in run.splits},
+        "norms": None if run.head is None else _rounded(run.head.norms),
+        "posthoc": _posthoc(run, partner) if adjusts else {},
+    }
+    if run.class_names is not None and len(run.class_names) <= _MOST_NAMES:
+        document["class_names"] = list(run.class_names)
+    if {DEV, TEST} <= set(run.splits):
+        document["again"] = _again(run)
+    return Record(run.spec, json.loads(json.dumps(document)))  # as it reads from the file
+
+
+def _wrong(logits: Any, target: np.ndarray, num_classes: int) -> list[int]:
+    missed = target[np.asarray(logits).argmax(axis=1) != target]
+    return np.bincount(missed, minlength=num_classes).tolist()
+
+
+def _judged(run: Run, split: str) -> dict[str, Any]:
+    (logits, target, _), classes = run.logits(split), run.prior.num_classes
+    return {
+        "data": run.record["splits"][split]["data"],
+        "examples": np.bincount(target, minlength=classes).tolist(),
+        "wrong": _wrong(logits, target, classes),
+    }
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in np.asarray(values, dtype=np.float64)]
+
+
+def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variant, asked in VARIANTS.items():
+        if asked:
+            if run.head is None or (variant == DROPPED and run.head.bias is None):
+                continue
+            asked = asked | {"norms": run.head.norms}
+            asked |= {"bias": run.head.bias} if variant == DROPPED else {}
+        found[variant] = {}
+        for split in (name for name in run.splits if name != DEV):
+            logits, target, _ = run.logits(split)
+            best = tune_tau(np.asarray(logits), target, run.prior, **asked, **TUNING)
+            entry: dict[str, Any] = {"tau": best.tau, "curve": _rounded(best.curve(TAUS))}
+            if split == TEST:
+                chosen = None if partner is None else partner.chosen_tau(variant)
+                taus = {"fixed": 1.0, "held-out": chosen, "oracle": best.tau}
+                examples = np.bincount(target, minlength=run.prior.num_classes)
+                entry["points"] = {
+                    source: {
+                        "tau": tau,
+                        "wrong": np.rint(best.curve.per_class(tau) * examples).astype(int).tolist(),
+                    }
+                    for source, tau in taus.items()
+                    if tau is not None
+                }
+            found[variant][split] = entry
+    return found
+
+
+def _again(run: Run) -> dict[str, Any]:
+    """The test set at the τ, on top of the loss, with the least error on the development set."""
+    logits, target, _ = run.logits(DEV)
+    bounds = (float(DEV_TAUS[0]), float(DEV_TAUS[-1]))
+    found = tune_tau(
+        np.asarray(logits), target, run.prior, missing="nearest", bounds=bounds, **TUNING
+    )
+    errors = found.curve(DEV_TAUS)
+    best = int(np.argmin(np.round(errors, 12)))
+    tau = float(DEV_TAUS[best])
+    logits, target, _ = run.logits(TEST)
+    adjusted = adjust_logits(np.asarray(logits, dtype=np.float64), run.prior, tau=tau)
+    return {
+        "tau": round(tau, 4),
+        "dev_error": round(float(errors[best]), 6),
+        "wrong": _wrong(adjusted, target, run.prior.num_classes),
+    }
+
+
+def to_text(document: Mapping[str, Any]) -> str:
+    """JSON with one line for each list of numbers."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"\[([^\[\]{}]*)\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file under a temporary name and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.new")
+    staged.write_text(text, encoding="utf-8")
+    os.replace(staged, path)
+    return path
+
+
+def write(found: Record, folder: Path) -> Path:
+    """Write a record below a folder of records."""
+    return write_text(folder / f"{found.spec.folder}.json", to_text(found.document))
+
+
+def read(path: Path) -> Record:
+    """The record in a file; anything else is refused by name."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version, spec = document["format"], RunSpec.from_json(document["spec"])
+    except (ValueError, KeyError, TypeError, InputError) as error:
+        raise InputError(f"{path} is not the record of a run: {error!r}") from error
+    if version != FORMAT:
+        raise InputError(f"{path} has format {version}; this longtail reads format {FORMAT}.")
+    if document["run"] != spec.folder.as_posix() or path.stem != spec.folder.name:
+        raise InputError(f"{path} was renamed or edited: its spec is that of {spec.folder}.")
+    return Record(spec, document)
+
+
+class Shelf:
+    """Records, found by what they are records of.
+
+    Args:
+        folder: of records; None for none.
+        precision: of runs that have no record yet.
+    """
+
+    def __init__(self, folder: Path | str | None = None, precision: str = "float32") -> None:
+        self.precision = precision
+        self._records: dict[Path, Record] = {}
+        self._data: dict[tuple[DataSpec, str], tuple[str, str]] = {}
+        for path in sorted(Path(folder).glob("*/*.json")) if folder else []:
+            one = read(path)
+            other = self._records.get(_without_precision(one.spec).folder)
+            if other is not None:
+                raise InputError(
+                    f"{other.name} and {one.name} are the same run in {other.precision} and "
+                    f"{one.precision}; keep one of their records in {folder}."
+                )
+            self.put(one)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def records(self) -> list[Record]:
+        """All of them, in order of name."""
+        return list(self._records.values())
+
+    def put(self, one: Record) -> None:
+        """Add a record, in the place of what was there of the same run."""
+        subset = replace(one.spec.dataset, held_out=0.0)
+        parts = {"train": one.document["data"]}
+        parts |= {split: one.document["splits"].get(split, {}).get("data") for split in (TEST, DEV)}
+        for part, data in parts.items():
+            seen, other = self._data.setdefault((subset, part), (data, one.name))
+            if data is not None and seen is not None and seen != data:
+                raise InputError(
+                    f"{other} and {one.name} are of different data ({part} fingerprints "
+                    f"{seen[:8]} and {data[:8]}), so they can't stand in one table; keep their "
+                    f"records in different folders."
+                )
+            if seen is None:
+                self._data[subset, part] = (data, one.name)
+        self._records[_without_precision(one.spec).folder] = one
+
+    def spec(self, runs: Runs, seed: int) -> RunSpec:
+        """A run's spec: as on record, or as it would be trained here."""
+        from longtail.train.teachers import with_teachers
+
+        names = [
+            self.spec(one, number).folder.as_posix()
+            for one in runs.teachers
+            for number in one.seeds
+        ]
+        if runs.mean:
+            spec = ensemble_spec(runs.data, names)
+        else:
+            spec = _spec(runs, seed)
+            spec = with_teachers(spec, names) if names else spec
+        there = self._records.get(_without_precision(spec).folder)
+        if there is not None:
+            return there.spec
+        if runs.mean or self.precision == "float32":  # float32 goes without saying
+            return spec
+        return replace(spec, settings=Settings({**spec.settings, "precision": self.precision}))
+
+    def get(self, runs: Runs, seed: int = 0) -> Record | None:
+        """The record of one run that was judged, in whatever precision, or None."""
+        found = self._records.get(_without_precision(self.spec(runs, seed)).folder)
+        if found is None:
+            return None
+        wanted = {HELD_OUT} if runs.held_out else {TEST, DEV} if runs.dev else {TEST}
+        return found if wanted <= found.document["splits"].keys() else None
+
+    def of(self, runs: Runs) -> list[Record]:
+        """The records of some runs, in order of seed."""
+        found = (self.get(runs, seed) for seed in runs.seeds)
+        return [one for one in found if one is not None]
+
+    def is_whole(self, runs: Runs, seed: int) -> bool:
+        """Whether a run's record has all that tables need, the τ of its partner included."""
+        found = self.get(runs, seed)
+        if found is None or (runs.dev and found.again is None):
+            return False
+        return runs.tau_from is None or found.point(ADJUSTED, "held-out") is not None
+
+    def missing(self, runs: Iterable[Runs]) -> list[str]:
+        """The runs that should be there and aren't: ``adaptive, seed 3``."""
+        return [
+            f"{one.name}, seed {seed}"
+            for one in runs
+            for seed in one.seeds
+            if not self.is_whole(one, seed)
+        ]
+
+
+# ---------------------------------------------------------------------------- training
+
+
+class OutOfTimeError(Exception):
+    """The time that training was given is over; what was trained is kept."""
+
+
+@dataclass
+class Trainer:
+    """Trains runs that have no record, judges each finished run once, and writes its record.
+
+    Attributes:
+        load: gives the data of a DataSpec.
+        runs: the folder of run folders.
+        folder: of records.
+        shelf: the records that are there.
+        device: where to train.
+        command: what to type to go on.
+        deadline: on the clock of `time.monotonic`, or None.
+        progress: called as ``progress(epochs done, epochs in all, what)``.
+        together: how many runs share a GPU.
+        shared: what `train_cohort` and `evaluate` are told besides, such as `world`.
+    """
+
+    load: Callable[[DataSpec], Any]
+    runs: Path
+    folder: Path
+    shelf: Shelf
+    device: Any = "cpu"
+    command: str | None = None
+    deadline: float | None = None
+    progress: Callable[[float, int, str], None] | None = None
+    together: int = 32
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    _loaded: tuple[DataSpec, Any] | None = None
+
+    def train(self, rows: Iterable[Runs]) -> bool:
+        """Train what is missing; False if time ran out."""
+        try:
+            waiting = in_order(rows)
+            while waiting:  # a round is all rows whose teachers are there, of one data set
+                ready = [one for one in waiting if not set(one.teachers) & set(waiting)]
+                ready = [one for one in ready if one.data == ready[0].data]
+                self._round(ready)
+                waiting = [one for one in waiting if one not in ready]
+        except OutOfTimeError:
+            return False
+        return True
+
+    def _round(self, rows: Sequence[Runs]) -> None:
+        lacking = self._once(
+            (one, seed) for one in rows for seed in one.seeds if not self.shelf.is_whole(one, seed)
+        )
+        taught = dict.fromkeys(teacher for one, _ in lacking for teacher in one.teachers)
+        self._bring_back(list(taught))
+        for part in _parts([pair for pair in lacking if not pair[0].mean], self.together):
+            self._part(part)
+        for one, _ in lacking:
+            if one.mean:
+                self._average(one)
+
+    def _once(self, pairs: Iterable[tuple[Runs, int]]) -> list[tuple[Runs, int]]:
+        """Each run once: it may belong to several rows, such as a teacher's."""
+        return list({self.shelf.spec(*pair).folder: pair for pair in pairs}.values())
+
+    def _bring_back(self, teachers: Sequence[Runs]) -> None:
+        """Train teachers again whose weights are gone; their records stay."""
+        gone = self._once(
+            (one, seed)
+            for one in in_order(teachers)
+            for seed in one.seeds
+            if not (one.mean or self._is_finished(self.shelf.spec(one, seed)))
+        )
+        if gone:
+            logger.warning(
+                "training %d runs again, to teach and nothing else: there are records, but no "
+                "weights in %s. To bring the weights instead: longtail runs unpack ARCHIVE "
+                "--root %s",
+                len(gone),
+                self.runs,
+                self.runs,
+            )
+        for depth in (False, True):  # those that are students themselves last
+            some = [pair for pair in gone if bool(pair[0].teachers) == depth]
+            for part in _parts(some, self.together):
+                self._part(part)
+
+    def _is_finished(self, spec: RunSpec) -> bool:
+        folder = self.runs / spec.folder
+        if not (folder / "run.json").exists():
+            return False
+        return Run.open(folder, verify=False, unfinished=True).finished
+
+    def _part(self, pairs: Sequence[tuple[Runs, int]]) -> None:
+        """Train some runs side by side, judge them, and write their records."""
+        from longtail.train.engine import StoppedError, train_cohort
+
+        on_gpu = str(self.device).startswith("cuda")
+        if self._is_over(before=_CAPTURE_SECONDS if on_gpu else 0.0):
+            raise OutOfTimeError
+        data, specs = self._data(pairs[0][0].data), [self.shelf.spec(*pair) for pair in pairs]
+        try:
+            train_cohort(
+                specs,
+                data.train,
+                root=self.runs,
+                device=self.device,
+                command=self.command,
+                together=self.together,
+                progress=self.progress,
+                stop=self._is_over,
+                **self.shared,
+            )
+        except StoppedError as stopped:
+            raise OutOfTimeError from stopped
+        finally:  # a run that fails, or a stop, must not cost those that are finished
+            done = [
+                (pair, spec)
+                for pair, spec in zip(pairs, specs, strict=True)
+                if self._is_finished(spec)
+            ]
+            # Those with a held-out part first: they choose τ for the others.
+            for (one, seed), spec in sorted(done, key=lambda entry: not entry[1].dataset.held_out):
+                if not self.shelf.is_whole(one, seed):
+                    self._keep(one, seed, self._evaluated(one, Run.open(self.runs / spec.folder)))
+
+    def _evaluated(self, one: Runs, run: Run) -> Run:
+        from longtail.train.engine import evaluate
+
+        data = self._data(one.data)
+        if one.dev:
+            run = evaluate(run, data.development(run), split=DEV, device=self.device)
+        if not one.held_out:
+            run = evaluate(run, data.test, split=TEST, device=self.device, **self.shared)
+        return run
+
+    def _keep(self, one: Runs, seed: int, run: Run) -> None:
+        partner = one.tau_from and self.shelf.get(one.tau_from, seed)
+        found = record_of(run, partner=partner)
+        if getattr(self.shared.get("world"), "first", True):
+            write(found, self.folder)
+        self.shelf.put(found)
+
+    def _average(self, one: Runs) -> None:
+        specs = [self.shelf.spec(member, seed) for member in one.teachers for seed in member.seeds]
+        members = [self._evaluated(one, Run.open(self.runs / spec.folder)) for spec in specs]
+        for split in (DEV, TEST) if one.dev else (TEST,):
+            run = ensemble(members, root=self.runs, split=split, replace=True)
+        self._keep(one, 0, run)
+
+    def _data(self, spec: DataSpec) -> Any:
+        if self._loaded is None or self._loaded[0] != spec:
+            self._loaded = (spec, self.load(spec))
+        return self._loaded[1]
+
+    def _is_over(self, *, before: float = 0.0) -> bool:
+        if self.deadline is None:
+            return False
+        over, world = time.monotonic() + before >= self.deadline, self.shared.get("world")
+        # Processes that train together stop together, by the first one's clock.
+        return over if world is None else bool(world.tell(over))
+
+
+def in_order(rows: Iterable[Runs]) -> list[Runs]:
+    """Rows, each once and after those that it needs."""
+    found: dict[Runs, None] = {}
+    for row in rows:
+        found |= dict.fromkeys([*in_order(row.needs), row])
+    return list(found)
+
+
+def _parts(pairs: Sequence[tuple[Runs, int]], together: int) -> list[list[tuple[Runs, int]]]:
+    """Runs in parts that fit a GPU; a part's networks are alike, so that time can be shared out."""
+    parts: list[list[tuple[Runs, int]]] = []
+    of_model: dict[str, list[tuple[Runs, int]]] = {}
+    for one, seed in pairs:
+        model = _spec(one, seed).model.name
+        if len(of_model.get(model, [])) % together == 0:
+            of_model[model] = []
+            parts.append(of_model[model])
+        of_model[model].append((one, seed))
+    return parts
+
+
+def add_training_arguments(parser: argparse.ArgumentParser, *, records: str) -> None:
+    """The options of every study that trains.
+
+    Args:
+        parser: of the study.
+        records: where its records are, from the repository's root.
+    """
+    group = parser.add_argument_group("training")
+    group.add_argument("--no-train", action="store_true", help="Only from the records.")
+    group.add_argument("--minutes", type=_positive, help="Stop training after so long.")
+    group.add_argument("--only", action="append", metavar="NAME", help="Train only these runs.")
+    group.add_argument("--seeds", type=int, metavar="N", help="At most so many of each run.")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="Change the recipe."
+    )
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N.")
+    group.add_argument(
+        "--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU if absent."
+    )
+    group.add_argument("--together", type=int, default=32, help="Runs side by side on a GPU.")
+    group.add_argument("--data-dir", type=Path, help="Of the data; LONGTAIL_DATA if absent.")
+    group.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of run folders.")
+    group.add_argument("--records", type=Path, default=ROOT / records, help="Folder of records.")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0; got {text}")
+    return value
+
+
+def resized(options: argparse.Namespace, rows: Iterable[Runs]) -> list[Runs]:
+    """Rows as ``--set`` and ``--seeds`` change them."""
+    from longtail.train.recipe import parse_overrides
+
+    changes = parse_overrides(options.set)
+    if not changes and options.seeds is None:
+        return list(rows)
+    return [one.changed(changes, options.seeds) for one in rows]
+
+
+def device_of(options: argparse.Namespace) -> Any:
+    """The device that ``--device`` names."""
+    import torch
+
+    if options.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(options.device)
+
+
+def train_missing(
+    options: argparse.Namespace,
+    rows: Iterable[Runs],
+    *,
+    load: Callable[[DataSpec], Any] | None = None,
+    shared: Mapping[str, Any] | None = None,
+    progress: Callable[[float, int, str], None] | None = None,
+) -> tuple[Shelf, bool]:
+    """Train what has no record, as the options of `add_training_arguments` say.
+
+    Args:
+        options: parsed; `options.deadline` is set at the first call and holds for later ones.
+        rows: as `resized` gave them.
+        load: gives the data of a DataSpec; the CIFARs and the digits by default.
+        shared: what training and evaluation are told besides, such as `world`.
+        progress: called as ``progress(epochs done, epochs in all, what)``.
+
+    Returns:
+        All records, and whether everything is there that was to be trained.
+    """
+    rows = list(rows)
+    if options.only:
+        names = list(dict.fromkeys(one.name for one in rows))
+        for name in options.only:
+            if name not in names:
+                raise InputError(f"--only {name}: the runs are {'; '.join(names)}.")
+        rows = [one for one in rows if one.name in options.only]
+    if options.no_train:
+        return Shelf(options.records), True
+    device = device_of(options)
+    on_gpu = device.type == "cuda"
+    shelf = Shelf(options.records, options.precision or ("bfloat16" if on_gpu else "float32"))
+    if options.minutes and not hasattr(options, "deadline"):
+        options.deadline = time.monotonic() + 60.0 * options.minutes
+    trainer = Trainer(
+        load=load or (lambda spec: _load(spec, options.data_dir)),
+        runs=options.runs,
+        folder=options.records,
+        shelf=shelf,
+        device=device,
+        command=" ".join(["python -m studies", *sys.argv[1:]]),
+        deadline=getattr(options, "deadline", None),
+        progress=progress,
+        together=options.together,
+        shared=shared or {},
+    )
+    return shelf, trainer.train(rows)
+
+
+def _load(spec: DataSpec, data_dir: Path | None) -> Any:
+    from longtail.data import load
+
+    return load(
+        spec.name,
+        data_dir=data_dir,
+        profile=spec.profile,
+        imbalance_ratio=spec.imbalance_ratio,
+        seed=spec.seed,
+    )
+
+
+# ---------------------------------------------------------------------------- tables' cells
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: runs of one name, perhaps adjusted after training.
+
+    Attributes:
+        name: as people read it.
+        runs: name of the runs.
+        variant: a key of `VARIANTS`, or None for the runs as they are.
+        source: where τ comes from.
+        paper: the published error in percent, by `Column.key`.
+    """
+
+    name: str
+    runs: str
+    variant: str | None = None
+    source: Source = "fixed"
+    paper: Mapping[str, float] = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "paper", Settings(self.paper))
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A row in a column.
+
+    Attributes:
+        seeds: ascending.
+        per_class: error of each class, shape (seeds, num_classes).
+        taus: of each seed, for a post-hoc row.
+    """
+
+    seeds: tuple[int, ...]
+    per_class: np.ndarray
+    taus: np.ndarray | None = None
+
+    @property
+    def errors(self) -> np.ndarray:
+        """Balanced error of each seed, shape (seeds,)."""
+        return np.asarray(self.per_class.mean(axis=1))
+
+    @property
+    def mean(self) -> float:
+        """Mean balanced error."""
+        return float(self.errors.mean())
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the balanced error over seeds, NaN for a single one."""
+        return float(self.errors.std(ddof=1)) if len(self.seeds) > 1 else float("nan")
+
+
+def _balanced(per_class: np.ndarray) -> np.ndarray:
+    return per_class.mean(axis=1)
+
+
+def paired(
+    one: Cell | None, other: Cell | None, measure: Callable[[np.ndarray], np.ndarray] = _balanced
+) -> Interval | None:
+    """The mean difference of a measure over the seeds that two cells share, with its interval."""
+    if one is None or other is None:
+        return None
+    mine, theirs = (
+        dict(zip(cell.seeds, measure(cell.per_class), strict=True)) for cell in (one, other)
+    )
+    both = [seed for seed in mine if seed in theirs]
+    return mean_interval([mine[seed] - theirs[seed] for seed in both]) if both else None
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of a table: a data set trained in one way.
+
+    Attributes:
+        key: by which rows know their published value.
+        title: as people read it.
+        recipe: name of the recipe.
+        runs: by name, those that the column should have.
+        shelf: the records.
+    """
+
+    key: str
+    title: str
+    recipe: str
+    runs: Mapping[str, Runs]
+    shelf: Shelf
+
+    @classmethod
+    def of(cls, key: str, title: str, runs: Iterable[Runs], shelf: Shelf) -> Column:
+        """A column of some runs, which share a recipe."""
+        named = {one.name: one for one in runs}
+        return cls(key, title, next(iter(named.values())).recipe, named, shelf)
+
+    def records_of(self, name: str) -> list[Record]:
+        """The records of the runs of a name, in order of seed."""
+        return self.shelf.of(self.runs[name]) if name in self.runs else []
+
+    @property
+    def records(self) -> list[Record]:
+        """Every record of the column."""
+        return [one for name in self.runs for one in self.records_of(name)]
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds there should be of the runs."""
+        return max(len(one.seeds) for one in self.runs.values())
+
+    @property
+    def minutes(self) -> float:
+        """Training time of all its runs; shares of runs that trained together add up."""
+        return sum(one.seconds for one in self.records) / 60.0
+
+    def missing(self) -> list[str]:
+        """The runs that should be there and aren't."""
+        return self.shelf.missing(self.runs.values())
+
+    def cell(self, row: Row) -> Cell | None:
+        """A row's errors, or None where there is no run of it."""
+        seeds, errors, taus = [], [], []
+        for one in self.records_of(row.runs):
+            found: Point | None = Point(float("nan"), one.per_class())
+            if row.variant is not None:
+                found = one.point(row.variant, row.source)
+            if found is not None:
+                seeds.append(one.spec.seed)
+                taus.append(found.tau)
+                errors.append(found.per_class)
+        if not seeds:
+            return None
+        return Cell(tuple(seeds), np.array(errors), np.array(taus) if row.variant else None)
+
+    def difference(
+        self, row: Row, other: Row, measure: Callable[[np.ndarray], np.ndarray] = _balanced
+    ) -> Interval | None:
+        """One row's measure of the classes' errors minus another's, paired by seed."""
+        return paired(self.cell(row), self.cell(other), measure)
+
+
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,458 @@
+"""The paper's ImageNet-LT and iNaturalist tables: every published number beside ours.
+
+A column is a data set, a network and a number of epochs; its runs are those of the CIFAR table and
+one more loss, each trained from images on disk by all processes that torchrun started. It takes
+GPUs and days; --estimate says how many hours after a minute of training.
+
+  python -m studies large --no-train                 the table and the page from the records
+  python -m studies large --dataset imagenet-lt --data-dir lists --root images --estimate
+  torchrun --standalone --nproc-per-node 8 -m studies large --dataset inaturalist --data-dir FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longtail import InputError
+from longtail.data.large import LARGE
+from longtail.runs import DataSpec
+from studies import exp
+from studies._pages import (
+    Table,
+    add_page_arguments,
+    cells_table,
+    devices,
+    mean_deviation,
+    note,
+    page,
+    progress,
+    render,
+    show,
+)
+from studies._records import (
+    ADJUSTED,
+    DROPPED,
+    SCALED,
+    Column,
+    Record,
+    Row,
+    Runs,
+    Shelf,
+    add_training_arguments,
+    device_of,
+    resized,
+    train_missing,
+)
+
+if TYPE_CHECKING:
+    from longtail.data.large import ListedData
+    from longtail.train.distributed import World
+    from longtail.train.streamed import Streaming
+
+# ---------------------------------------------------------------------------- the runs
+
+NETWORKS = {"resnet50": "ResNet-50", "resnet152": "ResNet-152"}
+PARTNER = "softmax, 20% held out"
+LOSSES = (
+    "softmax",
+    "adaptive",
+    "equalized-threshold",
+    "logit-adjusted",
+    "logit-adjusted-adaptive",  # of the paper's table of larger networks
+)
+NAMES = (*LOSSES, PARTNER)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A column of the tables: a data set, whose name its recipe has, a network, and its epochs.
+
+    Examples:
+        >>> Setting("inaturalist", "resnet152", 200).title
+        'iNaturalist 2018, ResNet-152, 200 epochs'
+    """
+
+    dataset: str
+    model: str
+    epochs: int
+
+    @property
+    def title(self) -> str:
+        """As people read it."""
+        return f"{LARGE[self.dataset].title}, {NETWORKS[self.model]}, {self.epochs} epochs"
+
+    @property
+    def short(self) -> str:
+        """For the head of a wide table."""
+        name = LARGE[self.dataset].title.removesuffix(" 2018")
+        return f"{name}, {self.model.replace('resnet', 'R')}, {self.epochs} ep."
+
+    def runs(self, data: DataSpec) -> list[Runs]:
+        """Return the column's runs.
+
+        Args:
+            data: the examples as their list names them.
+        """
+        values = {"model": self.model, "epochs": self.epochs}
+        # The public settings for both CIFARs are half of the mean frequency; so it is here.
+        threshold = 0.5 / LARGE[self.dataset].num_classes
+        methods = {"equalized-threshold": f"equalized-threshold:threshold={threshold:g}"}
+
+        def runs(name: str, **more: Any) -> Runs:
+            method = methods.get(name, name if name in LOSSES else "softmax")
+            return Runs(name, data, method, self.dataset, values, **more)
+
+        partner = runs(PARTNER, held_out=0.2)
+        return [runs("softmax", tau_from=partner), *(runs(name) for name in LOSSES[1:]), partner]
+
+
+# The paper's, in its order; ImageNet-LT's epochs are those of its appendix.
+SETTINGS = (
+    Setting("imagenet-lt", "resnet50", 90),
+    Setting("imagenet-lt", "resnet152", 90),
+    Setting("inaturalist", "resnet50", 90),
+    Setting("inaturalist", "resnet152", 90),
+    Setting("inaturalist", "resnet152", 200),
+)
+DATASETS = tuple(dict.fromkeys(one.dataset for one in SETTINGS))
+
+# ---------------------------------------------------------------------------- the table
+
+
+def _published(*values: float) -> dict[str, float]:
+    return {one.title: value for one, value in zip(SETTINGS, values, strict=True)}
+
+
+# In percent. The adaptive loss on iNaturalist with ResNet-50 is quoted there from Cao et al., and
+# weight normalisation at its best τ from Kang et al.
+_NORMALIZED = {
+    "fixed": _published(52.00, 51.49, 48.05, 45.17, 45.33),
+    "oracle": _published(49.37, 48.97, 34.10, 31.85, 30.34),
+}
+_ADJUSTED = {
+    "fixed": _published(49.66, 49.25, 33.98, 31.46, 30.15),
+    "oracle": _published(49.56, 49.15, 33.80, 31.08, 29.74),
+}
+
+
+def _posthoc(variant: str, paper: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    return [replace(exp.row_of(variant, s), paper=paper.get(s, {})) for s in exp.SOURCES]
+
+
+ROWS = [
+    replace(exp.ERM, paper=_published(53.11, 53.30, 38.66, 35.88, 34.38)),
+    *_posthoc(SCALED, _NORMALIZED),
+    *_posthoc(DROPPED, _NORMALIZED),
+    replace(exp.ADAPTIVE, paper=_published(52.15, 53.34, 35.42, 31.18, 29.46)),
+    replace(exp.EQUALIZED, paper=_published(54.02, 51.38, 38.37, 35.86, 34.53)),
+    *_posthoc(ADJUSTED, _ADJUSTED),
+    replace(exp.LOSS, paper=_published(48.89, 47.86, 33.64, 31.15, 30.12)),
+    Row(
+        "logit adjusted + adaptive",
+        "logit-adjusted-adaptive",
+        paper=_published(51.25, 50.46, 31.56, 29.22, 28.02),
+    ),
+]
+
+
+def data_of(records: Iterable[Record]) -> dict[str, DataSpec]:
+    """Return how the records name the examples of each data set; two lists of one are refused."""
+    found: dict[str, tuple[DataSpec, str]] = {}
+    for one in records:
+        spec = replace(one.spec.dataset, held_out=0.0)
+        seen, other = found.setdefault(spec.name, (spec, one.name))
+        if seen != spec:
+            raise InputError(
+                f"{other} and {one.name} were trained on different lists of {spec.name}, so they "
+                f"can't stand in one table; keep their records in different folders."
+            )
+    return {name: spec for name, (spec, _) in found.items()}
+
+
+def columns_of(
+    settings: Sequence[Setting],
+    data: Mapping[str, DataSpec],
+    shelf: Shelf,
+    change: Callable[[Iterable[Runs]], list[Runs]] = list,
+) -> list[Column]:
+    """Return a column for each setting whose examples have a name.
+
+    Args:
+        settings: of the columns.
+        data: by data set, how the examples are named.
+        shelf: the records.
+        change: of the runs, for a trial in small.
+    """
+    return [
+        Column.of(one.title, one.title, change(one.runs(data[one.dataset])), shelf)
+        for one in settings
+        if one.dataset in data
+    ]
+
+
+def overview(settings: Sequence[Setting], columns: Sequence[Column]) -> Table:
+    """Return the published errors, and ours beside them where there are any."""
+    by_key = {column.key: column for column in columns}
+    header, found = ["method"], [[row.name] for row in ROWS]
+    for one in settings:
+        ours = by_key.get(one.title)
+        header += [f"{one.short}, published", f"{one.short}, ours"] if ours else [one.short]
+        for row, cells in zip(ROWS, found, strict=True):
+            cells.append(f"{row.paper[one.title]:.2f}" if one.title in row.paper else "")
+            cells += [mean_deviation(ours, row)] if ours else []
+    title = "Balanced test error in percent" + ("" if columns else ", published")
+    return Table(title, header, [cells for cells in found if any(cells[1:])])
+
+
+# ---------------------------------------------------------------------------- hours
+
+
+def gpu_hours(
+    setting: Setting, images_per_second: float, *, processes: int = 1, images: int | None = None
+) -> dict[str, float]:
+    """Return the GPU hours of one run of each kind; evaluation is not counted.
+
+    Args:
+        setting: a column.
+        images_per_second: of its network on its data, all processes together.
+        processes: that train together.
+        images: of the training set; the published number if absent.
+
+    Examples:
+        >>> {k: round(v, 1) for k, v in gpu_hours(SETTINGS[0], 1000.0).items() if "softmax" in k}
+        {'softmax': 2.9, 'softmax, 20% held out': 2.3}
+    """
+    size = LARGE[setting.dataset].sizes["train"] if images is None else images
+    whole = setting.epochs * size / images_per_second / 3600 * processes
+    return {name: whole * (0.8 if name == PARTNER else 1.0) for name in NAMES}
+
+
+_WARM_UP = 5  # steps that compile, choose algorithms and fill queues
+
+
+class _EnoughError(Exception):
+    """A trial has measured for as long as it was told; its rate."""
+
+
+def measure(
+    runs: Runs,
+    data: ListedData,
+    *,
+    world: World,
+    streaming: Streaming,
+    precision: str,
+    seconds: float = 30.0,
+) -> float:
+    """Train a run for a while, leave nothing behind, and return its images per second.
+
+    Args:
+        runs: of which the first seed is trained.
+        data: the images.
+        world: the processes that train together, each with the same arguments.
+        streaming: how images are read.
+        precision: of the network.
+        seconds: to measure for, after the first steps, which compile.
+    """
+    import torch
+
+    from longtail.train.engine import train_cohort
+
+    steps, epochs, last, begun = 0, 0, 0.0, (0.0, 0.0)
+
+    def after_step(share: float) -> None:
+        nonlocal steps, epochs, last, begun
+        steps, epochs, last = steps + 1, epochs + (share <= last), share
+        if steps > _WARM_UP and not world.tell(time.monotonic() - begun[0] >= seconds):
+            return  # the first process decides, so that all stop at the same step
+        if world.device.type == "cuda":  # steps are queued, not done, when they return
+            torch.cuda.synchronize(world.device)
+        if steps > _WARM_UP:
+            passes = epochs + share - begun[1]
+            raise _EnoughError(passes * len(data.train) / (time.monotonic() - begun[0]))
+        begun = (time.monotonic(), epochs + share)
+
+    shelf = Shelf(None, precision)
+    with tempfile.TemporaryDirectory() as own:
+        root = world.tell(own)
+        while True:  # a small set may have been passed over before the time is up
+            try:
+                train_cohort(
+                    [shelf.spec(runs, runs.seeds[0])],
+                    data.train,
+                    root=root,
+                    device=world.device,
+                    within_epoch=after_step,
+                    world=world,
+                    streaming=streaming,
+                    force=True,
+                )
+            except _EnoughError as enough:
+                return float(enough.args[0])
+
+
+# ---------------------------------------------------------------------------- the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this study."""
+    parser.add_argument("--dataset", action="append", choices=DATASETS, help="Only this one.")
+    parser.add_argument("--model", action="append", choices=NETWORKS, help="Only this network.")
+    parser.add_argument(
+        "--epochs", action="append", type=int, choices=(90, 200), help="Only so many epochs."
+    )
+    parser.add_argument("--estimate", action="store_true", help="Train a minute, print GPU hours.")
+    parser.add_argument("--root", type=Path, help="Folder of the images, beside their lists.")
+    parser.add_argument("--workers", type=int, help="Processes that decode images.")
+    parser.add_argument("--micro-batch", type=int, default=256, help="Images on a GPU at once.")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="On a GPU if absent."
+    )
+    add_training_arguments(parser, records="results/large")
+    add_page_arguments(parser)
+
+
+def chosen(options: argparse.Namespace) -> list[Setting]:
+    """Return the columns that are asked for."""
+    return [
+        one
+        for one in SETTINGS
+        if one.dataset in (options.dataset or DATASETS)
+        and one.model in (options.model or NETWORKS)
+        and one.epochs in (options.epochs or (90, 200))
+    ]
+
+
+def main(options: argparse.Namespace) -> None:
+    """Train what is missing, print the tables and write the page."""
+    settings = chosen(options)
+    if options.no_train:
+        shelf = Shelf(options.records)
+        report(options, settings, shelf, data_of(shelf.records))
+        return
+    from longtail.data.large import load_listed
+    from longtail.train.distributed import joined
+    from longtail.train.streamed import Streaming
+
+    streaming = Streaming(
+        workers=options.workers, micro_batch=options.micro_batch, compile=options.compile
+    )
+    with joined(device_of(options)) as world:
+        options.device = str(world.device)
+        loaded = {
+            name: load_listed(name, data_dir=options.data_dir, root=options.root)
+            for name in dict.fromkeys(one.dataset for one in settings)
+        }
+        data = {name: one.spec for name, one in loaded.items()}
+        if options.estimate:
+            table = estimate(options, settings, loaded, world, streaming)
+            show([table] if world.first else [])
+            return
+        rows = [run for one in settings for run in one.runs(data[one.dataset])]
+        with progress("training") if world.first else nullcontext() as said:
+            shelf, finished = train_missing(
+                options,
+                resized(options, rows),
+                load=lambda spec: loaded[spec.name],
+                shared={"world": world, "streaming": streaming},
+                progress=said,
+            )
+        if not world.first:
+            return
+    if not finished:
+        note("Time is up. Nothing is lost; the same command goes on.")
+    report(options, settings, shelf, data)
+
+
+def estimate(
+    options: argparse.Namespace,
+    settings: Sequence[Setting],
+    loaded: Mapping[str, ListedData],
+    world: World,
+    streaming: Streaming,
+) -> Table:
+    """Measure each network on each data set for its share of a minute; return the hours."""
+    precision = options.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
+    pairs = list(dict.fromkeys((one.dataset, one.model) for one in settings))
+    rates = {}
+    for dataset, model in pairs:
+        one = next(s for s in settings if (s.dataset, s.model) == (dataset, model))
+        softmax = resized(options, one.runs(loaded[dataset].spec))[0]
+        rates[dataset, model] = measure(
+            softmax,
+            loaded[dataset],
+            world=world,
+            streaming=streaming,
+            precision=precision,
+            seconds=60.0 / len(pairs),
+        )
+    rows, total, seeds = [], 0.0, options.seeds or 5
+    for one in settings:
+        rate, images = rates[one.dataset, one.model], len(loaded[one.dataset].train)
+        hours = gpu_hours(one, rate, processes=world.count, images=images)
+        total += seeds * sum(hours.values())
+        cells = (hours["softmax"], hours[PARTNER], seeds * sum(hours.values()))
+        rows.append((one.title, f"{rate:,.0f}", *(f"{value:,.2f}" for value in cells)))
+    return Table(
+        "GPU hours, estimated",
+        ("column", "images/s", "a run", "with a held-out part", "all runs"),
+        rows,
+        note=(
+            f"All runs: {seeds} of each of {', '.join(NAMES)}. Post-hoc rows are made from the "
+            f"softmax runs, τ held-out from those with a held-out part. {total:,.1f} GPU hours in "
+            f"all; evaluation is not counted."
+        ),
+    )
+
+
+def report(
+    options: argparse.Namespace,
+    settings: Sequence[Setting],
+    shelf: Shelf,
+    data: Mapping[str, DataSpec],
+) -> None:
+    """Print the tables and write the page."""
+    columns = columns_of(settings, data, shelf, lambda rows: resized(options, rows))
+    columns = [column for column in columns if column.records]
+    for column in columns:
+        lacking = column.missing()
+        said = f"{len(column.records)} runs in {column.minutes / 60:.1f} hours."
+        said += f" Missing: {'; '.join(lacking)}." if lacking else ""
+        show([cells_table(column, ROWS, title=column.title, note=said)])
+    if columns:
+        show([exp.claims_table(columns, exp.claims)])
+    else:
+        show([overview(settings, columns)])
+        note(f"There is no record of any of these runs in {options.records}.")
+    with page(options, "docs/large.md") as write:
+        write(text(settings, columns))
+        for dataset in DATASETS:
+            some = [c for c in columns if c.recipe == dataset and c.records_of("softmax")]
+            if some:
+                write.figure(f"{dataset}-tau-curves", exp.draw_taus(some, ROWS), title=_TAUS)
+                write.figure(f"{dataset}-per-class", exp.draw_classes(some), title=_CLASSES)
+
+
+_TAUS, _CLASSES = "Balanced error of the post-hoc methods against tau", "Error by class"
+
+
+def text(settings: Sequence[Setting], columns: Sequence[Column]) -> str:
+    """Return the page."""
+    records = [one for column in columns for one in column.records]
+    return render(
+        "large",
+        overview=overview(settings, columns),
+        columns=columns,
+        claims=exp.claims_table(columns, exp.claims) if columns else None,
+        drawn=dict.fromkeys(c.recipe for c in columns if c.records_of("softmax")),
+        titles=(_TAUS, _CLASSES),
+        runs=len(records),
+        hours=sum(one.seconds for one in records) / 3600,
+        devices=devices(records),
+    )

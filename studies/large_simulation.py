@@ -1,0 +1,973 @@
+"""The paper's claim at full class count: Gaussian features with ImageNet-LT's class sizes.
+
+Each class is a Gaussian with unit covariance around its own centre, and has as many training
+examples as the real class of ImageNet-LT or iNaturalist 2018 (or a multiple of it). So the Bayes
+rule is linear, a softmax regression is the right model, and what it errs above Bayes is due to the
+class prior and to the number of examples alone. ERM, post-hoc adjustment and the logit-adjusted
+loss are judged against the Bayes balanced error, which the true densities give by Monte Carlo.
+
+Writes docs/large-scale.md and its figure from results/large-simulation; ``--run`` makes that record
+anew (an hour on a GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.optimize import brentq, minimize
+
+from longtail import ClassPrior, InputError
+from longtail.data.large import LARGE
+from longtail.data.profiles import read_counts
+from longtail.priors import GROUPS
+from longtail.report.compare import mean_interval
+from studies._pages import (
+    Table,
+    add_page_arguments,
+    figures,
+    note,
+    page,
+    progress,
+    render,
+    show,
+)
+from studies._records import ROOT, device_of, write_text
+
+if TYPE_CHECKING:
+    import torch
+
+DATASETS = ("imagenet-lt", "inaturalist")
+POSTHOC = "posthoc-logit-adjusted"
+LIMIT = "softmax/limit"  # the true posterior, prior and all: what ERM tends to with more examples
+METHODS = ("softmax", POSTHOC, "logit-adjusted", LIMIT, "bayes")
+BINS = 20
+TITLE = "Balanced error above Bayes at the class sizes of ImageNet-LT and iNaturalist"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is sampled and solved.
+
+    Attributes:
+        dimension: of the features.
+        scales: by data set, the standard deviation of the centres' coordinates; these give a
+            Bayes balanced error of 27 to 30%.
+        multiples: by data set, how many times the real number of examples.
+        trials: each with its own centres, training and test sample.
+        test_points: in all, equally many of each class.
+        ridge: of the regression, in units of 1/scale²: at 1 it is the one that fits the way the
+            centres were drawn.
+        tolerance: see `fit`.
+        seed: trial t draws from generators seeded with (seed, t).
+    """
+
+    dimension: int = 16
+    scales: Mapping[str, float] = field(
+        default_factory=lambda: {"imagenet-lt": 1.2, "inaturalist": 1.5}
+    )
+    multiples: Mapping[str, Sequence[int]] = field(
+        default_factory=lambda: dict.fromkeys(DATASETS, (1, 10))
+    )
+    trials: int = 3
+    test_points: int = 400_000
+    ridge: float = 1.0
+    tolerance: float = 0.1
+    seed: int = 0
+
+
+# ---------------------------------------------------------------------------- class sizes
+
+# Published: the file in the folder class_counts, the largest and the smallest class, and the number
+# of classes with many, medium and few examples.
+_FACTS = {
+    "imagenet-lt": ("imagenet_lt.txt", 1280, 5, (385, 479, 136)),
+    "inaturalist": ("inaturalist2018.txt", 1000, 2, (842, 4076, 3224)),
+}
+
+
+def class_counts(name: str, data_dir: Path | None = None) -> tuple[np.ndarray, str]:
+    """Return the training examples of each class, and ``file`` or ``rebuilt``.
+
+    Args:
+        name: of `DATASETS`.
+        data_dir: a folder with ``class_counts/<file>``, which must be there then; LONGTAIL_DATA
+            if None, and without such a file `rebuilt_counts`.
+    """
+    folder = data_dir if data_dir is not None else os.environ.get("LONGTAIL_DATA")
+    path = Path(folder).expanduser() / "class_counts" / _FACTS[name][0] if folder else None
+    if path is None or (data_dir is None and not path.is_file()):
+        return rebuilt_counts(name), "rebuilt"
+    counts, known = read_counts(path), LARGE[name]
+    if (len(counts), int(counts.sum())) != (known.num_classes, known.sizes["train"]):
+        raise InputError(
+            f"{path} has {len(counts):,} classes and {counts.sum():,} examples, but {known.title} "
+            f"has {known.num_classes:,} and {known.sizes['train']:,}."
+        )
+    return counts, "file"
+
+
+def rebuilt_counts(name: str) -> np.ndarray:
+    """Return class sizes with every published fact of a data set, most frequent first.
+
+    From the most to the least frequent class of a group, log n falls as (1 − t)^p among those with
+    many examples, with the p that gives the published total, and evenly among the medium ones; n
+    itself falls evenly among the few.
+
+    Examples:
+        >>> counts = rebuilt_counts("imagenet-lt")
+        >>> len(counts), int(counts.sum()), int(counts[0]), int(counts[-1])
+        (1000, 115846, 1280, 5)
+    """
+    _, largest, smallest, sizes = _FACTS[name]
+    many, medium, few = (np.linspace(1.0, 0.0, size) for size in sizes)
+    total = LARGE[name].sizes["train"]
+
+    def curve(power: float) -> np.ndarray:
+        top = 101.0 * (largest / 101.0) ** (many**power)
+        parts = (top, 20.0 * 5.0**medium, smallest + (19.0 - smallest) * few)
+        return np.asarray(np.concatenate(parts))
+
+    counts: np.ndarray = np.rint(
+        curve(brentq(lambda p: curve(p).sum() - total, 0.1, 100.0))
+    ).astype(np.int64)
+    # Rounding leaves a few too many or too few: the large classes take them, each the same.
+    inner = np.arange(1, sizes[0] - 1)
+    share, left = divmod(total - int(counts.sum()), len(inner))
+    counts[inner] += share
+    counts[inner[:left]] += 1
+    return counts
+
+
+# ---------------------------------------------------------------------------- Gaussian classes
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, in percent, and its standard error."""
+
+    mean: float
+    se: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" + ("" if np.isnan(self.se) else f" ± {self.se:.2f}")
+
+
+def true_weights(centers: np.ndarray) -> np.ndarray:
+    """Return the Bayes rule for balanced classes as rows (w_y, b_y) = (μ_y, −‖μ_y‖²/2).
+
+    Up to what all classes share, log p(x|y) of a Gaussian with unit covariance is μ_y·x − ‖μ_y‖²/2.
+
+    Examples:
+        >>> true_weights(np.array([[1.0, 2.0], [0.0, 1.0]]))
+        array([[ 1. ,  2. , -2.5],
+               [ 0. ,  1. , -0.5]])
+    """
+    biases = -0.5 * np.square(centers).sum(axis=1, keepdims=True)
+    return np.concatenate([centers, biases], axis=1)
+
+
+def shifted(weights: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Return rows (w_y, b_y) with something added to each bias."""
+    moved = weights.copy()
+    moved[:, -1] += by
+    return moved
+
+
+def plug_in(
+    features: np.ndarray, target: np.ndarray, *, scale: float, num_classes: int
+) -> np.ndarray:
+    """Return `true_weights` of estimated centres, shrunk as their distribution asks."""
+    counts = np.bincount(target, minlength=num_classes)[:, None]
+    sums = np.stack(
+        [np.bincount(target, weights=column, minlength=num_classes) for column in features.T],
+        axis=1,
+    )
+    return true_weights(sums / (counts + scale**-2))
+
+
+def sample(
+    centers: np.ndarray, counts: np.ndarray, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw so many examples of each class: float32 features, and classes in order."""
+    target = np.repeat(np.arange(len(counts)), counts)
+    features = generator.standard_normal((len(target), centers.shape[1]), dtype=np.float32)
+    features += centers.astype(np.float32)[target]
+    return features, target
+
+
+def _logits(
+    features: np.ndarray, weights: np.ndarray, device: torch.device | str
+) -> Iterator[torch.Tensor]:
+    """Logits of all points, piece by piece."""
+    import torch
+
+    matrix = torch.as_tensor(weights[:, :-1].T, dtype=torch.float32, device=device).contiguous()
+    biases = torch.as_tensor(weights[:, -1], dtype=torch.float32, device=device)
+    rows = max(1, (1 << 22) // len(weights))
+    for first in range(0, len(features), rows):
+        piece = torch.as_tensor(features[first : first + rows], device=device)
+        yield torch.addmm(biases, piece, matrix)
+
+
+def decide(
+    features: np.ndarray, weights: np.ndarray, device: torch.device | str = "cpu"
+) -> np.ndarray:
+    """Return the class that affine logits choose at each point."""
+    found = [logits.argmax(1).cpu().numpy() for logits in _logits(features, weights, device)]
+    return np.concatenate(found)
+
+
+def bayes_error(
+    features: np.ndarray,
+    weights: np.ndarray,
+    *,
+    per_class: int,
+    device: torch.device | str = "cpu",
+) -> Estimate:
+    """Return the least balanced error of any classifier, E[1 − max_y p(x|y)/Σ_j p(x|j)].
+
+    Args:
+        features: balanced test points in order of class.
+        weights: the log densities, see `true_weights`.
+        per_class: points of each class.
+        device: where to compute.
+
+    Examples:
+        >>> centers = np.array([[-1.0, -1.0], [1.0, 1.0]])
+        >>> x, _ = sample(centers, np.full(2, 50_000), np.random.default_rng(0))
+        >>> found = bayes_error(x, true_weights(centers), per_class=50_000)
+        >>> abs(found.mean - 7.865) < 4 * found.se < 0.3  # Φ(−√2)
+        True
+    """
+    pieces = [
+        (1.0 - logits.softmax(1).amax(1)).double().cpu().numpy()
+        for logits in _logits(features, weights, device)
+    ]
+    return estimate(np.concatenate(pieces), per_class=per_class)
+
+
+def estimate(values: np.ndarray, *, per_class: int) -> Estimate:
+    """Return the mean over classes of a value at each point, and the error of sampling.
+
+    Args:
+        values: at points in order of class, as many of each.
+        per_class: how many.
+
+    Examples:
+        >>> estimate(np.array([0.0, 1.0, 1.0, 1.0]), per_class=2)
+        Estimate(mean=75.0, se=25.0)
+    """
+    by_class = np.asarray(values, dtype=np.float64).reshape(-1, per_class)
+    variance = by_class.var(axis=1, ddof=1) / per_class if per_class > 1 else np.nan
+    se = np.sqrt(np.sum(variance)) / len(by_class)
+    return Estimate(100.0 * float(by_class.mean()), 100.0 * float(se))
+
+
+# ---------------------------------------------------------------------------- softmax regression
+
+# Logits made at a time: what a core's cache holds, and what keeps a GPU busy.
+_PIECE = {"cpu": 1 << 18, "cuda": 1 << 27}
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A minimum, and how well it was reached.
+
+    Attributes:
+        weights: rows (w_y, b_y), shape (num_classes, dimensions + 1).
+        evaluations: of the loss and its gradient.
+        gradient: largest entry of the gradient of the summed loss, in units of a standard error.
+    """
+
+    weights: np.ndarray
+    evaluations: int
+    gradient: float
+
+
+def fit(
+    features: np.ndarray,
+    target: np.ndarray,
+    *,
+    start: np.ndarray,
+    ridge: float,
+    offset: np.ndarray | None = None,
+    tolerance: float = 0.1,
+    most: int = 500,
+    device: torch.device | str = "cpu",
+) -> Fit:
+    """Minimise Σ_i −log softmax(W x_i + b + offset)_{y_i} + ridge/2·Σ_y ‖w_y‖².
+
+    With offset 0 it is the softmax cross-entropy; with offset_y = τ log π_y the logit-adjusted
+    loss (equation 10). The biases are free, so the two are the same problem but for a shift of the
+    biases by the offset. Solved by L-BFGS in coordinates in which each class's own block of the
+    Hessian is the identity, so that classes of 2 and of 1,000 examples converge alike.
+
+    Args:
+        features: shape (examples, dimensions), float32.
+        target: shape (examples,), every class present.
+        start: rows (w_y, b_y) to begin from, shape (num_classes, dimensions + 1).
+        ridge: of the weights, above zero: classes of a few examples are separable without it.
+        offset: added to the logits in training only, shape (num_classes,); none if absent.
+        tolerance: the gradient at which to stop, in the units of `Fit.gradient`.
+        most: evaluations to allow.
+        device: where the logits are made.
+
+    Examples:
+        >>> x = np.array([[0.0], [1.0], [2.0], [3.0]], dtype=np.float32)
+        >>> found = fit(x, np.array([0, 1, 0, 1]), start=np.zeros((2, 2)), ridge=1e-6,
+        ...             tolerance=1e-3)
+        >>> (found.weights[1] - found.weights[0]).round(2)
+        array([ 0.91, -1.36])
+    """
+    problem = _Problem.of(features, target, start, ridge, offset, device)
+    begin = problem.calibrated(np.asarray(start, dtype=np.float64))
+    # v with w_y = R_y⁻¹ v_y, where R_yᵀ R_y is class y's block of the Hessian. An entry of the
+    # gradient in v is in units of that direction's standard error.
+    factors = np.linalg.cholesky(problem.blocks(begin)).transpose(0, 2, 1)
+    inverses = np.linalg.inv(factors)
+
+    def weights_of(flat: np.ndarray) -> np.ndarray:
+        return np.asarray(np.einsum("yij,yj->yi", inverses, flat.reshape(len(inverses), -1)))
+
+    def in_frame(slope: np.ndarray) -> np.ndarray:
+        return np.asarray(np.einsum("yji,yj->yi", inverses, slope)).ravel()
+
+    # The Hessian being about the identity there, Newton's step is as long as the gradient.
+    # L-BFGS-B begins with a step of length 1: so that is the unit.
+    unit = float(np.linalg.norm(in_frame(problem.value_and_gradient(begin)[1])))
+    evaluations = 1
+
+    def evaluate(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal evaluations
+        evaluations += 1
+        value, slope = problem.value_and_gradient(weights_of(unit * flat))
+        return value / unit**2, in_frame(slope) / unit
+
+    found = minimize(
+        evaluate,
+        np.einsum("yij,yj->yi", factors, begin).ravel() / unit,
+        jac=True,
+        method="L-BFGS-B",
+        options={"gtol": tolerance / unit, "ftol": 0.0, "maxfun": most, "maxcor": 20},
+    )
+    gradient = float(np.abs(found.jac).max()) * unit
+    if gradient > 10 * tolerance:
+        raise RuntimeError(
+            f"no minimum after {evaluations} evaluations; the gradient is {gradient:.2g} and "
+            f"should be {tolerance:g} ({found.message}); raise `ridge`, `most` or `tolerance`."
+        )
+    return Fit(weights_of(unit * found.x), evaluations, gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """The loss as a function of the weights; tensors on the device."""
+
+    features: torch.Tensor  # with a constant 1, shape (examples, dimensions + 1)
+    target: torch.Tensor
+    sums: np.ndarray  # of each class's features, shape (num_classes, dimensions + 1)
+    ridge: float
+    offset: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        features: np.ndarray,
+        target: np.ndarray,
+        start: np.ndarray,
+        ridge: float,
+        offset: np.ndarray | None,
+        device: torch.device | str,
+    ) -> _Problem:
+        import torch
+
+        num_classes, columns = start.shape
+        labels = torch.as_tensor(target, dtype=torch.int64, device=device)
+        x = torch.ones(len(labels), columns, device=device)
+        x[:, :-1] = torch.as_tensor(features)
+        sums = torch.zeros(num_classes, columns, dtype=torch.float64, device=device)
+        sums.index_add_(0, labels, x.double())
+        shift = np.zeros(num_classes) if offset is None else offset
+        moved = torch.tensor(shift, dtype=torch.float32, device=device)  # a prior's is read-only
+        return cls(x, labels, sums.cpu().numpy(), ridge, moved)
+
+    def _pieces(self, weights: np.ndarray) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """Which examples, their logits and their probabilities; memory is used again."""
+        import torch
+
+        device = self.features.device
+        matrix = torch.as_tensor(weights.T, dtype=torch.float32, device=device).contiguous()
+        matrix[-1] += self.offset
+        rows = max(1, _PIECE[device.type] // matrix.shape[1])
+        logits, probs = (torch.empty(rows, matrix.shape[1], device=device) for _ in range(2))
+        for first in range(0, len(self.features), rows):
+            which = slice(first, min(first + rows, len(self.features)))
+            size = which.stop - which.start
+            torch.mm(self.features[which], matrix, out=logits[:size])
+            torch.softmax(logits[:size], 1, out=probs[:size])
+            yield which, logits[:size], probs[:size]
+
+    def calibrated(self, weights: np.ndarray, *, rounds: int = 3) -> np.ndarray:
+        """The weights with biases that predict each class about as often as it occurs.
+
+        b_y grows by log(n_y / Σ_i p_iy). A minimum has such biases, and a prior that the start
+        ignores would otherwise cost L-BFGS most of its steps.
+        """
+        import torch
+
+        moved = weights.copy()
+        for _ in range(rounds):
+            total = torch.zeros(len(weights), device=self.features.device)
+            for _, _, probs in self._pieces(moved):
+                total += probs.sum(0)
+            moved[:, -1] += np.log(self.sums[:, -1] / total.double().cpu().numpy())
+        return moved
+
+    def value_and_gradient(self, weights: np.ndarray) -> tuple[float, np.ndarray]:
+        """The summed loss and its gradient, float64."""
+        import torch
+
+        device, (num_classes, columns) = self.features.device, weights.shape
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        expected = torch.zeros(columns, num_classes, device=device)
+        for which, logits, probs in self._pieces(weights):
+            # From the largest entry, whose probability does not vanish as the target's may.
+            log_sum = logits.amax(1) - probs.amax(1).log()
+            own = logits.gather(1, self.target[which, None]).squeeze(1)
+            total += (log_sum - own).sum(dtype=torch.float64)
+            expected.addmm_(self.features[which].T, probs)
+        gradient = expected.T.double().cpu().numpy() - self.sums
+        gradient[:, :-1] += self.ridge * weights[:, :-1]
+        penalty = 0.5 * self.ridge * float(np.square(weights[:, :-1]).sum())
+        return float(total) + penalty, gradient
+
+    def blocks(self, weights: np.ndarray) -> np.ndarray:
+        """Each class's block of the Hessian, Σ_i p_iy (1 − p_iy) x_i x_iᵀ + ridge."""
+        import torch
+
+        num_classes, columns = weights.shape
+        upper = torch.triu_indices(columns, columns, device=self.features.device)
+        sums = torch.zeros(upper.shape[1], num_classes, device=self.features.device)
+        for which, _, probs in self._pieces(weights):
+            x = self.features[which]
+            sums.addmm_((x[:, upper[0]] * x[:, upper[1]]).T, probs - probs * probs)
+        found = np.empty((num_classes, columns, columns))
+        entries, (rows, places) = sums.T.double().cpu().numpy(), upper.cpu().numpy()
+        found[:, rows, places] = entries
+        found[:, places, rows] = entries
+        penalty = np.full(columns, self.ridge)
+        penalty[-1] = 1e-3 * self.ridge  # keeps the block of a class without rivals invertible
+        return found + np.diag(penalty)
+
+
+# ---------------------------------------------------------------------------- trials
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One draw of centres and samples, judged; all errors in percent.
+
+    Attributes:
+        dataset: whose class sizes.
+        multiple: of the real number of training examples.
+        seed: of this trial.
+        bayes: the Bayes balanced error, E[1 − max_y p(y|x)] under balanced classes.
+        errors: balanced error on the test points by method of `METHODS`.
+        excess: the same minus the Bayes rule's on the same points.
+        groups: by method, the errors of the classes with many, medium and few real examples.
+        bins: by method, the errors of `BINS` groups of classes, from frequent to rare.
+        disagreement: share of test points on which post-hoc adjustment and the loss decide
+            differently.
+        evaluations: that each regression took, by loss.
+        gradients: at which each stopped, in standard errors.
+    """
+
+    dataset: str
+    multiple: int
+    seed: int
+    bayes: Estimate
+    errors: dict[str, Estimate]
+    excess: dict[str, Estimate]
+    groups: dict[str, dict[str, float]]
+    bins: dict[str, list[float]]
+    disagreement: float
+    evaluations: dict[str, int]
+    gradients: dict[str, float]
+
+
+def run_trial(
+    dataset: str,
+    counts: np.ndarray,
+    *,
+    multiple: int,
+    settings: Settings,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> Trial:
+    """Draw, solve both losses, adjust the softmax one, and judge everything.
+
+    Args:
+        dataset: its name, a key of ``settings.scales``.
+        counts: real class sizes, shape (num_classes,).
+        multiple: how many times that to draw.
+        settings: the rest.
+        seed: of this trial; the centres and test points depend on it alone, so that multiples of
+            the sizes are compared on the same problem.
+        device: where to compute.
+    """
+    scale, num_classes = settings.scales[dataset], len(counts)
+    drawn, training = (np.random.default_rng([settings.seed, seed, part]) for part in (0, 1))
+    centers = scale * drawn.standard_normal((num_classes, settings.dimension))
+    per_class = max(2, settings.test_points // num_classes)
+    points, answers = sample(centers, np.full(num_classes, per_class), drawn)
+    features, target = sample(centers, counts * multiple, training)
+    log_prior = ClassPrior.from_counts(counts).log_probs
+    solve = partial(
+        fit,
+        features,
+        target,
+        start=plug_in(features, target, scale=scale, num_classes=num_classes),
+        ridge=settings.ridge / scale**2,
+        tolerance=settings.tolerance,
+        device=device,
+    )
+    fits = {"softmax": solve(), "logit-adjusted": solve(offset=log_prior)}
+    exact = true_weights(centers)
+    rules = {
+        "softmax": fits["softmax"].weights,
+        POSTHOC: shifted(fits["softmax"].weights, -log_prior),
+        "logit-adjusted": fits["logit-adjusted"].weights,
+        LIMIT: shifted(exact, log_prior),
+        "bayes": exact,
+    }
+    chosen = {name: decide(points, weights, device) for name, weights in rules.items()}
+    wrong = {name: (labels != answers).astype(np.float64) for name, labels in chosen.items()}
+    by_class = {name: 100 * w.reshape(-1, per_class).mean(axis=1) for name, w in wrong.items()}
+    groups = {k: v for k, v in ClassPrior.from_counts(counts).groups().items() if len(v)}
+    return Trial(
+        dataset=dataset,
+        multiple=multiple,
+        seed=seed,
+        bayes=bayes_error(points, exact, per_class=per_class, device=device),
+        errors={name: estimate(w, per_class=per_class) for name, w in wrong.items()},
+        excess={
+            name: estimate(w - wrong["bayes"], per_class=per_class) for name, w in wrong.items()
+        },
+        groups={
+            name: {group: float(errors[v].mean()) for group, v in groups.items()}
+            for name, errors in by_class.items()
+        },
+        bins={
+            name: [float(errors[v].mean()) for v in frequency_bins(counts)]
+            for name, errors in by_class.items()
+        },
+        disagreement=100.0 * float((chosen[POSTHOC] != chosen["logit-adjusted"]).mean()),
+        evaluations={name: one.evaluations for name, one in fits.items()},
+        gradients={name: one.gradient for name, one in fits.items()},
+    )
+
+
+def frequency_bins(counts: np.ndarray) -> list[np.ndarray]:
+    """Return the classes in `BINS` groups of neighbours in frequency, the most frequent first."""
+    return np.array_split(np.argsort(-counts, kind="stable"), min(BINS, len(counts)))
+
+
+@dataclass(frozen=True)
+class Study:
+    """All trials.
+
+    Attributes:
+        trials: by data set, then multiple, then seed.
+        sizes: by data set, facts about the class sizes and where they come from.
+        settings: what was sampled, as plain values.
+    """
+
+    trials: tuple[Trial, ...]
+    sizes: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
+
+    @property
+    def datasets(self) -> list[str]:
+        """Names of the data sets, each once."""
+        return list(dict.fromkeys(trial.dataset for trial in self.trials))
+
+    def multiples(self, dataset: str) -> list[int]:
+        """Return how many times the real number of examples, ascending."""
+        return sorted({trial.multiple for trial in self.trials if trial.dataset == dataset})
+
+    def of(self, dataset: str, multiple: int) -> list[Trial]:
+        """Return the trials of one data set and size."""
+        return [
+            trial for trial in self.trials if (trial.dataset, trial.multiple) == (dataset, multiple)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "settings": self.settings,
+            "class_sizes": self.sizes,
+            "trials": [_six_digits(asdict(trial)) for trial in self.trials],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Study:
+        """Return what `to_dict` made of one."""
+        trials = []
+        for values in document["trials"]:
+            made: dict[str, Any] = {"bayes": Estimate(**values["bayes"])}
+            for key in ("errors", "excess"):
+                made[key] = {name: Estimate(**one) for name, one in values[key].items()}
+            trials.append(Trial(**{**values, **made}))
+        return cls(tuple(trials), dict(document["class_sizes"]), dict(document["settings"]))
+
+
+def _six_digits(value: Any) -> Any:
+    """Six digits: more than the sampling noise leaves."""
+    if isinstance(value, dict):
+        return {key: _six_digits(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_six_digits(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def run(
+    settings: Settings,
+    sizes: Mapping[str, tuple[np.ndarray, str]],
+    *,
+    device: torch.device | str = "cpu",
+    said: Callable[[float, int, str], None] = lambda done, total, what: None,
+) -> Study:
+    """Return the whole simulation.
+
+    Args:
+        settings: what to sample.
+        sizes: by data set, class sizes and where they are from, see `class_counts`.
+        device: where to compute.
+        said: called as said(trials done, trials in all, what).
+
+    Examples:
+        >>> small = Settings(dimension=4, trials=1, test_points=2000)
+        >>> study = run(small, {"imagenet-lt": (np.array([90, 30, 9, 3]), "given")})
+        >>> study.of("imagenet-lt", 10)[0].disagreement < 1  # post hoc and loss are one rule here
+        True
+    """
+    work = [
+        (name, multiple, seed)
+        for name in sizes
+        for multiple in settings.multiples[name]
+        for seed in range(settings.trials)
+    ]
+    trials = []
+    for done, (name, multiple, seed) in enumerate(work):
+        said(done, len(work), f"{name} ×{multiple}, trial {seed}")
+        counts = sizes[name][0]
+        trials.append(
+            run_trial(name, counts, multiple=multiple, settings=settings, seed=seed, device=device)
+        )
+    values = dict(vars(settings))
+    values["scales"] = {name: settings.scales[name] for name in sizes}
+    values["multiples"] = {name: list(settings.multiples[name]) for name in sizes}
+    return Study(tuple(trials), {name: _facts(*found) for name, found in sizes.items()}, values)
+
+
+def _facts(counts: np.ndarray, source: str) -> dict[str, Any]:
+    groups = ClassPrior.from_counts(counts).groups()
+    return {
+        "source": source,
+        "classes": len(counts),
+        "examples": int(counts.sum()),
+        "largest": int(counts.max()),
+        "smallest": int(counts.min()),
+        "groups": {name: len(members) for name, members in groups.items()},
+        "bins": [round(float(np.exp(np.log(counts[b]).mean())), 2) for b in frequency_bins(counts)],
+    }
+
+
+# ---------------------------------------------------------------------------- judgement, tables
+
+
+def over_trials(values: Sequence[float]) -> Estimate:
+    """Return the mean over trials and its standard error, NaN for a single one.
+
+    Examples:
+        >>> over_trials([1.0, 3.0])
+        Estimate(mean=2.0, se=1.0)
+    """
+    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+    return Estimate(float(np.mean(values)), float(spread / np.sqrt(len(values))))
+
+
+def bayes(trials: Sequence[Trial]) -> Estimate:
+    """Return the Bayes balanced error, mean of the trials' own, with the error of Monte Carlo."""
+    errors = np.array([trial.bayes.se for trial in trials])
+    mean = float(np.mean([trial.bayes.mean for trial in trials]))
+    return Estimate(mean, float(np.sqrt(np.square(errors).sum()) / len(errors)))
+
+
+def excess(trials: Sequence[Trial], method: str) -> Estimate:
+    """Return the balanced error above Bayes; of a single trial, with its error of sampling."""
+    if len(trials) == 1:
+        return trials[0].excess[method]
+    return over_trials([trial.excess[method].mean for trial in trials])
+
+
+def label(method: str) -> str:
+    """Return a rule as people read it."""
+    return "softmax (ERM), unlimited data" if method == LIMIT else figures.label(method)
+
+
+def rules_table(study: Study, dataset: str) -> Table:
+    """Return every rule at the real class sizes."""
+    facts, trials = study.sizes[dataset], study.of(dataset, study.multiples(dataset)[0])
+
+    def group(method: str, name: str) -> str:
+        values = [trial.groups[method][name] for trial in trials if name in trial.groups[method]]
+        return f"{np.mean(values):.1f}" if values else "–"
+
+    rows = [
+        (
+            label(method),
+            f"{np.mean([trial.errors[method].mean for trial in trials]):.2f}",
+            "" if method == "bayes" else str(excess(trials, method)),
+            *(group(method, name) for name in GROUPS),
+        )
+        for method in METHODS
+    ]
+    words = {
+        "file": "The real class sizes",
+        "rebuilt": "Class sizes rebuilt from what is published of the real ones",
+        "given": "The given class sizes",
+    }[facts["source"]]
+    least, times = bayes(trials), study.multiples(dataset)[0]
+    words += f", {times} times" if times > 1 else ""
+    return Table(
+        f"{LARGE[dataset].title}: {facts['classes']:,} classes, balanced error in percent",
+        ("rule", "error", "above Bayes", *GROUPS),
+        rows,
+        note=(
+            f"{words} ({facts['examples'] * times:,} examples, {facts['largest'] * times:,} to "
+            f"{facts['smallest'] * times} a class), {len(trials)} trials; ± one standard error. "
+            f"Bayes balanced error by Monte Carlo: {least.mean:.3f} with a standard error of "
+            f"{least.se:.3f}. Errors above Bayes are on the same test points as the Bayes rule's."
+        ),
+    )
+
+
+def sizes_table(study: Study) -> Table:
+    """Return the errors above Bayes by number of training examples."""
+    rows = []
+    for dataset in study.datasets:
+        multiples, title = study.multiples(dataset), LARGE[dataset].title
+        for multiple in multiples:
+            trials = study.of(dataset, multiple)
+            found = [str(excess(trials, m)) for m in ("softmax", POSTHOC, "logit-adjusted")]
+            differ = f"{np.mean([trial.disagreement for trial in trials]):.2f}"
+            rows.append((f"{title} × {multiple}", *found, differ))
+        trials = study.of(dataset, multiples[0])
+        rows.append((f"{title} × ∞", str(excess(trials, LIMIT)), "0", "0", "0"))
+    return Table(
+        "Points of balanced error above Bayes, by number of training examples",
+        ("class sizes", "ERM", "post-hoc", "loss", "differ"),
+        rows,
+        note=(
+            "× n: n times the real number of examples of each class; × ∞: what softmax regression "
+            "tends to, the true densities with the class prior. differ: percent of the test points "
+            "on which post-hoc adjustment and the loss, each solved by itself, decide differently."
+        ),
+    )
+
+
+def finding(study: Study, dataset: str) -> dict[str, Any]:
+    """Return what the page says of a data set, in percent and points."""
+    multiples = study.multiples(dataset)
+    first, last = (study.of(dataset, multiple) for multiple in (multiples[0], multiples[-1]))
+    rare = list(first[0].groups["softmax"])[-1]  # few, where there are such classes
+    gain = [t.errors["softmax"].mean - t.errors["logit-adjusted"].mean for t in first]
+
+    def saved(group: str) -> float:
+        groups = [t.groups for t in first]
+        return float(np.mean([g["softmax"][group] - g["logit-adjusted"][group] for g in groups]))
+
+    return {
+        "title": LARGE[dataset].title,
+        "classes": study.sizes[dataset]["classes"],
+        "erm": excess(first, "softmax").mean,
+        "loss": excess(first, "logit-adjusted").mean,
+        "gain": mean_interval(gain),
+        "rare": rare,
+        "saved": saved(rare),
+        "paid": -saved(next(iter(first[0].groups["softmax"]))),
+        "most": multiples[-1],
+        "erm_last": excess(last, "softmax").mean,
+        "loss_last": excess(last, "logit-adjusted").mean,
+        "limit": excess(first, LIMIT).mean,
+        "differ": max(t.disagreement for m in multiples for t in study.of(dataset, m)),
+    }
+
+
+# ---------------------------------------------------------------------------- figure
+
+# Post-hoc adjustment and the loss coincide: the one is a broad line under the other's dashes.
+_LOOKS: dict[str, dict[str, Any]] = {
+    "softmax": {"lw": 1.6, "marker": "o", "ms": 3.5},
+    LIMIT: {"lw": 1.1, "ls": (0, (1, 1.2))},
+    POSTHOC: {"lw": 4.0, "alpha": 0.55, "solid_capstyle": "butt"},
+    "logit-adjusted": {"lw": 1.4, "ls": (0, (4, 1.5)), "marker": "s", "ms": 3},
+    "bayes": {"lw": 1.1, "ls": "--"},
+}
+
+
+def draw(study: Study) -> Any:
+    """Return a matplotlib Figure, a column for each data set.
+
+    Above, the error by class frequency; below, against the number of examples.
+    """
+    columns = len(study.datasets)
+    with figures.style():
+        figure, axes = figures.panels(
+            rows=2, columns=columns, width=0.6 + 3.4 * columns, height=5.6
+        )
+        for column, dataset in enumerate(study.datasets):
+            _draw_frequencies(axes[0, column], study, dataset)
+            _draw_sizes(axes[1, column], study, dataset)
+        axes[0, 0].set_ylabel("error of the classes (%)")
+        axes[1, 0].set_ylabel("balanced error (%)")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=1 + columns)
+    return figure
+
+
+def _draw_frequencies(axes: Any, study: Study, dataset: str) -> None:
+    """Draw the errors of groups of classes at the real sizes, the most frequent left."""
+    facts, trials = study.sizes[dataset], study.of(dataset, study.multiples(dataset)[0])
+    for method, look in _LOOKS.items():
+        values = np.array([trial.bins[method] for trial in trials]).mean(axis=0)
+        axes.plot(facts["bins"], values, color=figures.color(method), label=label(method), **look)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.invert_xaxis()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("training examples of a class")
+    axes.set_title(
+        f"{LARGE[dataset].title}: {facts['classes']:,} classes of "
+        f"{facts['largest']:,} to {facts['smallest']}"
+    )
+
+
+def _draw_sizes(axes: Any, study: Study, dataset: str) -> None:
+    """Draw the balanced error at each multiple of the real sizes, and in the limit."""
+    multiples = study.multiples(dataset)
+    places = np.arange(len(multiples) + 1)
+    of_size = [study.of(dataset, multiple) for multiple in multiples]
+    least = bayes(of_size[0])
+    for method in ("softmax", POSTHOC, "logit-adjusted"):
+        ends = excess(of_size[0], LIMIT) if method == "softmax" else Estimate(0.0, 0.0)
+        found = [*(excess(trials, method) for trials in of_size), ends]
+        values = [least.mean + one.mean for one in found]
+        axes.plot(places, values, color=figures.color(method), **_LOOKS[method])
+        if method == POSTHOC:
+            continue
+        for place, value, one in zip(places, values, found, strict=True):
+            axes.annotate(
+                f"+{one.mean:.2f}" if one.mean else "",
+                (place, value),
+                xytext=(4, 5),  # right of the line, which falls
+                textcoords="offset points",
+                ha="left",
+                fontsize=7.5,
+            )
+    axes.axhline(least.mean, color=figures.color("bayes"), lw=1.1, ls="--")
+    axes.annotate(
+        f"Bayes {least.mean:.2f}",
+        (-0.2, least.mean),
+        xytext=(0, -4),
+        textcoords="offset points",
+        va="top",
+        fontsize=7.5,
+    )
+    axes.set_xlim(-0.25, places[-1] + 0.35)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+    axes.set_xticks(places, [*(f"×{multiple}" for multiple in multiples), "unlimited"])
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("training examples, times the real number")
+
+
+# ---------------------------------------------------------------------------- the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this study."""
+    parser.add_argument("--run", action="store_true", help="Make the record anew (an hour).")
+    parser.add_argument(
+        "--dataset", action="append", choices=DATASETS, help="Only this; may be repeated."
+    )
+    parser.add_argument("--trials", type=int, default=3, help="Draws of everything; 3.")
+    parser.add_argument(
+        "--multiples",
+        type=_multiples,
+        default=(1, 10),
+        metavar="N,N",
+        help="Times the real number of examples; 1,10.",
+    )
+    parser.add_argument("--data-dir", type=Path, help="With class_counts; LONGTAIL_DATA if absent.")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N.")
+    parser.add_argument("--json", action="store_true", help="Print the numbers as JSON.")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        default=ROOT / "results/large-simulation/large-simulation.json",
+        help="The file of numbers, read and with --run written.",
+    )
+    add_page_arguments(parser)
+
+
+def _multiples(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"takes whole numbers above 0, such as 1,10; got {text}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def main(options: argparse.Namespace) -> None:
+    """Simulate if asked to, print the tables and write the page."""
+    if options.run:
+        several = dict.fromkeys(DATASETS, options.multiples)
+        settings = Settings(multiples=several, trials=options.trials)
+        names = options.dataset or DATASETS
+        sizes = {name: class_counts(name, options.data_dir) for name in names}
+        with progress("simulating") as said:
+            made = run(settings, sizes, device=device_of(options), said=said)
+        write_text(options.record, json.dumps(made.to_dict(), indent=2) + "\n")
+    if not options.record.exists():
+        raise InputError(f"there is no record {options.record}; make it with --run.")
+    study = Study.from_dict(json.loads(options.record.read_text(encoding="utf-8")))
+    if options.json:
+        sys.stdout.write(json.dumps(study.to_dict(), indent=1) + "\n")
+        return
+    tables = [rules_table(study, dataset) for dataset in study.datasets]
+    show([*tables, sizes_table(study)])
+    if set(study.datasets) != set(DATASETS):
+        note("The page needs both data sets, so it is left as it is.")
+        return
+    with page(options, "docs/large-scale.md") as write:
+        write(
+            render(
+                "large-scale",
+                found=[finding(study, dataset) for dataset in study.datasets],
+                tables=tables,
+                sizes=sizes_table(study),
+                settings=study.settings,
+                title=TITLE,
+            )
+        )
+        write.figure("simulation", draw(study), title=TITLE)

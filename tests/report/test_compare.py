@@ -1,0 +1,236 @@
+"""The numbers of a comparison against slow oracles, on small real runs."""
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior, InputError
+from longtail.report.compare import compare, mean_interval, tuned
+from longtail.runs import DataSpec, RecipeSpec, ensemble
+from page_factory import digits_runs
+from run_factory import make_run, make_spec, make_writer
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare(digits_runs())
+
+
+def wrong_share(logits, target):
+    """Error of each class by a loop over examples."""
+    wrong, count = np.zeros(10), np.zeros(10)
+    for scores, label in zip(logits, target, strict=True):
+        count[label] += 1
+        wrong[label] += int(np.argmax(scores) != label)
+    return wrong / count
+
+
+def test_a_trained_row_is_counted_from_its_logits(compared):
+    row = compared.row("logit-adjusted")
+    for scored, run in zip(row.scored, row.runs, strict=True):
+        logits, target, _ = run.logits("test")
+        assert scored.seed == run.spec.seed
+        np.testing.assert_allclose(scored.per_class, wrong_share(logits, target))
+        np.testing.assert_array_equal(scored.logits, logits)
+
+
+@pytest.mark.parametrize("source", ["fixed", "held-out", "oracle"])
+def test_a_post_hoc_row_adjusts_the_softmax_logits_by_its_tau(compared, source):
+    row = compared.row("posthoc-logit-adjusted", tau_source=source)
+    for scored, run in zip(row.scored, row.runs, strict=True):
+        logits, target, _ = run.logits("test")
+        adjusted = logits.astype(np.float64) - scored.tau * run.prior.log_probs
+        np.testing.assert_allclose(scored.per_class, wrong_share(adjusted, target))
+        assert run.spec.method.name == "softmax"
+        assert not run.spec.dataset.held_out
+
+
+def test_no_tau_beats_the_oracle_and_the_curves_are_the_rows(compared):
+    for method, curves in compared.curves.items():
+        oracle = compared.row(method, tau_source="oracle")
+        for scored in oracle.scored:
+            curve = curves[scored.seed]
+            assert scored.error == pytest.approx(curve.min_value)
+            grid = [curve(tau) for tau in np.linspace(0, 4, 41)]
+            assert scored.error <= min(grid) + 1e-12
+        fixed = compared.row(method, tau_source="fixed")
+        np.testing.assert_allclose(fixed.errors, [c(1.0) for c in curves.values()])
+
+
+def test_the_held_out_tau_comes_from_the_run_with_a_held_out_part(compared):
+    row = compared.row("posthoc-logit-adjusted", tau_source="held-out")
+    for scored in row.scored:
+        run = compared.held_out[scored.seed]
+        logits, target, _ = run.logits("held-out")
+        errors = [
+            wrong_share(logits.astype(np.float64) - tau * run.prior.log_probs, target).mean()
+            for tau in (scored.tau, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0)
+        ]
+        assert errors[0] == min(errors)
+
+
+def test_the_difference_is_paired_by_seed(compared):
+    row, base = compared.row("logit-adjusted"), compared.row("softmax")
+    expected = mean_interval([row.errors[i] - base.errors[i] for i in range(2)])
+    assert compared.difference(row) == expected
+    assert compared.baseline is base
+
+
+def test_the_numbers_as_json(compared):
+    document = compared.to_dict()
+    assert document["split"] == "test"
+    first = document["rows"][0]
+    assert first["method"] == "softmax"
+    assert first["errors"] == compared.row("softmax").errors.tolist()
+    assert first["difference_to_softmax"]["mean"] == 0.0
+    assert [row["tau_source"] for row in document["rows"][2:5]] == ["fixed", "held-out", "oracle"]
+
+
+def test_only_runs_with_a_held_out_part_are_refused():
+    held = [run for run in digits_runs() if run.spec.dataset.held_out]
+    with pytest.raises(InputError, match="every run has a held-out part"):
+        compare(held)
+
+
+def test_an_unknown_row_lists_the_known_ones(compared):
+    with pytest.raises(InputError, match=r"no 'ldam' \(None\); rows: logit-adjusted, posthoc"):
+        compared.row("ldam")
+
+
+def test_two_kinds_of_softmax_are_refused(tmp_path):
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", method="softmax", recipe=recipe))
+        for recipe in (RecipeSpec("one", {"lr": 0.1}), RecipeSpec("two", {"lr": 0.2}))
+    ]
+    with pytest.raises(InputError, match=r"'softmax' was run in 2 ways \(one; two\)"):
+        compare(runs)
+
+
+def test_a_softmax_student_beside_plain_softmax_is_refused(tmp_path):
+    settings = ({}, {"teachers": ["digits-lt/softmax-s1-0a1b2c3d"]})
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", method="softmax", settings=one))
+        for one in settings
+    ]
+    with pytest.raises(InputError, match=r"'softmax' was run in 2 ways \(plain; 1 teacher\)"):
+        compare(runs)
+
+
+def test_runs_of_one_seed_are_rows_that_say_what_tells_them_apart(tmp_path):
+    runs = [
+        make_run(tmp_path, make_spec(dataset="digits-lt", model=model)) for model in ("mlp", "cnn")
+    ]
+    rows = [(row.method, row.detail, row.runs) for row in compare(runs).rows]
+    assert rows == [
+        ("logit-adjusted", "tau=1.0, mlp", (runs[0],)),
+        ("logit-adjusted", "tau=1.0, cnn", (runs[1],)),
+    ]
+
+
+def test_two_ensembles_are_two_rows(tmp_path):
+    runs = [make_run(tmp_path, make_spec(dataset="digits-lt", seed=seed)) for seed in range(3)]
+    pairs = [ensemble(some, root=tmp_path) for some in (runs[:2], runs[1:])]
+    rows = compare([*runs, ensemble(runs, root=tmp_path)]).rows
+    assert [(row.method, row.detail) for row in rows] == [
+        ("ensemble", ""),
+        ("logit-adjusted", "tau=1.0"),
+    ]
+    rows = compare([*runs, *pairs]).rows
+    assert [row.detail for row in rows[:2]] == [run.spec.hash8 for run in pairs]
+
+
+def test_an_ensemble_is_compared_to_the_mean_of_softmax_over_its_networks_seeds(tmp_path):
+    plain = [softmax_run(tmp_path, seed) for seed in range(4)]
+    members = [softmax_run(tmp_path, seed, method="balanced") for seed in (1, 2, 3)]
+    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
+    row, base = compared.row("ensemble"), compared.row("softmax")
+    expected = row.errors[0] - base.errors[1:].mean()
+    assert expected != pytest.approx(row.errors[0] - base.errors[0])  # of the ensemble's own "seed"
+    for change in (compared.difference(row), compared.against_softmax(row)):
+        assert change.mean == pytest.approx(expected)
+        assert np.isnan([change.low, change.high]).all()
+        assert change.seeds == 3
+    assert compared.difference(base, baseline=row).mean == pytest.approx(-expected)
+    assert row.seeds == (1, 2, 3)
+    document = next(row for row in compared.to_dict()["rows"] if row["method"] == "ensemble")
+    assert document["members"] == [run.name for run in members]
+    assert document["seeds"] == [1, 2, 3]
+    assert len(document["errors"]) == 1
+    assert compared.to_dict()["rows"][0]["members"] == []
+
+
+def test_an_ensemble_of_other_seeds_than_softmax_has_no_difference(tmp_path):
+    plain = [softmax_run(tmp_path, seed) for seed in range(2)]
+    members = [softmax_run(tmp_path, seed, method="balanced") for seed in range(3)]
+    compared = compare([*plain, *members, ensemble(members, root=tmp_path)])
+    row = compared.row("ensemble")
+    assert compared.against_softmax(row) is None
+    with pytest.raises(InputError, match="share no seed, or not all of an ensemble's"):
+        compared.difference(row)
+
+
+def test_the_same_run_from_two_folders_is_refused(tmp_path):
+    spec = make_spec(dataset="digits-lt")
+    runs = [make_run(tmp_path / name, spec) for name in ("one", "two")]
+    with pytest.raises(InputError, match=r"one/.* and .*two/.* are the same run, digits-lt/logit"):
+        compare(runs)
+
+
+def test_runs_on_balanced_data_have_a_flat_curve_and_no_complaint(tmp_path):
+    spec = make_spec(method="softmax")
+    run = make_run(tmp_path, spec, prior=ClassPrior.from_counts([30, 30, 30]))
+    result = tuned(run, "test", "posthoc-logit-adjusted", "scale")
+    assert result.interval == result.bounds
+
+
+def softmax_run(root, seed, *, held_out=0.0, epochs=6, method="softmax"):
+    """A run of plain softmax, with logits of its held-out part where it has one."""
+    recipe = RecipeSpec("digits", {"epochs": epochs})
+    data = DataSpec("digits-lt", held_out=held_out)
+    spec = make_spec(dataset=data, method=method, recipe=recipe, seed=seed)
+    writer = make_writer(root, spec)
+    logits = np.random.default_rng(seed).normal(size=(60, 3)).astype(np.float32)
+    for split in ("test", *(["held-out"] if held_out else [])):
+        writer.write_logits(split, logits, np.arange(60) % 3, norms=[1.0, 2.0, 3.0])
+    return writer.finish(seconds=1.0)
+
+
+def test_a_held_out_run_of_another_training_chooses_no_tau(tmp_path):
+    full = [softmax_run(tmp_path, seed) for seed in range(2)]
+    alike = softmax_run(tmp_path, 0, held_out=0.2)
+    others = [softmax_run(tmp_path, seed, held_out=0.2, epochs=1) for seed in range(2)]
+    compared = compare([*full, *others, alike])
+    assert compared.held_out == {0: alike}
+    assert compared.row("posthoc-logit-adjusted", tau_source="held-out").seeds == (0,)
+    why = "not trained like the softmax run on the whole training set: epochs: 1 against 6"
+    assert compared.left_out == {why: tuple(others)}
+    assert compared.to_dict()["left_out"] == [{"run": run.folder, "why": why} for run in others]
+    assert compare([*full, alike]).left_out == {}
+
+
+def test_held_out_runs_without_a_softmax_run_of_their_seed_are_left_out(tmp_path):
+    full = [softmax_run(tmp_path, 0)]
+    lonely = softmax_run(tmp_path, 1, held_out=0.2)
+    another = softmax_run(tmp_path, 0, held_out=0.2, method="balanced")
+    compared = compare([*full, lonely, another])
+    assert compared.held_out == {}
+    assert compared.left_out == {
+        "no softmax run on the whole training set has the same seed": (lonely,),
+        "tau is chosen on runs trained with softmax alone": (another,),
+    }
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_held_out_parts_are_refused_also_of_different_seeds(tmp_path, seed):
+    full = [softmax_run(tmp_path, seed) for seed in range(2)]
+    parts = [softmax_run(tmp_path, 0, held_out=0.2), softmax_run(tmp_path, seed, held_out=0.3)]
+    words = r"on 2 held-out parts \(20% held out: .*; 30% held out: "
+    with pytest.raises(InputError, match=words) as it:
+        compare([*full, *parts])
+    assert all(str(run.folder) in str(it.value) for run in parts)
+
+
+def test_the_same_held_out_run_from_two_folders_is_refused(tmp_path):
+    full = softmax_run(tmp_path, 0)
+    twice = [softmax_run(tmp_path / name, 0, held_out=0.2) for name in ("one", "two")]
+    with pytest.raises(InputError, match=r"one/.* and .*two/.* are the same run"):
+        compare([full, *twice])

@@ -1,0 +1,194 @@
+"""The paper's CIFAR tables: what records say, verdicts by intervals, and the page."""
+
+import argparse
+import re
+import shutil
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import stats
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+from longtail.report.compare import Interval
+from studies import __main__, exp, step
+from studies._records import ROOT, Shelf
+
+
+@cache
+def columns():
+    options = argparse.Namespace(
+        recipe=None, dataset=None, set=[], seeds=None, records=ROOT / "results/exp"
+    )
+    return exp.columns_of(Shelf(options.records), options)
+
+
+def column(dataset, recipe="tuned"):
+    return next(one for one in columns() if (one.key, one.recipe) == (dataset, recipe))
+
+
+def verdicts(dataset, recipe="tuned"):
+    return {claim.text: claim.verdict for claim in exp.claims(column(dataset, recipe))}
+
+
+def test_every_run_has_its_record_and_every_record_its_run():
+    assert [one.missing() for one in columns()] == [[]] * 4
+    names = {record.name for one in columns() for record in one.records}
+    assert names == {record.name for record in Shelf(ROOT / "results/exp").records}
+
+
+def test_cells_are_means_of_wrong_counts():
+    for one in columns():
+        for row, runs in ((exp.ERM, "softmax"), (exp.LOSS, "logit-adjusted")):
+            errors = [
+                np.mean([w / n for w, n in zip(test["wrong"], test["examples"], strict=True)])
+                for record in one.records_of(runs)
+                for test in [record.document["splits"]["test"]]
+            ]
+            assert len(errors) == 5
+            assert one.cell(row).mean == pytest.approx(np.mean(errors))
+            assert one.cell(row).deviation == pytest.approx(np.std(errors, ddof=1))
+
+
+def test_adams_rate_is_the_best_on_held_out_data_and_the_largest_tried():
+    assert max(exp.ADAM_RATES) == exp.ADAM_RATE
+    for dataset in exp.CIFARS:
+        trials = exp._trials(column(dataset))
+        for name in exp.ADAM:
+            errors = [trials[f"{name}, lr {rate:g}"] for rate in exp.ADAM_RATES]
+            assert exp.ADAM_RATES[int(np.argmin(errors))] == exp.ADAM_RATE
+
+
+def test_an_interval_is_students_of_paired_differences():
+    one = column("cifar10-lt")
+    gaps = one.cell(exp.ERM).errors - one.cell(exp.LOSS).errors
+    half = stats.t.ppf(0.975, 4) * gaps.std(ddof=1) / np.sqrt(5)
+    found = {c.text: c for c in exp.claims(one)}["softmax errs more than the loss"].interval
+    assert (found.mean, found.low) == pytest.approx((gaps.mean(), gaps.mean() - half))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds", "verdict"),
+    [
+        (0.1, 0.2, (0.0, np.inf), "held"),
+        (-0.2, -0.1, (0.0, np.inf), "not held"),
+        (-0.1, 0.2, (0.0, np.inf), "undecided"),
+        (-0.9, -0.3, exp.BELOW, "held"),
+        (-0.1, 0.2, exp.BELOW, "undecided"),  # once counted as held
+        (-0.004, 0.004, (-0.005, 0.005), "held"),
+        (-0.02, 0.004, (-0.005, 0.005), "undecided"),
+        (0.01, 0.02, (-0.005, 0.005), "not held"),
+        (np.nan, np.nan, (0.0, np.inf), "undecided"),  # one seed
+    ],
+)
+def test_a_verdict_needs_an_interval_that_excludes_the_opposite(low, high, bounds, verdict):
+    found = exp.judged("x", Interval((low + high) / 2, low, high, 5), bounds=bounds)
+    assert found.verdict == verdict
+
+
+def test_what_the_prose_of_the_page_says():
+    """The page's sentences are fixed; the verdicts that they rest on are these."""
+    for dataset in exp.CIFARS:
+        found = verdicts(dataset)
+        for text in (
+            "softmax errs more than post-hoc, τ = 1",
+            "softmax errs more than the loss",
+            "adaptive errs more than the loss",
+            "equalized errs more than the loss",
+            "under SGD, weight norms grow with frequency",
+            "under Adam without weight decay, weight norms do not grow with frequency",
+        ):
+            assert found[text] == "held", text
+        assert found["post-hoc, τ = 1, errs more than the loss"] == "undecided"
+        assert found["under Adam, weight norms do not grow with frequency"] == "not held"
+        assert found["under Adam, the error is that of SGD"] != "held"
+        assert found["under Adam without weight decay, the error is that of SGD"] == "not held"
+        for way in ("scaled", "dropped"):
+            text = f"weight norm. (bias {way}) errs more than post-hoc"
+            assert found[f"{text}, both at τ = 1"] == found[f"{text}, both at τ*"] == "held"
+            gain = f"weight norm. (bias {way}), τ = 1, gains nothing"
+            assert found[f"under Adam, {gain}"] == "not held"  # it helps
+            assert found[f"under Adam without weight decay, {gain}"] == "held"  # it harms
+    best = "weight norm. (bias scaled) errs more than post-hoc, at τ* against τ = 1"
+    assert verdicts("cifar10-lt")[best] == "not held"
+    assert verdicts("cifar100-lt")["the loss gains on classes with many examples"] == "not held"
+    for dataset in exp.CIFARS:
+        softmax, loss = exp._part_errors(column(dataset))["head"]
+        assert loss > softmax
+
+
+def test_marks_are_the_published_values_plus_half_a_point():
+    rows = exp.marks_table(columns()).rows
+    assert [row[-1] for row in rows] == ["no"] + ["yes"] * 7
+    assert rows[0][:4] == ("CIFAR-10-LT, softmax (ERM)", "27.66", "27.66", "−0.004")
+
+
+def test_effects_are_paired_by_seed():
+    found = exp.effects(columns(), Shelf(ROOT / "results/exp-float32"))
+    one = found["decay 5e-4 for 1e-4, CIFAR-10-LT"]["softmax (ERM)"]
+    both = [column("cifar10-lt", recipe).cell(exp.ERM).errors for recipe in ("tuned", "paper")]
+    assert one.mean == pytest.approx((both[0] - both[1]).mean())
+    assert len(found) == 7
+
+
+def test_the_page_is_made_from_the_records_byte_for_byte(tmp_path, capsys):
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "README.md", tmp_path)
+    words = ["exp", "--no-train", "--out", str(tmp_path)]
+    assert __main__.main(words) == 0
+    out = capsys.readouterr().out
+    for path in ("docs/reproduction.md", "README.md"):
+        assert (tmp_path / path).read_bytes() == (ROOT / path).read_bytes(), path
+    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("docs/reproduction/*.svg")}
+    assert len(drawn) == 8
+    assert "27.66 ± 0.32" in out
+    assert __main__.main(words) == 0
+    for path in tmp_path.glob("docs/reproduction/*.svg"):
+        assert drawn[path.name] == path.read_bytes()
+
+
+def test_all_that_the_page_shows_exists():
+    text = (ROOT / "docs/reproduction.md").read_text()
+    figures = re.findall(r"\]\((reproduction/[^)]+)\)", text)
+    assert len(figures) == 8
+    assert all((ROOT / "docs" / figure).exists() for figure in figures)
+
+
+def test_a_part_of_the_records_makes_a_page_too(tmp_path, capsys):
+    words = ["exp", "--no-train", "--dataset", "cifar10-lt", "--recipe", "paper", "--seeds", "2"]
+    assert __main__.main([*words, "--out", str(tmp_path)]) == 0
+    assert "CIFAR-100-LT |" not in (tmp_path / "docs/reproduction.md").read_text()
+    before = (ROOT / "docs/reproduction.md").read_bytes()
+    assert __main__.main(words) == 0  # a trial: the checkout's page stays
+    assert (ROOT / "docs/reproduction.md").read_bytes() == before
+    assert "The page is left as it is" in capsys.readouterr().err
+
+
+def test_step_is_exp_with_another_profile():
+    rows = exp.definition("cifar10-lt", "tuned", "step")
+    assert [one.name for one in rows] == [*exp.LOSSES, "softmax, 20% held out"]
+    assert {(one.data.profile, len(one.seeds)) for one in rows} == {("step", 5)}
+    published = {row.name: row.paper.get("cifar100-lt") for row in step.ROWS}
+    assert published["post-hoc logit adj., oracle τ*"] == 54.80
+    assert published["logit adjusted"] == 55.52
+
+
+def test_without_records_it_says_how_to_make_them(tmp_path, capsys):
+    assert __main__.main(["exp", "--no-train", "--records", str(tmp_path)]) == 1
+    assert "to train them: python -m studies exp" in capsys.readouterr().err
+
+
+def test_the_list_of_studies(capsys):
+    assert __main__.main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in __main__.STUDIES)
+    assert __main__.main(["nothing"]) == 2
+    assert "the studies are synthetic, theory, exp" in capsys.readouterr().err
+    for name in __main__.STUDIES:
+        assert __main__.main([name, "--help"]) == 0
+    helps = capsys.readouterr().out
+    assert "--minutes" in helps
+    assert __main__.main(["theory", "--minutes", "9"]) == 2  # only its own options

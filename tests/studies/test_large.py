@@ -1,0 +1,148 @@
+"""The ImageNet-LT and iNaturalist tables: runs, page, and training in small from disk."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+from data_factory import write_large
+from longtail import InputError
+from longtail.data.large import LARGE
+from longtail.runs import DataSpec
+from longtail.train.recipe import get_recipe
+from studies import __main__, large
+from studies._records import Shelf
+
+ROOT = Path(__file__).parents[2]
+COUNTS = {"imagenet-lt": (24, 10, 5, 3), "inaturalist": (20, 8, 4, 2, 2)}
+SMALL = ("model=small-conv", "epochs=2", "batch_size=16", "image_size=16", "lr=0.05")
+
+
+def test_a_columns_runs_are_those_of_its_recipe():
+    data = DataSpec("inaturalist", settings={"list": "a" * 16})
+    runs = large.Setting("inaturalist", "resnet152", 200).runs(data)
+    assert [one.name for one in runs] == list(large.NAMES)
+    shelf = Shelf()
+    for one in runs:
+        spec = shelf.spec(one, 3)
+        assert (spec.recipe.name, spec.model.name, spec.seed) == ("inaturalist", "resnet152", 3)
+        recipe = get_recipe("inaturalist", model="resnet152", epochs=200)
+        assert spec.recipe.values["epochs"] == 200
+        assert spec.recipe.values["lr"] == recipe.lr
+        assert spec.dataset.held_out == (0.2 if one.name == large.PARTNER else 0.0)
+    threshold = shelf.spec(runs[2], 0).method.settings["threshold"]
+    assert threshold == pytest.approx(0.5 / 8142, rel=1e-5)
+    assert runs[0].tau_from == runs[-1]
+
+
+def test_the_papers_columns_and_values():
+    assert [one.title for one in large.SETTINGS][-1] == "iNaturalist 2018, ResNet-152, 200 epochs"
+    papers = {row.name: row.paper for row in large.ROWS if row.paper}
+    assert all(len(paper) == 5 for paper in papers.values())
+    title = "ImageNet-LT, ResNet-50, 90 epochs"
+    assert papers["logit adjusted"][title] == 48.89
+    assert papers["post-hoc logit adj., τ = 1"][title] == 49.66
+    assert papers["weight norm., bias dropped, oracle τ*"][title] == 49.37
+
+
+def test_hours_are_images_over_their_rate():
+    found = large.gpu_hours(large.SETTINGS[1], 1200.0, processes=8, images=9000)
+    assert found["softmax"] == pytest.approx(90 * 9000 / 1200 / 3600 * 8)
+    assert found[large.PARTNER] == pytest.approx(0.8 * found["softmax"])
+
+
+def test_without_records_the_page_has_the_published_numbers(tmp_path, capsys):
+    words = ["large", "--no-train", "--records", str(tmp_path / "none"), "--out", str(tmp_path)]
+    assert __main__.main(words) == 0
+    said = capsys.readouterr()
+    assert "no record of any" in said.err
+    assert "53.11" in said.out
+    text = (tmp_path / "docs/large.md").read_text()
+    if not (ROOT / "results/large").exists():
+        assert text == (ROOT / "docs/large.md").read_text()
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch, capsys, one_thread):
+    """Call the study in small on images on disk, in a folder of its own."""
+    for name, counts in COUNTS.items():
+        write_large(tmp_path / name, name, counts=counts, held=3)
+        sizes = {"train": sum(counts), "val": 3 * len(counts), "test": 3 * len(counts)}
+        monkeypatch.setitem(LARGE, name, replace(LARGE[name], sizes=sizes))
+
+    def call(*words, name="imagenet-lt"):
+        capsys.readouterr()
+        sets = [word for value in SMALL for word in ("--set", value)]
+        where = ["--runs", str(tmp_path / "runs"), "--records", str(tmp_path / "kept")]
+        what = ["--dataset", name, "--model", "resnet50", "--seeds", "1"]
+        images = ["--data-dir", str(tmp_path / "imagenet-lt"), "--workers", "0"]
+        code = __main__.main(["large", *what, *sets, *where, *images, *words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_a_column_trained_from_disk(study, tmp_path):
+    code, out, err = study("--out", str(tmp_path / "made"))
+    assert code == 0, err
+    assert "ImageNet-LT, ResNet-50, 90 epochs" in out
+    assert "6 runs" in out
+    kept = {path: path.read_bytes() for path in (tmp_path / "kept").rglob("*.json")}
+    assert len(kept) == 6
+    page = (tmp_path / "made/docs/large.md").read_text()
+    documents = [json.loads(text) for text in kept.values()]
+    plain = next(one for one in documents if one["spec"]["method"]["name"] == "logit-adjusted")[
+        "splits"
+    ]["test"]
+    error = sum(w / n for w, n in zip(plain["wrong"], plain["examples"], strict=True)) / 4
+    line = next(line for line in page.splitlines() if line.startswith("| logit adjusted |"))
+    assert f"| {100 * error:.2f} |" in line
+    assert (tmp_path / "made/docs/large/imagenet-lt-tau-curves.svg").exists()
+
+    # From the records alone it is the same page; the images are not needed.
+    code, _, err = study("--no-train", "--data-dir", "nowhere", "--out", str(tmp_path / "again"))
+    assert code == 0, err
+    assert (tmp_path / "again/docs/large.md").read_text() == page
+
+
+def test_missing_images_are_said_before_training(study, tmp_path):
+    code, _, err = study("--data-dir", str(tmp_path / "nowhere"))
+    assert code == 1
+    assert "nowhere" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_hours_of_a_minute(study, monkeypatch, tmp_path):
+    asked = []
+    full = large.measure
+
+    def short(*given, seconds, **more):
+        asked.append(seconds)
+        return full(*given, seconds=0.1, **more)
+
+    monkeypatch.setattr(large, "measure", short)
+    code, out, err = study("--estimate")
+    assert code == 0, err
+    assert asked == [60.0]
+    assert "GPU hours, estimated" in out
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "kept").exists()
+
+
+def test_records_of_different_lists_do_not_mix():
+    class Made:
+        def __init__(self, mark):
+            spec = Shelf().spec(large.SETTINGS[0].runs(data(mark))[0], 0)
+            self.spec, self.name = spec, mark
+
+    def data(mark):
+        return DataSpec("imagenet-lt", settings={"list": mark * 16})
+
+    assert large.data_of([Made("a")]) == {"imagenet-lt": data("a")}
+    with pytest.raises(InputError, match="different lists of imagenet-lt"):
+        large.data_of([Made("a"), Made("b")])

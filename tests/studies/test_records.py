@@ -1,0 +1,265 @@
+"""Runs as data: training what has no record, and records against slow counts from the logits."""
+
+import argparse
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from longtail import InputError
+from longtail.data.digits import load_digits_lt
+from longtail.runs import Run, RunError
+from studies import _records, exp
+from studies._pages import cells_table
+from studies._records import TAUS, VARIANTS, Column, Row, Runs, Shelf, cifar, read
+
+SMALL = {"epochs": 2}
+DIGITS = cifar("digits-lt")
+HELD = Runs("held out", DIGITS, recipe="digits", held_out=0.2, overrides=SMALL, seeds=(0, 1))
+PLAIN = Runs("softmax", DIGITS, recipe="digits", overrides=SMALL, seeds=(0, 1), tau_from=HELD)
+LOSS = Runs("loss", DIGITS, "logit-adjusted", "digits", SMALL, seeds=(0, 1))
+ROWS = [PLAIN, LOSS, HELD]
+
+
+def options_for(folder, *words):
+    parser = argparse.ArgumentParser()
+    _records.add_training_arguments(parser, records="results/none")
+    given = ["--records", folder / "records", "--runs", folder / "runs", "--device", "cpu", *words]
+    return parser.parse_args(list(map(str, given)))
+
+
+def digits(spec):
+    return load_digits_lt()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    shelf, finished = _records.train_missing(options_for(folder), ROWS, load=digits)
+    assert finished
+    assert not shelf.missing(ROWS)
+    return folder, shelf
+
+
+def share_wrong(scores, target):
+    """Error of each class by a loop over examples; ties go to the lowest index."""
+    wrong, count = np.zeros(10), np.zeros(10)
+    for row, label in zip(scores, target, strict=True):
+        count[label] += 1
+        wrong[label] += int(np.argmax(row) != label)
+    return wrong / count
+
+
+def adjusted(run, variant, tau, split="test"):
+    """The post-hoc methods from their equations, in float64."""
+    logits = np.asarray(run.logits(split).logits, dtype=np.float64)
+    if variant == "posthoc-logit-adjusted":
+        return logits - tau * np.log(run.prior.probs)
+    if variant.endswith("drop"):
+        logits = logits - np.asarray(run.head.bias, dtype=np.float64)
+    return logits / np.asarray(run.head.norms, dtype=np.float64) ** tau
+
+
+def kept(trained, runs, seed):
+    folder, shelf = trained
+    found = shelf.get(runs, seed)
+    return found, Run.open(folder / "runs" / found.spec.folder)
+
+
+def test_errors_are_counted_from_the_logits(trained):
+    for runs in (PLAIN, LOSS):
+        found, run = kept(trained, runs, 1)
+        logits, target, _ = run.logits("test")
+        np.testing.assert_allclose(found.per_class(), share_wrong(logits, target))
+        np.testing.assert_allclose(found.norms, run.head.norms, rtol=1e-5)
+        assert found.prior.counts.tolist() == run.prior.counts.tolist()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_post_hoc_points_and_curves_follow_the_equations(trained, variant):
+    found, run = kept(trained, PLAIN, 0)
+    target, curve = run.logits("test").target, found.curve(variant)
+    for source in ("fixed", "held-out", "oracle"):
+        tau, per_class = found.point(variant, source)
+        np.testing.assert_allclose(per_class, share_wrong(adjusted(run, variant, tau), target))
+    assert found.point(variant, "fixed").tau == 1.0
+    for place in (0, 7, 33, 80):
+        error = share_wrong(adjusted(run, variant, TAUS[place]), target).mean()
+        assert curve[place] == pytest.approx(error, abs=1e-6)
+    assert found.point(variant, "oracle").per_class.mean() <= curve.min() + 1e-6
+
+
+def test_the_held_out_tau_is_the_partners_own_best(trained):
+    (found, _), (partner, run) = kept(trained, PLAIN, 0), kept(trained, HELD, 0)
+    for variant in VARIANTS:
+        tau, target = partner.chosen_tau(variant), run.logits("held-out").target
+        assert found.point(variant, "held-out").tau == tau
+        best = share_wrong(adjusted(run, variant, tau, "held-out"), target).mean()
+        for other in TAUS[::8]:
+            scores = adjusted(run, variant, other, "held-out")
+            assert best <= share_wrong(scores, target).mean() + 1e-9
+        assert partner.point(variant, "fixed") is None  # never judged on the test set
+    with pytest.raises(InputError, match="has no errors on the split 'held-out'"):
+        found.per_class("held-out")
+
+
+def test_nothing_is_trained_twice_and_seeds_can_be_added(trained):
+    folder, _ = trained
+    _, finished = _records.train_missing(options_for(folder), ROWS, load=None)
+    assert finished
+    more = Runs("softmax", DIGITS, recipe="digits", overrides=SMALL, seeds=(0, 1, 2))
+    options = options_for(folder, "--no-train")
+    shelf, _ = _records.train_missing(options, [more])
+    assert shelf.missing([more]) == ["softmax, seed 2"]
+
+
+def test_stopping_loses_no_finished_run(tmp_path, monkeypatch):
+    """Time is up after the first run; the next call trains the others alone."""
+    rows, begun = [LOSS, PLAIN], []
+    monkeypatch.setattr(_records.Trainer, "_is_over", lambda self, before=0.0: len(begun) > 1)
+    monkeypatch.setattr(_records.Record, "seconds", property(lambda self: 0.0))
+    from longtail.train import engine
+
+    real = engine.train_cohort
+
+    def counted(specs, *args, **kwargs):
+        begun.append([spec.folder for spec in specs])
+        return real(specs, *args, **kwargs)
+
+    monkeypatch.setattr(engine, "train_cohort", counted)
+    options = options_for(tmp_path, "--together", "2", "--minutes", "1")
+    shelf, finished = _records.train_missing(options, rows, load=digits)
+    assert not finished
+    first = {one.name for one in shelf.records}
+    assert first
+    monkeypatch.undo()
+    shelf, finished = _records.train_missing(options_for(tmp_path), rows, load=digits)
+    assert finished
+    assert first < {one.name for one in shelf.records}
+
+
+def test_a_run_that_fails_does_not_cost_the_others(tmp_path):
+    bad = Runs("diverges", DIGITS, recipe="digits", overrides={**SMALL, "lr": 1e20}, seeds=(0,))
+    with pytest.raises(RunError, match="infinite or NaN"):
+        _records.train_missing(options_for(tmp_path), [LOSS, bad], load=digits)
+    assert len(Shelf(tmp_path / "records").of(LOSS)) == 2
+
+
+def test_missing_data_say_where_it_looked(tmp_path):
+    row = Runs("softmax", cifar("cifar10-lt"))
+    with pytest.raises(InputError, match="nowhere"):
+        _records.train_missing(options_for(tmp_path, "--data-dir", tmp_path / "nowhere"), [row])
+
+
+def test_only_some_runs(trained, tmp_path):
+    _, finished = _records.train_missing(
+        options_for(tmp_path, "--only", "held out"), ROWS, load=digits
+    )
+    assert finished
+    assert [one.spec.dataset.held_out for one in Shelf(tmp_path / "records").records] == [0.2, 0.2]
+    with pytest.raises(InputError, match="--only nothing: the runs are softmax; loss; held out"):
+        _records.train_missing(options_for(tmp_path, "--only", "nothing"), ROWS)
+
+
+def test_a_record_comes_back_byte_for_byte(trained, tmp_path):
+    found, run = kept(trained, HELD, 0)
+    path = _records.write(found, tmp_path)
+    again = read(path)
+    assert (again.spec, again.document) == (found.spec, found.document)
+    assert _records.to_text(again.document) == path.read_text()
+    assert _records.record_of(run).document == found.document
+
+
+@pytest.mark.parametrize("folder", ["exp", "exp-float32", "strong"])
+def test_all_records_in_results_are_read_as_they_are(folder):
+    root = _records.ROOT / "results" / folder
+    for path in root.glob("*/*.json"):
+        assert _records.to_text(read(path).document) == path.read_text()
+    assert len(Shelf(root)) == len(list(root.glob("*/*.json")))
+
+
+def test_bad_files_are_named(trained, tmp_path):
+    found, _ = kept(trained, HELD, 0)
+    path = _records.write(found, tmp_path)
+    moved = path.rename(path.with_name("other.json"))
+    with pytest.raises(InputError, match=r"other\.json was renamed or edited"):
+        read(moved)
+    path.write_text(json.dumps({**found.document, "format": 99}))
+    with pytest.raises(InputError, match="has format 99"):
+        read(path)
+    for text in ("[]", "{", "{}"):
+        path.write_text(text)
+        with pytest.raises(InputError, match="is not the record of a run"):
+            read(path)
+
+
+def test_different_data_never_mix(trained, tmp_path):
+    (one, _), (two, _) = kept(trained, LOSS, 0), kept(trained, LOSS, 1)
+    _records.write(one, tmp_path)
+    other = json.loads(json.dumps(two.document))
+    other["splits"]["test"]["data"] = "x" * 64
+    _records.write(_records.Record(two.spec, other), tmp_path)
+    with pytest.raises(InputError, match="are of different data") as caught:
+        Shelf(tmp_path)
+    assert one.name in str(caught.value)
+    assert two.name in str(caught.value)
+
+
+def test_a_partner_of_another_seed_is_refused(trained):
+    (_, run), (other, _) = kept(trained, PLAIN, 0), kept(trained, HELD, 1)
+    with pytest.raises(InputError, match="can't choose τ"):
+        _records.record_of(run, partner=other)
+
+
+def test_students_know_their_teachers_by_record(tmp_path):
+    """Teachers are trained first, though they are no rows of their own; then mean and student."""
+    teacher = Runs("teacher", DIGITS, "logit-adjusted", "digits", SMALL, seeds=(0, 1))
+    mean = Runs("mean", DIGITS, teachers=(teacher,), mean=True)
+    values = {**SMALL, "distill_weight": 0.5}
+    student = Runs("student", DIGITS, "softmax", "digits", values, (0,), teachers=(teacher,))
+    shelf, finished = _records.train_missing(options_for(tmp_path), [student, mean], load=digits)
+    assert finished
+    names = [one.name for one in shelf.of(teacher)]
+    assert list(shelf.get(student).spec.settings["teachers"]) == sorted(names)
+    assert shelf.get(mean).seconds == 0.0
+
+
+def test_changes_leave_what_is_a_rows_own():
+    row = Runs("adam", DIGITS, overrides={"lr": 1e-3, "epochs": 100}, tau_from=HELD)
+    small = row.changed({"lr": 1.0, "epochs": 3, "batch_size": 32}, seeds=2)
+    assert dict(small.overrides) == {"lr": 1e-3, "epochs": 3, "batch_size": 32}
+    assert small.seeds == (0, 1)
+    assert small.tau_from.overrides["epochs"] == 3
+
+
+def test_cells_and_differences_are_paired_by_seed(trained):
+    _, shelf = trained
+    column = Column.of("digits-lt", "digits", ROWS, shelf)
+    plain, loss = Row("softmax", "softmax"), Row("loss", "loss")
+    errors = [np.mean([one.per_class().mean() for one in shelf.of(r)]) for r in (PLAIN, LOSS)]
+    assert column.cell(plain).mean == pytest.approx(errors[0])
+    assert column.difference(plain, loss).mean == pytest.approx(errors[0] - errors[1])
+    fixed = column.cell(exp.row_of("posthoc-logit-adjusted"))
+    assert fixed.taus.tolist() == [1.0, 1.0]
+    assert column.cell(Row("x", "no such runs")) is None
+    assert column.minutes > 0
+
+
+def test_a_study_from_nothing_on_digits(tmp_path):
+    """The whole way of `exp`: train, judge, table, claims and every figure."""
+    rows = [one.changed(SMALL, 2) for one in exp.runs_of(DIGITS, "digits")]
+    rows = [one for one in rows if one.method != "equalized-threshold"]  # needs a threshold
+    shelf, _ = _records.train_missing(options_for(tmp_path), rows, load=digits)
+    column = Column.of("digits-lt", "digits", rows, shelf)
+    assert not column.missing()
+    table = cells_table(column, exp.ROWS, title="digits")
+    assert len(table.rows) >= len(exp.ROWS) - 1
+    assert all(row[2] != "–" for row in table.rows if "equalized" not in row[0])
+    assert {claim.verdict for claim in exp.claims(column)} <= set(exp.MARKS)
+    for draw in (exp.draw_norms, lambda c: exp.draw_taus(c, exp.ROWS)):
+        assert draw([column]) is not None
+    assert exp.draw_classes([column]) is not None
+    assert exp.draw_groups([column]) is not None
