@@ -20,7 +20,7 @@ from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, files, find_runs
 from longtail.train import engine
 from longtail.train.methods import EXTRAS
-from longtail.train.named_recipes import RECIPES
+from longtail.train.recipe import RECIPES
 from longtail.train.recipe import make_spec
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")

@@ -43,7 +43,7 @@ def test_both_loops_train_the_same_network(bench):
 def test_a_step_of_the_trainer_is_measured_on_the_same_bytes(bench):
     setting = bench.Setting(torch.device("cpu"), batch=2, size=32, steps=1, rounds=1)
     begin, step = bench.trainer(setting, "resnet18", num_classes=5, compiled=False)
-    team = begin.__closure__[0].cell_contents.team
+    team = begin.__closure__[0].cell_contents.training
     before = team.model.fc.weight.detach().clone()
     rates = bench.rates_of(setting, {"trainer": (begin, step)})
     assert rates["trainer"]["images_per_second"] > 0

@@ -27,13 +27,14 @@ from longtail.models.resnet import BasicBlock, Design, init_he
 from longtail.runs import Run
 from longtail.runs.folder import RunError
 from longtail.train import distributed
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World, joined
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.streamed import StreamedTraining, Streaming
 
 CPU = torch.device("cpu")
 COUNTS = (30, 12, 5)
@@ -65,13 +66,15 @@ def step_losses(data, world, method, overrides, how, *, epochs=2):
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    lane = Lane(lambda: StreamedTeam(planner, data, world=world, how=how), device=CPU, graphs=False)
+    lane = Stepper(
+        lambda: StreamedTraining(planner, data, world=world, how=how), device=CPU, graphs=False
+    )
     found = []
     for epoch in range(epochs):
         run_epoch([lane], [epoch])
-        found += lane.team.losses.tolist()
+        found += lane.training.losses.tolist()
     tensors = [
-        value for value in lane.team.model.state_dict().values() if value.is_floating_point()
+        value for value in lane.training.model.state_dict().values() if value.is_floating_point()
     ]
     return found, torch.cat([value.flatten() for value in tensors]).tolist()
 
@@ -265,14 +268,14 @@ def test_a_damaged_image_is_counted_once_or_stops_both(folder):
 
 KILLED = """
 import os, signal, sys
-from longtail.train.streamed import StreamedTeam
-step = StreamedTeam.step
+from longtail.train.streamed import StreamedTraining
+step = StreamedTraining.step
 def killed(self, size):
     if self._epoch == 2 and self._at == 1 and os.environ["RANK"] == "1":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     step(self, size)
-StreamedTeam.step = killed
+StreamedTraining.step = killed
 from longtail.train import engine
 engine.train_cohort.__kwdefaults__["checkpoint_seconds"] = 0.0
 from longtail.cli import main

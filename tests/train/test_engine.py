@@ -13,12 +13,13 @@ from longtail.experiments.comparison import BASELINE, compare, mean_interval
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
 from longtail.train.augment import normalize
-from longtail.train.engine import evaluate, refuse_early, train, train_cohort
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.engine import evaluate, train, train_cohort, validate
+from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.team import Resident, Team
 
 DATA = load_digits_lt()
 SHORT = {"epochs": 2}
@@ -39,7 +40,7 @@ def lane(recipe, method="softmax", seed=0):
     planner = Planner(
         recipe, Method.of(method), labels, np.arange(len(labels)), DATA.train.prior, seed=seed
     )
-    return Lane(lambda: Team([planner], Resident(DATA.train, device)), device=device)
+    return Stepper(lambda: Training([planner], Resident(DATA.train, device)), device=device)
 
 
 def pixels(images, recipe):
@@ -90,7 +91,7 @@ def test_a_batch_of_one_is_refused_where_batch_norm_can_not_take_it(tmp_path, mo
 
     def trained(batch_size, **others):
         one = spec(model=model, batch_size=batch_size, epochs=1, warmup_epochs=0, **others)
-        refuse_early([one], images)
+        validate([one], images)
         return one
 
     if model == "resnet18":
@@ -134,7 +135,7 @@ def test_global_randomness_does_not_reach_a_run(cohort, tmp_path):
 def test_seeds_differ_and_methods_share_their_start():
     recipe = get_recipe("digits")
     softmax, other, another = (
-        lane(recipe, method, seed).team
+        lane(recipe, method, seed).training
         for method, seed in (("softmax", 0), ("logit-adjusted", 0), ("softmax", 1))
     )
     assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
@@ -155,7 +156,7 @@ def test_the_first_step_is_sgd_on_the_family_loss(tmp_path):
         "digits", epochs=1, batch_size=10_000, optimizer="sgd", momentum=0.0, weight_decay=0.0
     )
     one = lane(recipe, "logit-adjusted")
-    team = one.team
+    team = one.training
     log_prior = torch.tensor(DATA.train.prior.log_probs)
     logits = team.model(pixels(DATA.train, recipe)).double() + log_prior
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(DATA.train.labels))
@@ -178,7 +179,7 @@ def test_held_out_examples_are_not_trained_on(cohort):
 def test_evaluation_writes_the_networks_logits_once(cohort):
     run = cohort[0]
     logits, target, _ = run.logits("test")
-    model = lane(get_recipe("digits")).team.model
+    model = lane(get_recipe("digits")).training.model
     model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
     with torch.no_grad():
         expected = model.eval()(pixels(DATA.test, get_recipe("digits")))

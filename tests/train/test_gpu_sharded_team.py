@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from longtail.train.sampled_team import SampledTeam
 from torch import distributed, multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -12,13 +13,12 @@ from torch.distributed.tensor import DTensor
 from data_factory import write_large
 from longtail.data.large import load_listed
 from longtail.train import sharded_team
-from longtail.train.lane import Lane
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
-from longtail.train.sampled_team import SampledTeam
-from longtail.train.sharded_team import ShardedTeam, sharded_logits, sharded_predictions
-from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
+from longtail.train.sharded import ShardedTeam, sharded_logits, sharded_predictions
+from longtail.train.streamed import StreamedTraining, Streaming, stream_logits
 from single_steps import EXACT, compare, state
 
 pytestmark = [
@@ -41,7 +41,7 @@ def lane(data, kind, device, *, how=HOW, **overrides):
     recipe, kept = get_recipe("imagenet-lt", **SMALL | overrides), np.arange(len(data.train))
     planner = Planner(recipe, Method.of(METHOD), data.train.labels, kept, data.train.prior, seed=0)
     make = partial(kind, planner, data.train, device=torch.device(device), how=how)
-    return Lane(make, device=torch.device(device), graphs=False)
+    return Stepper(make, device=torch.device(device), graphs=False)
 
 
 def _under_nccl(_, folder):
@@ -55,21 +55,21 @@ def _under_nccl(_, folder):
     for optimizer, (lr, allowed) in OPTIMIZERS.items():
         given = {"optimizer": optimizer, "lr": lr}
         one = lane(data, ShardedTeam, "cuda:0", **given)
-        assert isinstance(one.team.model.fc.weight, DTensor)
-        compare(lane(data, StreamedTeam, "cpu", **given), one, **allowed)
+        assert isinstance(one.training.model.fc.weight, DTensor)
+        compare(lane(data, StreamedTraining, "cpu", **given), one, **allowed)
     with one.active():
         kept = state(one)
-        one.team.load_state(0, kept)
+        one.training.load_state(0, kept)
         again = state(one)
         assert all(torch.equal(kept[name], again[name]) for name in kept)
-        model, recipe = one.team.model, one.team.recipe
+        model, recipe = one.training.model, one.training.recipe
         logits = sharded_logits(model, data.test, recipe, how=HOW)
         predicted = sharded_predictions(model, data.test, recipe, how=HOW)
     assert np.array_equal(predicted, logits.argmax(1))
-    alone = lane(data, StreamedTeam, "cuda:0", **given)
+    alone = lane(data, StreamedTraining, "cuda:0", **given)
     with alone.active():
-        alone.team.load_state(0, kept)
-        wanted = stream_logits(alone.team.model, data.test, recipe, how=HOW)
+        alone.training.load_state(0, kept)
+        wanted = stream_logits(alone.training.model, data.test, recipe, how=HOW)
     np.testing.assert_allclose(logits, wanted, atol=1e-3)
     distributed.destroy_process_group()
 

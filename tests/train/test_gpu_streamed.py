@@ -9,12 +9,12 @@ import torch
 
 from data_factory import write_large
 from longtail.data.large import load_listed
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import Lane
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.streamed import StreamedTraining, Streaming
 from plain_failures import plainly
 from single_steps import EXACT, ROUGH, compare
 
@@ -36,8 +36,8 @@ def lane(data, device, *, precision="float32", **how):
     recipe, method = get_recipe("imagenet-lt", **SMALL), Method.of("logit-adjusted+drw:start=1")
     planner = Planner(recipe, method, data.train.labels, kept, data.train.prior, seed=0)
     options = {"precision": precision, "device": device, "how": Streaming(workers=2, **how)}
-    make = partial(StreamedTeam, planner, data.train, **options)
-    return Lane(make, device=device, graphs=False)
+    make = partial(StreamedTraining, planner, data.train, **options)
+    return Stepper(make, device=device, graphs=False)
 
 
 @plainly

@@ -9,6 +9,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from longtail.train.batches import ImagePlan
 from test_mixing import by_loops
 from test_trivial import as_image, pillow
 
@@ -17,14 +18,13 @@ from longtail import ClassPrior, InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
-from longtail.train.batches import ImagePlan
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import Training, new_network, run_epoch
 from longtail.train.methods import Method
-from longtail.train.named_recipes import RECIPES
 from longtail.train.plan import Planner
-from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.team import Resident, Team, new_network
+from longtail.train.prefetch import Resident
+from longtail.train.recipe import RECIPES, get_recipe, make_spec
 from longtail.train.trivial import OPERATIONS
 
 COUNTS = (30, 12, 5)
@@ -53,7 +53,7 @@ def planner(method="logit-adjusted", seed=0, **overrides):
 
 
 def lane(*planners):
-    return Lane(lambda: Team(planners, Resident(IMAGES, CPU)), device=CPU)
+    return Stepper(lambda: Training(planners, Resident(IMAGES, CPU)), device=CPU)
 
 
 def image_by_hand(plan, n, recipe):
@@ -88,8 +88,8 @@ def image_by_hand(plan, n, recipe):
 def test_the_images_of_an_epoch_by_hand(ingredients):
     one = lane(planner(seed=3, **ingredients))
     one.load(0)
-    one.team.prepare(0)
-    plan, recipe = one.team.plans[0], one.team.recipe
+    one.training.prepare(0)
+    plan, recipe = one.training.plans[0], one.training.recipe
     mixed = 0
     for n in range(len(plan.rows)):
         image, label = image_by_hand(plan, n, recipe), int(IMAGES.labels[plan.rows[n]])
@@ -100,18 +100,18 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
             how = (float(plan.mixing.share[k]), bool(plan.mixing.patch[k]))
             image, share = by_loops(image, partner, *how, plan.mixing.centre[k].tolist())
             second, mixed = int(IMAGES.labels[plan.partners.rows[k]]), mixed + 1
-        found = one.team.now.inputs[n, :, :, 0].permute(2, 0, 1)
+        found = one.training.now.inputs[n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
-        assert int(one.team.now.targets[0, n]) == label
+        assert int(one.training.now.targets[0, n]) == label
         if plan.mixing is not None:
-            assert int(one.team.now.seconds[0, n]) == second
-            assert float(one.team.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
+            assert int(one.training.now.seconds[0, n]) == second
+            assert float(one.training.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
     assert (mixed > 5) == (plan.mixing is not None)
 
 
 def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
     one = lane(planner(trivial_augment=True, crop_fill="mean"))
-    recipe = one.team.recipe
+    recipe = one.training.recipe
     plan = ImagePlan(
         rows=torch.tensor([4]),
         dy=torch.tensor([0]),
@@ -120,7 +120,7 @@ def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
         operation=torch.tensor([OPERATIONS.index("identity")]),
         strength=torch.tensor([0]),
     )
-    (made,) = one.team.blocks.makers[0].make(plan)
+    (made,) = one.training.blocks.makers[0].make(plan)
     corner = made.pixels[0, :, 0, 7].numpy()
     expected = (np.round(255 * np.array(recipe.mean)) / 255 - recipe.mean) / recipe.std
     np.testing.assert_allclose(corner, expected, atol=1e-6)
@@ -131,13 +131,13 @@ def test_where_nothing_is_mixed_nothing_is_missing(monkeypatch):
     monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
     one = lane(planner(cutmix=0.05, trivial_augment=True, cutout=3))
     one.load(0)
-    one.team.prepare(0)
-    plan = one.team.plans[0]
+    one.training.prepare(0)
+    plan = one.training.plans[0]
     chunks = {int(n) // 7 for n in plan.mixed}
     assert 0 < len(chunks) < 7  # so some chunks have no partner at all
-    own = one.team.now.shares[0] == 1
+    own = one.training.now.shares[0] == 1
     assert int((~own).sum()) <= len(plan.mixed)
-    assert torch.equal(one.team.now.seconds[0][own], one.team.now.targets[0][own])
+    assert torch.equal(one.training.now.seconds[0][own], one.training.now.targets[0][own])
 
 
 def test_an_ingredient_changes_nothing_about_the_others():
@@ -174,15 +174,17 @@ def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     whole = lane(*planners)
     monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
     parts = lane(*planners)
-    assert parts.team.blocks.makers[0].chunk == 7
+    assert parts.training.blocks.makers[0].chunk == 7
     for one in (whole, parts):
         one.load(1)
-        one.team.prepare(0)
+        one.training.prepare(0)
     for name in ("inputs", "targets", "seconds", "shares"):
-        assert torch.equal(getattr(whole.team.now, name), getattr(parts.team.now, name)), name
-    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+        assert torch.equal(getattr(whole.training.now, name), getattr(parts.training.now, name)), (
+            name
+        )
+    monkeypatch.setattr("longtail.train.training._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
     blocks = lane(planners[0])
-    assert blocks.team.block == 2
+    assert blocks.training.block == 2
     assert run_epoch([blocks], [0]) == run_epoch([lane(planners[0])], [0])
 
 
@@ -192,7 +194,7 @@ def test_class_weights_of_mixed_examples_by_hand():
     planners = [planner("softmax+drw:start=0", 0, **settings), planner("softmax", 1, **settings)]
     together = lane(*planners)
     found = run_epoch([together], [0])[0]
-    team = together.team
+    team = together.training
     for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
         network = new_network(team.recipe, IMAGES, seed=member)
         images = team.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
@@ -245,23 +247,23 @@ def by_hand_with_sam(team, plan):
 def test_the_first_step_with_sam_by_hand():
     one = lane(planner(sam_rho=0.5, batch_size=47))
     found = run_epoch([one], [0])[0][0]
-    loss, expected, start = by_hand_with_sam(one.team, one.team.plans[0])
+    loss, expected, start = by_hand_with_sam(one.training, one.training.plans[0])
     assert found == pytest.approx(loss, rel=1e-4)
     moved = torch.cat([(v - start[k]).flatten() for k, v in expected.items()])
     error = torch.cat(
-        [(v.detach() - expected[k]).flatten() for k, v in one.team.model.named_parameters()]
+        [(v.detach() - expected[k]).flatten() for k, v in one.training.model.named_parameters()]
     )
     assert float(error.norm() / moved.norm()) < 1e-3
     plain = lane(planner(batch_size=47))
     run_epoch([plain], [0])
     other = torch.cat(
-        [(v.detach() - expected[k]).flatten() for k, v in plain.team.model.named_parameters()]
+        [(v.detach() - expected[k]).flatten() for k, v in plain.training.model.named_parameters()]
     )
     assert float(other.norm() / moved.norm()) > 0.05  # so the test would see a step without it
     # Batch norm has seen the batch once.
-    for name, value in one.team.model.state_dict().items():
+    for name, value in one.training.model.state_dict().items():
         if "running" in name or "tracked" in name:
-            torch.testing.assert_close(value, plain.team.model.state_dict()[name])
+            torch.testing.assert_close(value, plain.training.model.state_dict()[name])
 
 
 METHODS = ("logit-adjusted", "softmax+drw:start=1", "equalized-threshold:threshold=0.2")
@@ -276,12 +278,12 @@ def test_a_team_with_everything_trains_each_run_as_it_would_alone():
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     for member, one in enumerate(alone):
-        assert together.team.state(member).keys() == one.team.state(0).keys()
-        own = together.team.network(member).state_dict()
-        start = new_network(one.team.recipe, IMAGES, seed=member).state_dict()
+        assert together.training.state(member).keys() == one.training.state(0).keys()
+        own = together.training.network(member).state_dict()
+        start = new_network(one.training.recipe, IMAGES, seed=member).state_dict()
         shares = [
             float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.team.network(0).state_dict().items()
+            for name, value in one.training.network(0).state_dict().items()
         ]
         assert np.median(shares) < 0.02, (member, shares)
 
@@ -300,27 +302,27 @@ def test_runs_whose_images_are_made_differently_step_as_one():
         planner(method, seed, lr=0.001, **way)
         for seed, (method, way) in enumerate(zip(methods, ways, strict=True))
     ]
-    assert len({one.recipe.team_values for one in planners}) == 1
+    assert len({one.recipe.stack_values for one in planners}) == 1
     together, alone = lane(*planners), [lane(one) for one in planners]
-    assert together.team.blocks.kinds == [[0], [1, 3], [2], [4]]
+    assert together.training.blocks.kinds == [[0], [1, 3], [2], [4]]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
-    team = together.team
+    team = together.training
     for member, one in enumerate(alone):
-        assert torch.equal(team.now.inputs[:, :, :, member], one.team.now.inputs[:, :, :, 0])
-        assert torch.equal(team.now.targets[member], one.team.now.targets[0])
-        if one.team.now.shares is None:
+        assert torch.equal(team.now.inputs[:, :, :, member], one.training.now.inputs[:, :, :, 0])
+        assert torch.equal(team.now.targets[member], one.training.now.targets[0])
+        if one.training.now.shares is None:
             assert torch.equal(team.now.seconds[member], team.now.targets[member])
             assert bool((team.now.shares[member] == 1).all())
         else:
-            assert torch.equal(team.now.shares[member], one.team.now.shares[0])
-        start = new_network(one.team.recipe, IMAGES, seed=member).state_dict()
+            assert torch.equal(team.now.shares[member], one.training.now.shares[0])
+        start = new_network(one.training.recipe, IMAGES, seed=member).state_dict()
         own = team.network(member).state_dict()
         shares = [
             float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.team.network(0).state_dict().items()
+            for name, value in one.training.network(0).state_dict().items()
         ]
         assert np.median(shares) < 0.02, (member, shares)
 
@@ -342,18 +344,18 @@ def test_runs_whose_images_are_made_differently_step_as_one():
 def test_what_the_runs_of_a_team_must_share(changes, together):
     one = get_recipe("strong", sam_rho=0.1)
     other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
-    assert (one.team_values == other.team_values) == together
+    assert (one.stack_values == other.stack_values) == together
 
 
 def test_a_neighbour_that_diverges_does_no_harm():
     planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1)]
     together, alone = lane(*planners), lane(planners[0])
     with torch.no_grad():
-        together.team.state(1)["model/conv1.weight"].fill_(float("nan"))
+        together.training.state(1)["model/conv1.weight"].fill_(float("nan"))
     mine, neighbour = run_epoch([together], [0])[0]
     assert np.isnan(neighbour)
     assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-3)
-    assert all(bool(v.isfinite().all()) for v in together.team.network(0).state_dict().values())
+    assert all(bool(v.isfinite().all()) for v in together.training.network(0).state_dict().values())
 
 
 def test_sam_looks_twice_with_one_draw_of_the_loss():
@@ -363,8 +365,8 @@ def test_sam_looks_twice_with_one_draw_of_the_loss():
     for rho in (0.0, 1e-6):
         one = lane(planner(method, sam_rho=rho, batch_size=47))
         run_epoch([one], [0])
-        weights.append(torch.cat([p.detach().flatten() for p in one.team.parameters]))
-    start = new_network(one.team.recipe, IMAGES, seed=0)
+        weights.append(torch.cat([p.detach().flatten() for p in one.training.parameters]))
+    start = new_network(one.training.recipe, IMAGES, seed=0)
     moved = weights[0] - torch.cat([p.detach().flatten() for p in start.parameters()])
     assert float((weights[1] - weights[0]).norm() / moved.norm()) < 1e-3
 
@@ -373,10 +375,10 @@ def test_the_average_is_what_is_judged():
     one = lane(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
     one.load(0)
     states = []
-    for number in range(len(one.team.batch_sizes)):
+    for number in range(len(one.training.batch_sizes)):
         one.step(number)
-        states.append({k: v.double().clone() for k, v in one.team.model.state_dict().items()})
-    found = one.team.network(0).state_dict()
+        states.append({k: v.double().clone() for k, v in one.training.model.state_dict().items()})
+    found = one.training.network(0).state_dict()
     weights = 0.5 ** np.arange(len(states))[::-1]
     for name, value in found.items():
         if value.is_floating_point():
@@ -388,7 +390,7 @@ def test_the_average_is_what_is_judged():
 
 def test_bfloat16_is_close_to_float32_with_everything():
     made, data = planner(**EVERYTHING), Resident(IMAGES, CPU)
-    rough = Lane(lambda: Team([made], data, precision="bfloat16"), device=CPU)
+    rough = Stepper(lambda: Training([made], data, precision="bfloat16"), device=CPU)
     one, other = run_epoch([rough], [0])[0][0], run_epoch([lane(made)], [0])[0][0]
     assert one != other
     assert one == pytest.approx(other, rel=0.05)
@@ -436,14 +438,14 @@ def test_each_ingredient_trains_by_itself_and_shows(key):
     base |= {"mixup": 0.0} if key == "mixup" else {}
     teachers = (lambda x: x.mean((2, 3)) * 3) if key == "distill_weight" else None
     data = Resident(IMAGES, CPU)
-    one = Lane(lambda: Team([planner(**recipe)], data, teachers=teachers), device=CPU)
+    one = Stepper(lambda: Training([planner(**recipe)], data, teachers=teachers), device=CPU)
     other = lane(planner(**base))
     losses = [run_epoch([one], [epoch])[0][0] for epoch in range(2)]
     plain = [run_epoch([other], [epoch])[0][0] for epoch in range(2)]
     assert np.isfinite(losses).all()
     if key == "ema_decay":
         assert losses == plain  # training is left alone; the network that is judged is not
-        one, other = one.team.network(0), other.team.network(0)
+        one, other = one.training.network(0), other.training.network(0)
         assert not torch.equal(one.conv1.weight, other.conv1.weight)
     else:
         assert losses != plain

@@ -13,11 +13,12 @@ import torch
 
 from data_factory import pixels
 from longtail.data.images import ImageSet
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe
-from longtail.train.team import Resident, Team
 
 IMAGES = ImageSet(
     pixels(40, shape=(3, 8, 8)), np.repeat(np.arange(3), (20, 12, 8)), ("a", "b", "c")
@@ -98,8 +99,8 @@ def a_lane(notes, *, teachers, graphs=True):
     everything = np.arange(len(IMAGES))
     planner = Planner(recipe, Method.of("softmax"), IMAGES.labels, everything, IMAGES.prior, seed=0)
     resident = Resident(IMAGES, torch.device("cpu"))
-    return Lane(
-        lambda: Team([planner], resident, teachers=teachers),
+    return Stepper(
+        lambda: Training([planner], resident, teachers=teachers),
         device=SimpleNamespace(type="cuda"),
         graphs=graphs,
     )
@@ -114,7 +115,7 @@ def test_the_order_of_what_is_made_aside(notes):
     main, aside = one.stream.name, one.aside.name
     assert (one.stream.priority, one.aside.priority) == (-1, 0)
     assert notes.lines[-1] == (aside, f"waits for {main}")  # for all that was made so far
-    steps = len(one.team.batch_sizes)
+    steps = len(one.training.batch_sizes)
     for epoch in range(EPOCHS):
         notes.lines.clear()
         run_epoch([one], [epoch])
@@ -130,7 +131,7 @@ def test_the_order_of_what_is_made_aside(notes):
 def test_without_teachers_nothing_is_made_aside(notes):
     one = a_lane(notes, teachers=None)
     assert one.aside is None
-    assert one.team.ahead is None
+    assert one.training.ahead is None
     table = torch.zeros(len(IMAGES), IMAGES.num_classes)
     assert a_lane(notes, teachers=table).aside is None  # answers that are there take no time
 

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from longtail.train.sampled_team import SampledTeam
 from test_distributed import CPU, HERE, SMALL, Stop, compare, free_port, run_both, step_losses
 from test_distributed import TINY as WITH_NORM
 
@@ -20,15 +21,15 @@ from longtail.data.large import load_listed
 from longtail.models import MODELS
 from longtail.runs import Run
 from longtail.train import evaluation, sharded_team, streamed
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import ALONE, World, joined
-from longtail.train.engine import evaluate, refuse_early, train
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.engine import evaluate, train, validate
+from longtail.train.loop import run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.sampled_team import SampledTeam
-from longtail.train.sharded_team import ShardedTeam
-from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
+from longtail.train.sharded import ShardedTeam
+from longtail.train.streamed import StreamedTraining, Streaming, stream_logits
 
 COUNTS = (20, 12, 6, 4, 3)  # an odd number of classes, and of examples
 EPOCHS = 4
@@ -54,14 +55,14 @@ def lane(data, world=ALONE, *, kind=ShardedTeam, method="logit-adjusted", how=HE
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    return Lane(partial(kind, planner, data, world=world, how=how), device=CPU, graphs=False)
+    return Stepper(partial(kind, planner, data, world=world, how=how), device=CPU, graphs=False)
 
 
 def losses_of(one, epochs):
     found = []
     for epoch in epochs:
         run_epoch([one], [epoch])
-        found += one.team.losses.tolist()
+        found += one.training.losses.tolist()
     return found
 
 
@@ -69,12 +70,14 @@ def steps(data, world, method, overrides, how, kind=ShardedTeam):
     """The mean loss of every step, and the whole weights after them, on the first process."""
     one = lane(data, world, kind=kind, method=method, how=how, **overrides)
     found = losses_of(one, (0, 1))
-    weights = one.team.whole(one.team.model.state_dict())
+    weights = one.training.whole(one.training.model.state_dict())
     return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
 
 
 def saved(one):
-    return {name: value.clone() for name, value in one.team.whole(one.team.state(0)).items()}
+    return {
+        name: value.clone() for name, value in one.training.whole(one.training.state(0)).items()
+    }
 
 
 def spec(data, classifier="sharded", **overrides):
@@ -123,14 +126,14 @@ def _work(rank, port, folder):
         for name, how in PARTS.items():
             found[name] = steps(data.train, world, *SAMPLED, how, SampledTeam)
         one = lane(data.train, world)
-        found["slice"] = list(one.team.model.fc.weight.to_local().shape)
+        found["slice"] = list(one.training.model.fc.weight.to_local().shape)
         losses_of(one, [0])
         torch.save(saved(one), folder / f"sharded-{rank}.pt")
-        one.team.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
+        one.training.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
         found["from whole"] = losses_of(one, [1])
-        found["judged"] = judged(one.team.model, data.test, world)
+        found["judged"] = judged(one.training.model, data.test, world)
         MODELS["tiny"] = WITH_NORM
-        names = lane(data.train, world, **NORMED).team
+        names = lane(data.train, world, **NORMED).training
         found["names"] = {k: list(v.shape) for k, v in names.whole(names.state(0)).items()}
         whole(data, folder / "two", world)
         interrupted(data, folder / "2-1-2", world, epoch=2)
@@ -156,7 +159,7 @@ def folder(tmp_path_factory):
     data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
     bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
     bad.write_bytes(b"no image")
-    one = lane(data.train, kind=StreamedTeam)
+    one = lane(data.train, kind=StreamedTraining)
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
     run_both(_work, free_port(), folder)
@@ -222,30 +225,30 @@ def test_one_process_needs_no_slices(data):
 
 def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
     """Same names and shapes, and each goes on from the other's."""
-    one = lane(data.train, kind=StreamedTeam)
+    one = lane(data.train, kind=StreamedTraining)
     expected = losses_of(one, (0, 1))[-3:]
     np.testing.assert_allclose(found[0]["from whole"], expected, atol=1e-5)
     theirs = torch.load(folder / "sharded-0.pt")
-    other = lane(data.train, kind=StreamedTeam)
-    own = other.team.state(0)
+    other = lane(data.train, kind=StreamedTraining)
+    own = other.training.state(0)
     assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in own.items()}
     assert "model/fc.weight" in theirs
     assert "model/fc.weight" not in torch.load(folder / "sharded-1.pt")
-    other.team.load_state(0, theirs)
+    other.training.load_state(0, theirs)
     np.testing.assert_allclose(losses_of(other, [1]), expected, atol=1e-5)
 
 
 def test_momentum_keeps_its_number_where_batch_norm_does_not_decay(found, data, monkeypatch):
     monkeypatch.setitem(MODELS, "tiny", WITH_NORM)
-    own = lane(data.train, kind=StreamedTeam, **NORMED).team.state(0)
+    own = lane(data.train, kind=StreamedTraining, **NORMED).training.state(0)
     assert found[0]["names"] == {name: list(value.shape) for name, value in own.items()}
 
 
 def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
-    one = lane(data.train, kind=StreamedTeam)
+    one = lane(data.train, kind=StreamedTraining)
     losses_of(one, (0, 1))
     expected = stream_logits(
-        one.team.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE
+        one.training.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE
     )
     logits, predictions = found[0]["judged"]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
@@ -317,7 +320,7 @@ def test_the_command_line_under_torchrun(folder, data, alone, tmp_path):
 def test_what_slices_can_not_do(data, tmp_path, method, overrides, processes, message):
     overrides = SMALL | {"classifier": "sharded"} | overrides
     with pytest.raises(InputError, match=message):
-        refuse_early(
+        validate(
             [
                 make_spec(
                     data.spec, method=method, recipe="imagenet-lt", seed=0, overrides=overrides

@@ -22,14 +22,14 @@ from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.models.resnet import BasicBlock, Design, init_he
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World
 from longtail.train.engine import evaluate, train, train_cohort
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.streamed import StreamedTeam, Streaming, check_recipe, stream_logits
-from longtail.train.team import new_network
+from longtail.train.streamed import StreamedTraining, Streaming, check_recipe, stream_logits
 
 CPU = torch.device("cpu")
 COUNTS = (30, 12, 5)
@@ -52,8 +52,8 @@ def lane(data, method="softmax", *, how=HERE, precision="float32", **overrides):
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    make = partial(StreamedTeam, planner, data, precision=precision, how=how)
-    return Lane(make, device=CPU, graphs=False)
+    make = partial(StreamedTraining, planner, data, precision=precision, how=how)
+    return Stepper(make, device=CPU, graphs=False)
 
 
 def spec(data, method="softmax", *, held_out=0.0, **overrides):
@@ -74,7 +74,7 @@ def normalized(pixels, recipe):
 def test_the_first_step_by_hand(data):
     """Class-weighted, on the crops of the epoch's first draws, through torch's own SGD."""
     one = lane(data.train, "softmax+drw:start=0", batch_size=47)
-    recipe, team = one.team.recipe, one.team
+    recipe, team = one.training.recipe, one.training
     plan = team.planners[0].plan(0)
     view, seed = RandomCrop(16), stream_seed(0, "crop")
     crops = [
@@ -97,7 +97,7 @@ def test_the_first_step_by_hand(data):
 
 def trained(one, epochs=2):
     losses = [run_epoch([one], [epoch])[0][0] for epoch in range(epochs)]
-    return losses, torch.cat([p.detach().flatten() for p in one.team.model.parameters()])
+    return losses, torch.cat([p.detach().flatten() for p in one.training.model.parameters()])
 
 
 def test_parts_of_a_batch_add_up_to_it(data):
@@ -107,7 +107,7 @@ def test_parts_of_a_batch_add_up_to_it(data):
     found, theirs = trained(parts)
     np.testing.assert_allclose(found, losses, atol=1e-6)
     torch.testing.assert_close(theirs, weights, rtol=0, atol=1e-6)
-    assert parts.team._layout == [[1] * 4, [1] * 4, [1] * 3]  # 16, 16 and 15 in even parts
+    assert parts.training._layout == [[1] * 4, [1] * 4, [1] * 3]  # 16, 16 and 15 in even parts
 
 
 def test_pieces_and_workers_change_nothing(data, monkeypatch):
@@ -135,8 +135,8 @@ def test_compiled_it_is_the_same_network(data, monkeypatch):
     one = lane(data.train, how=Streaming(workers=0, compile=True), **overrides)
     assert trained(one, epochs=1)[0] == pytest.approx(losses, rel=1e-4)
     assert compiled == [{"dynamic": False}]
-    assert one.team.model.bn1.num_batches_tracked == 1
-    assert one.team.model.bn1.running_mean.abs().sum() > 0
+    assert one.training.model.bn1.num_batches_tracked == 1
+    assert one.training.model.bn1.running_mean.abs().sum() > 0
 
 
 def test_a_compiler_that_fails_is_explained(data, tmp_path, monkeypatch):
@@ -232,7 +232,7 @@ def test_a_mean_is_over_the_images_that_are_left(damaged):
     data, file = damaged
     whole = lane(data.train, how=Streaming(workers=0, on_error="skip"), batch_size=47)
     loss = run_epoch([whole], [0])[0][0]
-    recipe, plan = whole.team.recipe, whole.team.planners[0].plan(0)
+    recipe, plan = whole.training.recipe, whole.training.planners[0].plan(0)
     network, seed = new_network(recipe, data.train, seed=0), stream_seed(0, "crop")
     rows = [(d, r) for d, r in enumerate(plan.rows.tolist()) if data.train.file(r) != str(file)]
     crops = [
@@ -242,7 +242,7 @@ def test_a_mean_is_over_the_images_that_are_left(damaged):
     target = torch.from_numpy(data.train.labels[[row for _, row in rows]])
     expected = F.cross_entropy(network(normalized(crops, recipe)), target)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    assert whole.team.skipped == 1
+    assert whole.training.skipped == 1
 
 
 def test_evaluation_never_skips(damaged, data, tmp_path):

@@ -14,9 +14,9 @@ from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec, Run, RunError, RunWriter, UnfinishedRunError, ensemble
 from longtail.train.engine import evaluate, train, train_cohort
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.teachers import PINNED, Staff, Teachers, names_of, with_teachers
-from longtail.train.team import Resident
+from longtail.train.teachers import PINNED, Teachers, names_of, with_teachers
 
 DATA = load_digits_lt()
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def teachers(root):
 def by_hand(runs, images, recipe):
     """Mean logits, each network by itself on pixels normalised as its own recipe says."""
     from longtail.train.engine import network_logits
-    from longtail.train.team import new_network
+    from longtail.train.loop import new_network
 
     found = []
     for run in runs:
@@ -83,7 +83,7 @@ def test_they_answer_with_their_mean_logits(teachers, other):
 def test_students_that_normalize_otherwise_do_not_share_answers(root, teachers):
     """The same teachers, asked about the same pixels as each student has them."""
     specs = [student(teachers), student(teachers, mean=[0.1], std=[0.5])]
-    staff, data = Staff(specs, DATA.train, root=root), Resident(DATA.train, CPU)
+    staff, data = TeacherPool(specs, DATA.train, root=root), Resident(DATA.train, CPU)
     expected = by_hand(teachers, DATA.test, None)
     for one in specs:
         recipe = Recipe.of(one)
@@ -105,7 +105,7 @@ def test_cosines_count_as_much_as_their_loss_makes_of_them(tmp_path):
         answers = Teachers(taught, recipe, data, device=CPU)(normalized(DATA.train, recipe))
         np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-3)
         one = with_teachers(spec(**DISTILL), taught, saved=True)
-        saved = Staff([one], DATA.train, root=tmp_path).answering(one, recipe, data, CPU)
+        saved = TeacherPool([one], DATA.train, root=tmp_path).answering(one, recipe, data, CPU)
         np.testing.assert_allclose(saved, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -227,7 +227,7 @@ def test_weights_of_zero_and_teachers_that_are_missing_are_refused(root, teacher
 
 def staff(run, images=DATA.train, **changes):
     one = replace(student([run.name]), **changes)
-    return Staff([one], images, root="nowhere", given=[run])
+    return TeacherPool([one], images, root="nowhere", given=[run])
 
 
 def test_teachers_of_other_classes_are_refused(teachers):
@@ -275,7 +275,7 @@ def taught_by_mean(runs, root, seed):
     """Open a student of an ensemble's saved logits, which holds a fifth out by its own seed."""
     together = ensemble(runs, root=root, split="train")
     one = with_teachers(spec(seed=seed, held_out=0.2, **DISTILL), [together], saved=True)
-    return Staff([one], DATA.train, root=root)
+    return TeacherPool([one], DATA.train, root=root)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_teachers_without_weights_or_end_are_refused(root, teachers, tmp_path):
         staff(bare)
     RunWriter.create(tmp_path, first.spec, **options, force=True)
     with pytest.raises(UnfinishedRunError, match="is half written"):
-        Staff([student([first.name])], DATA.train, root=tmp_path)
+        TeacherPool([student([first.name])], DATA.train, root=tmp_path)
 
 
 def test_saved_logits_teach_as_networks_do(root, teachers, tmp_path):
@@ -343,21 +343,21 @@ def test_saved_logits_of_other_images_are_refused(teachers, tmp_path):
     bare = writer.finish()
     one = with_teachers(spec(**DISTILL), [bare], saved=True)
     with pytest.raises(RunError, match="--split train"):
-        Staff([one], DATA.train, root=tmp_path)
+        TeacherPool([one], DATA.train, root=tmp_path)
     turned = DATA.train.take(np.arange(len(DATA.train))[::-1])
     RunWriter.reopen(bare.folder).write_logits(
         "train", np.zeros((len(turned), 10)), turned.labels, data=turned.fingerprint
     )
     with pytest.raises(RunError, match="or in another order") as refused:
-        Staff([one], DATA.train, root=tmp_path)
+        TeacherPool([one], DATA.train, root=tmp_path)
     assert str(refused.value).endswith(f"{bare.evaluation('train')} --force")
 
 
 def test_saved_logits_do_not_go_with_augmentation(teachers):
-    from longtail.train.engine import refuse_early
+    from longtail.train.engine import validate
 
     for change in ({"crop_padding": 1}, {"flip": True}, {"cutmix": 0.5}, {"mixup": 0.5}):
         one = with_teachers(spec(**DISTILL, **change), teachers, saved=True)
         with pytest.raises(InputError, match="saved logits are of images as they are"):
-            refuse_early([one], DATA.train)
-    refuse_early([with_teachers(spec(**DISTILL), teachers, saved=True)], DATA.train)
+            validate([one], DATA.train)
+    validate([with_teachers(spec(**DISTILL), teachers, saved=True)], DATA.train)

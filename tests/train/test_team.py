@@ -8,13 +8,13 @@ from torch.nn import functional as F
 from data_factory import pixels
 from longtail import ClassPrior, InputError
 from longtail.data.images import ImageSet
-from longtail.train.decay import OwnDecay
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.loop import Training, new_network, run_epoch
 from longtail.train.methods import Method
-from longtail.train.optimizers import make_optimizer
+from longtail.train.optimizers import OwnDecay, make_optimizer
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe
-from longtail.train.team import Resident, Team, new_network
 
 COUNTS = (30, 12, 5)
 IMAGES = ImageSet(
@@ -37,7 +37,9 @@ def planner(method="softmax", seed=0, **overrides):
 
 def lane(*planners, precision="float32", teachers=None):
     data = Resident(IMAGES, CPU)
-    return Lane(lambda: Team(planners, data, precision=precision, teachers=teachers), device=CPU)
+    return Stepper(
+        lambda: Training(planners, data, precision=precision, teachers=teachers), device=CPU
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
@@ -50,14 +52,14 @@ def test_a_team_trains_each_run_as_it_would_alone(optimizer):
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-4)
     for member, one in enumerate(alone):
-        assert together.team.state(member).keys() == one.team.state(0).keys()
-        own = together.team.network(member).state_dict()
+        assert together.training.state(member).keys() == one.training.state(0).keys()
+        own = together.training.network(member).state_dict()
         start = new_network(recipe(**settings), IMAGES, seed=member).state_dict()
         # Compared to how far each tensor moved: rounding grows over the steps and shows most
         # where a gradient is small; a lost or a neighbour's gradient would be all of it.
         shares = {
             name: float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.team.model.state_dict().items()
+            for name, value in one.training.model.state_dict().items()
         }
         assert max(shares.values()) < 0.3, (member, shares)
         assert np.median(list(shares.values())) < 0.01, (member, shares)
@@ -67,12 +69,14 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone():
     planners = [planner("softmax", 0), planner("logit-adjusted", 1)]
     together, alone = lane(*planners), lane(planners[1])
     run_epoch([together], [0])
-    alone.team.load_state(0, {k: v.clone() for k, v in together.team.state(1).items()})
+    alone.training.load_state(0, {k: v.clone() for k, v in together.training.state(1).items()})
     both, one = run_epoch([together], [1])[0][1], run_epoch([alone], [1])[0][0]
     assert one == pytest.approx(both, rel=1e-4)
     back = lane(*planners)
     for member in (0, 1):
-        back.team.load_state(member, {k: v.clone() for k, v in together.team.state(member).items()})
+        back.training.load_state(
+            member, {k: v.clone() for k, v in together.training.state(member).items()}
+        )
     assert run_epoch([back], [2])[0] == pytest.approx(run_epoch([together], [2])[0], rel=1e-4)
 
 
@@ -80,7 +84,7 @@ def test_a_neighbour_that_diverges_does_no_harm():
     planners = [planner("softmax", 0), planner("softmax", 1)]
     together, alone = lane(*planners), lane(planners[0])
     with torch.no_grad():
-        together.team.state(1)["model/conv1.weight"].fill_(float("nan"))
+        together.training.state(1)["model/conv1.weight"].fill_(float("nan"))
     mine, neighbour = run_epoch([together], [0])[0]
     assert np.isnan(neighbour)
     assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-4)
@@ -88,9 +92,9 @@ def test_a_neighbour_that_diverges_does_no_harm():
 
 def test_small_blocks_make_the_same_batches(monkeypatch):
     whole = lane(planner())
-    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("longtail.train.training._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
     parts = lane(planner())
-    assert (whole.team.block, parts.team.block) == (3, 2)
+    assert (whole.training.block, parts.training.block) == (3, 2)
     for epoch in range(2):
         assert run_epoch([parts], [epoch]) == run_epoch([whole], [epoch])
 
@@ -98,7 +102,7 @@ def test_small_blocks_make_the_same_batches(monkeypatch):
 def test_the_first_step_by_hand():
     """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
     one = lane(planner("logit-adjusted", crop_padding=2, batch_size=47))
-    team, settings = one.team, recipe(crop_padding=2, batch_size=47)
+    team, settings = one.training, recipe(crop_padding=2, batch_size=47)
     plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0)
     network = new_network(settings, IMAGES, seed=0)
     batch = []
@@ -136,9 +140,9 @@ def test_runs_with_weight_decays_of_their_own(decay):
     for member, one in enumerate(alone):
         for _ in range(2):
             run_epoch([one], [0])
-        own = together.team.network(member).state_dict()
+        own = together.training.network(member).state_dict()
         start = new_network(recipe(), IMAGES, seed=member).state_dict()
-        for name, value in one.team.model.state_dict().items():
+        for name, value in one.training.model.state_dict().items():
             moved = float((value - start[name]).double().norm())
             if "running" not in name and moved > 0.01:
                 assert float((own[name] - value).double().norm()) < 0.05 * moved, (member, name)
@@ -168,7 +172,7 @@ def test_decay_can_leave_batch_norm_out():
 
 def test_bfloat16_is_close_to_float32():
     exact, rough = lane(planner()), lane(planner(), precision="bfloat16")
-    assert rough.team.now.inputs.dtype == torch.bfloat16
+    assert rough.training.now.inputs.dtype == torch.bfloat16
     one, other = run_epoch([exact], [0])[0][0], run_epoch([rough], [0])[0][0]
     assert one != other
     assert other == pytest.approx(one, rel=0.05)
@@ -177,9 +181,9 @@ def test_bfloat16_is_close_to_float32():
 def test_class_weights_come_in_when_drw_starts():
     one = lane(planner("softmax+drw:start=1"))
     one.load(0)
-    assert one.team.criteria[0].weight.tolist() == [1.0, 1.0, 1.0]
+    assert one.training.criteria[0].weight.tolist() == [1.0, 1.0, 1.0]
     one.load(1)
-    weights = one.team.criteria[0].weight
+    weights = one.training.criteria[0].weight
     numbers = (1 - 0.9999 ** np.array(COUNTS)) / (1 - 0.9999)
     expected = 3 / numbers / np.sum(1 / numbers)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
@@ -188,7 +192,7 @@ def test_class_weights_come_in_when_drw_starts():
 def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
     """Others in every epoch and for every seed, and the same again where a run goes on."""
     method = "equalized-threshold:threshold=0.9,gamma=0.5"
-    team = lane(*(planner(method, seed) for seed in (0, 1))).team
+    team = lane(*(planner(method, seed) for seed in (0, 1))).training
 
     def drawn(epoch):
         team.load(epoch)
@@ -223,15 +227,15 @@ def test_distillation_by_hand(adjusted):
     one = lane(one_planner, teachers=teachers)
     found = run_epoch([one], [0])[0][0]
     assert asked == [47]
-    images = one.team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    student = new_network(one.team.recipe, IMAGES, seed=0)(images).detach().double().numpy()
+    images = one.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    student = new_network(one.training.recipe, IMAGES, seed=0)(images).detach().double().numpy()
     taught = teachers(images).double().numpy()
     log_prior = IMAGES.prior.log_probs
 
     def log_softmax(z):
         return z - np.log(np.exp(z).sum(1, keepdims=True))
 
-    labels = IMAGES.labels[one.team.plans[0].rows.numpy()]
+    labels = IMAGES.labels[one.training.plans[0].rows.numpy()]
     loss = -log_softmax(student + log_prior)[np.arange(47), labels].mean()
     shift = log_prior if adjusted else 0.0
     p, q = (log_softmax((z + shift) / 2.0) for z in (taught, student))
@@ -247,8 +251,8 @@ def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
     planners = [planner("ldam:scale=20", **settings), planner("softmax", **settings)]
     together = lane(*planners, teachers=teachers)
     found = run_epoch([together], [0])[0]
-    images = together.team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    cosines = new_network(together.team.recipe, IMAGES, seed=0)(images).detach().double()
+    images = together.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    cosines = new_network(together.training.recipe, IMAGES, seed=0)(images).detach().double()
     log_p = (teachers(images).double() / 2.0).log_softmax(1)
     for loss, scale in zip(found, (20.0, 1.0), strict=True):
         log_q = (scale * cosines / 2.0).log_softmax(1)
@@ -267,8 +271,8 @@ def test_runs_of_one_image_seed_share_images_and_teachers():
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     assert asked == [47, 47]  # once an epoch for all three
-    assert together.team.now.teacher_logits.shape == (1, 47, 3)
-    inputs = together.team.now.inputs
+    assert together.training.now.teacher_logits.shape == (1, 47, 3)
+    inputs = together.training.now.inputs
     assert torch.equal(inputs[:, :, :, 0], inputs[:, :, :, 2])
     assert len({round(loss, 6) for loss in losses}) == 3  # they start from weights of their own
     assert torch.equal(planners[0].plan(1).rows, planner(seed=5).plan(1).rows)
@@ -284,27 +288,27 @@ def test_a_block_made_ahead_is_the_one_that_would_be_made():
     ]
     teachers, asked = linear_teachers()
     plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
-    early.team.make_room_ahead()
+    early.training.make_room_ahead()
     for made, epoch in ((0, 0), (1, 1), (1, 2), (3, 3), (0, 0)):
-        early.team.make_ahead(made)
+        early.training.make_ahead(made)
         asked.clear()
         losses = [run_epoch([one], [epoch])[0] for one in (early, plain)]
         assert len(asked) == (3 if made == epoch else 6)  # streams, of one lane or of both
         assert losses[0] == losses[1]
-        for name, value in plain.team.now.tensors.items():
-            assert torch.equal(value, early.team.now.tensors[name]), (name, epoch)
-        assert early.team.now.inputs.data_ptr() != early.team.ahead.inputs.data_ptr()
+        for name, value in plain.training.now.tensors.items():
+            assert torch.equal(value, early.training.now.tensors[name]), (name, epoch)
+        assert early.training.now.inputs.data_ptr() != early.training.ahead.inputs.data_ptr()
 
 
 def test_of_several_blocks_the_first_is_made_ahead(monkeypatch):
-    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("longtail.train.training._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
     planners = [planner(m, 4, distill_weight=0.5) for m in ("softmax+drw:start=1", "softmax")]
     teachers, asked = linear_teachers()
     plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
-    assert early.team.block == 2 < len(early.team.batch_sizes)
-    early.team.make_room_ahead()
+    assert early.training.block == 2 < len(early.training.batch_sizes)
+    early.training.make_room_ahead()
     for epoch in range(3):
-        early.team.make_ahead(epoch)
+        early.training.make_ahead(epoch)
         asked.clear()
         assert run_epoch([early], [epoch]) == run_epoch([plain], [epoch])
         assert asked == [15, 32, 15]  # the second block of one lane; both of the other
@@ -312,7 +316,7 @@ def test_of_several_blocks_the_first_is_made_ahead(monkeypatch):
 
 def test_no_block_is_made_ahead_without_room():
     with pytest.raises(RuntimeError, match="call make_room_ahead first"):
-        lane(planner()).team.make_ahead(1)
+        lane(planner()).training.make_ahead(1)
 
 
 def test_methods_that_sample_otherwise_have_streams_of_their_own():
@@ -320,7 +324,7 @@ def test_methods_that_sample_otherwise_have_streams_of_their_own():
     planners = [planner(method, 0, distill_weight=0.5) for method in methods]
     teachers, asked = linear_teachers()
     together = lane(*planners, teachers=teachers)
-    assert together.team.blocks.stream_of == [0, 1, 0]
+    assert together.training.blocks.stream_of == [0, 1, 0]
     losses = run_epoch([together], [0])[0]
     assert asked == [47, 47]
     alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
@@ -337,7 +341,7 @@ def test_runs_that_hold_out_other_examples_have_streams_of_their_own():
         Planner(recipe(image_seed=1), Method.of("softmax"), labels, kept, prior, seed=0)
         for kept in parts
     ]
-    together = lane(*planners).team
+    together = lane(*planners).training
     assert together.blocks.stream_of == [0, 1]
     together.load(0)
     together.prepare(0)
@@ -348,7 +352,7 @@ def test_runs_that_hold_out_other_examples_have_streams_of_their_own():
 
 def test_runs_of_one_image_seed_share_what_is_mixed_into_their_images():
     planners = [planner(seed=seed, image_seed=5, cutmix=0.4, mixup=0.4) for seed in (0, 1)]
-    together, alone = lane(*planners).team, lane(planners[0]).team
+    together, alone = lane(*planners).training, lane(planners[0]).training
     for team in (together, alone):
         team.load(1)
         team.prepare(0)
@@ -363,7 +367,7 @@ def test_saved_logits_are_those_of_each_runs_own_images():
     """A row of the table for each example, whichever run has it at whichever place."""
     table = torch.arange(3.0 * len(IMAGES.labels)).view(-1, 3)
     planners = [planner(seed=seed, distill_weight=0.5) for seed in (0, 1, 2)]
-    together = lane(*planners, teachers=table).team
+    together = lane(*planners, teachers=table).training
     together.load(1)
     together.prepare(0)
     for member, one in enumerate(planners):
@@ -373,7 +377,7 @@ def test_saved_logits_are_those_of_each_runs_own_images():
 def test_teachers_answer_to_every_image_however_many_they_see_at_once(monkeypatch):
     monkeypatch.setattr("longtail.train.blocks._TEACHER_BATCH", 20)
     teachers, asked = linear_teachers()
-    one = lane(planner(distill_weight=0.5), teachers=teachers).team
+    one = lane(planner(distill_weight=0.5), teachers=teachers).training
     one.load(0)
     one.prepare(0)
     assert asked == [20, 20, 7]
@@ -389,7 +393,7 @@ def test_students_that_listen_differently_step_as_one():
         {"distill_weight": 0.3, "cutmix": 0.5},
     ]
     planners = [planner("logit-adjusted", 0, image_seed=5, **way) for way in ways]
-    assert len({one.recipe.team_values for one in planners}) == 1
+    assert len({one.recipe.stack_values for one in planners}) == 1
     asked = []
 
     def teachers(x):

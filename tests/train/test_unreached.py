@@ -3,13 +3,12 @@
 import logging
 
 import pytest
+from longtail.train.unreached import unreached
 
 from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec
 from longtail.train.engine import train_cohort
-from longtail.train.named_recipes import RECIPES
-from longtail.train.recipe import Recipe, make_spec, parse_overrides
-from longtail.train.unreached import unreached
+from longtail.train.recipe import RECIPES, Recipe, make_spec, parse_overrides
 
 
 def spec(recipe="paper", dataset="cifar10-lt", method="softmax", **overrides):

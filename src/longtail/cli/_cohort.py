@@ -98,11 +98,11 @@ def plan(asked: Asked, dataset: str | None, read: Callable[[str, bool], AnyData]
     """
     from longtail import _checks
     from longtail._checks import InputError
-    from longtail.train.engine import refuse_early
+    from longtail.train.engine import validate
     from longtail.train.methods import parse_method
-    from longtail.train.named_recipes import RECIPES
+    from longtail.train.recipe import RECIPES
     from longtail.train.recipe import make_spec, parse_overrides, recipe_values
-    from longtail.train.teachers import Staff
+    from longtail.train.teachers import TeacherPool
 
     if dataset is None:
         raise typer.BadParameter("missing option '--dataset'")
@@ -130,8 +130,8 @@ def plan(asked: Asked, dataset: str | None, read: Callable[[str, bool], AnyData]
         for method in methods
     ]
     job = Job(list({one.folder: one for one in made}.values()), data, out, asked.teachers)
-    refuse_early(job.specs, data.train)
-    Staff(job.specs, data.train, root=out, given=asked.teachers)
+    validate(job.specs, data.train)
+    TeacherPool(job.specs, data.train, root=out, given=asked.teachers)
     return job
 
 

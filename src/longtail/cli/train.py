@@ -50,7 +50,7 @@ def _complete_method(incomplete: str) -> list[str]:
 
 
 def _complete_recipe(incomplete: str) -> list[str]:
-    from longtail.train.named_recipes import RECIPES
+    from longtail.train.recipe import RECIPES
 
     return [name for name in RECIPES if name.startswith(incomplete)]
 

@@ -109,7 +109,7 @@ class Plan:
 
     Attributes:
         dataset: one of `CIFARS`; its subset is the literature's.
-        recipe: a name of `train.named_recipes.RECIPES`.
+        recipe: a name of `train.recipe.RECIPES`.
         seeds: how many of each kind.
         overrides: recipe values to change, for a trial in small.
         ratio: the imbalance ratio; the literature's if None.

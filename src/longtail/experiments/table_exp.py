@@ -392,7 +392,7 @@ def run(
         load: gives a data set by name; None trains nothing.
         runs: the folder of run folders.
         folder: of records, read and written.
-        recipe: a name of `train.named_recipes.RECIPES`.
+        recipe: a name of `train.recipe.RECIPES`.
         datasets: of `exp_runs.CIFARS`.
         seeds: of each kind of run.
         rows: ``table``; ``figures``, which adds Adam's runs; ``extra``, which adds other methods.
