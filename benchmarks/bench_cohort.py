@@ -86,7 +86,9 @@ def planners(images, seeds, recipe, method="softmax"):
 def lane(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
     """A team of runs that differ in their seeds."""
     return Stepper(
-        lambda: Training(planners(images, seeds, recipe), resident, precision=precision, device=DEVICE),
+        lambda: Training(
+            planners(images, seeds, recipe), resident, precision=precision, device=DEVICE
+        ),
         device=DEVICE,
         graphs=graphs,
     )

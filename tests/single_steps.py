@@ -27,7 +27,7 @@ ROUGH = {"loss": 0.03, "moved": 0.6, "statistics": 0.03}
 def state(lane):
     """What training changes, whole and on the CPU."""
     with lane.active():
-        tensors = lane.training.whole(lane.training.state(0))
+        tensors = lane.training.saved_state(0)
         return {name: value.cpu().clone() for name, value in tensors.items()}
 
 

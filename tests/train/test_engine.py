@@ -1,15 +1,13 @@
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import data_factory
-from longtail import ClassPrior, InputError, adjust_logits, balanced_error
+from longtail import ClassPrior, InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
-from longtail.experiments.comparison import BASELINE, compare, mean_interval
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
 from longtail.train.augment import normalize
@@ -19,7 +17,7 @@ from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.prefetch import Resident
-from longtail.train.recipe import Recipe, get_recipe, make_spec
+from longtail.train.recipe import get_recipe, make_spec
 
 DATA = load_digits_lt()
 SHORT = {"epochs": 2}
@@ -216,55 +214,3 @@ def test_a_finished_run_is_not_trained_again(cohort):
     again = train(run.spec, DATA.train, root=run.folder.parents[1])
     assert isinstance(again, Run)
     assert (run.folder / "model.safetensors").stat().st_mtime_ns == stamp
-
-
-def test_the_comparison_computes_every_row_from_saved_logits(cohort):
-    table = compare(cohort)
-    names = [(row.method, row.tau_source) for row in table.rows]
-    assert names == [
-        ("softmax", None),
-        ("logit-adjusted", None),
-        *[("posthoc-logit-adjusted", s) for s in ("fixed", "held-out", "oracle")],
-        *[("posthoc-weight-normalized", s) for s in ("fixed", "held-out", "oracle")],
-    ]
-    softmax = table.row(BASELINE)
-    run = cohort[0]
-    logits, target, _ = run.logits("test")
-    assert softmax.errors[0] == pytest.approx(balanced_error(target, logits))
-    adjusted = table.row("posthoc-logit-adjusted", tau_source="fixed")
-    assert adjusted.errors[0] == pytest.approx(
-        balanced_error(target, adjust_logits(np.asarray(logits), run.prior))
-    )
-    oracle = table.row("posthoc-logit-adjusted", tau_source="oracle")
-    honest = table.row("posthoc-logit-adjusted", tau_source="held-out")
-    assert np.all(oracle.errors <= honest.errors + 1e-12)
-    gap = table.difference(adjusted)
-    assert gap.mean == pytest.approx(np.mean(adjusted.errors - softmax.errors))
-
-
-def test_time_is_shared_by_passes(monkeypatch):
-    """Of 12 seconds of three runs, one of them with SAM, that one is charged 6."""
-    from longtail.train import engine
-
-    jobs = [
-        engine._Job(one, SimpleNamespace(recipe=Recipe.of(one)), None, None, None)
-        for one in (spec(epochs=1), spec(epochs=1, seed=1), spec(epochs=1, sam_rho=0.1))
-    ]
-    crews = [engine._Crew([job], SimpleNamespace(team=None)) for job in jobs]
-    clock = iter([0.0, 12.0])
-    monkeypatch.setattr(engine, "run_epoch", lambda lanes, epochs, **_: [[1.0]] * len(lanes))
-    monkeypatch.setattr(engine, "_after_epoch", lambda *_: None)
-    monkeypatch.setattr(engine.time, "monotonic", lambda: next(clock))
-    report = SimpleNamespace(within_epoch=None)
-    engine._train_together(crews, DATA.train, report=report, checkpoint_seconds=60.0)
-    assert [job.seconds for job in jobs] == [3.0, 3.0, 6.0]
-
-
-def test_the_interval_is_students():
-    values = np.array([1.0, 2.0, 4.0, 4.5])
-    interval = mean_interval(values)
-    # t(0.975, 3) = 3.182446 from the tables
-    half = 3.182446 * values.std(ddof=1) / 2
-    assert (interval.low, interval.high) == pytest.approx((2.875 - half, 2.875 + half), rel=1e-5)
-    assert np.isnan(mean_interval([1.0]).low)
-    assert not mean_interval([1.0]).excludes_zero

@@ -171,7 +171,7 @@ def test_students_learn_from_teachers_in_captured_steps():
 
         one = Stepper(make, device=device, graphs=graphs)
         assert one.training.now.teacher_logits.shape == (1, len(labels), 3)
-        assert (one.aside is not None) == graphs
+        assert (one.beside is not None) == graphs
         made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(4)]
     np.testing.assert_allclose(made[True][:2], made[False][:2], rtol=2e-3)
     np.testing.assert_allclose(made[True], made[False], rtol=0.05)
@@ -201,16 +201,16 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
             device=device,
         )
         if not aside:
-            one.aside = None
+            one.beside = None
         answered.clear()
         blocks = []
         for epoch in range(6):
             run_epoch([one], [epoch])
             with one.active():  # and no waiting for what is made aside
-                blocks.append({k: v.clone() for k, v in one.training.now.tensors.items()})
+                blocks.append({k: v.clone() for k, v in one.training.now.tensors().items()})
         torch.cuda.synchronize()
         assert len(answered) == 6  # once an epoch, and nothing for a seventh
-        assert sum(stream == one.aside for stream in answered) == (5 if aside else 0)
+        assert sum(stream == one.beside for stream in answered) == (5 if aside else 0)
         found.append(blocks)
     for mine, its in zip(*found, strict=True):
         for name, value in mine.items():

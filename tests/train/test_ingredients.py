@@ -9,7 +9,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from longtail.train.batches import ImagePlan
 from test_mixing import by_loops
 from test_trivial import as_image, pillow
 
@@ -24,7 +23,7 @@ from longtail.train.loop import Training, new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.prefetch import Resident
-from longtail.train.recipe import RECIPES, get_recipe, make_spec
+from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.trivial import OPERATIONS
 
 COUNTS = (30, 12, 5)
@@ -109,37 +108,6 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
     assert (mixed > 5) == (plan.mixing is not None)
 
 
-def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
-    one = lane(planner(trivial_augment=True, crop_fill="mean"))
-    recipe = one.training.recipe
-    plan = ImagePlan(
-        rows=torch.tensor([4]),
-        dy=torch.tensor([0]),
-        dx=torch.tensor([4]),
-        flip=torch.tensor([0]),
-        operation=torch.tensor([OPERATIONS.index("identity")]),
-        strength=torch.tensor([0]),
-    )
-    (made,) = one.training.blocks.makers[0].make(plan)
-    corner = made.pixels[0, :, 0, 7].numpy()
-    expected = (np.round(255 * np.array(recipe.mean)) / 255 - recipe.mean) / recipe.std
-    np.testing.assert_allclose(corner, expected, atol=1e-6)
-    assert (np.abs(corner) < 0.01).all()
-
-
-def test_where_nothing_is_mixed_nothing_is_missing(monkeypatch):
-    monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
-    one = lane(planner(cutmix=0.05, trivial_augment=True, cutout=3))
-    one.load(0)
-    one.training.prepare(0)
-    plan = one.training.plans[0]
-    chunks = {int(n) // 7 for n in plan.mixed}
-    assert 0 < len(chunks) < 7  # so some chunks have no partner at all
-    own = one.training.now.shares[0] == 1
-    assert int((~own).sum()) <= len(plan.mixed)
-    assert torch.equal(one.training.now.seconds[0][own], one.training.now.targets[0][own])
-
-
 def test_an_ingredient_changes_nothing_about_the_others():
     plain, full = planner().plan(1), planner(**EVERYTHING).plan(1)
     for name in ("rows", "dy", "dx", "flip", "rates"):
@@ -172,9 +140,8 @@ def test_partners_come_from_what_the_run_trains_on():
 def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1, 2)]
     whole = lane(*planners)
-    monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
+    monkeypatch.setattr("longtail.train.prefetch._CHUNK_BYTES", 3 * 7 * 3 * 8 * 8)
     parts = lane(*planners)
-    assert parts.training.blocks.makers[0].chunk == 7
     for one in (whole, parts):
         one.load(1)
         one.training.prepare(0)
@@ -182,7 +149,7 @@ def test_chunks_and_blocks_make_the_same_images(monkeypatch):
         assert torch.equal(getattr(whole.training.now, name), getattr(parts.training.now, name)), (
             name
         )
-    monkeypatch.setattr("longtail.train.training._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    monkeypatch.setattr("longtail.train.loop._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
     blocks = lane(planners[0])
     assert blocks.training.block == 2
     assert run_epoch([blocks], [0]) == run_epoch([lane(planners[0])], [0])
@@ -288,45 +255,6 @@ def test_a_team_with_everything_trains_each_run_as_it_would_alone():
         assert np.median(shares) < 0.02, (member, shares)
 
 
-def test_runs_whose_images_are_made_differently_step_as_one():
-    """Plain images, mixed ones, another augmentation, and SAM that looks less far: one team."""
-    ways = [
-        {"sam_rho": 0.1},
-        {"sam_rho": 0.1, "cutmix": 0.5, "mix_partner": "minority"},
-        {"sam_rho": 0.02, "trivial_augment": True, "cutout": 3, "flip": False},
-        {"sam_rho": 0.1, "cutmix": 0.5, "mix_partner": "minority"},
-        {"sam_rho": 0.1, "mixup": 0.5, "image_seed": 7},
-    ]
-    methods = ("logit-adjusted", "softmax+drw:start=1", "logit-adjusted", "balanced", "softmax")
-    planners = [
-        planner(method, seed, lr=0.001, **way)
-        for seed, (method, way) in enumerate(zip(methods, ways, strict=True))
-    ]
-    assert len({one.recipe.stack_values for one in planners}) == 1
-    together, alone = lane(*planners), [lane(one) for one in planners]
-    assert together.training.blocks.kinds == [[0], [1, 3], [2], [4]]
-    for epoch in range(2):
-        losses = run_epoch([together], [epoch])[0]
-        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
-        np.testing.assert_allclose(losses, expected, rtol=1e-3)
-    team = together.training
-    for member, one in enumerate(alone):
-        assert torch.equal(team.now.inputs[:, :, :, member], one.training.now.inputs[:, :, :, 0])
-        assert torch.equal(team.now.targets[member], one.training.now.targets[0])
-        if one.training.now.shares is None:
-            assert torch.equal(team.now.seconds[member], team.now.targets[member])
-            assert bool((team.now.shares[member] == 1).all())
-        else:
-            assert torch.equal(team.now.shares[member], one.training.now.shares[0])
-        start = new_network(one.training.recipe, IMAGES, seed=member).state_dict()
-        own = team.network(member).state_dict()
-        shares = [
-            float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.training.network(0).state_dict().items()
-        ]
-        assert np.median(shares) < 0.02, (member, shares)
-
-
 @pytest.mark.parametrize(
     ("changes", "together"),
     [
@@ -347,30 +275,6 @@ def test_what_the_runs_of_a_team_must_share(changes, together):
     assert (one.stack_values == other.stack_values) == together
 
 
-def test_a_neighbour_that_diverges_does_no_harm():
-    planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1)]
-    together, alone = lane(*planners), lane(planners[0])
-    with torch.no_grad():
-        together.training.state(1)["model/conv1.weight"].fill_(float("nan"))
-    mine, neighbour = run_epoch([together], [0])[0]
-    assert np.isnan(neighbour)
-    assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-3)
-    assert all(bool(v.isfinite().all()) for v in together.training.network(0).state_dict().values())
-
-
-def test_sam_looks_twice_with_one_draw_of_the_loss():
-    """With ρ tiny the second gradient is the first, unless the loss drew anew in between."""
-    method = "equalized-threshold:threshold=0.5,gamma=0.5"
-    weights = []
-    for rho in (0.0, 1e-6):
-        one = lane(planner(method, sam_rho=rho, batch_size=47))
-        run_epoch([one], [0])
-        weights.append(torch.cat([p.detach().flatten() for p in one.training.parameters]))
-    start = new_network(one.training.recipe, IMAGES, seed=0)
-    moved = weights[0] - torch.cat([p.detach().flatten() for p in start.parameters()])
-    assert float((weights[1] - weights[0]).norm() / moved.norm()) < 1e-3
-
-
 def test_the_average_is_what_is_judged():
     one = lane(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
     one.load(0)
@@ -386,14 +290,6 @@ def test_the_average_is_what_is_judged():
             expected = np.tensordot(weights, seen, 1) / weights.sum()
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
     assert not torch.equal(found["conv1.weight"].double(), states[-1]["conv1.weight"])
-
-
-def test_bfloat16_is_close_to_float32_with_everything():
-    made, data = planner(**EVERYTHING), Resident(IMAGES, CPU)
-    rough = Stepper(lambda: Training([made], data, precision="bfloat16"), device=CPU)
-    one, other = run_epoch([rough], [0])[0][0], run_epoch([lane(made)], [0])[0][0]
-    assert one != other
-    assert one == pytest.approx(other, rel=0.05)
 
 
 def spec(method="logit-adjusted+drw:start=2", **overrides):
@@ -425,46 +321,6 @@ def test_a_resumed_run_with_everything_ends_in_the_same_bits(tmp_path):
     # What was saved is the average, and evaluation reads it.
     judged = evaluate(whole, IMAGES, split="again")
     assert "again" in judged.splits
-
-
-@pytest.mark.parametrize("key", [*EVERYTHING, "distill_weight"])
-def test_each_ingredient_trains_by_itself_and_shows(key):
-    value = EVERYTHING.get(key, 0.5)
-    settings = {key: value}
-    if key in ("mixup_alpha", "mix_partner"):
-        settings["mixup"] = 0.5
-    recipe = {"epochs": 2, "warmup_epochs": 0, **settings}
-    base = {"epochs": 2, "warmup_epochs": 0, "mixup": settings.get("mixup", 0.0)}
-    base |= {"mixup": 0.0} if key == "mixup" else {}
-    teachers = (lambda x: x.mean((2, 3)) * 3) if key == "distill_weight" else None
-    data = Resident(IMAGES, CPU)
-    one = Stepper(lambda: Training([planner(**recipe)], data, teachers=teachers), device=CPU)
-    other = lane(planner(**base))
-    losses = [run_epoch([one], [epoch])[0][0] for epoch in range(2)]
-    plain = [run_epoch([other], [epoch])[0][0] for epoch in range(2)]
-    assert np.isfinite(losses).all()
-    if key == "ema_decay":
-        assert losses == plain  # training is left alone; the network that is judged is not
-        one, other = one.training.network(0), other.training.network(0)
-        assert not torch.equal(one.conv1.weight, other.conv1.weight)
-    else:
-        assert losses != plain
-
-
-def test_the_recipes_train_on_a_small_piece(tmp_path):
-    run = train(
-        make_spec(
-            DataSpec("tiny"),
-            method="logit-adjusted",
-            recipe="strong",
-            seed=0,
-            overrides={"model": "resnet20", "epochs": 1, "cutout": 4},
-        ),
-        IMAGES,
-        root=tmp_path,
-    )
-    assert run.finished
-    assert {"strong", "strong-student"} <= set(RECIPES)
 
 
 def test_images_that_an_ingredient_cannot_take_are_refused_before_training(tmp_path):

@@ -133,17 +133,6 @@ def test_where_drw_starts(text, epochs, first):
     assert has == [epoch >= first for epoch in range(epochs)]
 
 
-def test_drws_beta_is_its_own():
-    method = Method.of("class-balanced:beta=0.5+drw:beta=0.99,start=0")
-    np.testing.assert_allclose(method.class_weights(PRIOR, 0, 9), cao_weights(0.99), rtol=1e-9)
-    expected = margins.class_balanced(PRIOR, beta=0.5).alpha
-    np.testing.assert_allclose(method.criterion(PRIOR).alpha, expected, rtol=1e-6)
-
-
-def test_no_other_method_has_weights():
-    assert Method.of("balanced").class_weights(PRIOR, 199, 200) is None
-
-
 def test_label_smoothing_reaches_the_loss():
     logits = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
     target = torch.arange(9) % 3
@@ -256,11 +245,6 @@ def test_naming_a_method_needs_no_torch():
 def test_bad_methods_are_refused(text, message):
     with pytest.raises(InputError, match=message):
         parse_method(text)
-
-
-def test_settings_of_a_part_that_is_not_there_are_refused():
-    with pytest.raises(InputError, match="'softmax' has no setting 'drw_start'; it has none"):
-        Method.of(Part("softmax", {"drw_start": 3}))
 
 
 @pytest.mark.parametrize(("loss", "key"), [("consistent", "delta"), (THRESHOLD, "threshold")])

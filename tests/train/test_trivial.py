@@ -92,12 +92,6 @@ def test_a_mixed_batch_is_its_images_one_by_one(layout):
         assert torch.equal(found[n], alone[0]), OPERATIONS[int(operation[n])]
 
 
-def test_no_images_are_no_trouble():
-    none = torch.zeros(0, dtype=torch.int64)
-    pixels = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
-    assert trivial_augment(pixels, none, none).shape == (0, 3, 4, 4)
-
-
 def test_the_plan_is_uniform_and_its_own():
     state = torch.random.get_rng_state()
     operation, strength = plan_trivial_augment(84_000, generator=torch.Generator().manual_seed(1))
