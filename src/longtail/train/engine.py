@@ -30,6 +30,7 @@ from longtail.data.subsets import held_out_split
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunError, RunSpec, RunWriter, files
 from longtail.runs.folder import same_training
+from longtail.runs.naming import method_words
 
 _checks.require("torch", extra="torch")
 
@@ -73,7 +74,7 @@ __all__ = [
 logger = logging.getLogger("longtail")
 
 TOGETHER = 16  # runs at once on a GPU; more only wait for each other
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[float, int, str], None]
 
 
 class StoppedError(Exception):
@@ -164,7 +165,6 @@ def train_cohort(
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
     after_epoch: Callable[[EpochEnd], None] | None = None,
-    within_epoch: Callable[[float], None] | None = None,
     stop: Callable[[], bool] | None = None,
     world: World = ALONE,
     streaming: Streaming | None = None,
@@ -185,10 +185,10 @@ def train_cohort(
         force: train finished and interrupted runs again, from the start.
         together: how many runs share a GPU at a time.
         checkpoint_seconds: how much work an interruption may cost, at epoch ends.
-        progress: called as ``progress(epochs done, epochs in all, text)``.
+        progress: called as ``progress(epochs done, epochs in all, text)`` after each epoch of
+            each run; and where epochs can be long, on a CPU or with images from disk, after each
+            step with a part of an epoch. A GPU may be some steps behind.
         after_epoch: called after each epoch of each run.
-        within_epoch: called where epochs can be long, on a CPU or with images from disk, after
-            each step with the share of the epoch that is done; a GPU may be some steps behind.
         stop: asked after each epoch of all runs that train together; once it says yes, they are
             saved and `StoppedError` is raised.
         world: the processes that train these runs together, each with the same arguments; for
@@ -209,7 +209,9 @@ def train_cohort(
             _tidy(folder, images)
         for told in dict.fromkeys(filter(None, map(unreached_rates, waiting.values()))):
             logger.warning(told)
-    report = _reporter(progress, after_epoch, waiting, force=force)
+    at = {} if force else {folder: checkpoint.epochs_done(folder) for folder in waiting}
+    total = sum(Recipe.of(spec).epochs for spec in waiting.values())
+    report = _Report(progress if waiting else None, after_epoch, at, total)
     on_disk = isinstance(images, ListedImages)
     width = together if device.type == "cuda" and not on_disk else 1
     pending, diverged = list(waiting.items()), list[Path]()
@@ -231,7 +233,7 @@ def train_cohort(
             for job in jobs:
                 pool.pin(job.folder, job.spec)
             groups = _group(jobs, data, pool, device=device, world=world, streaming=streaming)
-            _train(groups, images, report, within_epoch, checkpoint_seconds, stop, world)
+            _train(groups, images, report, checkpoint_seconds, stop, world)
             for group in groups:
                 for member in range(len(group.jobs)):
                     _finish(group, member, world)
@@ -380,8 +382,7 @@ def _group(
 def _train(
     groups: Sequence[_Group],
     images: Images,
-    report: Callable[[EpochEnd], None],
-    within_epoch: Callable[[float], None] | None,
+    report: _Report,
     checkpoint_seconds: float,
     stop: Callable[[], bool] | None,
     world: World,
@@ -390,7 +391,7 @@ def _train(
     while active := [group for group in groups if not group.done]:
         started = time.monotonic()
         steppers, epochs = [g.stepper for g in active], [g.epoch for g in active]
-        losses = run_epoch(steppers, epochs, after_step=within_epoch)
+        losses = run_epoch(steppers, epochs, after_step=report.within)
         # A step of SAM takes two passes.
         passes = [2 if job.recipe.sam_rho else 1 for group in active for job in group.jobs]
         share = (time.monotonic() - started) / sum(passes)
@@ -416,7 +417,7 @@ def _log(
     member: int,
     loss: float,
     images: Images,
-    report: Callable[[EpochEnd], None],
+    report: _Report,
     world: World,
 ) -> None:
     """Measure the held-out error where it is due, write a line of the log and tell the caller."""
@@ -495,31 +496,43 @@ def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in tensors.values())
 
 
-def _reporter(
-    progress: Progress | None,
-    after_epoch: Callable[[EpochEnd], None] | None,
-    waiting: Mapping[Path, RunSpec],
-    *,
-    force: bool,
-) -> Callable[[EpochEnd], None]:
-    """What to call after each epoch of each run."""
-    at = {} if force else {folder: checkpoint.epochs_done(folder) for folder in waiting}
-    total = sum(Recipe.of(spec).epochs for spec in waiting.values())
-    if progress is not None and waiting:
-        progress(sum(at.values()), total, "")
+class _Report:
+    """Tells the caller how far all runs are, after each epoch and within long ones.
 
-    def report(end: EpochEnd) -> None:
-        at[end.folder] = end.epoch
-        if after_epoch is not None:
-            after_epoch(end)
-        if progress is not None:
-            words = f"{end.spec.method.name}, seed {end.spec.seed}, epoch {end.epoch}/{end.epochs}"
-            words += f", loss {end.loss:.3f}"
-            if end.held_out_error is not None:
-                words += f", held-out error {end.held_out_error:.1%}"
-            progress(sum(at.values()), total, words)
+    Args:
+        progress: see `train_cohort`, and so the next.
+        after_epoch: see there.
+        at: the epochs that each run has behind it, by folder.
+        total: epochs of all runs.
+    """
 
-    return report
+    def __init__(
+        self,
+        progress: Progress | None,
+        after_epoch: Callable[[EpochEnd], None] | None,
+        at: dict[Path, int],
+        total: int,
+    ) -> None:
+        self.progress, self.after_epoch = progress, after_epoch
+        self.at, self.total, self.text = at, total, ""
+        self.within(0.0)
+
+    def within(self, share: float) -> None:
+        """Take in the share of an epoch that is done, of a run that trains by itself."""
+        if self.progress is not None and share < 1:  # a whole one is told when it is judged
+            done = sum(self.at.values())
+            self.progress(done + share if share else done, self.total, self.text)
+
+    def __call__(self, end: EpochEnd) -> None:
+        """Take in an epoch of a run."""
+        self.at[end.folder] = end.epoch
+        if self.after_epoch is not None:
+            self.after_epoch(end)
+        # On 80 columns a bar leaves room for 36 letters, so what says least comes last.
+        held = "" if end.held_out_error is None else f" held-out {end.held_out_error:.1%}"
+        run = f"({method_words(end.spec)}, seed {end.spec.seed})"
+        self.text = f"loss {end.loss:.2f}{held} epoch {end.epoch}/{end.epochs} {run}"
+        self.within(0.0)
 
 
 @contextmanager

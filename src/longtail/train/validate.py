@@ -114,13 +114,12 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
             f"{name}: the square of cutout, {recipe.cutout} pixels, must be smaller than the "
             f"image, {height} x {width}; take about half of the smaller side."
         )
-    if isinstance(images, ImageSet) and recipe.trivial_augment:
-        if images.pixel_range != 255 or channels not in (1, 3):
-            raise InputError(
-                f"{name}: `trivial_augment` is for pixels of 0 .. 255 in 1 or 3 channels, but "
-                f"these images have 0 .. {images.pixel_range} in {channels}; set "
-                f"trivial_augment=false."
-            )
+    largest = images.pixel_range if isinstance(images, ImageSet) else 255
+    if recipe.trivial_augment and (largest != 255 or channels not in (1, 3)):
+        raise InputError(
+            f"{name}: `trivial_augment` is for pixels of 0 .. 255 in 1 or 3 channels, but these "
+            f"images have 0 .. {largest} in {channels}; set trivial_augment=false."
+        )
 
 
 def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
