@@ -175,55 +175,19 @@ PIXELS = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
         ),
         (
             lambda: crop_flip(PIXELS[0], ONE, ONE, ONE, padding=1),
-            r"`pixels` must have shape \(images, channels, height, width\); its shape is \(3, 4",
+            r"images must have shape \(images, channels, height, width\); got \(3, 4",
         ),
         (
             lambda: crop_flip(PIXELS, ONE, torch.zeros(2, dtype=torch.int64), ONE, padding=1),
-            r"`dx` must have one value per image of the batch; its shape is \(2,\)",
+            r"must have one value per image of the batch; the shapes are \(1,\), \(2,\)",
         ),
         (
             lambda: crop_flip(PIXELS, ONE, ONE, ONE, padding=1, fill=127.5),
             "`fill` must be a whole number, since the pixels are torch.uint8; got 127.5",
         ),
         (
-            lambda: crop_flip(PIXELS, ONE, ONE, ONE, padding=1, fill=torch.tensor([127.5])),
-            "`fill` must be a whole number, since the pixels are torch.uint8; got 127.5",
-        ),
-        (
-            lambda: crop_flip(PIXELS, ONE, ONE, ONE, padding=1, fill=300),
-            r"`fill` must lie in \[0, 255\], since the pixels are torch.uint8; got 300",
-        ),
-        (
-            lambda: crop_flip(PIXELS, ONE, ONE, ONE, padding=1, fill=torch.tensor([0, 9, -1])),
-            r"`fill` must lie in \[0, 255\], .* got -1",
-        ),
-        (
-            lambda: crop_flip(PIXELS.half(), ONE, ONE, ONE, padding=1, fill=1e6),
-            r"`fill` must lie in \[-65504, 65504\], since the pixels are torch.float16; got 1e\+06",
-        ),
-        (
-            lambda: crop_flip(PIXELS, ONE, ONE, ONE, padding=1, fill=torch.zeros(2)),
-            r"one per channel, 3; its shape is \(2,\)",
-        ),
-        (
             lambda: normalize(PIXELS, mean=(0.1, 0.2), std=(1.0,), pixel_range=255),
             r"`mean` must have one value, or one per channel; the pixels have 3 channel\(s\)",
-        ),
-        (
-            lambda: normalize(PIXELS, mean=(0.1,), std=(0.5, 0.0, 0.5), pixel_range=255),
-            "`std` must be above zero; got 0",
-        ),
-        (
-            lambda: normalize(PIXELS, mean=(0.1,), std=torch.tensor([-0.5]), pixel_range=255),
-            "`std` must be above zero; got -0.5",
-        ),
-        (
-            lambda: normalize(PIXELS, mean=(float("nan"),), std=(0.5,), pixel_range=255),
-            "`mean` must be finite; got nan",
-        ),
-        (
-            lambda: normalize(PIXELS, mean=(0.1,), std=(1.0,), pixel_range=0),
-            "`pixel_range` must be above zero; got 0",
         ),
     ],
 )

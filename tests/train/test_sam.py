@@ -199,7 +199,6 @@ def accumulate(sam, model):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda sam, _: sam.step(), "`closure` must be given"),
         (accumulate, "SAM does not go with gradients that are accumulated from outside"),
         (twice, "first_step: called twice in a row; .* gradients of several can't be accumulated"),
         (lambda sam, _: sam.second_step(), "first_step must come before"),

@@ -627,7 +627,7 @@ def _train(
         stack.enter_context(_saying_what_is_saved(job, options["command"], force=force))
         left = plural(len(states) - states.count("finished"), "run", "runs")
         options["progress"] = stack.enter_context(_console.progress(left))
-        return engine.train_cohort(job.specs, job.data.train, **options)
+        return engine.train_cohort(job.specs, job.data.train, within_epoch=True, **options)
 
 
 def _evaluate(runs: list[Run], data: AnyData, world: World, streaming: Streaming) -> list[Run]:

@@ -165,6 +165,7 @@ def train_cohort(
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
     after_epoch: Callable[[EpochEnd], None] | None = None,
+    within_epoch: bool = False,
     stop: Callable[[], bool] | None = None,
     world: World = ALONE,
     streaming: Streaming | None = None,
@@ -185,10 +186,10 @@ def train_cohort(
         force: train finished and interrupted runs again, from the start.
         together: how many runs share a GPU at a time.
         checkpoint_seconds: how much work an interruption may cost, at epoch ends.
-        progress: called as ``progress(epochs done, epochs in all, text)`` after each epoch of
-            each run; and where epochs can be long, on a CPU or with images from disk, after each
-            step with a part of an epoch. A GPU may be some steps behind.
+        progress: called as ``progress(epochs done, epochs in all, text)``.
         after_epoch: called after each epoch of each run.
+        within_epoch: call `progress` after each step, too, with a part of an epoch: on a CPU or
+            with images from disk, where epochs can be long. A GPU may be some steps behind.
         stop: asked after each epoch of all runs that train together; once it says yes, they are
             saved and `StoppedError` is raised.
         world: the processes that train these runs together, each with the same arguments; for
@@ -233,7 +234,7 @@ def train_cohort(
             for job in jobs:
                 pool.pin(job.folder, job.spec)
             groups = _group(jobs, data, pool, device=device, world=world, streaming=streaming)
-            _train(groups, images, report, checkpoint_seconds, stop, world)
+            _train(groups, images, report, within_epoch, checkpoint_seconds, stop, world)
             for group in groups:
                 for member in range(len(group.jobs)):
                     _finish(group, member, world)
@@ -383,6 +384,7 @@ def _train(
     groups: Sequence[_Group],
     images: Images,
     report: _Report,
+    within_epoch: bool,
     checkpoint_seconds: float,
     stop: Callable[[], bool] | None,
     world: World,
@@ -391,7 +393,7 @@ def _train(
     while active := [group for group in groups if not group.done]:
         started = time.monotonic()
         steppers, epochs = [g.stepper for g in active], [g.epoch for g in active]
-        losses = run_epoch(steppers, epochs, after_step=report.within)
+        losses = run_epoch(steppers, epochs, after_step=report.within if within_epoch else None)
         # A step of SAM takes two passes.
         passes = [2 if job.recipe.sam_rho else 1 for group in active for job in group.jobs]
         share = (time.monotonic() - started) / sum(passes)

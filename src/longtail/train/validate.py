@@ -57,8 +57,8 @@ def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) ->
     for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
         recipe, method = Recipe.of(spec), Method.of(spec.method)
         precision_of(spec)
-        _check_images(spec, recipe, images)
         _check_teaching(spec, recipe)
+        _check_images(spec, recipe, images)
         if recipe.classifier == "sharded" or recipe.sampled_classes:
             _check_many_classes(spec, recipe, method, images, processes)
         method.criterion(images.prior)
