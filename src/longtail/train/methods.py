@@ -1,4 +1,4 @@
-"""Methods by name: text in, `Part` for a run's spec out; and the loss, weights and sampling of each.
+"""Methods by name: text in, `Part` for a run's spec out, with its loss, weights and sampling.
 
 A method is a loss, then whatever else, joined by ``+``; settings follow a colon:
 
