@@ -215,7 +215,7 @@ def _context() -> Any | None:
     forks them instead, which has torch loaded and no threads.
     """
     several = distributed.is_available() and distributed.is_initialized()
-    if not several and not torch.cuda.is_initialized():
+    if not several and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["longtail.data.streaming"])

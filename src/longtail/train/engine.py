@@ -360,6 +360,7 @@ def _group(
     for members in alike.values():
         spec, planners = members[0].spec, [job.planner for job in members]
         how: dict[str, Any] = {"precision": precision_of(spec), "device": device}
+        make: Callable[[], Any]
         if isinstance(data, ListedImages):
             how |= {"world": world, "how": streaming}
             make = partial(StreamedTraining, planners[0], data, **how)

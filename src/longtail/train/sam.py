@@ -126,7 +126,7 @@ class SAM:
             )
         try:
             with torch.enable_grad():
-                loss = closure()
+                loss: _Loss = closure()  # type: ignore[func-returns-value]
             self.first_step()
             frozen = nullcontext() if self.model is None else frozen_statistics(self.model)
             with frozen, torch.enable_grad():
