@@ -83,8 +83,8 @@ def planners(images, seeds, recipe, method="softmax"):
     ]
 
 
-def lane(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
-    """A team of runs that differ in their seeds."""
+def stepper(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
+    """Runs that differ in their seeds, stepping as one."""
     return Stepper(
         lambda: Training(
             planners(images, seeds, recipe), resident, precision=precision, device=DEVICE
@@ -171,13 +171,13 @@ def speed(images, resident, *, epochs, sizes=(1, 4, 8, 16)):
     recipe, few = get_recipe("tuned"), max(1, epochs // 2)
     found = {"cohorts": {}}
     with plainly():
-        one = lane(images, resident, seeds=[0], recipe=recipe, graphs=False)
+        one = stepper(images, resident, seeds=[0], recipe=recipe, graphs=False)
         found["plain eager"] = model_step([one], few)
         found["kernels, plain"] = kernels_of(one)
     found["steps"] = len(one.training.batch_sizes)
     for size in sizes:
         started = time.perf_counter()
-        one = lane(images, resident, seeds=range(size), recipe=recipe)
+        one = stepper(images, resident, seeds=range(size), recipe=recipe)
         torch.cuda.synchronize()
         captured = time.perf_counter() - started
         found["cohorts"][str(size)] = {"capture_s": captured, **model_step([one], epochs)}
@@ -197,7 +197,7 @@ def ingredients(images, resident, *, epochs, names, size=16):
             overrides = INGREDIENTS[name]
             recipe = get_recipe("tuned", **overrides)
             started = time.perf_counter()
-            one = lane(images, resident, seeds=range(size), recipe=recipe)
+            one = stepper(images, resident, seeds=range(size), recipe=recipe)
             torch.cuda.synchronize()
             row = {"capture_s": time.perf_counter() - started, **model_step([one], epochs)}
             row["prepare_s"] = prepare_seconds(one)
@@ -246,10 +246,10 @@ def agreement(images, resident, *, steps=40):
     recipe = get_recipe("tuned")
     settings = {"recipe": recipe, "precision": "float32"}
     with plainly():
-        eager = lane(images, resident, seeds=[0], graphs=False, **settings)
+        eager = stepper(images, resident, seeds=[0], graphs=False, **settings)
         plain = step_losses(eager, steps)
-        again = step_losses(lane(images, resident, seeds=[0], graphs=False, **settings), steps)
-    graph = step_losses(lane(images, resident, seeds=range(8), **settings), steps)
+        again = step_losses(stepper(images, resident, seeds=[0], graphs=False, **settings), steps)
+    graph = step_losses(stepper(images, resident, seeds=range(8), **settings), steps)
     plain, again, graph = map(np.array, (plain, again, graph))
     return {
         "plain eager": plain.tolist(),
@@ -270,7 +270,8 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
             # The plain loop trains one run after another, as anyone would.
             teams = [range(seeds)] if graphs else [[seed] for seed in range(seeds)]
             lanes = [
-                lane(images, resident, seeds=team, recipe=recipe, graphs=graphs) for team in teams
+                stepper(images, resident, seeds=team, recipe=recipe, graphs=graphs)
+                for team in teams
             ]
             for one in lanes:
                 for epoch in range(recipe.epochs):

@@ -44,7 +44,7 @@ def student_lane(images, resident, recipe, teachers, *, students, aside):
 
     one = Stepper(make, device=DEVICE)
     if not aside:
-        one.aside = None
+        one.beside = None
     return one
 
 

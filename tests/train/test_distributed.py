@@ -355,7 +355,7 @@ def test_a_process_that_does_not_come(monkeypatch):
         pass
 
 
-def test_a_lost_neighbour_is_lost_neighbors():
+def test_a_lost_neighbour_is_said_plainly():
     message = "another process of this training stopped"
     with pytest.raises(RunError, match=message), distributed.lost_neighbors():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")

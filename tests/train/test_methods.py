@@ -68,13 +68,6 @@ def test_one_method_has_one_form_however_it_is_typed():
     assert parse_method("softmax+label-smoothing:epsilon=0") == Part("softmax")
 
 
-def test_an_earlier_runs_method_is_read():
-    """Records from before may state a default."""
-    method = Method.of(Part("logit-adjusted", {"tau": 1.0}))
-    assert method.settings == {"tau": 1.0}
-    assert method.part == Part("logit-adjusted")
-
-
 @pytest.mark.parametrize("loss", margins.MARGINS)
 def test_the_criterion_is_the_loss_of_that_name(loss):
     text = loss + DELTA.get(loss, "")

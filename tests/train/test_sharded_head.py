@@ -11,7 +11,6 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, Margin, losses, margins
 from longtail.train.sharded_head import ShardedHead, full_state_dict, gather_slices
@@ -103,29 +102,6 @@ def test_it_starts_as_a_linear_layer(classes):
     assert torch.equal(head.bias, layer.bias)
 
 
-def test_without_a_bias():
-    head = ShardedHead(WIDTH, CLASSES, bias=False)
-    features = FEATURES.clone().requires_grad_()
-    loss = head.loss(features, TARGET, criterion_of("adaptive"))
-    loss.backward()
-    wanted = criterion_of("adaptive")(F.linear(FEATURES, head.weight), TARGET)
-    torch.testing.assert_close(loss, wanted)
-    assert torch.equal(head.norms_and_bias()[1], torch.zeros(CLASSES, dtype=torch.float64))
-
-
-def test_under_autocast_the_logits_are_half_and_the_loss_is_not():
-    head, criterion = ShardedHead.from_linear(linear()), criterion_of("logit-adjusted")
-    features = FEATURES.clone().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = head.loss(features, TARGET, criterion)
-        wanted = criterion(linear()(FEATURES), TARGET)
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert features.grad.dtype == head.weight.grad.dtype == head.bias.grad.dtype == torch.float32
-    torch.testing.assert_close(loss, wanted, rtol=1e-2, atol=0)
-    assert not torch.equal(loss, criterion(linear()(FEATURES), TARGET))
-
-
 @pytest.mark.parametrize("rows", [ROWS, 0], ids=["all ignored", "empty"])
 @pytest.mark.parametrize("options", [{}, OPTIONS["weight"], OPTIONS["smoothed"], OPTIONS["all"]])
 @pytest.mark.parametrize("batch", ["replicated", "split"])
@@ -140,16 +116,6 @@ def test_everything_ignored_is_the_mean_over_nothing(batch, options, rows):
     assert loss.isnan()
     for tensor in (features, head.weight, head.bias):
         assert torch.equal(tensor.grad, torch.zeros_like(tensor))
-
-
-@pytest.mark.parametrize("name", ["softmax", "smoothed"])
-@pytest.mark.parametrize("batch", ["replicated", "split"])
-def test_a_second_derivative_is_refused(name, batch):
-    head = ShardedHead.from_linear(linear(), batch=batch)
-    features = FEATURES.clone().requires_grad_()
-    loss = head.loss(features, TARGET, criterion_of(name))
-    with pytest.raises(RuntimeError, match=r"ShardedHead\.loss has no second derivative; .*Linear"):
-        torch.autograd.grad(loss, features, create_graph=True)
 
 
 def test_predictions_are_those_of_the_logits():

@@ -80,24 +80,6 @@ def test_they_answer_with_their_mean_logits(teachers, other):
     np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_cosines_count_as_much_as_their_loss_makes_of_them(tmp_path):
-    """Beside logits of any size; from networks, from saved logits, and from one teacher alone."""
-    specs = [spec("softmax"), spec("ldam"), spec("ldam:scale=20", 1)]
-    runs = train_cohort(specs, DATA.train, root=tmp_path)
-    runs = [evaluate(run, DATA.train, split="train") for run in runs]
-    recipe, data = get_recipe("digits"), Resident(DATA.train, CPU)
-    pairs = zip((1, 30, 20), runs, strict=True)
-    scaled = [scale * by_hand([run], DATA.train, None) for scale, run in pairs]
-    assert all(np.std(logits) > 0.5 for logits in scaled)
-    for chosen in ((0, 1, 2), (1,), (2,)):
-        taught, expected = [runs[n] for n in chosen], np.mean([scaled[n] for n in chosen], axis=0)
-        answers = Teachers(taught, recipe, data, device=CPU)(normalized(DATA.train, recipe))
-        np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-3)
-        one = with_teachers(spec(**DISTILL), taught, saved=True)
-        saved = TeacherPool([one], DATA.train, root=tmp_path).ready(one, recipe, data, CPU)
-        np.testing.assert_allclose(saved, expected, rtol=1e-4, atol=1e-3)
-
-
 def test_stacked_they_answer_the_same(tmp_path):
     images = ImageSet(pixels(30, shape=(3, 8, 8)), np.repeat([0, 1, 2], 10), ("a", "b", "c"))
     overrides = {"model": "resnet20", "epochs": 1, "crop_padding": 0, "milestones": [[1, 0.1]]}

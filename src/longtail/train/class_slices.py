@@ -247,7 +247,7 @@ def gather_slices(tensor: Tensor) -> Tensor | None:
     """The whole of a tensor in slices of classes, on the CPU of the mesh's first process.
 
     One slice after the other is sent, so no device ever holds more than two. Every process of the
-    mesh must call this. An optimiser's state (such as momentum) is in slices like the weights.
+    mesh must call this.
 
     Args:
         tensor: a DTensor, sharded along dimension 0 of a one-dimensional mesh, or a plain tensor.

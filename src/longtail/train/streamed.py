@@ -414,11 +414,8 @@ class StreamedTraining:
         for at, pieces in enumerate(self._layout[number]):
             counts = float(at < share.stop - share.start)  # images lie in the first parts
             got = [next(self._batches) for _ in range(pieces)]
-            if self._copies is None:
-                found.append(Part(*_joined(got), counts, at))
-            else:
-                with torch.cuda.stream(self._copies):
-                    found.append(Part(*_copied(got, self.device), counts, at))
+            with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
+                found.append(Part(*_copied(got, self.device), counts, at))
         return found
 
     def mean_losses(self) -> list[float]:
@@ -480,15 +477,8 @@ def _evenly(places: IntArray, most: int) -> list[IntArray]:
     return np.array_split(places, -(-len(places) // most))
 
 
-def _joined(pieces: list[Batch]) -> tuple[Tensor, Tensor]:
-    if len(pieces) == 1:
-        return pieces[0].images, pieces[0].labels
-    images, labels = (torch.cat([piece[i] for piece in pieces]) for i in (0, 1))
-    return images.contiguous(memory_format=torch.channels_last), labels
-
-
 def _copied(pieces: list[Batch], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The pieces as one, copied without waiting; on the stream of the moment."""
+    """The pieces as one on the device, copied without waiting."""
     count, like = sum(len(piece.labels) for piece in pieces), pieces[0].images
     images = torch.empty(
         (count, *like.shape[1:]),
