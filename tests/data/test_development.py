@@ -10,7 +10,7 @@ from longtail.data import freeze, load, read_frozen
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.subsets import development_indices, long_tailed_indices, make_long_tailed
 from longtail.runs import DataSpec
-from longtail.train.engine import validate, train
+from longtail.train.engine import train, validate
 from longtail.train.recipe import make_spec
 from run_factory import make_run
 

@@ -247,11 +247,11 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, whole, monkeypatch
 def test_a_lost_gpu_is_explained_and_resumed_from(tmp_path, whole, monkeypatch):
     original, calls = engine.run_epoch, []
 
-    def lost(lanes, epochs, **options):
+    def lost(steppers, epochs, **options):
         calls.append(epochs)
         if len(calls) == 5:
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nmore")
-        return original(lanes, epochs, **options)
+        return original(steppers, epochs, **options)
 
     monkeypatch.setattr(engine, "run_epoch", lost)
     with pytest.raises(RunError, match=r"the GPU failed: CUDA error: uncorrectable .* Nothing"):
@@ -263,7 +263,7 @@ def test_a_lost_gpu_is_explained_and_resumed_from(tmp_path, whole, monkeypatch):
 
 
 def test_too_little_gpu_memory_says_what_to_change(tmp_path, monkeypatch):
-    def out_of_memory(lanes, epochs, **options):
+    def out_of_memory(steppers, epochs, **options):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(engine, "run_epoch", out_of_memory)

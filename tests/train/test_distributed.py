@@ -66,15 +66,15 @@ def step_losses(data, world, method, overrides, how, *, epochs=2):
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    lane = Stepper(
+    stepper = Stepper(
         lambda: StreamedTraining(planner, data, world=world, how=how), device=CPU, graphs=False
     )
     found = []
     for epoch in range(epochs):
-        run_epoch([lane], [epoch])
-        found += lane.training.losses.tolist()
+        run_epoch([stepper], [epoch])
+        found += stepper.training.losses.tolist()
     tensors = [
-        value for value in lane.training.model.state_dict().values() if value.is_floating_point()
+        value for value in stepper.training.model.state_dict().values() if value.is_floating_point()
     ]
     return found, torch.cat([value.flatten() for value in tensors]).tolist()
 

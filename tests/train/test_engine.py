@@ -33,7 +33,7 @@ def spec(method="softmax", seed=0, held_out=0.0, **overrides):
     )
 
 
-def lane(recipe, method="softmax", seed=0):
+def stepper(recipe, method="softmax", seed=0):
     device, labels = torch.device("cpu"), DATA.train.labels
     planner = Planner(
         recipe, Method.of(method), labels, np.arange(len(labels)), DATA.train.prior, seed=seed
@@ -133,7 +133,7 @@ def test_global_randomness_does_not_reach_a_run(cohort, tmp_path):
 def test_seeds_differ_and_methods_share_their_start():
     recipe = get_recipe("digits")
     softmax, other, another = (
-        lane(recipe, method, seed).training
+        stepper(recipe, method, seed).training
         for method, seed in (("softmax", 0), ("logit-adjusted", 0), ("softmax", 1))
     )
     assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
@@ -153,7 +153,7 @@ def test_the_first_step_is_sgd_on_the_family_loss(tmp_path):
     recipe = get_recipe(
         "digits", epochs=1, batch_size=10_000, optimizer="sgd", momentum=0.0, weight_decay=0.0
     )
-    one = lane(recipe, "logit-adjusted")
+    one = stepper(recipe, "logit-adjusted")
     team = one.training
     log_prior = torch.tensor(DATA.train.prior.log_probs)
     logits = team.model(pixels(DATA.train, recipe)).double() + log_prior
@@ -177,7 +177,7 @@ def test_held_out_examples_are_not_trained_on(cohort):
 def test_evaluation_writes_the_networks_logits_once(cohort):
     run = cohort[0]
     logits, target, _ = run.logits("test")
-    model = lane(get_recipe("digits")).training.model
+    model = stepper(get_recipe("digits")).training.model
     model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
     with torch.no_grad():
         expected = model.eval()(pixels(DATA.test, get_recipe("digits")))

@@ -25,7 +25,7 @@ METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1", "equalized-thres
 SHORT = {"model": "resnet20", "epochs": 4, "warmup_epochs": 1, "milestones": ((3, 0.1),)}
 
 
-def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
+def stepper(methods=METHODS, *, graphs=True, precision="float32", **overrides):
     device, labels = torch.device("cuda"), IMAGES.labels
     recipe = get_recipe("tuned", **{**SHORT, **overrides})
     planners = [
@@ -44,7 +44,7 @@ def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
 def test_captured_steps_are_the_eager_ones(optimizer):
     # Adam moves by the sign of a gradient where it is small, so rounding shows sooner.
     settings = {"optimizer": optimizer, "lr": 3e-5 if optimizer == "adam" else 0.003}
-    one, other = lane(**settings), lane(graphs=False, **settings)
+    one, other = stepper(**settings), stepper(graphs=False, **settings)
     assert set(one.graphs) == {128, 16}
     for epoch in range(2):
         graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
@@ -54,15 +54,15 @@ def test_captured_steps_are_the_eager_ones(optimizer):
 
 
 def test_runs_together_are_the_runs_alone():
-    together = lane()
-    alone = [lane(METHODS[:1]), lane(METHODS[:1], graphs=False)]
+    together = stepper()
+    alone = [stepper(METHODS[:1]), stepper(METHODS[:1], graphs=False)]
     losses = run_epoch([together], [0])[0]
     for one in alone:
         assert run_epoch([one], [0])[0][0] == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_bfloat16_is_close_to_float32():
-    exact, rough = lane(), lane(precision="bfloat16")
+    exact, rough = stepper(), stepper(precision="bfloat16")
     np.testing.assert_allclose(run_epoch([rough], [0])[0], run_epoch([exact], [0])[0], rtol=0.05)
 
 
@@ -79,12 +79,14 @@ EVERYTHING = {
 
 
 def test_every_ingredient_in_captured_steps():
-    one, other = lane(**EVERYTHING), lane(graphs=False, **EVERYTHING)
+    one, other = stepper(**EVERYTHING), stepper(graphs=False, **EVERYTHING)
     for epoch in range(2):
         graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
         np.testing.assert_allclose(graph[:3], eager[:3], rtol=2e-3)
     for member in range(3):
-        mine, its = (team.network(member).state_dict() for team in (one.training, other.training))
+        mine, its = (
+            training.network(member).state_dict() for training in (one.training, other.training)
+        )
         gaps = [
             float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
         ]
@@ -130,7 +132,7 @@ def test_runs_whose_images_are_made_differently_step_as_one():
 
 
 def test_images_are_the_same_on_every_device():
-    on_gpu, labels = lane(**EVERYTHING, graphs=False), IMAGES.labels
+    on_gpu, labels = stepper(**EVERYTHING, graphs=False), IMAGES.labels
     planners = on_gpu.training.planners
     cpu = torch.device("cpu")
     on_cpu = Stepper(lambda: Training(planners, Resident(IMAGES, cpu)), device=cpu)
@@ -242,7 +244,7 @@ def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
         assert len(run.log()) == 4
         assert run.record["resumed"]
         assert "held-out" in run.splits
-        # Plain and cosine heads can't share a team.
+        # Plain and cosine heads can't share a training.
         assert run.record["facts"]["together"] == (2 if "ldam" in run.name else 4)
         on_gpu = evaluate(run, IMAGES, split="a", device="cuda").logits("a").logits
         on_cpu = evaluate(run, IMAGES, split="b").logits("b").logits

@@ -36,7 +36,7 @@ def write(folder):
     return write_large(folder, counts=(40, 20, 8, 5, 3), held=4)
 
 
-def lane(data, classifier, device, *, how=HOW, **overrides):
+def stepper(data, classifier, device, *, how=HOW, **overrides):
     made = SMALL | {"classifier": classifier} | overrides
     recipe, kept = get_recipe("imagenet-lt", **made), np.arange(len(data.train))
     planner = Planner(recipe, Method.of(METHOD), data.train.labels, kept, data.train.prior, seed=0)
@@ -54,9 +54,9 @@ def _under_nccl(_, folder):
     data = load_listed(f"{folder}/set")
     for optimizer, (lr, allowed) in OPTIMIZERS.items():
         given = {"optimizer": optimizer, "lr": lr}
-        one = lane(data, "sharded", "cuda:0", **given)
+        one = stepper(data, "sharded", "cuda:0", **given)
         assert isinstance(one.training.model.fc.weight, DTensor)
-        compare(lane(data, "whole", "cpu", **given), one, **allowed)
+        compare(stepper(data, "whole", "cpu", **given), one, **allowed)
     with one.active():
         kept = state(one)
         one.training.load_state(0, kept)
@@ -66,7 +66,7 @@ def _under_nccl(_, folder):
         logits = sharded_logits(model, data.test, recipe, how=HOW)
         predicted = sharded_predictions(model, data.test, recipe, how=HOW)
     assert np.array_equal(predicted, logits.argmax(1))
-    alone = lane(data, "whole", "cuda:0", **given)
+    alone = stepper(data, "whole", "cuda:0", **given)
     with alone.active():
         alone.training.load_state(0, kept)
         wanted = stream_logits(alone.training.model, data.test, recipe, how=HOW)
@@ -83,7 +83,7 @@ def test_sampled_softmax_compiled(tmp_path):
     """The device draws its own numbers, so the compiled steps are held against eager ones."""
     data = load_listed(write(tmp_path / "set"))
     eager, compiled = (
-        lane(data, "whole", "cuda", how=Streaming(workers=2, compile=choice), sampled_classes=4)
+        stepper(data, "whole", "cuda", how=Streaming(workers=2, compile=choice), sampled_classes=4)
         for choice in (False, True)
     )
     compare(eager, compiled, **EXACT)

@@ -31,7 +31,7 @@ def data(tmp_path_factory):
     return load_listed(write_large(tmp_path_factory.mktemp("large"), counts=(40, 20, 8), held=4))
 
 
-def lane(data, device, *, precision="float32", **how):
+def stepper(data, device, *, precision="float32", **how):
     device, kept = torch.device(device), np.arange(len(data.train))
     recipe, method = get_recipe("imagenet-lt", **SMALL), Method.of("logit-adjusted+drw:start=1")
     planner = Planner(recipe, method, data.train.labels, kept, data.train.prior, seed=0)
@@ -42,14 +42,14 @@ def lane(data, device, *, precision="float32", **how):
 
 @plainly
 def test_steps_are_those_of_a_cpu(data):
-    on_gpu = lane(data, "cuda", micro_batch=10, compile=False)
-    compare(lane(data, "cpu", micro_batch=10), on_gpu, **EXACT)
+    on_gpu = stepper(data, "cuda", micro_batch=10, compile=False)
+    compare(stepper(data, "cpu", micro_batch=10), on_gpu, **EXACT)
 
 
 @plainly
 @pytest.mark.parametrize(("precision", "allowed"), [("float32", EXACT), ("bfloat16", ROUGH)])
 def test_compiled_steps_are_the_eager_ones(data, precision, allowed):
-    eager, compiled = (lane(data, "cuda", precision=precision, compile=c) for c in (False, True))
+    eager, compiled = (stepper(data, "cuda", precision=precision, compile=c) for c in (False, True))
     compare(eager, compiled, **allowed)
 
 

@@ -1,4 +1,4 @@
-"""The ingredients in the engine: images by hand, steps by hand, teams, resumed runs, bad input.
+"""The ingredients in the engine: images by hand, steps by hand, trainings, resumed runs, bad input.
 
 Each ingredient by itself has a file of its own: `test_trivial`, `test_mixing`, `test_sam`,
 `test_averaging`, `test_distillation`, and `test_losses_mixed`.
@@ -51,7 +51,7 @@ def planner(method="logit-adjusted", seed=0, **overrides):
     return Planner(made, Method.of(method), IMAGES.labels, kept, IMAGES.prior, seed=seed)
 
 
-def lane(*planners):
+def stepper(*planners):
     return Stepper(lambda: Training(planners, Resident(IMAGES, CPU)), device=CPU)
 
 
@@ -85,7 +85,7 @@ def image_by_hand(plan, n, recipe):
     ids=lambda given: "+".join(given),
 )
 def test_the_images_of_an_epoch_by_hand(ingredients):
-    one = lane(planner(seed=3, **ingredients))
+    one = stepper(planner(seed=3, **ingredients))
     one.load(0)
     one.training.prepare(0)
     plan, recipe = one.training.plans[0], one.training.recipe
@@ -139,9 +139,9 @@ def test_partners_come_from_what_the_run_trains_on():
 
 def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1, 2)]
-    whole = lane(*planners)
+    whole = stepper(*planners)
     monkeypatch.setattr("longtail.train.prefetch._CHUNK_BYTES", 3 * 7 * 3 * 8 * 8)
-    parts = lane(*planners)
+    parts = stepper(*planners)
     for one in (whole, parts):
         one.load(1)
         one.training.prepare(0)
@@ -150,29 +150,29 @@ def test_chunks_and_blocks_make_the_same_images(monkeypatch):
             name
         )
     monkeypatch.setattr("longtail.train.loop._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
-    blocks = lane(planners[0])
+    blocks = stepper(planners[0])
     assert blocks.training.block == 2
-    assert run_epoch([blocks], [0]) == run_epoch([lane(planners[0])], [0])
+    assert run_epoch([blocks], [0]) == run_epoch([stepper(planners[0])], [0])
 
 
 def test_class_weights_of_mixed_examples_by_hand():
     """Σ λ w_y ℓ(y) + (1 − λ) w_y' ℓ(y') over Σ λ w_y + (1 − λ) w_y', where a neighbour has none."""
     settings = {"cutmix": 0.5, "mixup": 0.2, "batch_size": 47}
     planners = [planner("softmax+drw:start=0", 0, **settings), planner("softmax", 1, **settings)]
-    together = lane(*planners)
+    together = stepper(*planners)
     found = run_epoch([together], [0])[0]
-    team = together.training
+    training = together.training
     for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
-        network = new_network(team.recipe, IMAGES, seed=member)
-        images = team.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
+        network = new_network(training.recipe, IMAGES, seed=member)
+        images = training.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
         logits = network(images).detach().double().numpy()
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         above, below = 0.0, 0.0
         for n in range(47):
-            share = float(team.now.shares[member, n])
+            share = float(training.now.shares[member, n])
             for label, part in (
-                (int(team.now.targets[member, n]), share),
-                (int(team.now.seconds[member, n]), 1 - share),
+                (int(training.now.targets[member, n]), share),
+                (int(training.now.seconds[member, n]), 1 - share),
             ):
                 above -= part * prior_weights[label] * log_p[n, label]
                 below += part * prior_weights[label]
@@ -180,10 +180,10 @@ def test_class_weights_of_mixed_examples_by_hand():
     assert prior_weights.std() == 0 < planners[0].plan(0).weights.std()
 
 
-def by_hand_with_sam(team, plan):
+def by_hand_with_sam(training, plan):
     """One step of the equation in float64: the gradient at w + ρ g/‖g‖, then torch's SGD."""
-    network = new_network(team.recipe, IMAGES, seed=0).double()
-    images = team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
+    network = new_network(training.recipe, IMAGES, seed=0).double()
+    images = training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
     labels = torch.from_numpy(IMAGES.labels)[plan.rows]
     log_prior = torch.tensor(IMAGES.prior.log_probs)
     start = {name: p.detach().clone() for name, p in network.named_parameters()}
@@ -198,9 +198,9 @@ def by_hand_with_sam(team, plan):
 
     loss, g = gradients(start)
     norm = np.sqrt(sum(float((part**2).sum()) for part in g.values()))
-    rho, rate, decay = team.recipe.sam_rho, float(plan.rates[0]), team.recipe.weight_decay
+    rho, rate, decay = training.recipe.sam_rho, float(plan.rates[0]), training.recipe.weight_decay
     _, away = gradients({name: value + rho * g[name] / norm for name, value in start.items()})
-    momentum = 1 + team.recipe.momentum  # Nesterov's first step
+    momentum = 1 + training.recipe.momentum  # Nesterov's first step
     return (
         loss,
         {
@@ -212,7 +212,7 @@ def by_hand_with_sam(team, plan):
 
 
 def test_the_first_step_with_sam_by_hand():
-    one = lane(planner(sam_rho=0.5, batch_size=47))
+    one = stepper(planner(sam_rho=0.5, batch_size=47))
     found = run_epoch([one], [0])[0][0]
     loss, expected, start = by_hand_with_sam(one.training, one.training.plans[0])
     assert found == pytest.approx(loss, rel=1e-4)
@@ -221,7 +221,7 @@ def test_the_first_step_with_sam_by_hand():
         [(v.detach() - expected[k]).flatten() for k, v in one.training.model.named_parameters()]
     )
     assert float(error.norm() / moved.norm()) < 1e-3
-    plain = lane(planner(batch_size=47))
+    plain = stepper(planner(batch_size=47))
     run_epoch([plain], [0])
     other = torch.cat(
         [(v.detach() - expected[k]).flatten() for k, v in plain.training.model.named_parameters()]
@@ -239,7 +239,7 @@ METHODS = ("logit-adjusted", "softmax+drw:start=1", "equalized-threshold:thresho
 def test_a_team_with_everything_trains_each_run_as_it_would_alone():
     settings = {**EVERYTHING, "lr": 0.001}
     planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
-    together, alone = lane(*planners), [lane(one) for one in planners]
+    together, alone = stepper(*planners), [stepper(one) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
@@ -276,7 +276,7 @@ def test_what_the_runs_of_a_team_must_share(changes, together):
 
 
 def test_the_average_is_what_is_judged():
-    one = lane(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
+    one = stepper(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
     one.load(0)
     states = []
     for number in range(len(one.training.batch_sizes)):

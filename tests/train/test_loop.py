@@ -1,4 +1,4 @@
-"""A team's runs are what they would be alone, whatever their methods; and what a step computes."""
+"""Runs that step as one are what each would be alone; and what a step computes."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def planner(method="softmax", seed=0, **overrides):
     return Planner(recipe(**overrides), Method.of(method), labels, kept, IMAGES.prior, seed=seed)
 
 
-def lane(*planners, precision="float32", teachers=None):
+def stepper(*planners, precision="float32", teachers=None):
     data = Resident(IMAGES, CPU)
     return Stepper(
         lambda: Training(planners, data, precision=precision, teachers=teachers), device=CPU
@@ -45,7 +45,7 @@ def lane(*planners, precision="float32", teachers=None):
 def test_a_team_trains_each_run_as_it_would_alone(optimizer):
     settings = {"optimizer": optimizer, "lr": 0.001}
     planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
-    together, alone = lane(*planners), [lane(one) for one in planners]
+    together, alone = stepper(*planners), [stepper(one) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
@@ -66,12 +66,12 @@ def test_a_team_trains_each_run_as_it_would_alone(optimizer):
 
 def test_a_runs_state_travels_from_a_team_to_a_run_alone():
     planners = [planner("softmax", 0), planner("logit-adjusted", 1)]
-    together, alone = lane(*planners), lane(planners[1])
+    together, alone = stepper(*planners), stepper(planners[1])
     run_epoch([together], [0])
     alone.training.load_state(0, {k: v.clone() for k, v in together.training.state(1).items()})
     both, one = run_epoch([together], [1])[0][1], run_epoch([alone], [1])[0][0]
     assert one == pytest.approx(both, rel=1e-4)
-    back = lane(*planners)
+    back = stepper(*planners)
     for member in (0, 1):
         back.training.load_state(
             member, {k: v.clone() for k, v in together.training.state(member).items()}
@@ -80,9 +80,9 @@ def test_a_runs_state_travels_from_a_team_to_a_run_alone():
 
 
 def test_small_blocks_make_the_same_batches(monkeypatch):
-    whole = lane(planner())
+    whole = stepper(planner())
     monkeypatch.setattr("longtail.train.loop._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
-    parts = lane(planner())
+    parts = stepper(planner())
     assert (whole.training.block, parts.training.block) == (3, 2)
     for epoch in range(2):
         assert run_epoch([parts], [epoch]) == run_epoch([whole], [epoch])
@@ -90,8 +90,8 @@ def test_small_blocks_make_the_same_batches(monkeypatch):
 
 def test_the_first_step_by_hand():
     """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
-    one = lane(planner("logit-adjusted", crop_padding=2, batch_size=47))
-    team, settings = one.training, recipe(crop_padding=2, batch_size=47)
+    one = stepper(planner("logit-adjusted", crop_padding=2, batch_size=47))
+    training, settings = one.training, recipe(crop_padding=2, batch_size=47)
     plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0)
     network = new_network(settings, IMAGES, seed=0)
     batch = []
@@ -111,7 +111,7 @@ def test_the_first_step_by_hand():
         for name, value in network.named_parameters()
     }
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-4)
-    for name, value in team.model.named_parameters():
+    for name, value in training.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-3, atol=1e-4)
 
 
@@ -123,7 +123,7 @@ def test_runs_with_weight_decays_of_their_own(decay):
         planner("softmax", seed, weight_decay=one, decay=decay, lr=0.001)
         for seed, one in enumerate(decays)
     ]
-    together, alone = lane(*planners), [lane(one) for one in planners]
+    together, alone = stepper(*planners), [stepper(one) for one in planners]
     for _ in range(2):
         run_epoch([together], [0])
     for member, one in enumerate(alone):
@@ -147,7 +147,7 @@ def test_decay_can_leave_batch_norm_out():
 
 
 def test_class_weights_come_in_when_drw_starts():
-    one = lane(planner("softmax+drw:start=1"))
+    one = stepper(planner("softmax+drw:start=1"))
     one.load(0)
     assert one.training.criteria[0].weight.tolist() == [1.0, 1.0, 1.0]
     one.load(1)
@@ -160,12 +160,12 @@ def test_class_weights_come_in_when_drw_starts():
 def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
     """Others in every epoch and for every seed, and the same again where a run goes on."""
     method = "equalized-threshold:threshold=0.9,gamma=0.5"
-    team = lane(*(planner(method, seed) for seed in (0, 1))).training
+    training = stepper(*(planner(method, seed) for seed in (0, 1))).training
 
     def drawn(epoch):
-        team.load(epoch)
+        training.load(epoch)
         like = torch.empty(64, 3)
-        return torch.stack([criterion.draw(like) for criterion in team.criteria])
+        return torch.stack([criterion.draw(like) for criterion in training.criteria])
 
     first, second, again = drawn(0), drawn(1), drawn(0)
     assert torch.equal(first, again)
@@ -192,7 +192,7 @@ def test_distillation_by_hand(adjusted):
     settings = {"batch_size": 47, "distill_weight": 0.75, "distill_temperature": 2.0}
     one_planner = planner("logit-adjusted", **settings, distill_adjusted=adjusted)
     teachers, asked = linear_teachers()
-    one = lane(one_planner, teachers=teachers)
+    one = stepper(one_planner, teachers=teachers)
     found = run_epoch([one], [0])[0][0]
     assert asked == [47]
     images = one.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
@@ -217,7 +217,7 @@ def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
     settings |= {"head": "cosine", "image_seed": 0}
     teachers, _ = linear_teachers()
     planners = [planner("ldam:scale=20", **settings), planner("softmax", **settings)]
-    together = lane(*planners, teachers=teachers)
+    together = stepper(*planners, teachers=teachers)
     found = run_epoch([together], [0])[0]
     images = together.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
     cosines = new_network(together.training.recipe, IMAGES, seed=0)(images).detach().double()
@@ -232,8 +232,8 @@ def test_runs_of_one_image_seed_share_images_and_teachers():
     settings = {"image_seed": 5, "distill_weight": 0.5}
     planners = [planner("logit-adjusted", seed, **settings) for seed in range(3)]
     teachers, asked = linear_teachers()
-    together = lane(*planners, teachers=teachers)
-    alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
+    together = stepper(*planners, teachers=teachers)
+    alone = [stepper(one, teachers=linear_teachers()[0]) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
@@ -255,13 +255,13 @@ def test_a_block_made_ahead_is_the_one_that_would_be_made():
         planner("softmax+over-sampling", 2, **settings, mixup=0.5),
     ]
     teachers, asked = linear_teachers()
-    plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
+    plain, early = (stepper(*planners, teachers=teachers) for _ in range(2))
     early.training.make_room_ahead()
     for made, epoch in ((0, 0), (1, 1), (1, 2), (3, 3), (0, 0)):
         early.training.make_ahead(made)
         asked.clear()
         losses = [run_epoch([one], [epoch])[0] for one in (early, plain)]
-        assert len(asked) == (3 if made == epoch else 6)  # streams, of one lane or of both
+        assert len(asked) == (3 if made == epoch else 6)  # streams, of one stepper or of both
         assert losses[0] == losses[1]
         for name, value in plain.training.now.tensors().items():
             assert torch.equal(value, early.training.now.tensors()[name]), (name, epoch)
@@ -272,7 +272,7 @@ def test_saved_logits_are_those_of_each_runs_own_images():
     """A row of the table for each example, whichever run has it at whichever place."""
     table = torch.arange(3.0 * len(IMAGES.labels)).view(-1, 3)
     planners = [planner(seed=seed, distill_weight=0.5) for seed in (0, 1, 2)]
-    together = lane(*planners, teachers=table).training
+    together = stepper(*planners, teachers=table).training
     together.load(1)
     together.prepare(0)
     for member, one in enumerate(planners):
@@ -282,7 +282,7 @@ def test_saved_logits_are_those_of_each_runs_own_images():
 def test_teachers_answer_to_every_image_however_many_they_see_at_once(monkeypatch):
     monkeypatch.setattr("longtail.train.prefetch._TEACHER_BATCH", 20)
     teachers, asked = linear_teachers()
-    one = lane(planner(distill_weight=0.5), teachers=teachers).training
+    one = stepper(planner(distill_weight=0.5), teachers=teachers).training
     one.load(0)
     one.prepare(0)
     assert asked == [20, 20, 7]
@@ -305,9 +305,9 @@ def test_students_that_listen_differently_step_as_one():
         asked.append(len(x))
         return 3 * x.mean((2, 3))
 
-    together = lane(*planners, teachers=teachers)
+    together = stepper(*planners, teachers=teachers)
     losses = run_epoch([together], [0])[0]
     assert asked == [47, 47]  # once for the images of the first three, once for the mixed ones
-    alone = [run_epoch([lane(one, teachers=teachers)], [0])[0][0] for one in planners]
+    alone = [run_epoch([stepper(one, teachers=teachers)], [0])[0][0] for one in planners]
     np.testing.assert_allclose(losses, alone, rtol=2e-4)
     assert min(np.abs(np.subtract.outer(alone, alone))[np.triu_indices(4, 1)]) > 0.01

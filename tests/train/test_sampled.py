@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_sharded import lane
+from test_sharded import stepper
 from test_streamed import COUNTS, HERE, SMALL, normalized
 
 from data_factory import write_large
@@ -44,7 +44,7 @@ def expected_loss(features, fc, target, prior, drawn):
 def test_the_first_step_by_the_equation(data, micro_batch):
     how = Streaming(workers=0, micro_batch=micro_batch)
     overrides = {"batch_size": 47, "sampled_classes": 5}
-    one = lane(data.train, classifier="whole", how=how, **overrides)
+    one = stepper(data.train, classifier="whole", how=how, **overrides)
     recipe, plan = one.training.recipe, one.training.planner.plan(0)
     crops = [
         RandomCrop(16)(data.train.file(row), np.random.default_rng([stream_seed(0, "crop"), 0, n]))

@@ -48,7 +48,7 @@ SKIPPED = ("softmax", {}, Streaming(workers=0, on_error="skip"))  # shares turn 
 NORMED = {"model": "tiny", "decay": "not-norm"}
 
 
-def lane(
+def stepper(
     data, world=ALONE, *, classifier="sharded", method="logit-adjusted", how=HERE, **overrides
 ):
     made = SMALL | {"classifier": classifier} | overrides
@@ -69,7 +69,7 @@ def losses_of(one, epochs):
 
 def steps(data, world, method, overrides, how, classifier="sharded"):
     """The mean loss of every step, and the whole weights after them, on the first process."""
-    one = lane(data, world, classifier=classifier, method=method, how=how, **overrides)
+    one = stepper(data, world, classifier=classifier, method=method, how=how, **overrides)
     found = losses_of(one, (0, 1))
     weights = one.training.saved_weights(one.training.model)
     return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
@@ -124,7 +124,7 @@ def _work(rank, port, folder):
         found["skipped"] = steps(load_listed(folder / "bad").train, world, *SKIPPED)
         for name, how in PARTS.items():
             found[name] = steps(data.train, world, *SAMPLED, how, "whole")
-        one = lane(data.train, world)
+        one = stepper(data.train, world)
         found["slice"] = list(one.training.model.fc.weight.to_local().shape)
         losses_of(one, [0])
         torch.save(saved(one), folder / f"sharded-{rank}.pt")
@@ -132,7 +132,7 @@ def _work(rank, port, folder):
         found["from whole"] = losses_of(one, [1])
         found["judged"] = judged(one.training.model, data.test, world)
         MODELS["tiny"] = WITH_NORM
-        names = lane(data.train, world, **NORMED).training
+        names = stepper(data.train, world, **NORMED).training
         found["names"] = {k: list(v.shape) for k, v in names.saved_state().items()}
         whole(data, folder / "two", world)
         interrupted(data, folder / "2-1-2", world, epoch=2)
@@ -158,7 +158,7 @@ def folder(tmp_path_factory):
     data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
     bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
     bad.write_bytes(b"no image")
-    one = lane(data.train, classifier="whole")
+    one = stepper(data.train, classifier="whole")
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
     run_both(_work, free_port(), folder)
@@ -220,11 +220,11 @@ def test_one_process_needs_no_slices(data):
 
 def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
     """Same names and shapes, and each goes on from the other's."""
-    one = lane(data.train, classifier="whole")
+    one = stepper(data.train, classifier="whole")
     expected = losses_of(one, (0, 1))[-3:]
     np.testing.assert_allclose(found[0]["from whole"], expected, atol=1e-5)
     theirs = torch.load(folder / "sharded-0.pt")
-    other = lane(data.train, classifier="whole")
+    other = stepper(data.train, classifier="whole")
     own = other.training.state(0)
     assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in own.items()}
     assert "model/fc.weight" in theirs
@@ -234,7 +234,7 @@ def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, d
 
 
 def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
-    one = lane(data.train, classifier="whole")
+    one = stepper(data.train, classifier="whole")
     losses_of(one, (0, 1))
     expected = stream_logits(
         one.training.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE

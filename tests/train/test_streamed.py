@@ -46,7 +46,7 @@ def data(folder):
     return load_listed(folder)
 
 
-def lane(data, method="softmax", *, how=HERE, precision="float32", **overrides):
+def stepper(data, method="softmax", *, how=HERE, precision="float32", **overrides):
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
@@ -71,9 +71,9 @@ def normalized(pixels, recipe):
 
 def test_the_first_step_by_hand(data):
     """Class-weighted, on the crops of the epoch's first draws, through torch's own SGD."""
-    one = lane(data.train, "softmax+drw:start=0", batch_size=47)
-    recipe, team = one.training.recipe, one.training
-    plan = team.planner.plan(0)
+    one = stepper(data.train, "softmax+drw:start=0", batch_size=47)
+    recipe, training = one.training.recipe, one.training
+    plan = training.planner.plan(0)
     view, seed = RandomCrop(16), stream_seed(0, "crop")
     crops = [
         view(data.train.file(row), np.random.default_rng([seed, 0, draw]))
@@ -89,7 +89,7 @@ def test_the_first_step_by_hand(data):
     }
     assert len(set(plan.weights.tolist())) == 3
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-5)
-    for name, value in team.model.named_parameters():
+    for name, value in training.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
@@ -100,8 +100,8 @@ def trained(one, epochs=2):
 
 def test_parts_of_a_batch_add_up_to_it(data):
     method = "logit-adjusted+drw:start=1"
-    losses, weights = trained(lane(data.train, method))
-    parts = lane(data.train, method, how=Streaming(workers=0, micro_batch=5))
+    losses, weights = trained(stepper(data.train, method))
+    parts = stepper(data.train, method, how=Streaming(workers=0, micro_batch=5))
     found, theirs = trained(parts)
     np.testing.assert_allclose(found, losses, atol=1e-6)
     torch.testing.assert_close(theirs, weights, rtol=0, atol=1e-6)
@@ -109,9 +109,9 @@ def test_parts_of_a_batch_add_up_to_it(data):
 
 
 def test_pieces_and_workers_change_nothing(data, monkeypatch):
-    losses, weights = trained(lane(data.train))
+    losses, weights = trained(stepper(data.train))
     monkeypatch.setattr("longtail.train.streamed._PIECE", 3)
-    found, theirs = trained(lane(data.train, how=Streaming(workers=2)))
+    found, theirs = trained(stepper(data.train, how=Streaming(workers=2)))
     assert found == losses
     assert torch.equal(theirs, weights)
 
