@@ -244,7 +244,7 @@ def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
         assert len(run.log()) == 4
         assert run.record["resumed"]
         assert "held-out" in run.splits
-        # Plain and cosine heads can't share a training.
+        # Plain and cosine heads can't step as one.
         assert run.record["facts"]["together"] == (2 if "ldam" in run.name else 4)
         on_gpu = evaluate(run, IMAGES, split="a", device="cuda").logits("a").logits
         on_cpu = evaluate(run, IMAGES, split="b").logits("b").logits

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from longtail import _checks
 
-_checks.require("torch", extra="torch")
+_checks.require("torch", extra="torch", caller=__name__)
 
 import torch
 from torch import Tensor
