@@ -91,7 +91,7 @@ def test_it_stops_at_an_epochs_end_and_goes_on(tmp_path, monkeypatch):
     def watch(done, total, words):
         if not words:  # before the first epoch
             return
-        epoch, method = re.search(r"(epoch \S+) \((\S+), seed", words).groups()
+        epoch, method = re.search(r"(epoch \S+) \(([\w-]+)", words).groups()
         seen.append((method, epoch))
         if seen[-1] == ("adaptive", "epoch 3/4"):
             clock[0] += 601  # time is up in the middle of the second run
