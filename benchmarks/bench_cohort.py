@@ -31,12 +31,13 @@ from longtail import data, metrics, models
 from longtail.data.images import LongTailedData
 from longtail.kernels import norm_act
 from longtail.report.compare import mean_interval
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import network_logits
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe
-from longtail.train.team import Resident, Team
 
 DEVICE = torch.device("cuda")
 AUGMENTATION = {
@@ -82,10 +83,12 @@ def planners(images, seeds, recipe, method="softmax"):
     ]
 
 
-def lane(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
-    """A team of runs that differ in their seeds."""
-    return Lane(
-        lambda: Team(planners(images, seeds, recipe), resident, precision=precision, device=DEVICE),
+def stepper(images, resident, *, seeds, recipe, graphs=True, precision="bfloat16"):
+    """Runs that differ in their seeds, stepping as one."""
+    return Stepper(
+        lambda: Training(
+            planners(images, seeds, recipe), resident, precision=precision, device=DEVICE
+        ),
         device=DEVICE,
         graphs=graphs,
     )
@@ -118,14 +121,14 @@ def epoch_seconds(lanes, epochs):
 
 
 def model_step(lanes, epochs):
-    steps = sum(len(one.team) * len(one.team.batch_sizes) for one in lanes)
+    steps = sum(len(one.training) * len(one.training.batch_sizes) for one in lanes)
     times = [1e3 * seconds / steps for seconds in epoch_seconds(lanes, epochs)]
     return {"ms": statistics.median(times), "least": min(times), "most": max(times)}
 
 
 def kernels_of(one):
     """Kernels of one step by kind: how many for each run, and their time in µs."""
-    team = one.team
+    team = one.training
     with one.active():
         team.load(0)
         team.prepare(0)
@@ -168,13 +171,13 @@ def speed(images, resident, *, epochs, sizes=(1, 4, 8, 16)):
     recipe, few = get_recipe("tuned"), max(1, epochs // 2)
     found = {"cohorts": {}}
     with plainly():
-        one = lane(images, resident, seeds=[0], recipe=recipe, graphs=False)
+        one = stepper(images, resident, seeds=[0], recipe=recipe, graphs=False)
         found["plain eager"] = model_step([one], few)
         found["kernels, plain"] = kernels_of(one)
-    found["steps"] = len(one.team.batch_sizes)
+    found["steps"] = len(one.training.batch_sizes)
     for size in sizes:
         started = time.perf_counter()
-        one = lane(images, resident, seeds=range(size), recipe=recipe)
+        one = stepper(images, resident, seeds=range(size), recipe=recipe)
         torch.cuda.synchronize()
         captured = time.perf_counter() - started
         found["cohorts"][str(size)] = {"capture_s": captured, **model_step([one], epochs)}
@@ -194,7 +197,7 @@ def ingredients(images, resident, *, epochs, names, size=16):
             overrides = INGREDIENTS[name]
             recipe = get_recipe("tuned", **overrides)
             started = time.perf_counter()
-            one = lane(images, resident, seeds=range(size), recipe=recipe)
+            one = stepper(images, resident, seeds=range(size), recipe=recipe)
             torch.cuda.synchronize()
             row = {"capture_s": time.perf_counter() - started, **model_step([one], epochs)}
             row["prepare_s"] = prepare_seconds(one)
@@ -215,11 +218,11 @@ def prepare_seconds(one, times=5):
     found = []
     with one.active():
         for epoch in range(times):
-            one.team.load(epoch)
+            one.training.load(epoch)
             torch.cuda.synchronize()
             started = time.perf_counter()
-            for number in range(0, len(one.team.batch_sizes), one.team.block):
-                one.team.prepare(number)
+            for number in range(0, len(one.training.batch_sizes), one.training.block):
+                one.training.prepare(number)
             torch.cuda.synchronize()
             found.append(time.perf_counter() - started)
     return statistics.median(found)
@@ -232,8 +235,8 @@ def step_losses(one, steps):
     for number in range(steps):
         one.step(number)
         with one.active():
-            total = float(one.team.totals[0])
-        found.append((total - before) / one.team.batch_sizes[number])
+            total = float(one.training.totals[0])
+        found.append((total - before) / one.training.batch_sizes[number])
         before = total
     return found
 
@@ -243,10 +246,10 @@ def agreement(images, resident, *, steps=40):
     recipe = get_recipe("tuned")
     settings = {"recipe": recipe, "precision": "float32"}
     with plainly():
-        eager = lane(images, resident, seeds=[0], graphs=False, **settings)
+        eager = stepper(images, resident, seeds=[0], graphs=False, **settings)
         plain = step_losses(eager, steps)
-        again = step_losses(lane(images, resident, seeds=[0], graphs=False, **settings), steps)
-    graph = step_losses(lane(images, resident, seeds=range(8), **settings), steps)
+        again = step_losses(stepper(images, resident, seeds=[0], graphs=False, **settings), steps)
+    graph = step_losses(stepper(images, resident, seeds=range(8), **settings), steps)
     plain, again, graph = map(np.array, (plain, again, graph))
     return {
         "plain eager": plain.tolist(),
@@ -267,7 +270,8 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
             # The plain loop trains one run after another, as anyone would.
             teams = [range(seeds)] if graphs else [[seed] for seed in range(seeds)]
             lanes = [
-                lane(images, resident, seeds=team, recipe=recipe, graphs=graphs) for team in teams
+                stepper(images, resident, seeds=team, recipe=recipe, graphs=graphs)
+                for team in teams
             ]
             for one in lanes:
                 for epoch in range(recipe.epochs):
@@ -277,8 +281,8 @@ def short_trainings(pair: LongTailedData, resident, *, seeds=5):
             errors[name] = []
             for one in lanes:
                 with one.active():
-                    for member in range(len(one.team)):
-                        logits = network_logits(one.team.network(member), pair.test, recipe)
+                    for member in range(len(one.training)):
+                        logits = network_logits(one.training.network(member), pair.test, recipe)
                         errors[name].append(metrics.balanced_error(pair.test.labels, logits))
         print(name, errors[name], seconds[name], flush=True)
     gap = mean_interval(np.array(errors["graph"]) - np.array(errors["plain eager"]))

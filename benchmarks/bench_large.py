@@ -34,12 +34,11 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import RandomCrop
 from longtail.data.streaming import default_workers, training_stream
 from longtail.kernels import available
-from longtail.train.lane import Lane
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
-from longtail.train.streamed import Part, StreamedTeam, Streaming
-from longtail.train.team import Team
+from longtail.train.streamed import Part, StreamedTraining, Streaming
 from machine import processor_name
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # the checkout, for its studies
@@ -117,15 +116,13 @@ class Setting:
             torch.cuda.synchronize(self.device)
 
 
-class OnDevice(StreamedTeam):
+class OnDevice(StreamedTraining):
     """The trainer, with a batch that is on the device already in the place of a stream."""
 
     batch: tuple
 
-    def load(self, epoch):
-        Team.load(self, epoch)
-        self.losses.zero_()
-        self._waiting = self._fetch(0)
+    def _read(self, epoch, rows):
+        pass
 
     def _fetch(self, number):
         return [Part(*self.batch, counts=1.0, number=0)]
@@ -143,8 +140,8 @@ def trainer(setting, model, *, num_classes, compiled):
     planner = Planner(recipe, method, labels, np.arange(count), data.prior, seed=0)
     how = Streaming(workers=0, micro_batch=setting.batch, compile=compiled)
     options = {"precision": setting.precision, "device": setting.device, "how": how}
-    lane = Lane(partial(OnDevice, planner, data, **options), device=setting.device, graphs=False)
-    lane.team.batch = setting.pixels, setting.labels(num_classes)
+    lane = Stepper(partial(OnDevice, planner, data, **options), device=setting.device, graphs=False)
+    lane.training.batch = setting.pixels, setting.labels(num_classes)
 
     def begin():
         lane.load(0)
@@ -275,8 +272,8 @@ def from_files(setting, model, *, files, seconds, workers=None):
         planner = Planner(recipe, method, data.labels, kept, data.prior, seed=0)
         how = Streaming(workers=workers, micro_batch=setting.batch, compile=False)
         options = {"precision": setting.precision, "device": setting.device, "how": how}
-        make = partial(StreamedTeam, planner, data, **options)
-        lane = Lane(make, device=setting.device, graphs=False)
+        make = partial(StreamedTraining, planner, data, **options)
+        lane = Stepper(make, device=setting.device, graphs=False)
         lane.load(0)
         for number in range(3):
             lane.step(number)

@@ -23,17 +23,18 @@ import longtail
 from bench_cohort import DEVICE, epoch_seconds, planners
 from longtail import data
 from longtail.runs import find_runs
-from longtail.train.lane import Lane
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.loop import Training
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe
 from longtail.train.teachers import Teachers, names_of
-from longtail.train.team import Resident, Team
 
 METHOD = "softmax+over-sampling"
 
 
 def student_lane(images, resident, recipe, teachers, *, students, aside):
     def make():
-        return Team(
+        return Training(
             planners(images, range(students), recipe, METHOD),
             resident,
             precision="bfloat16",
@@ -41,9 +42,9 @@ def student_lane(images, resident, recipe, teachers, *, students, aside):
             teachers=teachers,
         )
 
-    one = Lane(make, device=DEVICE)
+    one = Stepper(make, device=DEVICE)
     if not aside:
-        one.aside = None
+        one.beside = None
     return one
 
 
@@ -95,7 +96,7 @@ def measure(path, folder, *, count, students, epochs):
         },
         "students": students,
         "teachers": len(runs),
-        "steps": len(lanes["answers at hand"].team.batch_sizes),
+        "steps": len(lanes["answers at hand"].training.batch_sizes),
         "answers_s": answer_seconds(networks, images),
         "epoch_s": {
             name: {"median": statistics.median(v), "least": min(v), "most": max(v)}

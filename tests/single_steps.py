@@ -24,30 +24,30 @@ EXACT = {"loss": 1e-4, "moved": 0.05, "statistics": 1e-4}
 ROUGH = {"loss": 0.03, "moved": 0.6, "statistics": 0.03}
 
 
-def state(lane):
+def state(stepper):
     """What training changes, whole and on the CPU."""
-    with lane.active():
-        tensors = lane.team.whole(lane.team.state(0))
+    with stepper.active():
+        tensors = stepper.training.saved_state(0)
         return {name: value.cpu().clone() for name, value in tensors.items()}
 
 
-def after(lane, number, start):
+def after(stepper, number, start):
     """What a step makes of a state."""
-    with lane.active():
-        lane.team.load_state(0, start)
-    lane.step(number)
-    end = state(lane)
-    weights = [name for name, _ in lane.team.model.named_parameters()]
+    with stepper.active():
+        stepper.training.load_state(0, start)
+    stepper.step(number)
+    end = state(stepper)
+    weights = [name for name, _ in stepper.training.model.named_parameters()]
     running = [name for name in end if "running_" in name]
     return After(
-        float(lane.team.losses[number]),
+        float(stepper.training.losses[number]),
         torch.cat([(end[f"model/{w}"] - start[f"model/{w}"]).flatten() for w in weights]),
         torch.cat([end[name] for name in running]),
     )
 
 
 def compare(one, other, **allowed):
-    """Every step of two epochs, each from the weights that the first lane has.
+    """Every step of two epochs, each from the weights that the first stepper has.
 
     Fails where the largest gap of a kind is larger than what is allowed for it.
     """
@@ -55,7 +55,7 @@ def compare(one, other, **allowed):
     for epoch in range(2):
         one.load(epoch)
         other.load(epoch)
-        for number in range(len(one.team.batch_sizes)):
+        for number in range(len(one.training.batch_sizes)):
             start = state(one)
             expected, found = after(one, number, start), after(other, number, start)
             for name, wanted, got in zip(After._fields, expected, found, strict=True):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from data_factory import write_folder, write_list, write_photos
-from longtail.cli import _cohort, main
+from longtail.cli import main
 from longtail.data import freeze, load
 from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec, Run, find_runs
+from longtail.train import engine
 from run_factory import make_run, make_spec, make_writer
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
@@ -302,7 +303,7 @@ def test_an_unfinished_run_is_refused_by_name_and_left_out_of_a_folder(runs, cli
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_cohort.News, "__call__", stop)
+    monkeypatch.setattr(engine._Report, "__call__", stop)
     assert cli(*DIGITS, "--method", "balanced").code == 130
     (half,) = (run for run in find_runs(runs, unfinished=True) if not run.finished)
     result = cli("evaluate", half.folder)

@@ -74,9 +74,8 @@ def test_an_interrupted_student_is_resumed(teachers, cli, monkeypatch):
     words = (*TRAIN, "--set", "epochs=3", *LISTENING, "--teachers", teachers, "--out", "runs")
     real = engine.train_cohort
 
-    def stopped(*arguments, after_epoch, **options):
+    def stopped(*arguments, **options):
         def stop(end):
-            after_epoch(end)
             if end.epoch == 2:
                 raise KeyboardInterrupt
 

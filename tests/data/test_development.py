@@ -10,7 +10,7 @@ from longtail.data import freeze, load, read_frozen
 from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.subsets import development_indices, long_tailed_indices, make_long_tailed
 from longtail.runs import DataSpec
-from longtail.train.engine import refuse_early, train
+from longtail.train.engine import train, validate
 from longtail.train.recipe import make_spec
 from run_factory import make_run
 
@@ -108,8 +108,8 @@ def test_nothing_trains_on_what_it_is_judged_on(part, tmp_path):
     with pytest.raises(InputError, match="set, to be judged on; nothing is trained on them"):
         train(spec, images, root=tmp_path)
     with pytest.raises(InputError, match="to be judged on"):  # nor on a part of it
-        refuse_early([spec], images.take(np.arange(20)))
-    refuse_early([spec], data.train)
+        validate([spec], images.take(np.arange(20)))
+    validate([spec], data.train)
 
 
 def test_a_run_of_another_subset_is_not_judged_on_it(tmp_path):

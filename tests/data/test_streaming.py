@@ -578,6 +578,19 @@ def test_too_little_shared_memory_later_on_is_explained(data, text, monkeypatch)
         list(stream)
 
 
+def test_beside_cuda_workers_are_not_forked(data, monkeypatch):
+    """And a worker that hangs is told of, whichever way it was started."""
+    assert evaluation_stream(data, batch_size=4, workers=1)._loader.multiprocessing_context is None
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=1)
+    assert stream._loader.multiprocessing_context.get_start_method() == "forkserver"
+    assert len(list(stream)) == -(-len(data) // 4)
+    monkeypatch.undo()
+    monkeypatch.setattr(streaming, "_WAIT_SECONDS", 1e-6)
+    with pytest.raises(TimeoutError, match="no worker process delivered a batch of images within"):
+        list(evaluation_stream(data, batch_size=4, view=CENTER, workers=1))
+
+
 def test_other_errors_pass_as_they_are(data, monkeypatch):
     stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=0)
 

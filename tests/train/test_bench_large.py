@@ -1,7 +1,6 @@
 """The benchmark of large-scale training, in small on a CPU: what it compares and what it writes."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def test_both_loops_train_the_same_network(bench):
 def test_a_step_of_the_trainer_is_measured_on_the_same_bytes(bench):
     setting = bench.Setting(torch.device("cpu"), batch=2, size=32, steps=1, rounds=1)
     begin, step = bench.trainer(setting, "resnet18", num_classes=5, compiled=False)
-    team = begin.__closure__[0].cell_contents.team
+    team = begin.__closure__[0].cell_contents.training
     before = team.model.fc.weight.detach().clone()
     rates = bench.rates_of(setting, {"trainer": (begin, step)})
     assert rates["trainer"]["images_per_second"] > 0
@@ -59,68 +58,3 @@ def test_the_loader_reads_real_files(bench):
     setting = bench.Setting(torch.device("cpu"), batch=4, size=32, steps=1, rounds=1)
     found = bench.from_files(setting, "resnet18", files=2, seconds=0.1, workers=1)
     assert found["images_per_second"] > 0
-
-
-@pytest.fixture
-def measured(bench, monkeypatch):
-    """Known rates in the place of measured ones."""
-    speed = {"resnet50": 3000.0, "resnet152": 1200.0}
-
-    def rate(setting, model, *, num_classes, compiled):
-        value = speed[model] * (0.9 if num_classes == 8142 else 1.0) * (1.5 if compiled else 1.0)
-        return {"images_per_second": value, "least": value, "most": value}
-
-    def versus(setting, model, *, compiled):
-        both = {"trainer": rate(None, model, num_classes=1000, compiled=compiled)}
-        return {**both, "bare loop": {"images_per_second": 3100.0}, "ratio": 3000 / 3100}
-
-    monkeypatch.setattr(bench, "trainer_rate", rate)
-    monkeypatch.setattr(bench, "against_bare", versus)
-    monkeypatch.setattr(bench, "from_files", lambda *_, **__: {"images_per_second": 8e3})
-    loader = {"images_per_second": 9e3, "workers": 2, "pixels": [500, 375]}
-    monkeypatch.setattr(bench, "loader_rate", lambda **_: loader)
-    return speed
-
-
-def test_what_was_measured_before_a_kill_is_in_the_record(bench, measured, tmp_path, monkeypatch):
-    known = bench.trainer_rate
-
-    def killed(setting, model, *, num_classes, compiled):
-        if compiled:
-            raise KeyboardInterrupt
-        return known(setting, model, num_classes=num_classes, compiled=compiled)
-
-    monkeypatch.setattr(bench, "trainer_rate", killed)
-    path = tmp_path / "bench_large.json"
-    with pytest.raises(KeyboardInterrupt):
-        bench.main(["--record", str(path), "--device", "cpu", "--batch", "2", "--size", "32"])
-    record = json.loads(path.read_text())
-    assert set(record["rates"]) == {"resnet50, eager", "resnet152, eager", "resnet50, compiled"}
-    assert record["loader"]["of what the GPU takes"] == pytest.approx(2.0)
-    hours = record["hours"]["ImageNet-LT, ResNet-152, 90 epochs"]
-    assert hours["softmax"] == pytest.approx(90 * 115_846 / 1200 / 3600)
-    bench.main(["--show", str(path)])
-
-
-def test_the_record_is_whole_and_its_hours_follow_from_its_rates(
-    bench, measured, tmp_path, monkeypatch
-):
-    speed = measured
-    path = tmp_path / "results" / "bench_large.json"
-    path.parent.mkdir()
-    bench.main(["--record", str(path), "--device", "cpu", "--batch", "2", "--size", "32"])
-    record = json.loads(path.read_text())
-    assert set(record["rates"]) == {f"{m}, {c}" for m in speed for c in ("eager", "compiled")}
-    assert record["loader"]["of what the GPU takes"] == pytest.approx(2.0)
-    hours = record["hours"]["iNaturalist 2018, ResNet-152, 200 epochs"]
-    assert hours["softmax"] == pytest.approx(200 * 437_513 / (1200 * 1.5 * 0.9) / 3600)
-    assert len(record["hours"]) == 5
-    bench.main(["--show", str(path)])
-    page = load("make_page")
-    monkeypatch.setattr(page, "ROOT", tmp_path)
-    text = "\n".join(page.large())
-    assert "| resnet50, compiled | 4,500 | 3,100 | 0.968 |" in text
-    assert "| resnet152, eager | 1,200 |  |  |" in text
-    assert "2.00 of what the GPU takes with ResNet-50" in text
-    path.unlink()
-    assert page.large() == []

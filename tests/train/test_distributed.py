@@ -27,13 +27,14 @@ from longtail.models.resnet import BasicBlock, Design, init_he
 from longtail.runs import Run
 from longtail.runs.folder import RunError
 from longtail.train import distributed
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World, joined
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.streamed import StreamedTraining, Streaming
 
 CPU = torch.device("cpu")
 COUNTS = (30, 12, 5)
@@ -65,13 +66,15 @@ def step_losses(data, world, method, overrides, how, *, epochs=2):
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    lane = Lane(lambda: StreamedTeam(planner, data, world=world, how=how), device=CPU, graphs=False)
+    stepper = Stepper(
+        lambda: StreamedTraining(planner, data, world=world, how=how), device=CPU, graphs=False
+    )
     found = []
     for epoch in range(epochs):
-        run_epoch([lane], [epoch])
-        found += lane.team.losses.tolist()
+        run_epoch([stepper], [epoch])
+        found += stepper.training.losses.tolist()
     tensors = [
-        value for value in lane.team.model.state_dict().values() if value.is_floating_point()
+        value for value in stepper.training.model.state_dict().values() if value.is_floating_point()
     ]
     return found, torch.cat([value.flatten() for value in tensors]).tolist()
 
@@ -265,14 +268,14 @@ def test_a_damaged_image_is_counted_once_or_stops_both(folder):
 
 KILLED = """
 import os, signal, sys
-from longtail.train.streamed import StreamedTeam
-step = StreamedTeam.step
+from longtail.train.streamed import StreamedTraining
+step = StreamedTraining.step
 def killed(self, size):
-    if self._epoch == 2 and self._at == 1 and os.environ["RANK"] == "1":
+    if self._planned[0] == 2 and self.at == 1 and os.environ["RANK"] == "1":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     step(self, size)
-StreamedTeam.step = killed
+StreamedTraining.step = killed
 from longtail.train import engine
 engine.train_cohort.__kwdefaults__["checkpoint_seconds"] = 0.0
 from longtail.cli import main
@@ -352,32 +355,12 @@ def test_a_process_that_does_not_come(monkeypatch):
         pass
 
 
-def test_more_processes_than_gpus(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match=r"process 4 .* has 2 GPU\(s\).*--nproc-per-node 2"):
-        distributed.own_device(torch.device("cuda"))
-    assert distributed.own_device(CPU) == CPU
-
-
 def test_a_lost_neighbour_is_said_plainly():
     message = "another process of this training stopped"
-    with pytest.raises(RunError, match=message), distributed.said_plainly():
+    with pytest.raises(RunError, match=message), distributed.lost_neighbors():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-    with pytest.raises(RuntimeError, match="shape"), distributed.said_plainly():
+    with pytest.raises(RuntimeError, match="shape"), distributed.lost_neighbors():
         raise RuntimeError("shape '[2]' is invalid")
-
-
-def test_one_process_joins_on_a_device_by_name():
-    with joined("cpu") as world:
-        assert world == World(device=CPU)
-
-
-def test_one_process_is_a_world_of_one():
-    with joined(CPU) as world:
-        assert world == World()
-    assert world.tell([1]) == [1]
-    assert world.gather(torch.ones(2, 3), 2).shape == (2, 3)
 
 
 def test_images_in_memory_are_not_shared(tmp_path):

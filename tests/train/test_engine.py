@@ -1,24 +1,23 @@
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import data_factory
-from longtail import ClassPrior, InputError, adjust_logits, balanced_error
+from longtail import ClassPrior, InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
-from longtail.report.compare import BASELINE, compare, mean_interval
 from longtail.runs import Run, files
 from longtail.runs.folder import RunError
 from longtail.train.augment import normalize
-from longtail.train.engine import evaluate, refuse_early, train, train_cohort
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.engine import evaluate, train, train_cohort, validate
+from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
-from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.team import Resident, Team
+from longtail.train.prefetch import Resident
+from longtail.train.recipe import get_recipe, make_spec
 
 DATA = load_digits_lt()
 SHORT = {"epochs": 2}
@@ -34,12 +33,12 @@ def spec(method="softmax", seed=0, held_out=0.0, **overrides):
     )
 
 
-def lane(recipe, method="softmax", seed=0):
+def stepper(recipe, method="softmax", seed=0):
     device, labels = torch.device("cpu"), DATA.train.labels
     planner = Planner(
         recipe, Method.of(method), labels, np.arange(len(labels)), DATA.train.prior, seed=seed
     )
-    return Lane(lambda: Team([planner], Resident(DATA.train, device)), device=device)
+    return Stepper(lambda: Training([planner], Resident(DATA.train, device)), device=device)
 
 
 def pixels(images, recipe):
@@ -90,7 +89,7 @@ def test_a_batch_of_one_is_refused_where_batch_norm_can_not_take_it(tmp_path, mo
 
     def trained(batch_size, **others):
         one = spec(model=model, batch_size=batch_size, epochs=1, warmup_epochs=0, **others)
-        refuse_early([one], images)
+        validate([one], images)
         return one
 
     if model == "resnet18":
@@ -134,7 +133,7 @@ def test_global_randomness_does_not_reach_a_run(cohort, tmp_path):
 def test_seeds_differ_and_methods_share_their_start():
     recipe = get_recipe("digits")
     softmax, other, another = (
-        lane(recipe, method, seed).team
+        stepper(recipe, method, seed).training
         for method, seed in (("softmax", 0), ("logit-adjusted", 0), ("softmax", 1))
     )
     assert torch.equal(softmax.model.fc.weight, other.model.fc.weight)
@@ -154,8 +153,8 @@ def test_the_first_step_is_sgd_on_the_family_loss(tmp_path):
     recipe = get_recipe(
         "digits", epochs=1, batch_size=10_000, optimizer="sgd", momentum=0.0, weight_decay=0.0
     )
-    one = lane(recipe, "logit-adjusted")
-    team = one.team
+    one = stepper(recipe, "logit-adjusted")
+    team = one.training
     log_prior = torch.tensor(DATA.train.prior.log_probs)
     logits = team.model(pixels(DATA.train, recipe)).double() + log_prior
     loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(DATA.train.labels))
@@ -178,7 +177,7 @@ def test_held_out_examples_are_not_trained_on(cohort):
 def test_evaluation_writes_the_networks_logits_once(cohort):
     run = cohort[0]
     logits, target, _ = run.logits("test")
-    model = lane(get_recipe("digits")).team.model
+    model = stepper(get_recipe("digits")).training.model
     model.load_state_dict({k: torch.tensor(np.array(v)) for k, v in run.model().items()})
     with torch.no_grad():
         expected = model.eval()(pixels(DATA.test, get_recipe("digits")))
@@ -215,55 +214,3 @@ def test_a_finished_run_is_not_trained_again(cohort):
     again = train(run.spec, DATA.train, root=run.folder.parents[1])
     assert isinstance(again, Run)
     assert (run.folder / "model.safetensors").stat().st_mtime_ns == stamp
-
-
-def test_the_comparison_computes_every_row_from_saved_logits(cohort):
-    table = compare(cohort)
-    names = [(row.method, row.tau_source) for row in table.rows]
-    assert names == [
-        ("softmax", None),
-        ("logit-adjusted", None),
-        *[("posthoc-logit-adjusted", s) for s in ("fixed", "held-out", "oracle")],
-        *[("posthoc-weight-normalized", s) for s in ("fixed", "held-out", "oracle")],
-    ]
-    softmax = table.row(BASELINE)
-    run = cohort[0]
-    logits, target, _ = run.logits("test")
-    assert softmax.errors[0] == pytest.approx(balanced_error(target, logits))
-    adjusted = table.row("posthoc-logit-adjusted", tau_source="fixed")
-    assert adjusted.errors[0] == pytest.approx(
-        balanced_error(target, adjust_logits(np.asarray(logits), run.prior))
-    )
-    oracle = table.row("posthoc-logit-adjusted", tau_source="oracle")
-    honest = table.row("posthoc-logit-adjusted", tau_source="held-out")
-    assert np.all(oracle.errors <= honest.errors + 1e-12)
-    gap = table.difference(adjusted)
-    assert gap.mean == pytest.approx(np.mean(adjusted.errors - softmax.errors))
-
-
-def test_time_is_shared_by_passes(monkeypatch):
-    """Of 12 seconds of three runs, one of them with SAM, that one is charged 6."""
-    from longtail.train import engine
-
-    jobs = [
-        engine._Job(one, SimpleNamespace(recipe=Recipe.of(one)), None, None, None)
-        for one in (spec(epochs=1), spec(epochs=1, seed=1), spec(epochs=1, sam_rho=0.1))
-    ]
-    crews = [engine._Crew([job], SimpleNamespace(team=None)) for job in jobs]
-    clock = iter([0.0, 12.0])
-    monkeypatch.setattr(engine, "run_epoch", lambda lanes, epochs, **_: [[1.0]] * len(lanes))
-    monkeypatch.setattr(engine, "_after_epoch", lambda *_: None)
-    monkeypatch.setattr(engine.time, "monotonic", lambda: next(clock))
-    report = SimpleNamespace(within_epoch=None)
-    engine._train_together(crews, DATA.train, report=report, checkpoint_seconds=60.0)
-    assert [job.seconds for job in jobs] == [3.0, 3.0, 6.0]
-
-
-def test_the_interval_is_students():
-    values = np.array([1.0, 2.0, 4.0, 4.5])
-    interval = mean_interval(values)
-    # t(0.975, 3) = 3.182446 from the tables
-    half = 3.182446 * values.std(ddof=1) / 2
-    assert (interval.low, interval.high) == pytest.approx((2.875 - half, 2.875 + half), rel=1e-5)
-    assert np.isnan(mean_interval([1.0]).low)
-    assert not mean_interval([1.0]).excludes_zero

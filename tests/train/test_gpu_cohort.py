@@ -7,12 +7,13 @@ import torch
 from data_factory import pixels
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train_cohort
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.team import Resident, Team
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +25,7 @@ METHODS = ("softmax", "logit-adjusted", "balanced+drw:start=1", "equalized-thres
 SHORT = {"model": "resnet20", "epochs": 4, "warmup_epochs": 1, "milestones": ((3, 0.1),)}
 
 
-def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
+def stepper(methods=METHODS, *, graphs=True, precision="float32", **overrides):
     device, labels = torch.device("cuda"), IMAGES.labels
     recipe = get_recipe("tuned", **{**SHORT, **overrides})
     planners = [
@@ -32,8 +33,8 @@ def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
         for seed, m in enumerate(methods)
     ]
     data = Resident(IMAGES, device)
-    return Lane(
-        lambda: Team(planners, data, precision=precision, device=device),
+    return Stepper(
+        lambda: Training(planners, data, precision=precision, device=device),
         device=device,
         graphs=graphs,
     )
@@ -43,7 +44,7 @@ def lane(methods=METHODS, *, graphs=True, precision="float32", **overrides):
 def test_captured_steps_are_the_eager_ones(optimizer):
     # Adam moves by the sign of a gradient where it is small, so rounding shows sooner.
     settings = {"optimizer": optimizer, "lr": 3e-5 if optimizer == "adam" else 0.003}
-    one, other = lane(**settings), lane(graphs=False, **settings)
+    one, other = stepper(**settings), stepper(graphs=False, **settings)
     assert set(one.graphs) == {128, 16}
     for epoch in range(2):
         graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
@@ -53,15 +54,15 @@ def test_captured_steps_are_the_eager_ones(optimizer):
 
 
 def test_runs_together_are_the_runs_alone():
-    together = lane()
-    alone = [lane(METHODS[:1]), lane(METHODS[:1], graphs=False)]
+    together = stepper()
+    alone = [stepper(METHODS[:1]), stepper(METHODS[:1], graphs=False)]
     losses = run_epoch([together], [0])[0]
     for one in alone:
         assert run_epoch([one], [0])[0][0] == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_bfloat16_is_close_to_float32():
-    exact, rough = lane(), lane(precision="bfloat16")
+    exact, rough = stepper(), stepper(precision="bfloat16")
     np.testing.assert_allclose(run_epoch([rough], [0])[0], run_epoch([exact], [0])[0], rtol=0.05)
 
 
@@ -78,12 +79,14 @@ EVERYTHING = {
 
 
 def test_every_ingredient_in_captured_steps():
-    one, other = lane(**EVERYTHING), lane(graphs=False, **EVERYTHING)
+    one, other = stepper(**EVERYTHING), stepper(graphs=False, **EVERYTHING)
     for epoch in range(2):
         graph, eager = run_epoch([one], [epoch])[0], run_epoch([other], [epoch])[0]
         np.testing.assert_allclose(graph[:3], eager[:3], rtol=2e-3)
     for member in range(3):
-        mine, its = (team.network(member).state_dict() for team in (one.team, other.team))
+        mine, its = (
+            training.network(member).state_dict() for training in (one.training, other.training)
+        )
         gaps = [
             float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
         ]
@@ -112,7 +115,7 @@ def test_runs_whose_images_are_made_differently_step_as_one():
     data = Resident(IMAGES, device)
 
     def of(members, graphs=True):
-        return Lane(lambda: Team(members, data, device=device), device=device, graphs=graphs)
+        return Stepper(lambda: Training(members, data, device=device), device=device, graphs=graphs)
 
     together, alone = of(planners), [of([one], graphs=False) for one in planners]
     for epoch in range(2):
@@ -120,8 +123,8 @@ def test_runs_whose_images_are_made_differently_step_as_one():
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-3)
     for member, one in enumerate(alone):
-        mine = together.team.network(member).state_dict()
-        its = one.team.network(0).state_dict()
+        mine = together.training.network(member).state_dict()
+        its = one.training.network(0).state_dict()
         gaps = [
             float((mine[k] - v).float().norm() / (v.float().norm() + 1)) for k, v in its.items()
         ]
@@ -129,19 +132,19 @@ def test_runs_whose_images_are_made_differently_step_as_one():
 
 
 def test_images_are_the_same_on_every_device():
-    on_gpu, labels = lane(**EVERYTHING, graphs=False), IMAGES.labels
-    planners = on_gpu.team.planners
+    on_gpu, labels = stepper(**EVERYTHING, graphs=False), IMAGES.labels
+    planners = on_gpu.training.planners
     cpu = torch.device("cpu")
-    on_cpu = Lane(lambda: Team(planners, Resident(IMAGES, cpu)), device=cpu)
+    on_cpu = Stepper(lambda: Training(planners, Resident(IMAGES, cpu)), device=cpu)
     for one in (on_gpu, on_cpu):
         one.load(1)
         with one.active():
-            one.team.prepare(0)
+            one.training.prepare(0)
     count = len(labels)
     for name in ("targets", "seconds", "shares"):
-        mine, its = (getattr(one.team.now, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
+        mine, its = (getattr(one.training.now, name)[:, :count].cpu() for one in (on_gpu, on_cpu))
         assert torch.equal(mine, its), name
-    mine, its = on_gpu.team.now.inputs[:count].cpu(), on_cpu.team.now.inputs[:count]
+    mine, its = on_gpu.training.now.inputs[:count].cpu(), on_cpu.training.now.inputs[:count]
     torch.testing.assert_close(mine, its, rtol=0, atol=1e-5)
 
 
@@ -161,16 +164,16 @@ def test_students_learn_from_teachers_in_captured_steps():
         ]
 
         def make(planners=planners):
-            return Team(
+            return Training(
                 planners,
                 Resident(IMAGES, device),
                 device=device,
                 teachers=lambda x: x.flatten(1) @ weights,
             )
 
-        one = Lane(make, device=device, graphs=graphs)
-        assert one.team.now.teacher_logits.shape == (1, len(labels), 3)
-        assert (one.aside is not None) == graphs
+        one = Stepper(make, device=device, graphs=graphs)
+        assert one.training.now.teacher_logits.shape == (1, len(labels), 3)
+        assert (one.beside is not None) == graphs
         made[graphs] = [run_epoch([one], [epoch])[0] for epoch in range(4)]
     np.testing.assert_allclose(made[True][:2], made[False][:2], rtol=2e-3)
     np.testing.assert_allclose(made[True], made[False], rtol=0.05)
@@ -193,21 +196,23 @@ def test_what_is_made_aside_is_what_would_be_made_in_line():
         planner = Planner(
             recipe, Method.of("softmax"), labels, np.arange(len(labels)), IMAGES.prior, seed=0
         )
-        one = Lane(
-            lambda p=planner: Team([p], Resident(IMAGES, device), device=device, teachers=teachers),
+        one = Stepper(
+            lambda p=planner: Training(
+                [p], Resident(IMAGES, device), device=device, teachers=teachers
+            ),
             device=device,
         )
         if not aside:
-            one.aside = None
+            one.beside = None
         answered.clear()
         blocks = []
         for epoch in range(6):
             run_epoch([one], [epoch])
             with one.active():  # and no waiting for what is made aside
-                blocks.append({k: v.clone() for k, v in one.team.now.tensors.items()})
+                blocks.append({k: v.clone() for k, v in one.training.now.tensors().items()})
         torch.cuda.synchronize()
         assert len(answered) == 6  # once an epoch, and nothing for a seventh
-        assert sum(stream == one.aside for stream in answered) == (5 if aside else 0)
+        assert sum(stream == one.beside for stream in answered) == (5 if aside else 0)
         found.append(blocks)
     for mine, its in zip(*found, strict=True):
         for name, value in mine.items():
@@ -239,7 +244,7 @@ def test_a_cohort_into_folders_resumed_and_judged(tmp_path):
         assert len(run.log()) == 4
         assert run.record["resumed"]
         assert "held-out" in run.splits
-        # Plain and cosine heads can't share a team.
+        # Plain and cosine heads can't step as one.
         assert run.record["facts"]["together"] == (2 if "ldam" in run.name else 4)
         on_gpu = evaluate(run, IMAGES, split="a", device="cuda").logits("a").logits
         on_cpu = evaluate(run, IMAGES, split="b").logits("b").logits

@@ -9,12 +9,12 @@ import torch
 
 from data_factory import write_large
 from longtail.data.large import load_listed
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import Lane
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.streamed import StreamedTeam, Streaming
+from longtail.train.streamed import StreamedTraining, Streaming
 from plain_failures import plainly
 from single_steps import EXACT, ROUGH, compare
 
@@ -31,25 +31,25 @@ def data(tmp_path_factory):
     return load_listed(write_large(tmp_path_factory.mktemp("large"), counts=(40, 20, 8), held=4))
 
 
-def lane(data, device, *, precision="float32", **how):
+def stepper(data, device, *, precision="float32", **how):
     device, kept = torch.device(device), np.arange(len(data.train))
     recipe, method = get_recipe("imagenet-lt", **SMALL), Method.of("logit-adjusted+drw:start=1")
     planner = Planner(recipe, method, data.train.labels, kept, data.train.prior, seed=0)
     options = {"precision": precision, "device": device, "how": Streaming(workers=2, **how)}
-    make = partial(StreamedTeam, planner, data.train, **options)
-    return Lane(make, device=device, graphs=False)
+    make = partial(StreamedTraining, planner, data.train, **options)
+    return Stepper(make, device=device, graphs=False)
 
 
 @plainly
 def test_steps_are_those_of_a_cpu(data):
-    on_gpu = lane(data, "cuda", micro_batch=10, compile=False)
-    compare(lane(data, "cpu", micro_batch=10), on_gpu, **EXACT)
+    on_gpu = stepper(data, "cuda", micro_batch=10, compile=False)
+    compare(stepper(data, "cpu", micro_batch=10), on_gpu, **EXACT)
 
 
 @plainly
 @pytest.mark.parametrize(("precision", "allowed"), [("float32", EXACT), ("bfloat16", ROUGH)])
 def test_compiled_steps_are_the_eager_ones(data, precision, allowed):
-    eager, compiled = (lane(data, "cuda", precision=precision, compile=c) for c in (False, True))
+    eager, compiled = (stepper(data, "cuda", precision=precision, compile=c) for c in (False, True))
     compare(eager, compiled, **allowed)
 
 

@@ -10,9 +10,9 @@ from data_factory import pixels
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
 from longtail.train.engine import train_cohort
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
 from longtail.train.teachers import Teachers, with_teachers
-from longtail.train.team import Resident
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,4 +1,4 @@
-"""The ingredients in the engine: images by hand, steps by hand, teams, resumed runs, bad input.
+"""The ingredients in the engine: images by hand, steps by hand, trainings, resumed runs, bad input.
 
 Each ingredient by itself has a file of its own: `test_trivial`, `test_mixing`, `test_sam`,
 `test_averaging`, `test_distillation`, and `test_losses_mixed`.
@@ -17,14 +17,13 @@ from longtail import ClassPrior, InputError
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
 from longtail.runs import DataSpec
-from longtail.train.batches import ImagePlan
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import Training, new_network, run_epoch
 from longtail.train.methods import Method
-from longtail.train.named_recipes import RECIPES
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.team import Resident, Team, new_network
 from longtail.train.trivial import OPERATIONS
 
 COUNTS = (30, 12, 5)
@@ -52,8 +51,8 @@ def planner(method="logit-adjusted", seed=0, **overrides):
     return Planner(made, Method.of(method), IMAGES.labels, kept, IMAGES.prior, seed=seed)
 
 
-def lane(*planners):
-    return Lane(lambda: Team(planners, Resident(IMAGES, CPU)), device=CPU)
+def stepper(*planners):
+    return Stepper(lambda: Training(planners, Resident(IMAGES, CPU)), device=CPU)
 
 
 def image_by_hand(plan, n, recipe):
@@ -86,10 +85,10 @@ def image_by_hand(plan, n, recipe):
     ids=lambda given: "+".join(given),
 )
 def test_the_images_of_an_epoch_by_hand(ingredients):
-    one = lane(planner(seed=3, **ingredients))
+    one = stepper(planner(seed=3, **ingredients))
     one.load(0)
-    one.team.prepare(0)
-    plan, recipe = one.team.plans[0], one.team.recipe
+    one.training.prepare(0)
+    plan, recipe = one.training.plans[0], one.training.recipe
     mixed = 0
     for n in range(len(plan.rows)):
         image, label = image_by_hand(plan, n, recipe), int(IMAGES.labels[plan.rows[n]])
@@ -100,44 +99,13 @@ def test_the_images_of_an_epoch_by_hand(ingredients):
             how = (float(plan.mixing.share[k]), bool(plan.mixing.patch[k]))
             image, share = by_loops(image, partner, *how, plan.mixing.centre[k].tolist())
             second, mixed = int(IMAGES.labels[plan.partners.rows[k]]), mixed + 1
-        found = one.team.now.inputs[n, :, :, 0].permute(2, 0, 1)
+        found = one.training.now.inputs[n, :, :, 0].permute(2, 0, 1)
         np.testing.assert_allclose(found, image, rtol=0, atol=2e-5, err_msg=str(n))
-        assert int(one.team.now.targets[0, n]) == label
+        assert int(one.training.now.targets[0, n]) == label
         if plan.mixing is not None:
-            assert int(one.team.now.seconds[0, n]) == second
-            assert float(one.team.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
+            assert int(one.training.now.seconds[0, n]) == second
+            assert float(one.training.now.shares[0, n]) == pytest.approx(share, abs=1e-6)
     assert (mixed > 5) == (plan.mixing is not None)
-
-
-def test_a_mean_border_of_8_bit_pixels_is_the_nearest_grey_level():
-    one = lane(planner(trivial_augment=True, crop_fill="mean"))
-    recipe = one.team.recipe
-    plan = ImagePlan(
-        rows=torch.tensor([4]),
-        dy=torch.tensor([0]),
-        dx=torch.tensor([4]),
-        flip=torch.tensor([0]),
-        operation=torch.tensor([OPERATIONS.index("identity")]),
-        strength=torch.tensor([0]),
-    )
-    (made,) = one.team.blocks.makers[0].make(plan)
-    corner = made.pixels[0, :, 0, 7].numpy()
-    expected = (np.round(255 * np.array(recipe.mean)) / 255 - recipe.mean) / recipe.std
-    np.testing.assert_allclose(corner, expected, atol=1e-6)
-    assert (np.abs(corner) < 0.01).all()
-
-
-def test_where_nothing_is_mixed_nothing_is_missing(monkeypatch):
-    monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
-    one = lane(planner(cutmix=0.05, trivial_augment=True, cutout=3))
-    one.load(0)
-    one.team.prepare(0)
-    plan = one.team.plans[0]
-    chunks = {int(n) // 7 for n in plan.mixed}
-    assert 0 < len(chunks) < 7  # so some chunks have no partner at all
-    own = one.team.now.shares[0] == 1
-    assert int((~own).sum()) <= len(plan.mixed)
-    assert torch.equal(one.team.now.seconds[0][own], one.team.now.targets[0][own])
 
 
 def test_an_ingredient_changes_nothing_about_the_others():
@@ -171,39 +139,40 @@ def test_partners_come_from_what_the_run_trains_on():
 
 def test_chunks_and_blocks_make_the_same_images(monkeypatch):
     planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1, 2)]
-    whole = lane(*planners)
-    monkeypatch.setattr("longtail.train.batches._CHUNK_BYTES", 7 * 3 * 8 * 8)
-    parts = lane(*planners)
-    assert parts.team.blocks.makers[0].chunk == 7
+    whole = stepper(*planners)
+    monkeypatch.setattr("longtail.train.prefetch._CHUNK_BYTES", 3 * 7 * 3 * 8 * 8)
+    parts = stepper(*planners)
     for one in (whole, parts):
         one.load(1)
-        one.team.prepare(0)
+        one.training.prepare(0)
     for name in ("inputs", "targets", "seconds", "shares"):
-        assert torch.equal(getattr(whole.team.now, name), getattr(parts.team.now, name)), name
-    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
-    blocks = lane(planners[0])
-    assert blocks.team.block == 2
-    assert run_epoch([blocks], [0]) == run_epoch([lane(planners[0])], [0])
+        assert torch.equal(getattr(whole.training.now, name), getattr(parts.training.now, name)), (
+            name
+        )
+    monkeypatch.setattr("longtail.train.loop._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    blocks = stepper(planners[0])
+    assert blocks.training.block == 2
+    assert run_epoch([blocks], [0]) == run_epoch([stepper(planners[0])], [0])
 
 
 def test_class_weights_of_mixed_examples_by_hand():
     """Σ λ w_y ℓ(y) + (1 − λ) w_y' ℓ(y') over Σ λ w_y + (1 − λ) w_y', where a neighbour has none."""
     settings = {"cutmix": 0.5, "mixup": 0.2, "batch_size": 47}
     planners = [planner("softmax+drw:start=0", 0, **settings), planner("softmax", 1, **settings)]
-    together = lane(*planners)
+    together = stepper(*planners)
     found = run_epoch([together], [0])[0]
-    team = together.team
+    training = together.training
     for member, prior_weights in enumerate((planners[0].plan(0).weights.numpy(), np.ones(3))):
-        network = new_network(team.recipe, IMAGES, seed=member)
-        images = team.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
+        network = new_network(training.recipe, IMAGES, seed=member)
+        images = training.now.inputs[:, :, :, member].permute(0, 3, 1, 2)
         logits = network(images).detach().double().numpy()
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         above, below = 0.0, 0.0
         for n in range(47):
-            share = float(team.now.shares[member, n])
+            share = float(training.now.shares[member, n])
             for label, part in (
-                (int(team.now.targets[member, n]), share),
-                (int(team.now.seconds[member, n]), 1 - share),
+                (int(training.now.targets[member, n]), share),
+                (int(training.now.seconds[member, n]), 1 - share),
             ):
                 above -= part * prior_weights[label] * log_p[n, label]
                 below += part * prior_weights[label]
@@ -211,10 +180,10 @@ def test_class_weights_of_mixed_examples_by_hand():
     assert prior_weights.std() == 0 < planners[0].plan(0).weights.std()
 
 
-def by_hand_with_sam(team, plan):
+def by_hand_with_sam(training, plan):
     """One step of the equation in float64: the gradient at w + ρ g/‖g‖, then torch's SGD."""
-    network = new_network(team.recipe, IMAGES, seed=0).double()
-    images = team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
+    network = new_network(training.recipe, IMAGES, seed=0).double()
+    images = training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2).double()
     labels = torch.from_numpy(IMAGES.labels)[plan.rows]
     log_prior = torch.tensor(IMAGES.prior.log_probs)
     start = {name: p.detach().clone() for name, p in network.named_parameters()}
@@ -229,9 +198,9 @@ def by_hand_with_sam(team, plan):
 
     loss, g = gradients(start)
     norm = np.sqrt(sum(float((part**2).sum()) for part in g.values()))
-    rho, rate, decay = team.recipe.sam_rho, float(plan.rates[0]), team.recipe.weight_decay
+    rho, rate, decay = training.recipe.sam_rho, float(plan.rates[0]), training.recipe.weight_decay
     _, away = gradients({name: value + rho * g[name] / norm for name, value in start.items()})
-    momentum = 1 + team.recipe.momentum  # Nesterov's first step
+    momentum = 1 + training.recipe.momentum  # Nesterov's first step
     return (
         loss,
         {
@@ -243,25 +212,25 @@ def by_hand_with_sam(team, plan):
 
 
 def test_the_first_step_with_sam_by_hand():
-    one = lane(planner(sam_rho=0.5, batch_size=47))
+    one = stepper(planner(sam_rho=0.5, batch_size=47))
     found = run_epoch([one], [0])[0][0]
-    loss, expected, start = by_hand_with_sam(one.team, one.team.plans[0])
+    loss, expected, start = by_hand_with_sam(one.training, one.training.plans[0])
     assert found == pytest.approx(loss, rel=1e-4)
     moved = torch.cat([(v - start[k]).flatten() for k, v in expected.items()])
     error = torch.cat(
-        [(v.detach() - expected[k]).flatten() for k, v in one.team.model.named_parameters()]
+        [(v.detach() - expected[k]).flatten() for k, v in one.training.model.named_parameters()]
     )
     assert float(error.norm() / moved.norm()) < 1e-3
-    plain = lane(planner(batch_size=47))
+    plain = stepper(planner(batch_size=47))
     run_epoch([plain], [0])
     other = torch.cat(
-        [(v.detach() - expected[k]).flatten() for k, v in plain.team.model.named_parameters()]
+        [(v.detach() - expected[k]).flatten() for k, v in plain.training.model.named_parameters()]
     )
     assert float(other.norm() / moved.norm()) > 0.05  # so the test would see a step without it
     # Batch norm has seen the batch once.
-    for name, value in one.team.model.state_dict().items():
+    for name, value in one.training.model.state_dict().items():
         if "running" in name or "tracked" in name:
-            torch.testing.assert_close(value, plain.team.model.state_dict()[name])
+            torch.testing.assert_close(value, plain.training.model.state_dict()[name])
 
 
 METHODS = ("logit-adjusted", "softmax+drw:start=1", "equalized-threshold:threshold=0.2")
@@ -270,57 +239,18 @@ METHODS = ("logit-adjusted", "softmax+drw:start=1", "equalized-threshold:thresho
 def test_a_team_with_everything_trains_each_run_as_it_would_alone():
     settings = {**EVERYTHING, "lr": 0.001}
     planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
-    together, alone = lane(*planners), [lane(one) for one in planners]
+    together, alone = stepper(*planners), [stepper(one) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     for member, one in enumerate(alone):
-        assert together.team.state(member).keys() == one.team.state(0).keys()
-        own = together.team.network(member).state_dict()
-        start = new_network(one.team.recipe, IMAGES, seed=member).state_dict()
+        assert together.training.state(member).keys() == one.training.state(0).keys()
+        own = together.training.network(member).state_dict()
+        start = new_network(one.training.recipe, IMAGES, seed=member).state_dict()
         shares = [
             float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.team.network(0).state_dict().items()
-        ]
-        assert np.median(shares) < 0.02, (member, shares)
-
-
-def test_runs_whose_images_are_made_differently_step_as_one():
-    """Plain images, mixed ones, another augmentation, and SAM that looks less far: one team."""
-    ways = [
-        {"sam_rho": 0.1},
-        {"sam_rho": 0.1, "cutmix": 0.5, "mix_partner": "minority"},
-        {"sam_rho": 0.02, "trivial_augment": True, "cutout": 3, "flip": False},
-        {"sam_rho": 0.1, "cutmix": 0.5, "mix_partner": "minority"},
-        {"sam_rho": 0.1, "mixup": 0.5, "image_seed": 7},
-    ]
-    methods = ("logit-adjusted", "softmax+drw:start=1", "logit-adjusted", "balanced", "softmax")
-    planners = [
-        planner(method, seed, lr=0.001, **way)
-        for seed, (method, way) in enumerate(zip(methods, ways, strict=True))
-    ]
-    assert len({one.recipe.team_values for one in planners}) == 1
-    together, alone = lane(*planners), [lane(one) for one in planners]
-    assert together.team.blocks.kinds == [[0], [1, 3], [2], [4]]
-    for epoch in range(2):
-        losses = run_epoch([together], [epoch])[0]
-        expected = [run_epoch([one], [epoch])[0][0] for one in alone]
-        np.testing.assert_allclose(losses, expected, rtol=1e-3)
-    team = together.team
-    for member, one in enumerate(alone):
-        assert torch.equal(team.now.inputs[:, :, :, member], one.team.now.inputs[:, :, :, 0])
-        assert torch.equal(team.now.targets[member], one.team.now.targets[0])
-        if one.team.now.shares is None:
-            assert torch.equal(team.now.seconds[member], team.now.targets[member])
-            assert bool((team.now.shares[member] == 1).all())
-        else:
-            assert torch.equal(team.now.shares[member], one.team.now.shares[0])
-        start = new_network(one.team.recipe, IMAGES, seed=member).state_dict()
-        own = team.network(member).state_dict()
-        shares = [
-            float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.team.network(0).state_dict().items()
+            for name, value in one.training.network(0).state_dict().items()
         ]
         assert np.median(shares) < 0.02, (member, shares)
 
@@ -342,41 +272,17 @@ def test_runs_whose_images_are_made_differently_step_as_one():
 def test_what_the_runs_of_a_team_must_share(changes, together):
     one = get_recipe("strong", sam_rho=0.1)
     other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
-    assert (one.team_values == other.team_values) == together
-
-
-def test_a_neighbour_that_diverges_does_no_harm():
-    planners = [planner(seed=seed, **EVERYTHING) for seed in (0, 1)]
-    together, alone = lane(*planners), lane(planners[0])
-    with torch.no_grad():
-        together.team.state(1)["model/conv1.weight"].fill_(float("nan"))
-    mine, neighbour = run_epoch([together], [0])[0]
-    assert np.isnan(neighbour)
-    assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-3)
-    assert all(bool(v.isfinite().all()) for v in together.team.network(0).state_dict().values())
-
-
-def test_sam_looks_twice_with_one_draw_of_the_loss():
-    """With ρ tiny the second gradient is the first, unless the loss drew anew in between."""
-    method = "equalized-threshold:threshold=0.5,gamma=0.5"
-    weights = []
-    for rho in (0.0, 1e-6):
-        one = lane(planner(method, sam_rho=rho, batch_size=47))
-        run_epoch([one], [0])
-        weights.append(torch.cat([p.detach().flatten() for p in one.team.parameters]))
-    start = new_network(one.team.recipe, IMAGES, seed=0)
-    moved = weights[0] - torch.cat([p.detach().flatten() for p in start.parameters()])
-    assert float((weights[1] - weights[0]).norm() / moved.norm()) < 1e-3
+    assert (one.stack_values == other.stack_values) == together
 
 
 def test_the_average_is_what_is_judged():
-    one = lane(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
+    one = stepper(planner(ema_decay=0.5, epochs=1, warmup_epochs=0))
     one.load(0)
     states = []
-    for number in range(len(one.team.batch_sizes)):
+    for number in range(len(one.training.batch_sizes)):
         one.step(number)
-        states.append({k: v.double().clone() for k, v in one.team.model.state_dict().items()})
-    found = one.team.network(0).state_dict()
+        states.append({k: v.double().clone() for k, v in one.training.model.state_dict().items()})
+    found = one.training.network(0).state_dict()
     weights = 0.5 ** np.arange(len(states))[::-1]
     for name, value in found.items():
         if value.is_floating_point():
@@ -384,14 +290,6 @@ def test_the_average_is_what_is_judged():
             expected = np.tensordot(weights, seen, 1) / weights.sum()
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
     assert not torch.equal(found["conv1.weight"].double(), states[-1]["conv1.weight"])
-
-
-def test_bfloat16_is_close_to_float32_with_everything():
-    made, data = planner(**EVERYTHING), Resident(IMAGES, CPU)
-    rough = Lane(lambda: Team([made], data, precision="bfloat16"), device=CPU)
-    one, other = run_epoch([rough], [0])[0][0], run_epoch([lane(made)], [0])[0][0]
-    assert one != other
-    assert one == pytest.approx(other, rel=0.05)
 
 
 def spec(method="logit-adjusted+drw:start=2", **overrides):
@@ -423,46 +321,6 @@ def test_a_resumed_run_with_everything_ends_in_the_same_bits(tmp_path):
     # What was saved is the average, and evaluation reads it.
     judged = evaluate(whole, IMAGES, split="again")
     assert "again" in judged.splits
-
-
-@pytest.mark.parametrize("key", [*EVERYTHING, "distill_weight"])
-def test_each_ingredient_trains_by_itself_and_shows(key):
-    value = EVERYTHING.get(key, 0.5)
-    settings = {key: value}
-    if key in ("mixup_alpha", "mix_partner"):
-        settings["mixup"] = 0.5
-    recipe = {"epochs": 2, "warmup_epochs": 0, **settings}
-    base = {"epochs": 2, "warmup_epochs": 0, "mixup": settings.get("mixup", 0.0)}
-    base |= {"mixup": 0.0} if key == "mixup" else {}
-    teachers = (lambda x: x.mean((2, 3)) * 3) if key == "distill_weight" else None
-    data = Resident(IMAGES, CPU)
-    one = Lane(lambda: Team([planner(**recipe)], data, teachers=teachers), device=CPU)
-    other = lane(planner(**base))
-    losses = [run_epoch([one], [epoch])[0][0] for epoch in range(2)]
-    plain = [run_epoch([other], [epoch])[0][0] for epoch in range(2)]
-    assert np.isfinite(losses).all()
-    if key == "ema_decay":
-        assert losses == plain  # training is left alone; the network that is judged is not
-        one, other = one.team.network(0), other.team.network(0)
-        assert not torch.equal(one.conv1.weight, other.conv1.weight)
-    else:
-        assert losses != plain
-
-
-def test_the_recipes_train_on_a_small_piece(tmp_path):
-    run = train(
-        make_spec(
-            DataSpec("tiny"),
-            method="logit-adjusted",
-            recipe="strong",
-            seed=0,
-            overrides={"model": "resnet20", "epochs": 1, "cutout": 4},
-        ),
-        IMAGES,
-        root=tmp_path,
-    )
-    assert run.finished
-    assert {"strong", "strong-student"} <= set(RECIPES)
 
 
 def test_images_that_an_ingredient_cannot_take_are_refused_before_training(tmp_path):

@@ -68,13 +68,6 @@ def test_one_method_has_one_form_however_it_is_typed():
     assert parse_method("softmax+label-smoothing:epsilon=0") == Part("softmax")
 
 
-def test_an_earlier_runs_method_is_read():
-    """Records from before may state a default."""
-    method = Method.of(Part("logit-adjusted", {"tau": 1.0}))
-    assert method.settings == {"tau": 1.0}
-    assert method.part == Part("logit-adjusted")
-
-
 @pytest.mark.parametrize("loss", margins.MARGINS)
 def test_the_criterion_is_the_loss_of_that_name(loss):
     text = loss + DELTA.get(loss, "")
@@ -131,17 +124,6 @@ def test_where_drw_starts(text, epochs, first):
     method = Method.of(text)
     has = [method.class_weights(PRIOR, epoch, epochs) is not None for epoch in range(epochs)]
     assert has == [epoch >= first for epoch in range(epochs)]
-
-
-def test_drws_beta_is_its_own():
-    method = Method.of("class-balanced:beta=0.5+drw:beta=0.99,start=0")
-    np.testing.assert_allclose(method.class_weights(PRIOR, 0, 9), cao_weights(0.99), rtol=1e-9)
-    expected = margins.class_balanced(PRIOR, beta=0.5).alpha
-    np.testing.assert_allclose(method.criterion(PRIOR).alpha, expected, rtol=1e-6)
-
-
-def test_no_other_method_has_weights():
-    assert Method.of("balanced").class_weights(PRIOR, 199, 200) is None
 
 
 def test_label_smoothing_reaches_the_loss():
@@ -256,11 +238,6 @@ def test_naming_a_method_needs_no_torch():
 def test_bad_methods_are_refused(text, message):
     with pytest.raises(InputError, match=message):
         parse_method(text)
-
-
-def test_settings_of_a_part_that_is_not_there_are_refused():
-    with pytest.raises(InputError, match="'softmax' has no setting 'drw_start'; it has none"):
-        Method.of(Part("softmax", {"drw_start": 3}))
 
 
 @pytest.mark.parametrize(("loss", "key"), [("consistent", "delta"), (THRESHOLD, "threshold")])

@@ -219,19 +219,6 @@ def test_overrides_show_in_the_spec_and_in_its_hash():
     assert plain.hash8 != longer.hash8
 
 
-def test_an_override_that_changes_nothing_is_none():
-    same = spec(recipe="paper", data=CIFAR10, epochs=200, milestones=[[160, 0.1], [180, 0.01]])
-    assert same.recipe.overrides == {}
-    assert same == spec(recipe="paper", data=CIFAR10)
-
-
-def test_an_override_back_to_a_default_shows():
-    bare = spec(recipe="paper", data=CIFAR10, crop_padding=0, flip=False)
-    assert dict(bare.recipe.overrides) == {"crop_padding": 0, "flip": False}
-    assert (Recipe.of(bare).crop_padding, Recipe.of(bare).flip) == (0, False)
-    assert bare.hash8 != spec(recipe="paper", data=CIFAR10).hash8
-
-
 def test_network_and_head_are_recorded_with_the_model():
     made = spec(recipe="paper", data=CIFAR10, model="resnet56", head="cosine", head_scale=16)
     assert made.model == Part("resnet56", {"head": "cosine", "head_scale": 16.0})
@@ -271,16 +258,6 @@ def test_drw_must_come_before_the_end():
     with pytest.raises(InputError, match="start at epoch 30, but training has 30 epochs"):
         spec("softmax+drw:start=30")
     spec("softmax+drw", epochs=1)
-
-
-def test_released_is_refused_for_other_data_unless_completed():
-    with pytest.raises(InputError, match="epochs, milestones, warmup_epochs are settled for cif"):
-        spec(recipe="released")
-    with pytest.raises(InputError, match="not for no data set; override them"):
-        get_recipe("released", epochs=10)
-    mine = {"epochs": 10, "warmup_epochs": 1, "milestones": [[5, 0.1]]}
-    made = spec(recipe="released", **mine)
-    assert dict(made.recipe.overrides) == {**mine, "milestones": ((5, 0.1),)}
 
 
 def test_overrides_as_typed():
@@ -355,26 +332,6 @@ def test_a_record_of_a_newer_version_is_refused():
     document["recipe"]["values"]["mixdown"] = 0.2
     with pytest.raises(InputError, match="has mixdown, which this version does not know"):
         Recipe.of(RunSpec.from_json(document))
-
-
-def test_a_recipe_of_ones_own_is_none_that_evaluates():
-    document = spec().to_json()
-    document["recipe"]["values"] = {"epochs": 2}
-    with pytest.raises(InputError, match="has no batch_size, lr, optimizer, as of a training loop"):
-        Recipe.of(RunSpec.from_json(document))
-
-
-def test_strong_recipes_have_epochs_by_data_set():
-    wanted = {"strong": (500, 400), "strong-student": (600, 800)}
-    for name, epochs in wanted.items():
-        for dataset, number in zip(("cifar10-lt", "cifar100-lt"), epochs, strict=True):
-            assert get_recipe(name, dataset=dataset).epochs == number
-
-
-def test_the_strong_recipe_differs_by_data_set_in_one_more_value():
-    """That which a first trial found better on one of the two."""
-    assert get_recipe("strong", dataset="cifar100-lt").sam_rho == 0.2
-    assert get_recipe("strong", mean=(0.5,), std=(0.5,)).sam_rho == 0.1  # data of one's own
 
 
 @pytest.mark.parametrize(

@@ -96,36 +96,6 @@ def test_a_pass_that_overflows_skips_the_step(overflowing):
         torch.testing.assert_close(value, untouched.get_parameter(name), rtol=1e-6, atol=1e-7)
 
 
-def test_float16_trains():
-    model, scaler, sam = pieces()
-
-    def closure():
-        with torch.autocast("cpu", dtype=torch.float16):
-            logits = model(X)
-        loss = F.cross_entropy(logits.float(), Y)
-        scaler.scale(loss).backward()
-        return loss
-
-    losses = []
-    for _ in range(30):
-        losses.append(float(sam.step(closure)))
-        scaler.update()
-    assert losses[-1] < 0.3 * losses[0]
-
-
-def test_a_scaler_that_is_off_changes_nothing():
-    model, _, _ = pieces()
-    plain_model, _, plain = pieces(scaled=False)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sam = SAM(optimizer, rho=0.1, scaler=scaler)
-    for _ in range(2):
-        sam.step(lambda: backward(model, scaler))
-        scaler.update()
-        plain.step(lambda: backward(plain_model))
-    assert same(model.state_dict(), plain_model.state_dict())
-
-
 def unscaled_in_the_first_pass(model, scaler, sam):
     backward(model, scaler)
     scaler.unscale_(sam.optimizer)
@@ -146,17 +116,3 @@ def test_a_scaler_out_of_turn_is_refused(call):
     scaler.update()
     sam.zero_grad()
     sam.step(lambda: backward(model, scaler))
-
-
-@pytest.mark.parametrize("name", ["step", "unscale_"])
-def test_a_scaler_is_told_what_to_do_with_it(name):
-    model, scaler, sam = pieces()
-    backward(model, scaler)
-    with pytest.raises(AttributeError, match=r"SAM\(optimizer, scaler=scaler\).*sam\.step"):
-        getattr(scaler, name)(sam)
-    assert not hasattr(sam, "param_groups")
-
-
-def test_what_is_no_scaler_is_refused():
-    with pytest.raises(InputError, match=r"`scaler` must be a torch\.amp\.GradScaler; got"):
-        SAM(torch.optim.SGD(network().parameters()), scaler=65536.0)

@@ -171,31 +171,3 @@ def exact(contract):
 
     margin = margins.by_name(contract.name, PRIOR, **contract.settings)
     return tuple(torch.tensor(v) for v in (margin.alpha, margin.positive, margin.negative))
-
-
-def test_a_lead_that_swamps_the_others_leaves_the_smoothed_gradient_its_digits():
-    """The leading class has h = e^20 here; the others' gradients are of the order of 1."""
-    logits = torch.tensor([[60.0, 0.0, 1.0, 2.0]]).repeat(6, 1)
-    alpha, positive = np.ones(4), np.array([20.0, 0.0, 0.0, 0.0])
-    delta = positive[:, None] + np.zeros((4, 4))
-    margin = (torch.ones(4), torch.tensor(positive), torch.zeros(4), 1.0)
-    for size in SIZES:
-        _, grads, _ = in_slices(size, logits, torch.eye(4), torch.zeros(4), margin, epsilon=0.1)
-        for row, y in zip(grads[0], TARGET.tolist(), strict=True):
-            q = smoothed(y, 4, 0.1)
-            _, slope, terms = soft_loss(logits[0].double().numpy(), q, alpha, delta)
-            within(row, slope, 2 * float32_bound(logits, delta), terms)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits_are_computed_with_in_float32(dtype):
-    """The only rounding is that of the logits and of their gradient, which are exact here."""
-    contract = next(c for c in CONTRACTS if c.name == "logit-adjusted")
-    logits = logits_for(contract, "near").to(dtype)
-    eye, zero = torch.eye(NUM_CLASSES, dtype=dtype), torch.zeros(NUM_CLASSES)
-    half, grads, _ = in_slices(2, logits, eye, zero, parts(contract))
-    full, slopes, _ = in_slices(2, logits.float(), eye.float(), zero, parts(contract))
-    assert half.dtype == torch.float32
-    assert torch.equal(half, full)
-    assert torch.equal(grads[2], slopes[2])  # the bias's gradient never was in half precision
-    assert torch.equal(grads[0], slopes[0].to(dtype))

@@ -13,23 +13,21 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import write_large
-from longtail import models
 from longtail._checks import InputError
 from longtail.data import streaming
 from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import CenterCrop, RandomCrop
-from longtail.models.resnet import BasicBlock, Design, init_he
 from longtail.runs.folder import RunError
 from longtail.train import checkpoint
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import World
 from longtail.train.engine import evaluate, train, train_cohort
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.loop import new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
 from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.streamed import StreamedTeam, Streaming, check_recipe, stream_logits
-from longtail.train.team import new_network
+from longtail.train.streamed import StreamedTraining, Streaming, check_recipe, stream_logits
 
 CPU = torch.device("cpu")
 COUNTS = (30, 12, 5)
@@ -48,12 +46,12 @@ def data(folder):
     return load_listed(folder)
 
 
-def lane(data, method="softmax", *, how=HERE, precision="float32", **overrides):
+def stepper(data, method="softmax", *, how=HERE, precision="float32", **overrides):
     recipe = get_recipe("imagenet-lt", **SMALL | overrides)
     kept = np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    make = partial(StreamedTeam, planner, data, precision=precision, how=how)
-    return Lane(make, device=CPU, graphs=False)
+    make = partial(StreamedTraining, planner, data, precision=precision, how=how)
+    return Stepper(make, device=CPU, graphs=False)
 
 
 def spec(data, method="softmax", *, held_out=0.0, **overrides):
@@ -73,9 +71,9 @@ def normalized(pixels, recipe):
 
 def test_the_first_step_by_hand(data):
     """Class-weighted, on the crops of the epoch's first draws, through torch's own SGD."""
-    one = lane(data.train, "softmax+drw:start=0", batch_size=47)
-    recipe, team = one.team.recipe, one.team
-    plan = team.planners[0].plan(0)
+    one = stepper(data.train, "softmax+drw:start=0", batch_size=47)
+    recipe, training = one.training.recipe, one.training
+    plan = training.planner.plan(0)
     view, seed = RandomCrop(16), stream_seed(0, "crop")
     crops = [
         view(data.train.file(row), np.random.default_rng([seed, 0, draw]))
@@ -91,52 +89,31 @@ def test_the_first_step_by_hand(data):
     }
     assert len(set(plan.weights.tolist())) == 3
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-5)
-    for name, value in team.model.named_parameters():
+    for name, value in training.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
 def trained(one, epochs=2):
     losses = [run_epoch([one], [epoch])[0][0] for epoch in range(epochs)]
-    return losses, torch.cat([p.detach().flatten() for p in one.team.model.parameters()])
+    return losses, torch.cat([p.detach().flatten() for p in one.training.model.parameters()])
 
 
 def test_parts_of_a_batch_add_up_to_it(data):
     method = "logit-adjusted+drw:start=1"
-    losses, weights = trained(lane(data.train, method))
-    parts = lane(data.train, method, how=Streaming(workers=0, micro_batch=5))
+    losses, weights = trained(stepper(data.train, method))
+    parts = stepper(data.train, method, how=Streaming(workers=0, micro_batch=5))
     found, theirs = trained(parts)
     np.testing.assert_allclose(found, losses, atol=1e-6)
     torch.testing.assert_close(theirs, weights, rtol=0, atol=1e-6)
-    assert parts.team._layout == [[1] * 4, [1] * 4, [1] * 3]  # 16, 16 and 15 in even parts
+    assert parts.training._layout == [[1] * 4, [1] * 4, [1] * 3]  # 16, 16 and 15 in even parts
 
 
 def test_pieces_and_workers_change_nothing(data, monkeypatch):
-    losses, weights = trained(lane(data.train))
+    losses, weights = trained(stepper(data.train))
     monkeypatch.setattr("longtail.train.streamed._PIECE", 3)
-    found, theirs = trained(lane(data.train, how=Streaming(workers=2)))
+    found, theirs = trained(stepper(data.train, how=Streaming(workers=2)))
     assert found == losses
     assert torch.equal(theirs, weights)
-
-
-def test_compiled_it_is_the_same_network(data, monkeypatch):
-    """With batch norm, whose statistics a compiled step must move too."""
-    compiled = []
-
-    def compile_(module, **options):
-        compiled.append(options)
-        return original(module, backend="aot_eager", **options)
-
-    original = torch.compile
-    monkeypatch.setattr(torch, "compile", compile_)
-    tiny = Design(BasicBlock, depths=(1,), widths=(8,), init=init_he, stem_width=8)
-    monkeypatch.setitem(models.MODELS, "tiny", models.Entry(models._resnet(tiny), smallest=4))
-    overrides = {"model": "tiny", "batch_size": 47}
-    losses, _ = trained(lane(data.train, **overrides), epochs=1)
-    one = lane(data.train, how=Streaming(workers=0, compile=True), **overrides)
-    assert trained(one, epochs=1)[0] == pytest.approx(losses, rel=1e-4)
-    assert compiled == [{"dynamic": False}]
-    assert one.team.model.bn1.num_batches_tracked == 1
-    assert one.team.model.bn1.running_mean.abs().sum() > 0
 
 
 def test_a_compiler_that_fails_is_explained(data, tmp_path, monkeypatch):
@@ -146,13 +123,6 @@ def test_a_compiler_that_fails_is_explained(data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
     with pytest.raises(RunError, match=r"torch.compile failed: .*no C compiler.*--no-compile"):
         train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=0, compile=True))
-
-
-def test_bfloat16_is_close_to_float32(data):
-    exact, rough = lane(data.train), lane(data.train, precision="bfloat16")
-    one, other = run_epoch([exact], [0])[0][0], run_epoch([rough], [0])[0][0]
-    assert one != other
-    assert other == pytest.approx(one, rel=0.05)
 
 
 def test_logits_are_those_of_the_centres(data):
@@ -228,23 +198,6 @@ def test_or_is_skipped_and_counted_if_asked(damaged, tmp_path, caplog):
     assert caplog.text.count(f"{file} can't be decoded") == 1
 
 
-def test_a_mean_is_over_the_images_that_are_left(damaged):
-    data, file = damaged
-    whole = lane(data.train, how=Streaming(workers=0, on_error="skip"), batch_size=47)
-    loss = run_epoch([whole], [0])[0][0]
-    recipe, plan = whole.team.recipe, whole.team.planners[0].plan(0)
-    network, seed = new_network(recipe, data.train, seed=0), stream_seed(0, "crop")
-    rows = [(d, r) for d, r in enumerate(plan.rows.tolist()) if data.train.file(r) != str(file)]
-    crops = [
-        RandomCrop(16)(data.train.file(row), np.random.default_rng([seed, 0, draw]))
-        for draw, row in rows
-    ]
-    target = torch.from_numpy(data.train.labels[[row for _, row in rows]])
-    expected = F.cross_entropy(network(normalized(crops, recipe)), target)
-    assert loss == pytest.approx(expected.item(), rel=1e-5)
-    assert whole.team.skipped == 1
-
-
 def test_evaluation_never_skips(damaged, data, tmp_path):
     _, file = damaged
     run = train(spec(data, epochs=1), data.train, root=tmp_path, streaming=HERE)
@@ -278,27 +231,6 @@ def test_too_little_shared_memory_is_said_before_training(data, tmp_path, monkey
     monkeypatch.setattr(streaming.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(InputError, match=r"of shared memory, but /dev/shm has 1 kB free.*shm-size"):
         train(spec(data), data.train, root=tmp_path, streaming=Streaming(workers=1))
-
-
-def test_a_checkpoint_of_another_network(data, tmp_path):
-    folders = []
-    for number, overrides in enumerate(({}, {"image_size": 32}, {"optimizer": "adam"})):
-        made = spec(data, **overrides)
-        root = tmp_path / str(number)
-        options = {"streaming": HERE, "checkpoint_seconds": 0.0, "after_epoch": stop_after_two}
-        with pytest.raises(Stop):
-            train(made, data.train, root=root, **options)
-        folders.append(root / made.folder)
-    mine = folders[0] / "checkpoint-000001"
-    for other, message in (
-        (folders[1], r"another network: model/features.6.weight has shape \(64, 8192\), not"),
-        (folders[2], r"another network: optimizer/0/momentum_buffer is missing; .* and \d+ more"),
-    ):
-        for suffix in (".safetensors", ".json"):
-            theirs = (other / "checkpoint-000001").with_suffix(suffix)
-            mine.with_suffix(suffix).write_bytes(theirs.read_bytes())
-        with pytest.raises(RunError, match=message):
-            train(spec(data), data.train, root=tmp_path / "0", streaming=HERE)
 
 
 def test_recipes_that_do_not_fit_the_images(data, tmp_path):

@@ -12,11 +12,11 @@ from longtail import InputError
 from longtail.data import load
 from longtail.data.digits import load_digits_lt
 from longtail.data.images import ImageSet
-from longtail.runs import DataSpec, Run, RunError, RunWriter, UnfinishedRunError, ensemble
+from longtail.runs import DataSpec, Run, RunError, RunWriter, ensemble
 from longtail.train.engine import evaluate, train, train_cohort
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import Recipe, get_recipe, make_spec
-from longtail.train.teachers import PINNED, Staff, Teachers, names_of, with_teachers
-from longtail.train.team import Resident
+from longtail.train.teachers import PINNED, TeacherPool, Teachers, with_teachers
 
 DATA = load_digits_lt()
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def teachers(root):
 def by_hand(runs, images, recipe):
     """Mean logits, each network by itself on pixels normalised as its own recipe says."""
     from longtail.train.engine import network_logits
-    from longtail.train.team import new_network
+    from longtail.train.loop import new_network
 
     found = []
     for run in runs:
@@ -78,35 +78,6 @@ def test_they_answer_with_their_mean_logits(teachers, other):
     assert answers.dtype == torch.float32
     expected = by_hand(teachers, DATA.test, recipe)
     np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_students_that_normalize_otherwise_do_not_share_answers(root, teachers):
-    """The same teachers, asked about the same pixels as each student has them."""
-    specs = [student(teachers), student(teachers, mean=[0.1], std=[0.5])]
-    staff, data = Staff(specs, DATA.train, root=root), Resident(DATA.train, CPU)
-    expected = by_hand(teachers, DATA.test, None)
-    for one in specs:
-        recipe = Recipe.of(one)
-        answers = staff.answering(one, recipe, data, CPU)(normalized(DATA.test, recipe))
-        np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_cosines_count_as_much_as_their_loss_makes_of_them(tmp_path):
-    """Beside logits of any size; from networks, from saved logits, and from one teacher alone."""
-    specs = [spec("softmax"), spec("ldam"), spec("ldam:scale=20", 1)]
-    runs = train_cohort(specs, DATA.train, root=tmp_path)
-    runs = [evaluate(run, DATA.train, split="train") for run in runs]
-    recipe, data = get_recipe("digits"), Resident(DATA.train, CPU)
-    pairs = zip((1, 30, 20), runs, strict=True)
-    scaled = [scale * by_hand([run], DATA.train, None) for scale, run in pairs]
-    assert all(np.std(logits) > 0.5 for logits in scaled)
-    for chosen in ((0, 1, 2), (1,), (2,)):
-        taught, expected = [runs[n] for n in chosen], np.mean([scaled[n] for n in chosen], axis=0)
-        answers = Teachers(taught, recipe, data, device=CPU)(normalized(DATA.train, recipe))
-        np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-3)
-        one = with_teachers(spec(**DISTILL), taught, saved=True)
-        saved = Staff([one], DATA.train, root=tmp_path).answering(one, recipe, data, CPU)
-        np.testing.assert_allclose(saved, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_stacked_they_answer_the_same(tmp_path):
@@ -147,23 +118,6 @@ def test_a_student_learns_from_them(root, teachers):
         agree.append(np.mean(found == answers))
     assert agree[0] > agree[1] + 0.05
     assert agree[0] > 0.85
-
-
-def test_teachers_may_lie_elsewhere(root, teachers, tmp_path):
-    one = student(teachers)
-    here = train(one, DATA.train, root=root)
-    there = train(one, DATA.train, root=tmp_path, teachers=teachers)
-    for name, weight in here.model().items():
-        np.testing.assert_array_equal(weight, there.model()[name])
-    with pytest.raises(RunError, match="say where all its teachers are: --teachers RUN"):
-        train(student(teachers, seed=6), DATA.train, root=tmp_path)
-
-
-def test_order_and_repetition_of_teachers(teachers):
-    assert student(teachers) == student(teachers[::-1])
-    assert names_of(spec()) == ()
-    with pytest.raises(InputError, match="is named twice"):
-        student([teachers[0], teachers[0]])
 
 
 class Stop(Exception):
@@ -227,17 +181,7 @@ def test_weights_of_zero_and_teachers_that_are_missing_are_refused(root, teacher
 
 def staff(run, images=DATA.train, **changes):
     one = replace(student([run.name]), **changes)
-    return Staff([one], images, root="nowhere", given=[run])
-
-
-def test_teachers_of_other_classes_are_refused(teachers):
-    fewer = ImageSet(DATA.train.images, DATA.train.labels % 9, DATA.train.class_names[:9], 16)
-    with pytest.raises(RunError, match="has 10 classes but digits-lt has 9"):
-        staff(teachers[0], fewer)
-    names = DATA.train.class_names
-    turned = replace(DATA.train, class_names=(names[1], names[0], *names[2:]))
-    with pytest.raises(RunError, match="the same in another order"):
-        staff(teachers[0], turned)
+    return TeacherPool([one], images, root="nowhere", given=[run])
 
 
 @pytest.mark.parametrize("what", ["a lower ratio", "dev", "test"])
@@ -253,70 +197,11 @@ def test_teachers_that_saw_other_images_are_refused(what, tmp_path):
 
 def test_teachers_that_saw_what_the_student_holds_out_are_refused(teachers, tmp_path):
     held = replace(DATA.spec, held_out=0.2)
-    with pytest.raises(RunError, match="trained on images that its student holds out"):
+    with pytest.raises(RunError, match="may have seen images that its student holds out"):
         staff(teachers[0], dataset=held)
     same = train(spec(seed=5, held_out=0.2), DATA.train, root=tmp_path)
     assert staff(same, dataset=held)  # the same seed holds out the same images
     assert staff(same)  # it saw fewer than its student, which is no harm
-
-
-@pytest.fixture(scope="module")
-def held_out_runs(tmp_path_factory):
-    """Runs of two seeds that hold a fifth out, with their logits on all training images."""
-    specs = [
-        spec(method, seed, held_out=0.2, epochs=1)
-        for method, seed in (("softmax", 1), ("balanced", 1), ("softmax", 2), ("balanced", 2))
-    ]
-    runs = train_cohort(specs, DATA.train, root=tmp_path_factory.mktemp("held"))
-    return [evaluate(run, DATA.train, split="train") for run in runs]
-
-
-def taught_by_mean(runs, root, seed):
-    """Open a student of an ensemble's saved logits, which holds a fifth out by its own seed."""
-    together = ensemble(runs, root=root, split="train")
-    one = with_teachers(spec(seed=seed, held_out=0.2, **DISTILL), [together], saved=True)
-    return Staff([one], DATA.train, root=root)
-
-
-@pytest.mark.parametrize(
-    ("members", "seed"), [([0, 2], 0), ([0, 2], 1), ([0, 1], 0), ([0, 1], 2), ([2, 3], 1)]
-)
-def test_an_ensemble_is_refused_for_what_its_members_saw(held_out_runs, tmp_path, members, seed):
-    """Its own seed is 0 and says nothing."""
-    runs = [held_out_runs[n] for n in members]
-    known = ", ".join(sorted({str(run.spec.seed) for run in runs}))
-    message = f"an ensemble of runs of seed {known}, trained with --held-out 0.2, .* seed {seed}"
-    with pytest.raises(RunError, match=message):
-        taught_by_mean(runs, tmp_path, seed)
-
-
-def test_an_ensemble_whose_members_hold_out_the_same_may_teach(held_out_runs, tmp_path):
-    assert taught_by_mean(held_out_runs[:2], tmp_path, seed=1)
-    assert taught_by_mean(held_out_runs[2:], tmp_path, seed=2)
-
-
-def test_an_ensemble_of_ensembles_is_refused_since_its_seeds_are_not_known(held_out_runs, tmp_path):
-    inner = ensemble(held_out_runs[:2], root=tmp_path, split="train")
-    with pytest.raises(RunError, match=r"runs of seed 1 and ensembles, whose seeds are not known"):
-        taught_by_mean([inner, held_out_runs[0]], tmp_path, seed=1)
-    other = ensemble(held_out_runs[2:], root=tmp_path, split="train")
-    with pytest.raises(RunError, match="an ensemble of ensembles, whose seeds are not known"):
-        taught_by_mean([inner, other], tmp_path, seed=0)
-
-
-def test_teachers_without_weights_or_end_are_refused(root, teachers, tmp_path):
-    judged = [evaluate(run, DATA.test) for run in teachers]
-    together = ensemble(judged, root=tmp_path)
-    with pytest.raises(RunError, match="is an ensemble and has no weights of its own"):
-        staff(together)
-    first = teachers[0]
-    options = {"prior": first.prior, "data": first.data, "class_names": first.class_names}
-    bare = RunWriter.create(tmp_path, first.spec, **options).finish()
-    with pytest.raises(RunError, match="its weights were not written"):
-        staff(bare)
-    RunWriter.create(tmp_path, first.spec, **options, force=True)
-    with pytest.raises(UnfinishedRunError, match="is half written"):
-        Staff([student([first.name])], DATA.train, root=tmp_path)
 
 
 def test_saved_logits_teach_as_networks_do(root, teachers, tmp_path):
@@ -343,21 +228,21 @@ def test_saved_logits_of_other_images_are_refused(teachers, tmp_path):
     bare = writer.finish()
     one = with_teachers(spec(**DISTILL), [bare], saved=True)
     with pytest.raises(RunError, match="--split train"):
-        Staff([one], DATA.train, root=tmp_path)
+        TeacherPool([one], DATA.train, root=tmp_path)
     turned = DATA.train.take(np.arange(len(DATA.train))[::-1])
     RunWriter.reopen(bare.folder).write_logits(
         "train", np.zeros((len(turned), 10)), turned.labels, data=turned.fingerprint
     )
     with pytest.raises(RunError, match="or in another order") as refused:
-        Staff([one], DATA.train, root=tmp_path)
+        TeacherPool([one], DATA.train, root=tmp_path)
     assert str(refused.value).endswith(f"{bare.evaluation('train')} --force")
 
 
 def test_saved_logits_do_not_go_with_augmentation(teachers):
-    from longtail.train.engine import refuse_early
+    from longtail.train.engine import validate
 
     for change in ({"crop_padding": 1}, {"flip": True}, {"cutmix": 0.5}, {"mixup": 0.5}):
         one = with_teachers(spec(**DISTILL, **change), teachers, saved=True)
         with pytest.raises(InputError, match="saved logits are of images as they are"):
-            refuse_early([one], DATA.train)
-    refuse_early([with_teachers(spec(**DISTILL), teachers, saved=True)], DATA.train)
+            validate([one], DATA.train)
+    validate([with_teachers(spec(**DISTILL), teachers, saved=True)], DATA.train)

@@ -46,13 +46,6 @@ def test_each_run_has_its_numbers_by_epoch(tmp_path):
     assert "held-out balanced error" not in scalars(two)
 
 
-def test_numbers_are_there_before_training_ends(tmp_path):
-    board = TensorBoard()
-    board(end(tmp_path, 1))
-    assert scalars(tmp_path)["loss"] == [(1, 1.0)]
-    board.close()
-
-
 def test_a_resumed_run_shows_no_step_twice(tmp_path):
     with TensorBoard() as board:
         for epoch in (1, 2, 3):
@@ -62,14 +55,6 @@ def test_a_resumed_run_shows_no_step_twice(tmp_path):
             board(end(tmp_path, epoch, loss=7.0))
     assert scalars(tmp_path)["loss"] == [(1, 9.0), (2, 7.0), (3, 7.0), (4, 7.0)]
     assert [step for step, _ in scalars(tmp_path)["learning rate"]] == [1, 2, 3, 4]
-
-
-def test_a_run_begun_anew_replaces_all(tmp_path):
-    for loss in (9.0, 7.0):
-        with TensorBoard() as board:
-            for epoch in (1, 2):
-                board(end(tmp_path, epoch, loss=loss))
-    assert scalars(tmp_path)["loss"] == [(1, 7.0), (2, 7.0)]
 
 
 def test_without_tensorboard_the_install_command_is_named(monkeypatch):

@@ -92,12 +92,6 @@ def test_a_mixed_batch_is_its_images_one_by_one(layout):
         assert torch.equal(found[n], alone[0]), OPERATIONS[int(operation[n])]
 
 
-def test_no_images_are_no_trouble():
-    none = torch.zeros(0, dtype=torch.int64)
-    pixels = torch.zeros(0, 3, 4, 4, dtype=torch.uint8)
-    assert trivial_augment(pixels, none, none).shape == (0, 3, 4, 4)
-
-
 def test_the_plan_is_uniform_and_its_own():
     state = torch.random.get_rng_state()
     operation, strength = plan_trivial_augment(84_000, generator=torch.Generator().manual_seed(1))
@@ -122,8 +116,6 @@ ONE, PIXELS = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 3, 4, 4, dtype=t
         ((PIXELS.float(), ONE, ONE), r"`pixels` must be uint8 .* got torch.float32 .* before norm"),
         ((PIXELS[:, :2], ONE, ONE), r"1 or 3 channels, .* of shape \(1, 2, 4, 4\)"),
         ((PIXELS, ONE.repeat(2), ONE), r"`operation` must have one value per image, 1, on the CPU"),
-        ((PIXELS, ONE + 14, ONE), r"`operation` must lie in 0 \.\. 13; got 14"),
-        ((PIXELS, ONE, ONE - 31), r"`strength` must lie in -30 \.\. 30; got -31"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):

@@ -1,15 +1,9 @@
 """A schedule that a training never comes to the end of is told of, with values that fit."""
 
-import logging
-
 import pytest
 
-from longtail.data.digits import load_digits_lt
 from longtail.runs import DataSpec
-from longtail.train.engine import train_cohort
-from longtail.train.named_recipes import RECIPES
-from longtail.train.recipe import Recipe, make_spec, parse_overrides
-from longtail.train.unreached import unreached
+from longtail.train.recipe import RECIPES, Recipe, make_spec, parse_overrides, unreached_rates
 
 
 def spec(recipe="paper", dataset="cifar10-lt", method="softmax", **overrides):
@@ -25,55 +19,37 @@ def as_typed(told):
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_named_recipes_come_to_their_end(recipe):
-    assert unreached(spec(recipe)) is None
+    assert unreached_rates(spec(recipe)) is None
 
 
 def test_milestones_beyond_the_end_are_told_with_scaled_ones():
-    told = unreached(spec("ldam", method="ldam+drw", epochs=100))
+    told = unreached_rates(spec("ldam", method="ldam+drw", epochs=100))
     assert told == (
         "recipe ldam: the milestones at 160 and 180 lie beyond the last of 100 epochs, so that the "
         "learning rate never falls; for the recipe's course in 100 epochs add "
         "--set 'milestones=[[80, 0.01], [90, 0.0001]]'."
     )
-    assert "at 180 lie" in unreached(spec(epochs=180))
-    assert "falls no further" in unreached(spec(epochs=170))
-    assert unreached(spec(epochs=181)) is None
+    assert "at 180 lie" in unreached_rates(spec(epochs=180))
+    assert "falls no further" in unreached_rates(spec(epochs=170))
+    assert unreached_rates(spec(epochs=181)) is None
 
 
 def test_a_training_that_is_all_warm_up_is_told():
-    told = unreached(spec("imagenet-lt", epochs=4))
+    told = unreached_rates(spec("imagenet-lt", epochs=4))
     assert told == (
         "recipe imagenet-lt: all of the 4 epochs are warm-up (warmup_epochs=5), so that the "
         "learning rate only grows; for the recipe's course in 4 epochs add --set "
         "warmup_epochs=0.22."
     )
-    assert unreached(spec("imagenet-lt", epochs=6)) is None
+    assert unreached_rates(spec("imagenet-lt", epochs=6)) is None
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 4, 10, 50, 100, 160, 175])
 @pytest.mark.parametrize("recipe", ["paper", "ldam", "released", "strong", "imagenet-lt"])
 def test_what_is_advised_helps(recipe, epochs):
     """It is a recipe, and leaves nothing to say."""
-    told = unreached(spec(recipe, epochs=epochs))
+    told = unreached_rates(spec(recipe, epochs=epochs))
     if told is not None:
         better = spec(recipe, epochs=epochs, **as_typed(told))
-        assert unreached(better) is None
+        assert unreached_rates(better) is None
         assert Recipe.of(better).warmup_epochs < epochs
-
-
-def test_milestones_of_ones_own_are_not_scaled_beyond_use():
-    told = unreached(spec(milestones=[[250, 0.1]]))
-    assert as_typed(told) == {"schedule": "cosine", "milestones": []}
-
-
-def test_training_says_it_once_and_goes_on(tmp_path, caplog):
-    data = load_digits_lt()
-    specs = [
-        make_spec(data.spec, method="softmax", recipe="digits", seed=k, overrides={"epochs": 1})
-        for k in (0, 1)
-    ]
-    with caplog.at_level(logging.WARNING, logger="longtail"):
-        runs = train_cohort(specs, data.train, root=tmp_path)
-        assert [run.finished for run in runs] == [True, True]
-        train_cohort(specs, data.train, root=tmp_path)  # nothing is left to train, or to say
-    assert [one.getMessage() for one in caplog.records] == [unreached(specs[0])]

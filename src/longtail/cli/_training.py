@@ -164,14 +164,6 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def refuse_huge(data: AnyData) -> None:
-    """Say before training, not after it, that the test set's logits would be too large."""
-    from longtail.train.evaluation import NO_LOGITS, refuse_logits
-
-    instead = f"train with --no-evaluate, then {NO_LOGITS}"
-    refuse_logits(len(data.test), data.test.num_classes, what="the test set", instead=instead)
-
-
 class RunData:
     """Finds the data of runs again, from what their specs say; each data set is read once.
 

@@ -113,15 +113,27 @@ def evaluate(
         if not anew and split != Split.held_out and (dataset or data_dir or root):
             _compare([run for run in opened if run not in missing], split, data, bool(missing))
         if missing and world is not None:
+            from longtail.train import evaluation
+
             parts = _parts(missing, split, data, workers)
-            if errors_only:
-                judged = _judge(parts, world, workers)
-            else:
-                written = _write(parts, split, world, workers, replaced=force)
-                opened = [written.get(run.folder, run) for run in opened]
+            how: dict[str, Any] = {"device": world.device, "world": world}
+            how["streaming"] = _training.streaming(workers, None, None)
+            written: dict[Path, Run] = {}
+            for run, part in _shown(parts, world):
+                if not errors_only:
+                    again = evaluation.evaluate(run, part, split=split.value, replace=force, **how)
+                    written[run.folder] = again
+                elif (predicted := evaluation.predict(run, part, **how)) is not None:
+                    judged[run.folder] = Judged.by(run, part.labels, predicted)
+            opened = [written.get(run.folder, run) for run in opened]
     if world is not None and not world.first:
         return
-    together = _averaged(opened, split, replaced=force) if ensemble else None
+    together = None
+    if ensemble:
+        from longtail import runs as library
+
+        root_of = opened[0].folder.parent.parent
+        together = library.ensemble(opened, root=root_of, split=split.value, replace=force)
     shown = [*opened, *([together] if together is not None else [])]
     if not judged:
         _refuse_mixed(shown, split, data.typed)
@@ -178,13 +190,6 @@ def _refuse_mixed(runs: list[Run], split: Split, typed: list[str]) -> None:
             raise judged_apart(one, other, split.value, among=together, data=typed)
 
 
-def _averaged(members: list[Run], split: Split, *, replaced: bool) -> Run:
-    from longtail.runs import ensemble
-
-    root = members[0].folder.parent.parent
-    return ensemble(members, root=root, split=split.value, replace=replaced)
-
-
 def _needed(opened: list[Run], split: Split, force: bool) -> bool:
     """Whether there may be something to compute, or several processes of which one shall talk."""
     from longtail import _checks
@@ -227,39 +232,6 @@ def _parts(
     if workers is not None and not any(isinstance(part, ListedImages) for _, part in parts):
         raise InputError("--workers is for images on disk; those of these runs are in memory.")
     return parts
-
-
-def _write(
-    parts: list[tuple[Run, Any]],
-    split: Split,
-    world: World,
-    workers: int | None,
-    *,
-    replaced: bool,
-) -> dict[Path, Run]:
-    """The runs with their logits on a split, by folder."""
-    from longtail.train.engine import evaluate as evaluate_run
-    from longtail.train.streamed import Streaming
-
-    options: dict[str, Any] = {"device": world.device, "world": world, "replace": replaced}
-    options |= {"split": split.value, "streaming": Streaming(workers=workers)}
-    shown = _shown(parts, world)
-    return {run.folder: evaluate_run(run, part, **options) for run, part in shown}
-
-
-def _judge(parts: list[tuple[Run, Any]], world: World, workers: int | None) -> dict[Path, Judged]:
-    """The runs' errors from predictions that are not kept, on the first process."""
-    from longtail.train.evaluation import predict
-    from longtail.train.streamed import Streaming
-
-    options: dict[str, Any] = {"device": world.device, "world": world}
-    options["streaming"] = Streaming(workers=workers)
-    found: dict[Path, Judged] = {}
-    for run, part in _shown(parts, world):
-        predictions = predict(run, part, **options)
-        if predictions is not None:
-            found[run.folder] = Judged.by(run, part.labels, predictions)
-    return found
 
 
 def _shown(parts: list[tuple[Run, Any]], world: World) -> Iterator[tuple[Run, Any]]:

@@ -209,12 +209,13 @@ def evaluation_stream(
 
 
 def _context() -> Any | None:
-    """How workers start: torch's way, but not by forking a process that is one of several.
+    """How workers start: forked, but not by a process with CUDA, or one that is one of several.
 
-    The threads of its group may hold a lock at that moment, which the worker would wait for
-    forever. A server forks them instead, which has torch loaded and no threads.
+    Its threads may hold a lock at that moment, which the worker would wait for forever. A server
+    forks them instead, which has torch loaded and no threads.
     """
-    if not distributed.is_available() or not distributed.is_initialized():
+    several = distributed.is_available() and distributed.is_initialized()
+    if not several and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["longtail.data.streaming"])
@@ -311,6 +312,7 @@ class ImageStream:
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
             persistent_workers=self.workers > 0,
             multiprocessing_context=context,
+            timeout=_WAIT_SECONDS if self.workers else 0,
             # Workers that were forked here look at their parent themselves.
             worker_init_fn=None if context is None else partial(_end_with, os.getpid()),
         )
@@ -398,19 +400,27 @@ class ImageStream:
                 f"a worker process found too little shared memory in {_SHARED} for batches of "
                 f"{_megabytes(self._batch_bytes)}; {_MORE_SHARED}",
             )
+        if "DataLoader timed out" in text:
+            return TimeoutError(
+                errno.ETIMEDOUT,
+                f"no worker process delivered a batch of images within {_WAIT_SECONDS:.0f} s. See "
+                f"whether the disk still answers; workers=0 decodes without other processes",
+            )
         if "DataLoader worker" in text and ("killed" in text or "exited" in text):
             said = text.split("\n")[0].rstrip(". ")
             return ChildProcessError(
                 errno.ECHILD,
                 f"a worker process that decodes images died ({said}). If the machine ran out of "
                 f"memory, use fewer workers or a smaller prefetch; if a file crashes the decoder, "
-                f"`longtail data check` says which",
+                f"`longtail data check` says which; and beside a GPU or several processes a script "
+                f'must keep what it does under `if __name__ == "__main__":`',
             )
         return error
 
 
 # What comes of asking a worker that has just died for a batch that it had announced.
 _CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
+_WAIT_SECONDS = 600.0  # for a batch: a disk may sleep, but a worker that hangs must not go unseen
 _SIGNAL_SECONDS = 1.0  # from a lost connection to the signal, on a busy machine too
 _MORE_SHARED = (
     "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "

@@ -64,22 +64,21 @@ class TrainerLoss:
     """
 
     def __init__(self, loss: PairwiseMarginLoss) -> None:
-        caller = type(self).__name__
         if not isinstance(loss, PairwiseMarginLoss):
             raise InputError(
-                f"{caller}: `loss` must be a loss module of longtail.losses, such as "
+                f"TrainerLoss: `loss` must be a loss module of longtail.losses, such as "
                 f"LogitAdjustedLoss(prior); got {type(loss).__name__}."
             )
         if loss.ignore_index != COUNTED_OUT:
             raise InputError(
-                f"{caller}: the loss has ignore_index={loss.ignore_index}, but Trainer counts "
+                f"TrainerLoss: the loss has ignore_index={loss.ignore_index}, but Trainer counts "
                 f"every label that is not {COUNTED_OUT}; mark ignored labels with {COUNTED_OUT}."
             )
         if loss.weight is not None:
             raise InputError(
-                f"{caller}: the loss has torch's class weights, whose mean divides by the weights "
-                f"of the batch, but Trainer gives the number of labels; weigh the classes in the "
-                f"margin instead, as PairwiseMarginLoss(margins.balanced(prior)) does."
+                "the loss has torch's class weights, whose mean divides by the weights of the batch, "
+                "but Trainer gives the number of labels; weigh the classes in the margin instead, "
+                "as PairwiseMarginLoss(margins.balanced(prior)) does."
             )
         self.loss = copy.deepcopy(loss)
         self.loss.reduction = "none"  # a sum would be in the logits' type, which may be float16
@@ -103,8 +102,8 @@ class TrainerLoss:
         logits = _logits(outputs)
         if labels is None:
             raise InputError(
-                f"{type(self).__name__}: the batch has no `labels`; let the data set or the "
-                f"collator name its targets `labels`."
+                "TrainerLoss: the batch has no `labels`; let the data set or the "
+                "collator name its targets `labels`."
             )
         if logits.device != self.loss.alpha.device:
             self.loss.to(logits.device)
@@ -159,15 +158,14 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self, loss: TrainerLoss, prior: ClassPrior, *, start: int, beta: float = 0.9999
     ) -> None:
-        caller = type(self).__name__
         if not isinstance(loss, TrainerLoss):
             raise InputError(
-                f"{caller}: `loss` must be the TrainerLoss that the Trainer has as "
+                f"DeferredReweighting: `loss` must be the TrainerLoss that the Trainer has as "
                 f"compute_loss_func; got {type(loss).__name__}."
             )
-        self.start = _checks.whole(start, caller, name="start", at_least=0)
+        self.start = _checks.whole(start, name="start", at_least=0)
         self.loss = loss
-        prior = _checks.prior(prior, caller, num_classes=len(loss.loss.alpha))
+        prior = _checks.prior(prior, num_classes=len(loss.loss.alpha))
         self.weights = margins.class_balanced(prior, beta=beta).alpha
         self._begun = 0
 
@@ -178,9 +176,9 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
         self._begun = 0
         if state.global_step and self.start and not has_length(train_dataloader):
             raise InputError(
-                f"{type(self).__name__}: the training data have no length, so a checkpoint does "
-                f"not say in which epoch it was saved; give the data set a `__len__`, or train "
-                f"without a break."
+                "DeferredReweighting: the training data have no length, so a checkpoint does "
+                "not say in which epoch it was saved; give the data set a `__len__`, or train "
+                "without a break."
             )
 
     def on_epoch_begin(
@@ -197,16 +195,15 @@ class DeferredReweighting(TrainerCallback):  # type: ignore[misc]
 
 
 def _logits(outputs: Any) -> Tensor:
-    caller = "TrainerLoss"
     if "CausalLM" in type(outputs).__name__:
         raise InputError(
-            f"{caller}: a causal language model predicts the next token, and this loss does not "
-            f"shift the labels; it is for classification of sequences, images and tokens."
+            "TrainerLoss: a causal language model predicts the next token, and this loss does not "
+            "shift the labels; it is for classification of sequences, images and tokens."
         )
     if isinstance(outputs, Mapping):
         if "logits" not in outputs:
             raise InputError(
-                f"{caller}: the model's outputs have no `logits`, only {', '.join(outputs)}."
+                f"TrainerLoss: the model's outputs have no `logits`, only {', '.join(outputs)}."
             )
         outputs = outputs["logits"]
     elif isinstance(outputs, tuple):
@@ -214,7 +211,7 @@ def _logits(outputs: Any) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim < 2:
         came = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InputError(
-            f"{caller}: the model's `logits` must be a tensor with the classes last, such as "
+            f"TrainerLoss: the model's `logits` must be a tensor with the classes last, such as "
             f"(B, L) or (B, T, L); got {came}."
         )
     return outputs

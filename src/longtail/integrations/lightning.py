@@ -1,9 +1,8 @@
 """For Lightning: the balanced error and a run folder as a mixin; DRW as a callback.
 
 Nothing here trains, and the losses go into a LightningModule as they are. In several processes
-every example is judged once: what a sampler repeats to fill up the last batch is taken out again.
-Which examples a process has is found out in `_lightning_examples`; the callback is in
-`_lightning_drw`.
+every example is judged once: repetitions that a sampler makes to fill up the last batch are taken
+out again.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from longtail import _checks, metrics
 from longtail._checks import InputError, IntArray
@@ -25,28 +25,127 @@ _checks.require("torch", extra="torch", caller=__name__)
 _checks.require("lightning", extra="lightning", caller=__name__)
 
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor, distributed
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from longtail.integrations._lightning_drw import (
-    DeferredReweighting as DeferredReweighting,
-)
-from longtail.integrations._lightning_examples import (
-    Batch,
-    Examples,
-    positions,
-    shares_out,
-    together,
-)
+from longtail.losses import PairwiseMarginLoss
 from longtail.models.heads import effective_weight_and_bias
+from longtail.train.methods import Method
 
 __all__ = ["DeferredReweighting", "LongTailMixin"]
 
 _logger = logging.getLogger("longtail")
 
 
+class DeferredReweighting(Callback):  # type: ignore[misc]
+    """DRW (Cao et al. 2019): plain training first, class-balanced weights from epoch `start` on.
+
+        w_y = L · v_y / Σ v,   v_y = (1 − β) / (1 − β^{n_y})
+
+    They become torch's class weights of the module's loss, so the mean divides by the weights of
+    the batch. Which weights an epoch has depends on its number alone, so a resumed training goes
+    on right. Checkpoints have no place for them, and load with or without this callback. After the
+    training, however it ends, the loss is as it was before.
+
+    Args:
+        prior: of the training data, made from counts.
+        start: the first epoch that has the weights, counted from 0; by default after 80% of them.
+        beta: β in [0, 1).
+        loss: name of the loss among the LightningModule's parts, such as ``criterion``; needed
+            only if there are several of `longtail.losses`.
+
+    Examples:
+        >>> prior = ClassPrior.from_counts([900, 100])
+        >>> callbacks = [DeferredReweighting(prior, start=160)]
+    """
+
+    def __init__(
+        self,
+        prior: ClassPrior,
+        *,
+        start: int | None = None,
+        beta: float = 0.9999,
+        loss: str | None = None,
+    ) -> None:
+        self.prior = _checks.prior(prior)
+        self.method = Method("softmax", drw=True, drw_start=start, drw_beta=beta)
+        self.loss = loss
+        self._weighed: PairwiseMarginLoss | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give the loss weights of one, which move with it to its device."""
+        if stage != "fit":
+            return
+        found = self._found(pl_module)
+        _checks.prior(self.prior, num_classes=len(found.alpha))
+        if self.method.drw_start is None and (trainer.max_epochs or -1) < 1:
+            raise InputError(
+                "DeferredReweighting: the Trainer has no max_epochs, so 80% of the epochs is not "
+                "known; pass `start`."
+            )
+        if found.weight is not None:
+            raise InputError(
+                "DeferredReweighting: the loss has class weights already; leave `weight` out of it."
+            )
+        found.register_buffer("weight", torch.ones_like(found.alpha), persistent=False)
+        self._weighed = found
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Fill in the weights: a training that is resumed within an epoch does not start one."""
+        self._weigh(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Fill in the weights of this epoch."""
+        self._weigh(trainer, pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the loss as it was, for whatever is done with it next."""
+        self._unweigh()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Likewise: a fit that fails or is interrupted has no teardown, and may be repeated."""
+        self._unweigh()
+
+    def _unweigh(self) -> None:
+        if self._weighed is not None:
+            self._weighed.register_buffer("weight", None)
+        self._weighed = None
+
+    def _weigh(self, trainer: Any, pl_module: Any) -> None:
+        weights = self.method.class_weights(
+            self.prior, trainer.current_epoch, trainer.max_epochs or 0
+        )
+        found = self._found(pl_module)
+        if found.weight is None:
+            raise InputError("DeferredReweighting: the loss was replaced during training.")
+        if weights is None:
+            found.weight.fill_(1.0)
+        else:
+            found.weight.copy_(torch.as_tensor(weights))
+
+    def _found(self, pl_module: Any) -> PairwiseMarginLoss:
+        """The one loss of the module."""
+        losses = {
+            name: part
+            for name, part in pl_module.named_modules()
+            if isinstance(part, PairwiseMarginLoss)
+        }
+        if self.loss is not None and self.loss in losses:
+            return losses[self.loss]
+        if self.loss is None and len(losses) == 1:
+            return next(iter(losses.values()))
+        there = _checks.listing(losses) or "none"
+        raise InputError(
+            f"DeferredReweighting: the LightningModule must have one loss of longtail.losses"
+            f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}."
+            f"{' Say which with `loss`.' if len(losses) > 1 else ''}"
+        )
+
+
 @dataclass(frozen=True)
 class _Recording:
-    """What `record_run` was told."""
+    """The arguments of `record_run`."""
 
     root: Path
     spec: RunSpec
@@ -95,7 +194,7 @@ class LongTailMixin:
     parameters: Callable[[], Any]
     state_dict: Callable[[], dict[str, Tensor]]
 
-    _collected: list[Batch] | None = None
+    _collected: list[_Batch] | None = None
     _collected_at: int | None = None
     _told: _Recording | None = None
     _writer: RunWriter | None = None
@@ -125,21 +224,21 @@ class LongTailMixin:
                 a batch sampler of its own, a sampler that draws at random, or one that is neither
                 torch's DistributedSampler, which Lightning puts in by itself, nor of its kind.
         """
-        caller = "LongTailMixin.collect"
         # Whether they are finite is judged at the end, in all processes together.
-        scores = _checks.matrix(logits, caller=caller, finite=False)
-        labels = _checks.labels(target, caller=caller)
-        _checks.same_length(scores, labels, caller=caller)
+        scores = _checks.matrix(logits, finite=False)
+        labels = _checks.labels(target)
+        _checks.same_length(scores, labels)
         told = None
         if indices is not None:
-            told = _checks.labels(indices, caller=caller, name="indices")
-        batch = Batch.of(scores, labels, told, whole=self._told is not None)
+            told = _checks.labels(indices, name="indices")
+        batch = _Batch.of(scores, labels, told, whole=self._told is not None)
         if self._collected is None:
             self._collected = []
         if self._collected and self._collected[0].num_classes != batch.num_classes:
             raise InputError(
-                f"{caller}: `logits` has {batch.num_classes} columns, but had in the batches "
-                f"before {self._collected[0].num_classes}; an evaluation is of one set of classes."
+                f"LongTailMixin.collect: `logits` has {batch.num_classes} columns, but had in the "
+                f"batches before {self._collected[0].num_classes}; an evaluation is of one set of "
+                f"classes."
             )
         self._collected.append(batch)
 
@@ -172,7 +271,7 @@ class LongTailMixin:
         self._told = _Recording(
             Path(root),
             spec,
-            _checks.prior(prior, "LongTailMixin.record_run"),
+            _checks.prior(prior),
             data,
             class_names,
             head,
@@ -181,7 +280,7 @@ class LongTailMixin:
 
     @property
     def _recording(self) -> _Recording | None:
-        """What to record; a `fast_dev_run` is no training and leaves nothing behind."""
+        """Arguments of `record_run`; a `fast_dev_run` leaves nothing behind."""
         return None if self.trainer.fast_dev_run else self._told
 
     def _head(self, name: str) -> tuple[Tensor, Tensor | None]:
@@ -206,8 +305,9 @@ class LongTailMixin:
         """Open the run folder."""
         # An earlier fit's validation tells nothing of the weights at the end of this one.
         self._collected = self._collected_at = None
-        if self._recording is not None:
-            self._first_process(lambda: self._open_run(self._recording))
+        recording = self._recording
+        if recording is not None:
+            self._first_process(lambda: self._open_run(recording))
 
     def on_train_epoch_start(self) -> None:
         """Begin the mean of the training loss."""
@@ -254,7 +354,7 @@ class LongTailMixin:
         split = None
         if any(_of_all_processes(mine is not None)):
             if self._collected_at == self.trainer.global_step:
-                split = together(_of_all_processes(self._with_logits(mine)))
+                split = _together(_of_all_processes(self._with_logits(mine)))
             else:
                 _logger.warning(
                     "LongTailMixin: training went on after the last validation, so its logits are "
@@ -269,7 +369,7 @@ class LongTailMixin:
     def on_test_epoch_end(self) -> None:
         """Log the balanced error, and add the logits to the run folder."""
         if self._judge("test") and self._recording is not None:
-            split = together(_of_all_processes(self._with_logits(self._mine("test"))))
+            split = _together(_of_all_processes(self._with_logits(self._mine("test"))))
             self._first_process(lambda: self._add_test(split))
 
     # The evaluation.
@@ -289,7 +389,7 @@ class LongTailMixin:
             raise InputError(
                 f"LongTailMixin: some {stage} logits are not finite; the training has diverged."
             )
-        split = together(_of_all_processes(mine))
+        split = _together(_of_all_processes(mine))
         missing = "skip" if self.trainer.fast_dev_run else self.missing
         self._refuse_missing(split.target, known[0][0], missing, stage)
         error = metrics.balanced_error(
@@ -321,8 +421,8 @@ class LongTailMixin:
                 f"leave them out of the balanced error, or evaluate on more data."
             )
 
-    def _mine(self, stage: Literal["val", "test"]) -> Examples | None:
-        """What this process's logits decide, and which examples that is: as told, or as found."""
+    def _mine(self, stage: Literal["val", "test"]) -> _Examples | None:
+        """This process's predictions, and which examples they are of: as told, or as found."""
         batches = self._collected
         if not batches:
             return None
@@ -330,13 +430,10 @@ class LongTailMixin:
         target = np.concatenate([batch.target for batch in batches])
         told = [batch.indices for batch in batches if batch.indices is not None]
         if len(told) == len(batches):
-            return Examples(decided, target, np.concatenate(told))
-        loader = self._loader(stage)
-        shared = shares_out(loader, self.trainer.world_size)
-        marks = None if shared else np.concatenate([batch.marks for batch in batches])
-        return Examples(decided, target, positions(loader, len(target)), marks)
+            return _Examples(decided, target, np.concatenate(told))
+        return _Examples(decided, target, _positions(self._loader(stage), len(target)))
 
-    def _with_logits(self, mine: Examples | None) -> Examples | None:
+    def _with_logits(self, mine: _Examples | None) -> _Examples | None:
         """The same examples with their logits, which may be large: the batches are let go of."""
         if mine is None:
             return None
@@ -359,8 +456,7 @@ class LongTailMixin:
 
     # The run folder; only the first process writes.
 
-    def _open_run(self, recording: _Recording | None) -> None:
-        recording = self._the_recording(recording)
+    def _open_run(self, recording: _Recording) -> None:
         device = str(getattr(self, "device", "cpu"))
         if self.trainer.ckpt_path is not None and (recording.folder / "run.json").exists():
             self._writer = RunWriter.resume(recording.folder, recording.spec, device=device)
@@ -376,7 +472,7 @@ class LongTailMixin:
             force=recording.force,
         )
 
-    def _finish_run(self, split: Examples | None) -> None:
+    def _finish_run(self, split: _Examples | None) -> None:
         writer = self._the_writer()
         state = self.state_dict().items()
         writer.write_model({k: v for k, v in state if isinstance(v, Tensor)})
@@ -385,8 +481,9 @@ class LongTailMixin:
         writer.finish(parameters=sum(p.numel() for p in self.parameters()))
         self._writer = None
 
-    def _add_test(self, split: Examples) -> None:
-        recording = self._the_recording(self._recording)
+    def _add_test(self, split: _Examples) -> None:
+        recording = self._told
+        assert recording is not None
         run = Run.open(recording.folder, verify=False)
         kept = run.model()
         for name, value in self.state_dict().items():
@@ -400,9 +497,11 @@ class LongTailMixin:
             RunWriter.reopen(recording.folder), "test", split, replace=recording.force
         )
 
-    def _write_split(self, writer: RunWriter, name: str, split: Examples, *, replace: bool) -> None:
+    def _write_split(
+        self, writer: RunWriter, name: str, split: _Examples, *, replace: bool
+    ) -> None:
         norms = bias = None
-        head = self._the_recording(self._recording).head
+        head = None if self._told is None else self._told.head
         if head is not None:
             weight, bias = self._head(head)
             norms = weight.detach().double().norm(dim=1)
@@ -415,11 +514,6 @@ class LongTailMixin:
             bias=None if bias is None else bias.detach().double(),
             replace=replace,
         )
-
-    def _the_recording(self, recording: _Recording | None) -> _Recording:
-        if recording is None:
-            raise InputError("LongTailMixin: call record_run before the training.")
-        return recording
 
     def _the_writer(self) -> RunWriter:
         if self._writer is None:
@@ -446,9 +540,114 @@ def _is_lightning_module(base: type) -> bool:
 
 
 def _of_all_processes(value: Any) -> list[Any]:
-    """What each process passed, in the order of their ranks."""
+    """The values of all processes, in the order of their ranks."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
     found: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(found, value)
     return found
+
+
+# Which examples a process has evaluated, and those of all processes together.
+
+
+class _Batch(NamedTuple):
+    """What is kept of a collected batch.
+
+    Attributes:
+        decided: the class with the largest logit, shape (examples,).
+        target: labels, shape (examples,).
+        indices: position in the data set, shape (examples,), where the caller told it.
+        num_classes: columns of the logits.
+        finite: whether all logits are.
+        logits: shape (examples, num_classes), where they are to be written to a run folder.
+    """
+
+    decided: IntArray
+    target: IntArray
+    indices: IntArray | None
+    num_classes: int
+    finite: bool
+    logits: NDArray[Any] | None
+
+    @classmethod
+    def of(
+        cls, logits: NDArray[Any], target: IntArray, indices: IntArray | None, *, whole: bool
+    ) -> _Batch:
+        """A batch, with its logits if it is kept `whole`."""
+        return cls(
+            logits.argmax(axis=1),
+            target,
+            indices,
+            logits.shape[1],
+            bool(np.isfinite(logits).all()),
+            logits if whole else None,
+        )
+
+
+class _Examples(NamedTuple):
+    """A process's part of a split, or all of it.
+
+    Attributes:
+        scores: logits, shape (examples, num_classes); or what they decide, shape (examples,).
+        target: labels, shape (examples,).
+        indices: position in the data set, shape (examples,), where that is known.
+    """
+
+    scores: NDArray[Any]
+    target: IntArray
+    indices: IntArray | None
+
+
+def _positions(loader: Any, rows: int) -> IntArray | None:
+    """Where a loader's first examples are in its data set; None if its sampler does not say."""
+    sampler = _sampler(loader)
+    if not isinstance(sampler, DistributedSampler | SequentialSampler):
+        return None
+    with torch.random.fork_rng(devices=[]):  # what is drawn afterwards must not change
+        found, again = (np.fromiter(iter(sampler), np.int64) for _ in range(2))
+    # One that draws anew on each pass, such as Lightning's wrapper of a random choice, no longer
+    # knows what it dealt out.
+    known = len(found) >= rows and np.array_equal(found, again)
+    return found[:rows] if known else None
+
+
+def _sampler(loader: Any) -> Any:
+    """The sampler that decides the order of a loader's examples; None if that is not known.
+
+    Beside a batch sampler a DataLoader always has a SequentialSampler, which nobody asks: the order
+    is the batch sampler's own, and only torch's leaves it as its sampler says.
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is None:  # not cut into batches
+        return getattr(loader, "sampler", None)
+    return batches.sampler if type(batches) is BatchSampler else None
+
+
+def _together(parts: Sequence[_Examples | None]) -> _Examples:
+    """The parts of all processes, each example once and in the order of its data set.
+
+    Args:
+        parts: one for each process, None where it has no examples.
+    """
+    there = [part for part in parts if part is not None]
+    scores, target = (np.concatenate([part[i] for part in there]) for i in (0, 1))
+    known = [part.indices for part in there if part.indices is not None]
+    if len(known) == len(there):
+        indices = np.concatenate(known)
+        order, first, place = np.unique(indices, return_index=True, return_inverse=True)
+        twins = first[place]
+        if not np.array_equal(target[twins], target):
+            raise InputError(
+                "LongTailMixin: examples at the same position have different labels, as if each "
+                "process had a data set of its own; pass collect(..., indices=...), the position "
+                "of each in the data of all."
+            )
+        return _Examples(scores[first], target[first], order)
+    if len(there) > 1:
+        raise InputError(
+            "LongTailMixin: in several processes the examples have to be told apart, and their "
+            "loader's sampler does not say which they are; pass collect(..., indices=...), the "
+            "position of each in its data set."
+        )
+    return _Examples(scores, target, None)

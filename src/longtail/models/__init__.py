@@ -16,11 +16,10 @@ from longtail._checks import FloatArray, InputError
 
 _checks.require("torch", extra="torch", caller=__name__)
 
-from torch import nn
+from torch import Tensor, nn
 
 from longtail.models.heads import HEADS, HeadFactory, effective_weight_and_bias, head_factory
 from longtail.models.resnet import CIFAR_DESIGNS, IMAGENET_DESIGNS, Design, ResNet
-from longtail.models.small import SmallConvNet
 
 __all__ = ["HEADS", "MODELS", "Entry", "build", "head_norms_and_bias"]
 
@@ -42,8 +41,32 @@ class Entry:
     channels: int | None = None
 
 
-def _small_conv(image_shape: ImageShape, head: HeadFactory) -> nn.Module:
-    return SmallConvNet(image_shape=image_shape, head=head)
+class SmallConvNet(nn.Module):
+    """Two 3 x 3 convolutions, one pooling, one hidden layer, one head: for small grey images.
+
+    Args:
+        image_shape: (channels, height, width); the pooling leaves out an odd last row or column.
+        head: makes the last layer, given the width of the features.
+    """
+
+    def __init__(self, image_shape: ImageShape, head: HeadFactory) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * (height // 2) * (width // 2), 64),
+            nn.ReLU(),
+        )
+        self.fc = head(64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, num_classes)."""
+        return self.fc(self.features(images))  # type: ignore[no-any-return]
 
 
 def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
@@ -51,7 +74,7 @@ def _resnet(design: Design) -> Callable[[ImageShape, HeadFactory], nn.Module]:
 
 
 MODELS: dict[str, Entry] = {
-    "small-conv": Entry(_small_conv, smallest=2),
+    "small-conv": Entry(SmallConvNet, smallest=2),
     **{name: Entry(_resnet(design), smallest=4) for name, design in CIFAR_DESIGNS.items()},
     **{
         name: Entry(_resnet(design), smallest=32, channels=3)
@@ -68,7 +91,7 @@ def build(
     head: str = "linear",
     head_scale: float = 1.0,
 ) -> nn.Module:
-    """A freshly initialised network; the caller seeds torch's generator.
+    """Return a freshly initialised network; seed torch's generator for a certain one.
 
     Args:
         name: a key of `MODELS`.
@@ -84,37 +107,28 @@ def build(
         >>> build("resnet20", num_classes=7, image_shape=(3, 32, 32), head="unit-norm").fc
         UnitNormHead(in_features=64, num_classes=7)
     """
-    caller = "models.build"
-    entry = MODELS[_checks.choice(name, list(MODELS), caller, name="name")]
-    factory = head_factory(head, num_classes=num_classes, scale=head_scale, caller=caller)
-    return entry.make(_image_shape(image_shape, name, entry, caller), factory)
-
-
-def _image_shape(value: tuple[int, int, int], name: str, entry: Entry, caller: str) -> ImageShape:
-    """The shape, if the named network takes such images."""
-    if not isinstance(value, tuple | list) or len(value) != 3:
-        raise InputError(
-            f"{caller}: `image_shape` must be (channels, height, width); got {value!r}."
-        )
-    channels, height, width = (_checks.whole(v, caller, name="image_shape") for v in value)
+    entry = MODELS[_checks.choice(name, list(MODELS), name="name")]
+    factory = head_factory(head, num_classes=num_classes, scale=head_scale)
+    channels, height, width = image_shape
     if entry.channels is not None and channels != entry.channels:
-        hint = "; is the shape in the order (height, width, channels)?" if width == 3 else ""
+        order = "is the shape in the order (height, width, channels)"
+        hint = f"{order}?" if width == 3 else "repeat a grey image three times."
         raise InputError(
-            f"{caller}: {name!r} takes images with {entry.channels} channels, but `image_shape` "
-            f"is {(channels, height, width)}{hint or '; repeat a grey image three times'}."
+            f"{name!r} takes images with {entry.channels} channels, but `image_shape` is "
+            f"{(channels, height, width)}; {hint}"
         )
     if min(height, width) < entry.smallest:
         fitting = [other for other, e in MODELS.items() if e.smallest <= min(height, width)]
         hint = f"choose {_checks.listing(fitting)}, or enlarge" if fitting else "enlarge"
         raise InputError(
-            f"{caller}: {name!r} takes images of at least {entry.smallest} x {entry.smallest} "
-            f"pixels, but `image_shape` is {(channels, height, width)}; {hint} the images."
+            f"{name!r} takes images of at least {entry.smallest} x {entry.smallest} pixels, but "
+            f"`image_shape` is {(channels, height, width)}; {hint} the images."
         )
-    return channels, height, width
+    return entry.make((channels, height, width), factory)
 
 
 def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
-    """‖w_y‖₂ and the bias of the last layer, which weight normalization needs.
+    """Return ‖w_y‖₂ and the bias of the last layer, for weight normalization.
 
     w_y is what multiplies the features: of length 1 in a unit-norm head, and of length `scale`
     in a cosine head, which multiplies their direction.
@@ -129,10 +143,7 @@ def head_norms_and_bias(model: nn.Module) -> tuple[FloatArray, FloatArray]:
     """
     head = getattr(model, "fc", None)
     if not isinstance(head, nn.Module):
-        raise InputError(
-            f"head_norms_and_bias: `model` must call its last layer `fc`; "
-            f"{type(model).__name__} has no such layer."
-        )
+        raise InputError(f"{type(model).__name__} has no last layer called `fc`.")
     # On the CPU and in float64, so that it does not depend on where the network is.
     weight, bias = effective_weight_and_bias(copy.deepcopy(head).cpu().double())
     norms = weight.detach().norm(dim=1).numpy()

@@ -1,4 +1,4 @@
-"""The last layer, by name: what turns features into logits. Every network calls it `fc`."""
+"""The last layer, from features to logits, by name. Every network calls it `fc`."""
 
 from __future__ import annotations
 
@@ -101,30 +101,27 @@ class CosineHead(_UnitRowsHead):
         return f"{super().extra_repr()}, scale={self.scale:g}"
 
 
-def head_factory(
-    head: str, *, num_classes: int, scale: float = 1.0, caller: str = "head_factory"
-) -> HeadFactory:
-    """What makes a head of the named kind once the width of the features is known.
+def head_factory(head: str, *, num_classes: int, scale: float = 1.0) -> HeadFactory:
+    """Return a function that makes a head of the named kind, given the width of the features.
 
     Args:
         head: one of `HEADS`.
         num_classes: number of logits.
         scale: of the cosines; the other heads have none, so there it stays 1.
-        caller: whom errors name.
 
     Examples:
         >>> head_factory("cosine", num_classes=10, scale=30.0)(64)
         CosineHead(in_features=64, num_classes=10, scale=30)
     """
-    _checks.choice(head, HEADS, caller, name="head")
-    num_classes = _checks.whole(num_classes, caller, name="num_classes", at_least=2)
-    scale = _checks.positive(scale, caller, name="head_scale")
+    _checks.choice(head, HEADS, name="head")
+    num_classes = _checks.whole(num_classes, name="num_classes", at_least=2)
+    scale = _checks.positive(scale, name="head_scale")
     if head == "cosine":
         return lambda in_features: CosineHead(in_features, num_classes, scale=scale)
     if scale != 1.0:
         raise InputError(
-            f"{caller}: `head_scale` belongs to the cosine head; the {head} head has none, but "
-            f"{scale:g} came; leave it out, or pass head='cosine'."
+            f"`head_scale` belongs to the cosine head; the {head} head has none, but {scale:g} "
+            f"came; leave it out, or pass head='cosine'."
         )
     if head == "unit-norm":
         return lambda in_features: UnitNormHead(in_features, num_classes)
@@ -132,12 +129,12 @@ def head_factory(
 
 
 def effective_weight_and_bias(head: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """What a head multiplies the features by, shape (num_classes, in_features), and its bias."""
+    """The weight that multiplies the features, shape (num_classes, in_features), and the bias."""
     if isinstance(head, _UnitRowsHead):
         return head.effective_weight(), None
     if isinstance(head, nn.Linear):
         return head.weight, head.bias
     raise InputError(
-        f"head_norms_and_bias: the last layer, `fc`, must be an nn.Linear, a CosineHead or a "
+        f"the last layer must be an nn.Linear, a CosineHead or a "
         f"UnitNormHead, whose rows have norms; it is a {type(head).__name__}."
     )

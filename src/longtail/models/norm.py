@@ -1,4 +1,4 @@
-"""Convolution, batch norm, residual and ReLU in one call: the road to them for every network here.
+"""Convolution, batch norm, residual and ReLU in one call, for every network here.
 
 The layers stay ordinary `nn.Conv2d` and `nn.BatchNorm2d`, so state dicts do too; how the steps
 are computed is the business of `longtail.kernels.norm_act` and `longtail.kernels.grouped_conv`.
@@ -6,7 +6,7 @@ are computed is the business of `longtail.kernels.norm_act` and `longtail.kernel
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -88,13 +88,7 @@ def _tensors(bn: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor | None, Tensor 
     return bn.weight, bn.bias, bn.running_mean, bn.running_var
 
 
-class _Settings(TypedDict):
-    training: bool
-    momentum: float
-    eps: float
-
-
-def _settings(bn: nn.BatchNorm2d) -> _Settings:
+def _settings(bn: nn.BatchNorm2d) -> dict[str, Any]:
     if bn.momentum is None:
         raise InputError(
             "norm_act: `bn` must have a momentum; with momentum=None the running statistics "

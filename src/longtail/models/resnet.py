@@ -24,6 +24,8 @@ from longtail.kernels.grouped_conv import pad_shortcut
 from longtail.models.heads import HeadFactory
 from longtail.models.norm import Fork, count_batches, norm_act, norm_act_fork
 
+Conv = Callable[[int, int, int], nn.Conv2d]  # channels in and out, stride
+
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     """A 1 x 1 convolution without bias: the batch norm that follows has one."""
@@ -95,22 +97,15 @@ class BasicBlock(nn.Module):
 
     Args:
         inputs: channels that come in.
-        width: channels of both convolutions.
-        outputs: channels that go out; equal to `width`.
+        width: channels inside.
+        outputs: channels that go out.
         stride: of the first convolution.
         shortcut: the shortcut's module, identity or not.
         conv: makes the 3 x 3 convolution that may have a stride.
     """
 
     def __init__(
-        self,
-        inputs: int,
-        width: int,
-        outputs: int,
-        stride: int,
-        *,
-        shortcut: nn.Module,
-        conv: Callable[[int, int, int], nn.Conv2d],
+        self, inputs: int, width: int, outputs: int, stride: int, *, shortcut: nn.Module, conv: Conv
     ) -> None:
         super().__init__()
         self.conv1 = conv(inputs, width, stride)
@@ -129,24 +124,11 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 and 1 x 1 convolutions, each with batch norm, plus the shortcut.
 
-    Args:
-        inputs: channels that come in.
-        width: channels of the first two convolutions.
-        outputs: channels of the third.
-        stride: of the 3 x 3 convolution ("v1.5").
-        shortcut: the shortcut's module, identity or not.
-        conv: makes the 3 x 3 convolution.
+    The stride is that of the 3 x 3 convolution ("v1.5"); arguments as of `BasicBlock`.
     """
 
     def __init__(
-        self,
-        inputs: int,
-        width: int,
-        outputs: int,
-        stride: int,
-        *,
-        shortcut: nn.Module,
-        conv: Callable[[int, int, int], nn.Conv2d],
+        self, inputs: int, width: int, outputs: int, stride: int, *, shortcut: nn.Module, conv: Conv
     ) -> None:
         super().__init__()
         self.conv1 = conv1x1(inputs, width)
@@ -196,7 +178,7 @@ def init_keras(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Design:
-    """What tells one residual network from another.
+    """The differences between residual networks.
 
     Attributes:
         block: `BasicBlock` or `Bottleneck`.
@@ -223,7 +205,7 @@ class Design:
     stem_width: int = 16
     stem_pool: bool = False
     shortcut: Literal["pad", "projection", "stage-projection"] = "pad"
-    conv: Callable[[int, int, int], nn.Conv2d] = conv3x3
+    conv: Conv = conv3x3
     final_norm: bool = False
 
     def make_shortcut(self, inputs: int, outputs: int, stride: int, *, first: bool) -> nn.Module:
@@ -280,7 +262,7 @@ class ResNet(nn.Module):
         design.init(self)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head sees, shape (batch, features); images as (batch, channels, h, w)."""
+        """The input of the head, shape (batch, features); images as (batch, channels, h, w)."""
         count_batches(self)
         fork = norm_act_fork(self.bn1, images, conv=self.conv1)
         if self.maxpool is not None:

@@ -1,9 +1,9 @@
 """Random crops, flips and normalisation of whole batches, on any device.
 
-What is drawn (`plan_crop_flip`) and how it is applied (`crop_flip`, `gather_crop_flip`) are kept
+The draws (`plan_crop_flip`) and their application (`crop_flip`, `gather_crop_flip`) are kept
 apart: the draw happens on the CPU, so that a run sees the same crops on every device, and the
 rest is one gather that needs no random numbers, waits for nothing and can be captured in a CUDA
-graph. An epoch may be made at once or batch by batch. When to augment is the recipe's affair.
+graph.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def plan_crop_flip(
         >>> int(dy.min()), int(dx.max()), int(flip.max())
         (0, 8, 1)
     """
-    caller = "plan_crop_flip"
-    count = _checks.whole(count, caller, name="count", at_least=0)
-    padding = _checks.whole(padding, caller, name="padding", at_least=0)
+    padding = _checks.whole(padding, name="padding", at_least=0)
     shape = (count,)
     mirrored = torch.randint(0, 2, shape, generator=generator)
     dy = torch.randint(0, 2 * padding + 1, shape, generator=generator)
@@ -71,8 +69,9 @@ def crop_flip(
         dx: first column, likewise.
         flip: other than 0: mirror left and right, after the crop; shape (batch,).
         padding: pixels added on each side.
-        fill: what the padding holds: one number, or a tensor of shape (channels,) on the
-            device of `pixels`. 0 on raw pixels is black; see `Recipe.border` for normalised ones.
+        fill: value of the padding: one number that the pixels' dtype can hold, or a tensor of
+            shape (channels,) on the device of `pixels`. 0 on raw pixels is black; see
+            `Recipe.border` for normalised ones.
 
     Returns:
         New pixels, of the same shape and dtype, in channels-last memory format.
@@ -87,7 +86,7 @@ def crop_flip(
         tensor([[0, 2],
                 [0, 4]])
     """
-    _check_images(pixels, caller="crop_flip", name="pixels")
+    check_images(pixels)
     index = torch.arange(len(pixels), device=pixels.device)
     return gather_crop_flip(pixels, index, dy, dx, flip, padding=padding, fill=fill)
 
@@ -111,11 +110,11 @@ def gather_crop_flip(
     Args:
         images: the whole set, shape (examples, channels, height, width).
         index: which examples, shape (batch,), on the device of `images` like the three below.
-        dy: as in `crop_flip`, shape (batch,).
-        dx: as in `crop_flip`, shape (batch,).
-        flip: as in `crop_flip`, shape (batch,).
-        padding: as in `crop_flip`.
-        fill: as in `crop_flip`.
+        dy: and what follows: as in `crop_flip`.
+        dx: likewise.
+        flip: likewise.
+        padding: likewise.
+        fill: likewise.
 
     Returns:
         Shape (batch, channels, height, width), dtype of `images`, channels-last.
@@ -127,9 +126,8 @@ def gather_crop_flip(
         tensor([[0, 0],
                 [4, 5]])
     """
-    caller = "gather_crop_flip"
-    out, outside = _gather(images, index, dy, dx, flip, padding, caller=caller)
-    return out if outside is None else _filled(out, outside, fill, caller=caller)
+    out, outside = _gather(images, index, dy, dx, flip, padding)
+    return out if outside is None else _filled(out, outside, fill)
 
 
 def gather_normalized(
@@ -151,16 +149,16 @@ def gather_normalized(
     can't hold.
 
     Args:
-        images: as in `gather_crop_flip`, and so are the next five.
-        index: which examples.
-        dy: first rows.
-        dx: first columns.
-        flip: which are mirrored.
-        padding: pixels added on each side.
+        images: and what follows: as in `gather_crop_flip`.
+        index: likewise.
+        dy: likewise.
+        dx: likewise.
+        flip: likewise.
+        padding: likewise.
         fill: the padding's value after normalisation, see `Recipe.border`.
-        mean: as in `normalize`, and so are the next two.
-        std: per channel.
-        pixel_range: the largest value of a pixel.
+        mean: and what follows: as in `normalize`.
+        std: likewise.
+        pixel_range: likewise.
 
     Returns:
         float32, shape (batch, channels, height, width), channels-last.
@@ -174,31 +172,22 @@ def gather_normalized(
         ... ).flatten()
         tensor([-0.3000,  0.0000])
     """
-    caller = "gather_normalized"
-    out, outside = _gather(images, index, dy, dx, flip, padding, caller=caller)
+    out, outside = _gather(images, index, dy, dx, flip, padding)
     out = normalize(out, mean=mean, std=std, pixel_range=pixel_range)
-    return out if outside is None else _filled(out, outside, fill, caller=caller)
+    return out if outside is None else _filled(out, outside, fill)
 
 
 def _gather(
-    images: Tensor,
-    index: Tensor,
-    dy: Tensor,
-    dx: Tensor,
-    flip: Tensor,
-    padding: int,
-    *,
-    caller: str,
+    images: Tensor, index: Tensor, dy: Tensor, dx: Tensor, flip: Tensor, padding: int
 ) -> tuple[Tensor, Tensor | None]:
     """The crops, with the image's edge repeated beyond it; and where that is, (batch, 1, h, w)."""
-    _check_images(images, caller=caller, name="images")
-    padding = _checks.whole(padding, caller, name="padding", at_least=0)
-    for name, part in (("dy", dy), ("dx", dx), ("flip", flip)):
-        if part.shape != index.shape or index.ndim != 1:
-            raise InputError(
-                f"{caller}: `{name}` must have one value per image of the batch; its shape is "
-                f"{tuple(part.shape)} and that of `index` is {tuple(index.shape)}."
-            )
+    check_images(images)
+    if not index.shape == dy.shape == dx.shape == flip.shape:
+        raise InputError(
+            f"`dy`, `dx` and `flip` must have one value per image of the batch; the shapes are "
+            f"{tuple(dy.shape)}, {tuple(dx.shape)} and {tuple(flip.shape)} for "
+            f"{tuple(index.shape)}."
+        )
     height, width = images.shape[2:]
     column = torch.arange(width, device=images.device)
     y = (dy - padding)[:, None] + torch.arange(height, device=images.device)
@@ -217,50 +206,15 @@ def _gather(
     return out, (beyond_y[:, :, None] | beyond_x[:, None, :])[:, None]
 
 
-def _filled(out: Tensor, outside: Tensor, fill: float | Tensor, *, caller: str) -> Tensor:
-    check_fill(fill, out.dtype, caller=caller)
-    if not isinstance(fill, Tensor):
-        return out.masked_fill_(outside, float(fill))
-    if fill.shape not in ((1,), (out.shape[1],)):
+def _filled(out: Tensor, outside: Tensor, fill: float | Tensor) -> Tensor:
+    if isinstance(fill, Tensor):
+        return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
+    if not (out.dtype.is_floating_point or float(fill).is_integer()):
         raise InputError(
-            f"{caller}: `fill` must be a number or one per channel, {out.shape[1]}; "
-            f"its shape is {tuple(fill.shape)}."
+            f"`fill` must be a whole number, since the pixels are {out.dtype}; got {fill:g}. "
+            f"Normalise the images first to fill with any colour."
         )
-    return torch.where(outside, fill.to(out.dtype)[:, None, None], out)
-
-
-def check_fill(fill: float | Tensor, dtype: torch.dtype, *, caller: str) -> None:
-    """Refuse a colour that pixels of a dtype can't hold; one on a device is not looked at."""
-    for value in _visible(fill if isinstance(fill, Tensor) else [fill]):
-        number = _checks.tau(value, caller, name="fill")
-        instead = "Normalise the images first to fill with any colour."
-        if not dtype.is_floating_point and not number.is_integer():
-            raise InputError(
-                f"{caller}: `fill` must be a whole number, since the pixels are {dtype}; "
-                f"got {number:g}. {instead}"
-            )
-        least, most = _bounds(dtype)
-        if not least <= number <= most:
-            raise InputError(
-                f"{caller}: `fill` must lie in [{least:g}, {most:g}], since the pixels are "
-                f"{dtype}; got {number:g}. {instead}"
-            )
-
-
-def _bounds(dtype: torch.dtype) -> tuple[float, float]:
-    if dtype == torch.bool:
-        return 0, 1
-    held = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return held.min, held.max
-
-
-def _visible(values: Sequence[float] | Tensor) -> list[float]:
-    """Numbers that can be looked at: not those on a device, or of a graph that is compiled."""
-    if not isinstance(values, Tensor):
-        return list(values)
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return []
-    return values.double().flatten().tolist()  # type: ignore[no-any-return]
+    return out.masked_fill_(outside, float(fill))
 
 
 def normalize(
@@ -287,27 +241,22 @@ def normalize(
         >>> normalize(white, mean=[0.5], std=[0.25], pixel_range=255).item()
         2.0
     """
-    caller = "normalize"
-    _check_images(pixels, caller=caller, name="pixels")
-    scaled = pixels.float() / _checks.positive(pixel_range, caller, name="pixel_range")
-    channels = pixels.shape[1]
-    parts = []
-    for name, values, check in (("mean", mean, _checks.tau), ("std", std, _checks.positive)):
+    check_images(pixels)
+    channels, parts = pixels.shape[1], []
+    for name, values in (("mean", mean), ("std", std)):
         part = torch.as_tensor(values, dtype=torch.float32, device=pixels.device)
         if part.shape not in ((1,), (channels,)):
             raise InputError(
-                f"{caller}: `{name}` must have one value, or one per channel; the pixels have "
-                f"{channels} channel(s), and its shape is {tuple(part.shape)}."
+                f"`{name}` must have one value, or one per channel; the pixels have {channels} "
+                f"channel(s), and its shape is {tuple(part.shape)}."
             )
-        for value in _visible(values):
-            check(value, caller, name=name)
         parts.append(part.view(1, -1, 1, 1))
-    return (scaled - parts[0]) / parts[1]
+    return (pixels.float() / float(pixel_range) - parts[0]) / parts[1]
 
 
-def _check_images(pixels: Tensor, *, caller: str, name: str) -> None:
+def check_images(pixels: Tensor) -> None:
+    """Refuse images that are not of shape (images, channels, height, width)."""
     if pixels.ndim != 4:
         raise InputError(
-            f"{caller}: `{name}` must have shape (images, channels, height, width); "
-            f"its shape is {tuple(pixels.shape)}."
+            f"images must have shape (images, channels, height, width); got {tuple(pixels.shape)}."
         )

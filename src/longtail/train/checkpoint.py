@@ -4,7 +4,7 @@
     checkpoint-000012.json          epochs done, seconds so far, the tensors' hash
 
 The JSON is written last and names the hash, so a checkpoint counts only if it is whole. The two
-newest are kept: if the newest was damaged since, the one before serves.
+newest are kept: if the newest was damaged since, training goes on from the one before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: f
     path = folder / f"checkpoint-{epochs:06d}.safetensors"
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # of an attempt before: it must not vouch for the new tensors
-    files.write_tensors(path, tensors, caller="checkpoint.save")
+    files.write_tensors(path, tensors, caller="train")
     files.write_json(record, {"epochs": epochs, "seconds": seconds, "sha256": files.sha256(path)})
     records = _records(folder)
     here = records.index(record)
@@ -71,48 +70,30 @@ def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: f
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint; a damaged one is passed over, with a warning.
-
-    Args:
-        folder: the run's.
-
-    Returns:
-        The checkpoint, or None if there is none to go on from.
-    """
+    """Return the newest whole checkpoint, or None; a damaged one is passed over with a warning."""
     records = _records(folder)
     for record in records:
         try:
             return _read(record)
         except (InputError, OSError, KeyError, TypeError, ValueError) as error:
+            last = record == records[-1]
             logger.warning(
                 "%s can't be used (%s); %s.",
                 record.with_suffix(".safetensors"),
                 str(error).rstrip("."),
-                "there is none before it, so training begins again"
-                if record == records[-1]
-                else "going back to the one before",
+                "training begins again" if last else "going back to the one before",
             )
     return None
 
 
 def epochs_done(folder: Path) -> int:
-    """After how many epochs the newest checkpoint was written, by its name; 0 without one.
-
-    Args:
-        folder: the run's; it need not exist.
-    """
+    """The epochs that the newest checkpoint has behind it, by its name; 0 without one."""
     records = _records(folder) if folder.is_dir() else []
     return int(records[0].stem.split("-")[1]) if records else 0
 
 
 def check_fits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, folder: Path) -> None:
-    """Refuse the checkpoint of another network, naming what differs.
-
-    Args:
-        tensors: of the checkpoint.
-        own: what the run has in their places.
-        folder: the run's, for the message.
-    """
+    """Refuse tensors of another network than a run's own, naming what differs."""
     wrong = [f"{name} is missing" for name in own if name not in tensors]
     wrong += [f"{name} is unknown" for name in tensors if name not in own]
     wrong += [
@@ -121,10 +102,10 @@ def check_fits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], *, fold
         if name in tensors and tensors[name].shape != value.shape
     ]
     if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise RunError(
-            f"{folder}: its checkpoint is of another network: {'; '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}. Put the right one there, "
-            f"or pass --force (force=True) to begin again."
+            f"{folder}: its checkpoint is of another network: {'; '.join(wrong[:3])}{more}. Put "
+            f"the right one there, or pass --force (force=True) to begin again."
         )
 
 
@@ -136,15 +117,18 @@ def delete_all(folder: Path) -> None:
         rest.unlink()
 
 
+def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Copies of a file's arrays, which are read-only maps that torch can't take."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+
+
 def _read(record: Path) -> Checkpoint:
-    found: dict[str, Any] = files.read_json(record, caller="checkpoint.latest")
+    found = files.read_json(record, caller="train")
     path = record.with_suffix(".safetensors")
     if files.sha256(path) != found["sha256"]:
         raise InputError("its content is not what was written")
-    tensors = files.read_tensors(path, caller="checkpoint.latest")
-    # A copy: the file's arrays are read-only maps, which torch can't take.
-    copies = {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
-    return Checkpoint(int(found["epochs"]), float(found["seconds"]), copies)
+    tensors = as_tensors(files.read_tensors(path, caller="train"))
+    return Checkpoint(int(found["epochs"]), float(found["seconds"]), tensors)
 
 
 def _records(folder: Path) -> list[Path]:

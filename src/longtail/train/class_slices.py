@@ -1,4 +1,4 @@
-"""Classes cut into slices, one to a process, and what the processes tell each other about them.
+"""Classes cut into slices, one to a process, and the collectives between these.
 
 Three operations know autograd, and between them they make a head in slices differentiable:
 
@@ -67,22 +67,21 @@ class Slice(NamedTuple):
         return cls(start, stop, num_classes, rank, size, group)
 
     @classmethod
-    def of_mesh(cls, num_classes: int, mesh: DeviceMesh | None, *, caller: str) -> Slice:
+    def of_mesh(cls, num_classes: int, mesh: DeviceMesh | None) -> Slice:
         """The slice of this process in a one-dimensional mesh; all classes without one."""
         if mesh is None:
             return cls.cut(num_classes)
-        if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
-            came = f"{mesh.ndim} dimensions" if isinstance(mesh, DeviceMesh) else repr(mesh)
+        if mesh.ndim != 1:
             raise InputError(
-                f"{caller}: `mesh` must be a DeviceMesh of one dimension, over which the classes "
-                f'are cut; got {came}; name one dimension of a larger mesh, as in mesh["classes"].'
+                f"`mesh` must have one dimension, over which the classes are cut; it has "
+                f'{mesh.ndim}; name one dimension of a larger mesh, as in mesh["classes"].'
             )
         if mesh.get_coordinate() is None:
-            raise InputError(f"{caller}: this process is not in `mesh`, {mesh}.")
+            raise InputError(f"this process is not in `mesh`, {mesh}.")
         if mesh.size() > num_classes:
             raise InputError(
-                f"{caller}: `mesh` has {mesh.size()} processes for {num_classes} classes, so some "
-                f"would hold none; cut the classes over at most {num_classes} processes."
+                f"`mesh` has {mesh.size()} processes for {num_classes} classes, so some would "
+                f"hold none; cut the classes over at most {num_classes} processes."
             )
         return cls.cut(
             num_classes, rank=mesh.get_local_rank(), size=mesh.size(), group=mesh.get_group()
@@ -131,7 +130,7 @@ _REDUCE_SCATTER = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
 
 
 class Rows(NamedTuple):
-    """How the rows of all processes lie behind each other: padded to the longest.
+    """Layout of the rows of all processes behind each other: padded to the longest.
 
     Attributes:
         counts: rows of each process.
@@ -248,7 +247,7 @@ def gather_slices(tensor: Tensor) -> Tensor | None:
     """The whole of a tensor in slices of classes, on the CPU of the mesh's first process.
 
     One slice after the other is sent, so no device ever holds more than two. Every process of the
-    mesh must call this. An optimiser's state (such as momentum) is in slices like the weights.
+    mesh must call this.
 
     Args:
         tensor: a DTensor, sharded along dimension 0 of a one-dimensional mesh, or a plain tensor.
@@ -300,7 +299,8 @@ def scatter_slices(tensor: Tensor, whole: Tensor | None) -> None:
     """
     own = local(tensor.detach())
     if not isinstance(tensor, DTensor):
-        own.copy_(_given(whole))
+        assert whole is not None
+        own.copy_(whole)
         return
     group = tensor.device_mesh.get_group()
     rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
@@ -313,18 +313,13 @@ def scatter_slices(tensor: Tensor, whole: Tensor | None) -> None:
             values = own.new_empty(own.shape)
             distributed.recv(values, src=first, group=group)
         else:
-            values = _given(whole)[part.start : part.stop].to(own.device, own.dtype).contiguous()
+            assert whole is not None
+            values = whole[part.start : part.stop].to(own.device, own.dtype).contiguous()
         if rank != receiver:
             receiving = distributed.get_global_rank(group, receiver)
             distributed.send(values, dst=receiving, group=group)
         else:
             own.copy_(values)
-
-
-def _given(whole: Tensor | None) -> Tensor:
-    if whole is None:
-        raise InputError("scatter_slices: `whole` must be given on the mesh's first process.")
-    return whole
 
 
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:

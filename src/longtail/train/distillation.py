@@ -1,7 +1,4 @@
-"""How far a network's predictions are from its teachers': the loss of distillation.
-
-Teachers and their logits come from elsewhere; here is only the divergence, for any two tensors.
-"""
+"""The loss of distillation: how far a network's predictions are from its teachers'."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def distillation_loss(
     log_prior: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """T² times the Kullback-Leibler divergence from the teachers' predictions (Hinton 2015).
+    """Return T² times the Kullback-Leibler divergence from the teachers' predictions (Hinton 2015).
 
         T² · Σ_y p_y log(p_y / q_y),   p = softmax(z_teacher / T),   q = softmax(z / T)
 
@@ -35,9 +32,7 @@ def distillation_loss(
         teacher_logits: of the same examples, of a shape that broadcasts to that of `logits`;
             of several teachers their mean. No gradient flows into it.
         temperature: T, above 0; the higher, the more the improbable classes count. Or a tensor
-            of one number, or that has one for each row of classes, of a shape that broadcasts to
-            that of `logits` with a last axis of 1; its values are not looked at, which would wait
-            for a device.
+            of a shape that broadcasts to that of `logits` with a last axis of 1.
         log_prior: log π, finite, of a shape that broadcasts to that of `logits`.
         reduction: ``mean`` over all examples, or ``none``.
 
@@ -52,24 +47,17 @@ def distillation_loss(
         >>> distillation_loss(logits, torch.tensor([[0.0, 0.0]]), temperature=2.0)
         tensor(0.4805)
     """
-    caller = "distillation_loss"
-    if isinstance(temperature, Tensor):
-        if temperature.ndim:
-            _check_shape(temperature, logits, 1, caller=caller, name="temperature")
-        squared: Tensor | float = temperature.square().squeeze(-1)
+    _checks.choice(reduction, ("mean", "none"), name="reduction")
+    if not isinstance(temperature, Tensor):  # one on a device is not looked at
+        temperature = _checks.positive(temperature, name="temperature")
+        squared: Tensor | float = temperature**2
     else:
-        temperature = _checks.positive(temperature, caller, name="temperature")
-        squared = temperature**2
-    _checks.choice(reduction, ("mean", "none"), caller, name="reduction")
-    if teacher_logits.ndim and logits.shape[-1] != teacher_logits.shape[-1]:
+        squared = temperature.square().squeeze(-1) if temperature.ndim else temperature.square()
+    if logits.shape[-1] != teacher_logits.shape[-1]:
         raise InputError(
-            f"{caller}: the teachers have {teacher_logits.shape[-1]} classes but the logits have "
-            f"{logits.shape[-1]} columns, shape {tuple(logits.shape)}."
+            f"distillation_loss: the teachers have {teacher_logits.shape[-1]} classes but the "
+            f"logits have {logits.shape[-1]} columns, shape {tuple(logits.shape)}."
         )
-    classes = logits.shape[-1]
-    _check_shape(teacher_logits, logits, classes, caller=caller, name="teacher_logits")
-    if log_prior is not None:
-        _check_shape(log_prior, logits, classes, caller=caller, name="log_prior")
     student, teacher = (z.float() if z.dtype.itemsize < 4 else z for z in (logits, teacher_logits))
     teacher = teacher.detach()
     if log_prior is not None:
@@ -80,19 +68,3 @@ def distillation_loss(
     terms = (p * (log_p - log_q)).masked_fill(p == 0, 0.0)
     divergence = squared * terms.sum(-1)
     return divergence.mean() if reduction == "mean" else divergence
-
-
-def _check_shape(values: Tensor, logits: Tensor, last: int, *, caller: str, name: str) -> None:
-    """Refuse what does not broadcast to the logits' shape, or would make them broadcast to its own.
-
-    Only shapes: the loss is part of captured steps, in which values can't be looked at.
-    """
-    shape, whole = tuple(values.shape), tuple(logits.shape)
-    wanted = (*whole[:-1], last)
-    pairs = zip(reversed(shape), reversed(wanted), strict=False)
-    broadcasts = len(shape) <= len(whole) and all(mine in (1, theirs) for mine, theirs in pairs)
-    if not broadcasts or shape[-1:] != (last,):
-        raise InputError(
-            f"{caller}: `{name}` must have shape {wanted}, or one that broadcasts to it and ends "
-            f"in {last}, for logits of shape {whole}; its shape is {shape}."
-        )

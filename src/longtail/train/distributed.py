@@ -1,9 +1,9 @@
-"""Several processes that train one run: who is who, and the few things they say to each other.
+"""Several processes that train one run: their ranks, and the few things they exchange.
 
 torchrun starts the processes and tells each its rank in environment variables; `joined` makes
 them one group. What a run computes is defined by the global batch, of which each process takes
 its share, so nothing here knows about recipes; and one process alone is a group of one, for which
-every function is a formality.
+every function is a formality. Every wait for another process ends after `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ _checks.require("torch", extra="torch", caller=__name__)
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from longtail._checks import InputError
 from longtail.runs.folder import RunError
 
-# An error that every process has is said by the first one: the others wait so long for the
-# launcher to end them before they say it too.
+# An error that every process has is told by the first one: the others wait so long for the
+# launcher to end them before they tell it too.
 _GRACE = 2.0
-_PATIENCE = timedelta(minutes=10)
+PATIENCE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class World:
     def sum_(self, values: Tensor) -> Tensor:
         """Add up a tensor over the processes, in place; everyone gets the sum."""
         if self.count > 1:
-            with said_plainly():
+            with lost_neighbors():
                 distributed.all_reduce(values)
         return values
 
@@ -81,7 +78,7 @@ class World:
             for tensor in tensors:
                 # A part of a larger tensor can't be sent as it is, nor can GPUs send the host's.
                 whole = tensor.to(self.device).contiguous()
-                with said_plainly():
+                with lost_neighbors():
                     distributed.broadcast(whole, src=0)
                 if whole is not tensor:
                     tensor.copy_(whole)
@@ -111,7 +108,7 @@ class World:
         """
         if self.count == 1:
             return rows.cpu().numpy()
-        with said_plainly():
+        with lost_neighbors():
             if not self.first:
                 if len(rows):
                     distributed.send(rows.contiguous(), dst=0)
@@ -137,6 +134,8 @@ class World:
         """
         if self.count == 1:
             return module
+        from torch.nn.parallel import DistributedDataParallel
+
         # The option has a new name since torch 2.13.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -148,18 +147,8 @@ class World:
 ALONE = World()
 
 
-def launched() -> bool:
-    """Whether a launcher such as torchrun started this process as one of several.
-
-    Examples:
-        >>> launched()
-        False
-    """
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 @contextmanager
-def joined(device: torch.device | str, *, patience: timedelta = _PATIENCE) -> Iterator[World]:
+def joined(device: torch.device | str, *, patience: timedelta = PATIENCE) -> Iterator[World]:
     """Join the processes that torchrun started, for as long as the context lasts.
 
     Args:
@@ -173,12 +162,12 @@ def joined(device: torch.device | str, *, patience: timedelta = _PATIENCE) -> It
     if distributed.is_initialized():  # by whoever calls this, and theirs to end
         yield World(distributed.get_rank(), distributed.get_world_size(), device)
         return
-    if not launched():
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # torchrun's
         yield World(device=device)
         return
-    device = own_device(device)
+    device = _own_device(device)
     world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device)
-    _join(device, patience)
+    _meet(device, patience)
     try:
         yield world
     except Exception:
@@ -190,7 +179,7 @@ def joined(device: torch.device | str, *, patience: timedelta = _PATIENCE) -> It
     distributed.destroy_process_group()
 
 
-def own_device(device: torch.device) -> torch.device:
+def _own_device(device: torch.device) -> torch.device:
     """The device that this process of its machine takes: GPU number LOCAL_RANK."""
     if device.type != "cuda":
         return device
@@ -211,7 +200,10 @@ def own_device(device: torch.device) -> torch.device:
     return torch.device("cuda", local)
 
 
-def _join(device: torch.device, patience: timedelta) -> None:
+def _meet(device: torch.device, patience: timedelta) -> None:
+    """Make the processes one group, or say why they can't meet."""
+    from torch.distributed.rendezvous import rendezvous
+
     where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     gpu = device.type == "cuda"
     try:
@@ -225,20 +217,20 @@ def _join(device: torch.device, patience: timedelta) -> None:
             device_id=device if gpu else None,
         )
     except (RuntimeError, ValueError, TimeoutError) as error:
-        text = str(error)
-        if "EADDRINUSE" in text or "address already in use" in text.lower():
+        text = str(error).lower()
+        if "eaddrinuse" in text or "address already in use" in text:
             raise InputError(
                 f"the processes can't meet at {where}: another program uses that port. Choose "
                 f"another (torchrun --master-port N), or let torchrun find a free one "
                 f"(--standalone on one machine)."
             ) from error
-        if "timed out" in text.lower() or "timeout" in text.lower():
+        if "timed out" in text or "timeout" in text:
             raise InputError(
                 f"not all {os.environ['WORLD_SIZE']} processes came to {where} within "
                 f"{patience.total_seconds():.0f} s; start torchrun on every machine, with the same "
                 f"--nnodes and --rdzv-endpoint, and see that its port is open between them."
             ) from error
-        raise RunError(f"the processes could not meet at {where}: {_line(text)}") from error
+        raise RunError(f"the processes could not meet at {where}: {_line(error)}") from error
 
 
 def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
@@ -248,6 +240,8 @@ def _fresh(store: Any, rank: int, count: int, patience: timedelta) -> Any:
     that are gone. So the first process names a new part of the store; each of the others answers
     with a word of its own, and goes on only where the first one has repeated it.
     """
+    from torch.distributed.distributed_c10d import PrefixStore
+
     word, deadline = secrets.token_hex(8), time.monotonic() + patience.total_seconds()
     if rank == 0:
         store.set("longtail/part", word)
@@ -270,8 +264,8 @@ _LOST = ("gloo", "connection closed", "connection reset", "broken pipe", "nccl")
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
-    """Say what it means when another process is gone."""
+def lost_neighbors() -> Iterator[None]:
+    """Turn the errors of a lost process, or of waiting too long for one, into one line."""
     try:
         yield
     except RuntimeError as error:
@@ -280,9 +274,10 @@ def said_plainly() -> Iterator[None]:
             raise
         raise RunError(
             f"another process of this training stopped, so this one can't go on; what it said is "
-            f"the reason ({_line(str(error))})."
+            f"the reason ({_line(error)})."
         ) from error
 
 
-def _line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+def _line(error: BaseException) -> str:
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    return next(lines, "no reason given")

@@ -1,7 +1,6 @@
-"""What a trained network says about images it has not seen: logits, written once into the run.
+"""Logits of a trained network on images it has not seen, written once into the run.
 
-Tuning, post-hoc methods, metrics and reports read these logits; nothing flows back into training,
-which is next door in `engine`.
+Tuning, post-hoc methods, metrics and reports read these logits; nothing flows back into training.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from longtail.runs.folder import RunError, same_images
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
+from longtail.train.loop import new_network
 from longtail.train.recipe import Recipe
 from longtail.train.streamed import Streaming, stream_logits
-from longtail.train.team import new_network
 
 Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
@@ -59,30 +58,27 @@ def split_logits(
     *,
     world: World = ALONE,
     streaming: Streaming | None = None,
+    gathered: bool = True,
 ) -> np.ndarray | None:
-    """The logits on the first process, None on others; of images on disk each computes a part."""
-    if isinstance(images, ListedImages):
-        stream = stream_logits
-        if recipe.classifier == "sharded":
-            from longtail.train.sharded_team import sharded_logits as stream
-        return stream(model, images, recipe, world=world, how=streaming)
-    return network_logits(model, images, recipe) if world.first else None
+    """The logits of a split on the first process, None on the others.
 
+    Args:
+        model: the network; see `sharded.shard` for one with a sharded classifier.
+        images: the split; of images on disk each process computes a part.
+        recipe: of the run.
+        world: the processes.
+        streaming: how images on disk are read.
+        gathered: False to have the predicted classes in place of the logits of a sharded
+            classifier, which are then never put together.
+    """
+    if not isinstance(images, ListedImages):
+        return network_logits(model, images, recipe) if world.first else None
+    if recipe.classifier == "sharded":
+        from longtail.train import sharded
 
-def split_answers(
-    model: nn.Module,
-    images: Images,
-    recipe: Recipe,
-    *,
-    world: World = ALONE,
-    streaming: Streaming | None = None,
-) -> np.ndarray | None:
-    """What errors are counted from, as `split_logits`: of a sharded network its predictions."""
-    if recipe.classifier == "sharded" and isinstance(images, ListedImages):
-        from longtail.train.sharded_team import sharded_predictions
-
-        return sharded_predictions(model, images, recipe, world=world, how=streaming)
-    return split_logits(model, images, recipe, world=world, streaming=streaming)
+        found = sharded.sharded_logits if gathered else sharded.sharded_predictions
+        return found(model, images, recipe, world=world, how=streaming)
+    return stream_logits(model, images, recipe, world=world, how=streaming)
 
 
 def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -> None:
@@ -122,13 +118,12 @@ def write_split(
     writer: RunWriter, head: Head, images: Images, logits: np.ndarray, *, split: str
 ) -> None:
     """Write the network's logits on a split, with the head's norms and bias beside them."""
-    norms, bias = head
     writer.write_logits(
         split,
         logits,
         images.labels,
-        norms=norms,
-        bias=bias,
+        norms=head.norms,
+        bias=head.bias,
         data=images.fingerprint,
         replace=True,  # a run killed while it finished left some
     )
@@ -146,9 +141,7 @@ def evaluate(
 ) -> Run:
     """Write a finished run's logits on a split it has not seen, once.
 
-    Logits that are there are kept if they are of these images, and refused if not. Tuning,
-    post-hoc methods, metrics and reports read them; none of those needs the network again, and
-    nothing flows back into training.
+    Logits that are there are kept if they are of these images, and refused if not.
 
     Args:
         run: a finished run, with its weights.
@@ -168,7 +161,7 @@ def evaluate(
         return run
     refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
     with files.exclusive(run.folder) if world.first else nullcontext():
-        model, recipe = _trained(run, images, device=device, world=world)
+        model, recipe = trained_network(run, images, device=device, world=world)
         logits = split_logits(model, images, recipe, world=world, streaming=streaming)
         head = Head.of(model, recipe)
         if logits is not None:
@@ -190,7 +183,7 @@ def predict(
     world: World = ALONE,
     streaming: Streaming | None = None,
 ) -> np.ndarray | None:
-    """The classes that a finished run predicts; nothing is written.
+    """Return the classes that a finished run predicts; nothing is written.
 
     For label spaces whose logits no folder can hold: those of a sharded classifier are never
     gathered.
@@ -205,15 +198,15 @@ def predict(
     Returns:
         Shape (examples,), on the first process; None on others.
     """
-    model, recipe = _trained(run, images, device=device, world=world)
-    found = split_answers(model, images, recipe, world=world, streaming=streaming)
+    model, recipe = trained_network(run, images, device=device, world=world)
+    found = split_logits(model, images, recipe, world=world, streaming=streaming, gathered=False)
     return found if found is None or found.ndim == 1 else found.argmax(1)
 
 
-def _trained(
-    run: Run, images: Images, *, device: torch.device | str, world: World
+def trained_network(
+    run: Run, images: Images, *, device: torch.device | str, world: World = ALONE
 ) -> tuple[nn.Module, Recipe]:
-    """A finished run's network where it is to be judged, and its recipe."""
+    """A finished run's network on a device, and its recipe."""
     recipe = Recipe.of(run.spec)
     if images.num_classes != run.prior.num_classes:
         raise InputError(
@@ -221,12 +214,11 @@ def _trained(
             f"with {run.prior.num_classes}."
         )
     model = new_network(recipe, images, seed=run.spec.seed)
-    # A copy: the file's arrays are read-only maps, which torch can't take.
-    weights = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
+    weights = checkpoint.as_tensors(run.model())
     checkpoint.check_fits(weights, model.state_dict(), folder=run.folder)
     model.load_state_dict(weights)
     if recipe.classifier == "sharded":
-        from longtail.train.sharded_team import shard
+        from longtail.train.sharded import shard
 
         return shard(model, world, torch.device(device)), recipe
     return model.to(device), recipe

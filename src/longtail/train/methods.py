@@ -1,4 +1,4 @@
-"""Methods by name: text in, `Part` for a run's spec out; and what a method does, for the engine.
+"""Methods by name: text in, `Part` for a run's spec out, with its loss, weights and sampling.
 
 A method is a loss, then whatever else, joined by ``+``; settings follow a colon:
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,21 +38,20 @@ THRESHOLD = "equalized-threshold"
 # λ of the threshold form as its authors' public settings have it, by data set.
 THRESHOLDS = {"cifar10-lt": 0.05, "cifar100-lt": 5e-3}
 
-# What stands behind the loss: a sampling and its rule in `data.samplers.ClassSampler`.
+# Sampling by name, and its rule in `data.samplers.ClassSampler`.
 SAMPLINGS = {
     "over-sampling": "class-balanced",
     "under-sampling": "under",
     "sqrt-sampling": "square-root",
 }
 
-
-# The losses that don't answer for class frequencies as weights or log-priors do. Sampling goes
+# The losses that don't correct for class frequencies by weights or log-priors. Sampling goes
 # with these alone: with any other the imbalance would be corrected twice.
 SAMPLED_LOSSES = ("softmax", "adaptive", "ldam", THRESHOLD)
 
 
 class Extra(NamedTuple):
-    """What may follow a loss: one line about it, and its settings.
+    """A part that may follow a loss.
 
     Attributes:
         summary: one line.
@@ -117,31 +116,29 @@ def method_help() -> list[MethodHelp]:
         >>> next(line for line in method_help() if line.name == "ldam").settings
         'max_margin=0.5, scale=30.0'
     """
+
+    def listed(settings: Mapping[str, Any]) -> str:
+        bare = (None, REQUIRED)
+        return ", ".join(key if d in bare else f"{key}={d}" for key, d in settings.items())
+
     summaries = {name: (make.__doc__ or "").partition("\n")[0] for name, make in MARGINS.items()}
     summaries[THRESHOLD] = (
         "Competitors rarer than `threshold` drop out at random, with probability gamma "
         "(Tan et al. 2020)."
     )
     losses = [
-        MethodHelp(name, "loss", _listed(loss_settings(name)), summary)
+        MethodHelp(name, "loss", listed(loss_settings(name)), summary)
         for name, summary in summaries.items()
     ]
     return losses + [
-        MethodHelp(name, "extra", _listed({k: d for k, (_, d) in settings.items()}), summary)
+        MethodHelp(name, "extra", listed({k: d for k, (_, d) in settings.items()}), summary)
         for name, (summary, settings) in EXTRAS.items()
     ]
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(
-        key if default in (None, REQUIRED) else f"{key}={default}"
-        for key, default in settings.items()
-    )
-
-
 @dataclass(frozen=True)
 class Method:
-    """What a run trains with.
+    """The loss, weights and sampling that a run trains with.
 
     Attributes:
         loss: a key of `margins.MARGINS`, or ``equalized-threshold``.
@@ -169,31 +166,37 @@ class Method:
     sampling: str = "instance"
 
     def __post_init__(self) -> None:
-        caller = f"method {self.loss!r}"
-        if self.loss != THRESHOLD and self.loss not in MARGINS:
-            raise unknown(caller, "loss", self.loss, [*MARGINS, THRESHOLD])
-        _known(self.settings, loss_settings(self.loss), self.loss)
-        _checks.choice(self.sampling, ["instance", *SAMPLINGS.values()], caller, name="sampling")
-        _checks.fraction(self.label_smoothing, caller, name="epsilon")
-        _checks.fraction(self.drw_beta, caller, name="beta of drw", below_one=True)
-        if self.drw_start is not None:
-            _checks.whole(self.drw_start, caller, name="start of drw", at_least=0)
         object.__setattr__(self, "settings", Settings(self.settings))
+        try:
+            self._check()
+        except InputError as error:
+            said = str(error)
+            raise InputError(
+                said if said.startswith("method ") else f"method {self.loss!r}: {said}"
+            ) from None
+
+    def _check(self) -> None:
+        if self.loss != THRESHOLD and self.loss not in MARGINS:
+            raise unknown(f"method {self.loss!r}", "loss", self.loss, [*MARGINS, THRESHOLD])
+        _check_known(self.settings, loss_settings(self.loss), self.loss)
+        _checks.choice(self.sampling, ["instance", *SAMPLINGS.values()], name="sampling")
+        _checks.fraction(self.label_smoothing, name="epsilon")
+        _checks.fraction(self.drw_beta, name="beta of drw", below_one=True)
+        if self.drw_start is not None:
+            _checks.whole(self.drw_start, name="start of drw", at_least=0)
         if self.sampling != "instance" and (self.drw or self.loss not in SAMPLED_LOSSES):
             other = "drw" if self.drw else self.loss
             sampled = next(name for name, rule in SAMPLINGS.items() if rule == self.sampling)
             raise InputError(
-                f"{caller}: {other} and {sampled} both correct for class frequencies, and together "
-                f"would do it twice; take one of them. {sampled} goes with the losses "
+                f"{other} and {sampled} both correct for class frequencies, and together would do "
+                f"it twice; take one of them. {sampled} goes with the losses "
                 f"{', '.join(SAMPLED_LOSSES)}."
             )
-        self._try_loss(caller)
-
-    def _try_loss(self, caller: str) -> None:
-        """Refuse bad values now, not when data are there: make the margin of a tiny prior."""
+        # Values of the loss's settings: refused now, by the margin of a tiny prior, and not when
+        # the data are there.
         if self.loss == THRESHOLD:
             for name in self.settings:
-                _checks.fraction(self.settings[name], caller, name=name)
+                _checks.fraction(self.settings[name], name=name)
         elif not self.lacking:
             delta = self.settings.get("delta", (1.0, 1.0))
             size = len(delta) if isinstance(delta, tuple) else 2
@@ -239,7 +242,7 @@ class Method:
 
     @property
     def part(self) -> Part:
-        """For a run's spec: extras in one order, and no setting that is at its default.
+        """The form of a run's spec: extras in one order, and no setting at its default.
 
         So one method has one hash however it was typed, and a setting that a later version
         adds changes no existing one.
@@ -248,11 +251,8 @@ class Method:
         settings = {key: v for key, v in self.settings.items() if v != defaults[key]}
         has = {"drw": self.drw, "label-smoothing": self.label_smoothing > 0}
         has |= {name: self.sampling == rule for name, rule in SAMPLINGS.items()}
-        mine = {
-            "drw_start": self.drw_start,
-            "drw_beta": self.drw_beta,
-            "epsilon": self.label_smoothing,
-        }
+        mine = {"drw_start": self.drw_start, "drw_beta": self.drw_beta}
+        mine["epsilon"] = self.label_smoothing
         extras = [name for name in EXTRAS if has[name]]
         for name in extras:
             for key, default in EXTRAS[name].settings.values():
@@ -279,7 +279,7 @@ class Method:
         """
         import torch
 
-        from longtail import losses, margins
+        from longtail import losses
 
         options: losses.LossOptions = {"label_smoothing": self.label_smoothing}
         if self.drw:
@@ -287,12 +287,10 @@ class Method:
         self.require_complete()
         if self.loss == THRESHOLD:
             return losses.EqualizedThresholdLoss(prior, **self.settings, **options)
-        return losses.PairwiseMarginLoss(
-            margins.by_name(self.loss, prior, **self.settings), **options
-        )
+        return losses.PairwiseMarginLoss(by_name(self.loss, prior, **self.settings), **options)
 
     def first_weighted_epoch(self, epochs: int) -> int:
-        """Where DRW begins, counted from 0: `drw_start`, or 80% of the epochs (160 of 200).
+        """The first epoch with DRW, counted from 0: `drw_start`, or 80% of them (160 of 200).
 
         Examples:
             >>> Method.of("softmax+drw").first_weighted_epoch(200)
@@ -332,7 +330,7 @@ class Method:
         return weights
 
     def residual_adjustment(self, prior: ClassPrior) -> FloatArray:
-        """What is left to add to a trained network's logits, as far as is known.
+        """The adjustment that is left to add to a trained network's logits, as far as is known.
 
         Args:
             prior: of the examples that the run trains on.
@@ -372,7 +370,7 @@ class Method:
 
 
 def parse_method(text: str) -> Part:
-    """A method as typed on the command line, as a run's spec keeps it.
+    """A method as typed on the command line, in the form of a run's spec.
 
     Args:
         text: see the head of this file.
@@ -407,7 +405,7 @@ def _split(text: str) -> Part:
                     f"method {text!r}: settings are written as {name}:name=value,name=value; "
                     f"got {pair!r}."
                 )
-            _known([key], known, name)
+            _check_known([key], known, name)
             flat = key if len(names) == 1 else EXTRAS[name].settings[key][0]
             if flat in settings:
                 raise InputError(f"method {text!r}: {key!r} of {name!r} is given twice.")
@@ -417,57 +415,54 @@ def _split(text: str) -> Part:
 
 def _number(value: str, what: str, text: str) -> Any:
     """A number, whole where written so, or several with slashes between them."""
-    found: list[float] = []
-    for piece in value.split("/"):
-        try:
-            found.append(int(piece) if what == "start of drw" else float(piece))
-        except ValueError as error:
-            raise InputError(
-                f"method {text!r}: {what} must be a {'whole ' * (what == 'start of drw')}number; "
-                f"got {piece!r}."
-            ) from error
+    kind: type[int] | type[float] = int if what == "start of drw" else float
+    try:
+        found = [kind(piece) for piece in value.split("/")]
+    except ValueError:
+        whole = "whole " if kind is int else ""
+        raise InputError(
+            f"method {text!r}: {what} must be a {whole}number; got {value!r}."
+        ) from None
     return tuple(found) if len(found) > 1 or what.startswith("delta ") else found[0]
 
 
-def _check_names(loss: str, extras: list[str]) -> None:
+def _check_names(loss: str, extras: Sequence[str]) -> None:
+    """Refuse parts that don't exist or don't go together, by their names alone."""
     losses = [*MARGINS, THRESHOLD]
-    caller = f"method {'+'.join([loss, *extras])!r}"
+    name = f"method {'+'.join([loss, *extras])!r}"
     if loss.startswith("posthoc-"):
         raise InputError(
-            f"{caller}: a post-hoc method is not trained; train softmax, and the comparison of "
+            f"{name}: a post-hoc method is not trained; train softmax, and the comparison of "
             f"its evaluated runs computes the post-hoc methods from their logits."
         )
     if loss in EXTRAS:
         raise InputError(
-            f"{caller}: {loss!r} comes on top of a loss, which stands first, such as "
-            f"softmax+{loss}."
+            f"{name}: {loss!r} comes on top of a loss, which stands first, such as softmax+{loss}."
         )
     if loss not in losses:
-        raise unknown(caller, "loss", loss, losses)
+        raise unknown(name, "loss", loss, losses)
     for extra in extras:
         if extra in losses:
             raise InputError(
-                f"{caller}: a method has one loss, but {loss!r} and {extra!r} are two; after the "
+                f"{name}: a method has one loss, but {loss!r} and {extra!r} are two; after the "
                 f"loss may come {', '.join(EXTRAS)}."
             )
         if extra not in EXTRAS:
-            raise unknown(caller, "part", extra, list(EXTRAS))
+            raise unknown(name, "part", extra, list(EXTRAS))
         if extras.count(extra) > 1:
-            raise InputError(f"{caller}: {extra!r} is there twice.")
+            raise InputError(f"{name}: {extra!r} is there twice.")
     sampled = [extra for extra in extras if extra in SAMPLINGS]
     if len(sampled) > 1:
         raise InputError(
-            f"{caller}: batches are drawn in one way, but {' and '.join(sampled)} are two."
+            f"{name}: batches are drawn in one way, but {' and '.join(sampled)} are two."
         )
 
 
-def _known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
+def _check_known(given: Iterable[str], known: Mapping[str, Any], name: str) -> None:
     for key in given:
         if key not in known:
-            raise InputError(
-                f"method {name!r} has no setting {key!r}; "
-                + (f"it has {', '.join(known)}." if known else "it has none.")
-            )
+            has = f"it has {', '.join(known)}." if known else "it has none."
+            raise InputError(f"method {name!r} has no setting {key!r}; {has}")
 
 
 def unknown(

@@ -1,7 +1,7 @@
 """Cutout, CutMix and mixup for whole batches, on any device: a hole, a patch, a blend.
 
-As in `augment`, what is drawn (`plan_cutout`, `plan_mixing`, `draw_partners`, on the CPU) and how
-it is applied (`cutout`, `mix`) are kept apart. Plans are made in the unit square, so they don't
+As in `augment`, the draws (`plan_cutout`, `plan_mixing`, `draw_partners`, on the CPU) and their
+application (`cutout`, `mix`) are kept apart. Plans are made in the unit square, so they don't
 depend on the images' size. Partners are drawn freely from the training set, not from the same
 batch: with rare classes a batch has few of them to offer.
 
@@ -27,7 +27,7 @@ _checks.require("torch", extra="torch", caller=__name__)
 import torch
 from torch import Tensor
 
-from longtail.train.augment import check_fill
+from longtail.train.augment import check_images
 
 PARTNERS = ("uniform", "minority")
 
@@ -47,7 +47,6 @@ def plan_cutout(count: int, *, generator: torch.Generator) -> Tensor:
         >>> plan_cutout(5, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([5, 2])
     """
-    count = _checks.whole(count, "plan_cutout", name="count", at_least=0)
     return torch.rand(count, 2, generator=generator)
 
 
@@ -60,8 +59,7 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
         pixels: shape (batch, channels, height, width), on any device.
         centre: as from `plan_cutout`, shape (batch, 2).
         size: side of the square in pixels, less than the height and the width.
-        fill: what it holds, a number that the pixels' dtype can hold; after normalisation 0 is the
-            mean colour.
+        fill: its value; after normalisation 0 is the mean colour.
 
     Returns:
         New pixels of the same shape, dtype and memory format.
@@ -71,14 +69,12 @@ def cutout(pixels: Tensor, centre: Tensor, *, size: int, fill: float = 0.0) -> T
         tensor([[1., 1., 0., 1.],
                 [1., 1., 1., 1.]])
     """
-    caller = "cutout"
-    height, width = _sides(pixels, caller=caller)
-    check_cutout(size, height, width, caller=caller)
-    check_fill(fill, pixels.dtype, caller=caller)
-    if tuple(centre.shape) != (len(pixels), 2):
+    check_images(pixels)
+    height, width = pixels.shape[2:]
+    if not 1 <= size < min(height, width):
         raise InputError(
-            f"{caller}: `centre` must have a row and a column for each of the {len(pixels)} "
-            f"images; its shape is {tuple(centre.shape)}."
+            f"cutout: the square, {size} pixels, must be smaller than the image, {height} x "
+            f"{width}; take about half of the smaller side."
         )
     centre = centre.to(pixels.device, non_blocking=True)
     top, left = (_pixel(centre[:, n], side) - size // 2 for n, side in enumerate((height, width)))
@@ -133,15 +129,13 @@ def plan_mixing(
         >>> bool(plan.patch.any()), 450 < int((plan.share < 1).sum()) < 550
         (True, True)
     """
-    caller = "plan_mixing"
-    count = _checks.whole(count, caller, name="count", at_least=0)
-    cutmix = _checks.fraction(cutmix, caller, name="cutmix")
-    mixup = _checks.fraction(mixup, caller, name="mixup")
-    alpha = _checks.positive(mixup_alpha, caller, name="mixup_alpha")
+    cutmix = _checks.fraction(cutmix, name="cutmix")
+    mixup = _checks.fraction(mixup, name="mixup")
+    alpha = _checks.positive(mixup_alpha, name="mixup_alpha")
     if cutmix + mixup > 1:
         raise InputError(
-            f"{caller}: an image is mixed in one way at most, so `cutmix` and `mixup` must add up "
-            f"to at most 1; got {cutmix:g} and {mixup:g}."
+            f"plan_mixing: an image is mixed in one way at most, so `cutmix` and `mixup` must add "
+            f"up to at most 1; got {cutmix:g} and {mixup:g}."
         )
     chance, share = torch.rand(2, count, generator=generator)
     centre = torch.rand(count, 2, generator=generator)
@@ -182,10 +176,8 @@ def draw_partners(
         >>> 400 < int((rows >= 90).sum()) < 600
         True
     """
-    caller = "draw_partners"
-    count = _checks.whole(count, caller, name="count", at_least=0)
-    _checks.choice(rule, PARTNERS, caller, name="rule")
-    targets = torch.from_numpy(np.array(_checks.labels(labels, caller=caller, name="labels")))
+    _checks.choice(rule, PARTNERS, name="rule")
+    targets = torch.from_numpy(np.array(_checks.labels(labels, name="labels")))
     chance = torch.rand(2, count, generator=generator, dtype=torch.float64)
     if rule == "uniform":
         return _scaled(chance[0], torch.tensor(len(targets)))
@@ -229,18 +221,14 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
         >>> share
         tensor([0.8750])
     """
-    caller = "mix"
-    height, width = _sides(pixels, caller=caller)
+    check_images(pixels)
+    height, width = pixels.shape[2:]
     floating = pixels.is_floating_point() and partners.is_floating_point()
     if partners.shape != pixels.shape or not floating:
         raise InputError(
-            f"{caller}: `pixels` and `partners` must be floating point and of one shape; they are "
+            f"mix: `pixels` and `partners` must be floating point and of one shape; they are "
             f"{pixels.dtype} of shape {tuple(pixels.shape)} and {partners.dtype} of shape "
             f"{tuple(partners.shape)}. Mix after normalising."
-        )
-    if plan.share.shape != pixels.shape[:1]:
-        raise InputError(
-            f"{caller}: `plan` is for {len(plan.share)} images, but there are {len(pixels)}."
         )
     share, patch, centre = (part.to(pixels.device, non_blocking=True) for part in plan)
     within, areas = [], []
@@ -257,30 +245,11 @@ def mix(pixels: Tensor, partners: Tensor, plan: MixPlan) -> tuple[Tensor, Tensor
 
 
 def _pixel(at: Tensor, side: int) -> Tensor:
-    """The pixel that a share of a side falls on."""
+    """The pixel at a share of a side."""
     return (at * side).floor().long()
 
 
 def _inside(first: Tensor, end: Tensor, side: int) -> Tensor:
-    """Which of a side's pixels lie between, bool, shape (batch, side)."""
+    """Mask of a side's pixels in between, bool, shape (batch, side)."""
     pixel = torch.arange(side, device=first.device)
     return (pixel >= first[:, None]) & (pixel < end[:, None])
-
-
-def check_cutout(size: int, height: int, width: int, *, caller: str) -> None:
-    """Refuse a hole that is no smaller than the image."""
-    _checks.whole(size, caller, name="size")
-    if size >= min(height, width):
-        raise InputError(
-            f"{caller}: the square of cutout, {size} pixels, must be smaller than the image, "
-            f"{height} x {width}; take about half of the smaller side."
-        )
-
-
-def _sides(pixels: Tensor, *, caller: str) -> tuple[int, int]:
-    if pixels.ndim != 4:
-        raise InputError(
-            f"{caller}: `pixels` must have shape (images, channels, height, width); its shape is "
-            f"{tuple(pixels.shape)}."
-        )
-    return pixels.shape[2], pixels.shape[3]

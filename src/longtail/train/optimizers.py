@@ -1,8 +1,8 @@
-"""The recipe's optimiser, and which parameters it treats alike."""
+"""The recipe's optimiser: which parameters it treats alike, its rate and its state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from longtail import _checks
@@ -10,17 +10,17 @@ from longtail import _checks
 _checks.require("torch", extra="torch", caller=__name__)
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from longtail.train.recipe import Recipe
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimiser; with ``decay="not-norm"`` batch norm's parameters don't decay.
+    """Return the recipe's optimiser; with ``decay="not-norm"`` batch norm's parameters don't decay.
 
     On a GPU the learning rate is a tensor, so that a captured step can look it up. The slices of
-    a sharded classifier can't be stepped in one sweep with others: they have a group of their
-    own, behind those that they would be among, and a number for the learning rate.
+    a sharded classifier can't be stepped in one sweep with whole parameters: they have a group of
+    their own, with a number for the learning rate.
     """
     norm = {
         id(parameter)
@@ -30,33 +30,101 @@ def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> to
     }
     free = norm if recipe.decay == "not-norm" else set()
     on_gpu = device.type == "cuda"
+    one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
+    if recipe.optimizer == "adam":
+        one_by_one["capturable"] = False
+    groups: list[dict[str, Any]] = []
+    for decays in (True, False):
+        alike = [p for p in model.parameters() if (id(p) not in free) == decays]
+        # DTensors have this method; to import their class takes longer than all the rest.
+        sliced = [p for p in alike if hasattr(p, "to_local")]
+        whole = [p for p in alike if not hasattr(p, "to_local")]
+        own = {} if decays else {"weight_decay": 0.0}
+        groups += [{"params": whole, **own}] if whole else []
+        groups += [{"params": sliced, **one_by_one, **own}] if sliced else []
     settings: dict[str, Any] = {
-        "params": [
-            *_groups([p for p in model.parameters() if id(p) not in free], recipe),
-            *_groups([p for p in model.parameters() if id(p) in free], recipe, weight_decay=0.0),
-        ],
+        "params": groups,
         "lr": torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr,
         "weight_decay": recipe.weight_decay,
         "fused": True if on_gpu else None,
     }
     if recipe.optimizer == "adam":
-        return torch.optim.Adam(capturable=on_gpu, **settings)
-    return torch.optim.SGD(
-        momentum=recipe.momentum, nesterov=recipe.optimizer == "nesterov", **settings
-    )
+        made: torch.optim.Optimizer = torch.optim.Adam(capturable=on_gpu, **settings)
+    else:
+        nesterov = recipe.optimizer == "nesterov"
+        made = torch.optim.SGD(momentum=recipe.momentum, nesterov=nesterov, **settings)
+    _make_state(made)
+    return made
 
 
-def _groups(
-    parameters: list[nn.Parameter], recipe: Recipe, **settings: Any
-) -> Iterator[dict[str, Any]]:
-    """Parameters that are treated alike: those that are whole, then those in slices."""
-    # DTensors have this method; to import their class takes longer than all the rest.
-    sliced = [p for p in parameters if hasattr(p, "to_local")]
-    whole = [p for p in parameters if not hasattr(p, "to_local")]
-    if whole:
-        yield {"params": whole, **settings}
-    if sliced:
-        one_by_one: dict[str, Any] = {"lr": recipe.lr, "foreach": False, "fused": False}
-        if recipe.optimizer == "adam":
-            one_by_one["capturable"] = False
-        yield {"params": sliced, **one_by_one, **settings}
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have the optimiser make its state now, at zero, where checkpoints and graphs find it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [parameter.detach().clone() for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, start in zip(parameters, before, strict=True):
+            parameter.copy_(start)
+            parameter.grad = None
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None = None) -> None:
+    """Set the learning rate of the coming step.
+
+    Args:
+        optimizer: from `make_optimizer`.
+        rate: shape (1,), on the device.
+        known: the same as a number, so that groups that need one don't wait for the device.
+    """
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].copy_(rate[0])
+        else:
+            group["lr"] = float(rate) if known is None else known
+
+
+class OwnDecay:
+    """Weight decay of networks side by side that differ in it; an optimiser has one for all.
+
+        g ← g + (λ_m − λ)·w,   for the weights w of network m; the optimiser then adds λ·w
+
+    Args:
+        optimizer: of networks joined along the first axis as by `models.stacked`; parameters that
+            it lets not decay (λ = 0 in their group) don't.
+        decays: λ_m of each network; the optimiser's λ is the first one's.
+
+    Examples:
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        >>> w.grad = torch.zeros(2)
+        >>> own = OwnDecay(torch.optim.SGD([w], lr=1.0, weight_decay=0.1), [0.1, 0.3])
+        >>> own.add()
+        >>> w.grad
+        tensor([0.0000, 0.4000])
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, decays: Sequence[float]) -> None:
+        self.parameters: list[Tensor] = [
+            p for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]
+        ]
+        # As large as the parameters, so that a few kernels serve all of them.
+        self.beyond = [torch.empty_like(p, requires_grad=False) for p in self.parameters]
+        for beyond in self.beyond:
+            for part, decay in zip(beyond.chunk(len(decays)), decays, strict=True):
+                part.fill_(decay - decays[0])
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Change the gradients, before the optimiser's step."""
+        pairs = zip(self.parameters, self.beyond, strict=True)
+        there = [(p, beyond) for p, beyond in pairs if p.grad is not None]
+        torch._foreach_addcmul_(
+            [p.grad for p, _ in there if p.grad is not None],
+            [p.detach() for p, _ in there],
+            [beyond for _, beyond in there],
+        )

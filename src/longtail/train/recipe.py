@@ -1,7 +1,7 @@
-"""A recipe: how to train, as data. What to train on and with which loss is the spec's.
+"""Recipes: how to train, as data. What to train on and with which loss is the spec's.
 
-The named ones are in `named_recipes`. A recipe's values are written out in each run's record, and
-what differs from the named recipe is listed there as an override.
+`Recipe` has the fields, `RECIPES` the values of the named recipes. A recipe's values are written
+out in each run's record, and what differs from the named recipe is listed there as an override.
 """
 
 from __future__ import annotations
@@ -11,24 +11,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.train.methods import THRESHOLD, THRESHOLDS, Method, unknown
-from longtail.train.named_recipes import PER_DATASET, RECIPES, SEVERAL
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": ("sgd", "nesterov", "adam"),
-    "schedule": ("constant", "cosine", "steps"),
-    "warmup": ("step", "epoch"),
-    "decay": ("all", "not-norm"),
-    "crop_fill": ("black", "mean"),
-    "head": ("linear", "cosine", "unit-norm"),
-    "mix_partner": ("uniform", "minority"),
-    "classifier": ("whole", "sharded"),
-}
 
 
 @dataclass(frozen=True)
@@ -80,10 +68,10 @@ class Recipe:
         image_size: 0 for images that come in one size; above it, for photographs of any size,
             the pixels of a side that a network sees. Training cuts out a part of random area
             and shape (`photos.RandomCrop`), evaluation the centre (`evaluation_resize`).
-        classifier: `whole` in every process, or `sharded`: each holds a slice of the classes, and
-            none all logits; see `sharded_team`.
-        sampled_classes: m, so many classes are drawn at each step for the loss to compare with,
-            see `sampled_team`; 0 for all of them.
+        classifier: `whole` in every process, or `sharded`: each holds a slice of the classes and
+            none has all logits; see `sharded`.
+        sampled_classes: m, so many classes are drawn at each step for the loss to compare with
+            (sampled softmax); 0 for all of them.
     """
 
     name: str
@@ -126,97 +114,91 @@ class Recipe:
     sampled_classes: int = 0
 
     def __post_init__(self) -> None:
-        caller = f"recipe {self.name!r}"
-        for key in ("epochs", "batch_size"):
-            _checks.whole(getattr(self, key), caller, name=key)
-        for key in ("crop_padding", "cutout", "image_size", "sampled_classes"):
-            _checks.whole(getattr(self, key), caller, name=key, at_least=0)
-        if self.image_size and self.crop_padding:
-            raise InputError(
-                f"{caller}: `crop_padding` belongs to images of one size, but `image_size` is "
-                f"{self.image_size}: photographs are cropped to it without padding; set one to 0."
-            )
-        if self.image_seed is not None:
-            _checks.whole(self.image_seed, caller, name="image_seed", at_least=0)
-        for key in ("lr", "head_scale", "mixup_alpha", "distill_temperature"):
-            self._store(key, _checks.positive(getattr(self, key), caller, name=key))
-        for key in ("weight_decay", "warmup_epochs", "sam_rho"):
-            number = _checks.tau(getattr(self, key), caller, name=key)
-            if number < 0:
-                raise InputError(f"{caller}: `{key}` must not be negative; got {number:g}.")
-            self._store(key, number)
-        for key in ("momentum", "ema_decay", "cutmix", "mixup", "distill_weight"):
-            below_one = key in ("momentum", "ema_decay")
-            value = _checks.fraction(getattr(self, key), caller, name=key, below_one=below_one)
-            self._store(key, value)
-        for key in ("drop_last", "flip", "trivial_augment", "distill_adjusted"):
-            if not isinstance(getattr(self, key), bool):
-                raise InputError(
-                    f"{caller}: `{key}` must be true or false; got {getattr(self, key)!r}."
-                )
-        for key, options in _CHOICES.items():
-            _checks.choice(getattr(self, key), options, caller, name=key)
-        if self.head_scale != 1 and self.head != "cosine":
-            raise InputError(
-                f"{caller}: `head_scale` belongs to a cosine head, but the head is {self.head!r}; "
-                f"override both together."
-            )
-        self._check_schedule(caller)
-        self._check_ingredients(caller)
-        for key in ("mean", "std"):
-            given = getattr(self, key)
-            if isinstance(given, int | float) and not isinstance(given, bool):
-                given = [given]  # one for all channels
-            values = _checks.vector(given, caller=caller, name=key)
-            _checks.all_finite(values, caller=caller, name=key)
-            if key == "std" and values.min() <= 0:
-                raise InputError(f"{caller}: `std` must be above zero; got {values.min():g}.")
-            self._store(key, tuple(values.tolist()))
-        if len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)):
-            raise InputError(
-                f"{caller}: `mean` and `std` must have one value per channel, or one for all; "
-                f"they have {len(self.mean)} and {len(self.std)}."
-            )
+        try:
+            self._check_values()
+            self._check_together()
+        except InputError as error:
+            raise InputError(f"recipe {self.name!r}: {error}") from None
 
     def _store(self, key: str, value: Any) -> None:
         object.__setattr__(self, key, value)  # what was checked, in one form however it came
 
-    def _check_schedule(self, caller: str) -> None:
+    def _check_values(self) -> None:
+        """Check each value by itself."""
+        for key in ("epochs", "batch_size"):
+            _checks.whole(getattr(self, key), name=key)
+        for key in ("crop_padding", "cutout", "image_size", "sampled_classes"):
+            _checks.whole(getattr(self, key), name=key, at_least=0)
+        if self.image_seed is not None:
+            _checks.whole(self.image_seed, name="image_seed", at_least=0)
+        for key in ("lr", "head_scale", "mixup_alpha", "distill_temperature"):
+            self._store(key, _checks.positive(getattr(self, key), name=key))
+        for key in ("weight_decay", "warmup_epochs", "sam_rho"):
+            number = _checks.tau(getattr(self, key), name=key)
+            if number < 0:
+                raise InputError(f"`{key}` must not be negative; got {number:g}.")
+            self._store(key, number)
+        for key in ("momentum", "ema_decay", "cutmix", "mixup", "distill_weight"):
+            below_one = key in ("momentum", "ema_decay")
+            self._store(key, _checks.fraction(getattr(self, key), name=key, below_one=below_one))
+        for key in ("drop_last", "flip", "trivial_augment", "distill_adjusted"):
+            if not isinstance(getattr(self, key), bool):
+                raise InputError(f"`{key}` must be true or false; got {getattr(self, key)!r}.")
+        for key, options in _CHOICES.items():
+            _checks.choice(getattr(self, key), options, name=key)
+        for key in ("mean", "std"):
+            given = getattr(self, key)
+            if not isinstance(given, list | tuple):
+                given = [given]  # one for all channels
+            check = _checks.positive if key == "std" else _checks.tau
+            self._store(key, tuple(check(value, name=key) for value in given))
+        pairs, given = [], self.milestones
+        for pair in given if isinstance(given, list | tuple) else [given]:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise InputError(
+                    f"`milestones` must be pairs of an epoch and a factor, such as "
+                    f"[[160, 0.1], [180, 0.01]]; got {pair!r}."
+                )
+            epoch = _checks.whole(pair[0], name="milestones")
+            pairs.append((epoch, _checks.positive(pair[1], name="milestones")))
+        if any(two <= one for (one, _), (two, _) in pairwise(pairs)):
+            epochs = ", ".join(str(epoch) for epoch, _ in pairs)
+            raise InputError(f"the epochs of `milestones` must ascend; got {epochs}.")
+        self._store("milestones", tuple(pairs))
+
+    def _check_together(self) -> None:
+        """Refuse values that don't go together, and settings of an ingredient that is off."""
+        if self.image_size and self.crop_padding:
+            raise InputError(
+                f"`crop_padding` belongs to images of one size, but `image_size` is "
+                f"{self.image_size}: photographs are cropped to it without padding; set one to 0."
+            )
+        if self.head_scale != 1 and self.head != "cosine":
+            raise InputError(
+                f"`head_scale` belongs to a cosine head, but the head is {self.head!r}; override "
+                f"both together."
+            )
         if self.optimizer == "nesterov" and self.momentum == 0:
-            raise InputError(f"{caller}: `nesterov` needs a momentum above 0; use sgd without one.")
+            raise InputError("`nesterov` needs a momentum above 0; use sgd without one.")
         if self.warmup == "epoch" and self.warmup_epochs != int(self.warmup_epochs):
             raise InputError(
-                f"{caller}: `warmup_epochs` must be whole where the rate grows by the epoch; "
-                f"got {self.warmup_epochs}."
+                f"`warmup_epochs` must be whole where the rate grows by the epoch; got "
+                f"{self.warmup_epochs}."
             )
         if (self.schedule == "steps") != bool(self.milestones):
             raise InputError(
-                f"{caller}: `milestones` belong to the schedule 'steps'; the schedule is "
-                f"{self.schedule!r} and the milestones are {list(self.milestones)}. "
-                f"Override both together."
+                f"`milestones` belong to the schedule 'steps'; the schedule is {self.schedule!r} "
+                f"and the milestones are {list(self.milestones)}. Override both together."
             )
-        pairs = []
-        for pair in self.milestones:
-            if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise InputError(
-                    f"{caller}: `milestones` must be pairs of an epoch and a factor, such as "
-                    f"[[160, 0.1], [180, 0.01]]; got {pair!r}."
-                )
-            epoch = _checks.whole(pair[0], caller, name="milestones")
-            pairs.append((epoch, _checks.positive(pair[1], caller, name="milestones")))
-        if any(two <= one for (one, _), (two, _) in pairwise(pairs)):
+        if len(self.mean) != len(self.std) and 1 not in (len(self.mean), len(self.std)):
             raise InputError(
-                f"{caller}: the epochs of `milestones` must ascend; got "
-                f"{', '.join(str(epoch) for epoch, _ in pairs)}."
+                f"`mean` and `std` must have one value per channel, or one for all; they have "
+                f"{len(self.mean)} and {len(self.std)}."
             )
-        self._store("milestones", tuple(pairs))
-
-    def _check_ingredients(self, caller: str) -> None:
-        """Refuse ingredients that don't go together, and settings of one that is off."""
         if self.cutmix + self.mixup > 1:
             raise InputError(
-                f"{caller}: an example is mixed in one way at most, so `cutmix` and `mixup` must "
-                f"add up to at most 1; got {self.cutmix:g} and {self.mixup:g}."
+                f"an example is mixed in one way at most, so `cutmix` and `mixup` must add up to "
+                f"at most 1; got {self.cutmix:g} and {self.mixup:g}."
             )
         for key, of, off in (
             ("mix_partner", "cutmix or mixup", self.cutmix + self.mixup == 0),
@@ -227,8 +209,8 @@ class Recipe:
             value = getattr(self, key)
             if off and value != _DEFAULTS[key]:
                 raise InputError(
-                    f"{caller}: `{key}` is {value!r} but {of} is 0, so it would do nothing; "
-                    f"override both together."
+                    f"`{key}` is {value!r} but {of} is 0, so it would do nothing; override both "
+                    f"together."
                 )
 
     @property
@@ -243,8 +225,8 @@ class Recipe:
         return tuple(getattr(self, key) for key in _OF_IMAGES)
 
     @property
-    def team_values(self) -> tuple[object, ...]:
-        """What runs must have in common to step as one, see `team`.
+    def stack_values(self) -> tuple[object, ...]:
+        """What runs must have in common to step as one, see `loop.Training`.
 
         They may differ in what happens to their images; in how much weight decay they have, where
         all have some; in how far SAM looks, where all of them take its two passes; and in how
@@ -256,9 +238,11 @@ class Recipe:
         free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *_OF_IMAGES)
         return tuple(value for key, value in own.items() if key not in free)
 
+    team_values = stack_values  # its name until the studies have moved
+
     @property
     def border(self) -> tuple[float, ...]:
-        """What crops are padded with, normalised: per channel, or one for all."""
+        """The padding of crops after normalisation, per channel or one for all."""
         width = max(len(self.mean), len(self.std))
         if self.crop_fill == "mean":
             return (0.0,) * width
@@ -289,6 +273,8 @@ class Recipe:
         return cls(name=spec.recipe.name, model=spec.model.name, **head, **spec.recipe.values)
 
 
+_HINTS = get_type_hints(Recipe)
+_CHOICES = {f.name: get_args(_HINTS[f.name]) for f in fields(Recipe) if "Literal" in str(f.type)}
 _NAMES = {f.name for f in fields(Recipe)} - {"name"}
 _OF_MODEL = ("model", "head", "head_scale")  # recorded with the network
 _REQUIRED = {f.name for f in fields(Recipe) if f.default is MISSING} - {"name", *_OF_MODEL}
@@ -299,6 +285,138 @@ _OF_IMAGES = (
 _FROM_THE_START = {"epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay"}
 _FROM_THE_START |= {"warmup_epochs", "schedule", "milestones", "mean", "std"}
 _DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is not MISSING}
+
+_PAPER: dict[str, Any] = {
+    "model": "resnet32",
+    "epochs": 200,
+    "batch_size": 128,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "warmup_epochs": 5,
+    "schedule": "steps",
+    "milestones": ((160, 0.1), (180, 0.01)),
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2023, 0.1994, 0.2010),
+    "crop_padding": 4,
+    "flip": True,
+}
+
+# One network trained well: see docs/ingredients.md for what each part is.
+_STRONG: dict[str, Any] = _PAPER | {
+    "epochs": 400,
+    "optimizer": "nesterov",
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "milestones": (),
+    "trivial_augment": True,
+    "cutout": 16,
+}
+
+_LARGE: dict[str, Any] = {
+    "model": "resnet50",
+    "epochs": 90,
+    "batch_size": 512,
+    "optimizer": "sgd",
+    "lr": 0.4,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "warmup_epochs": 5,
+    "schedule": "cosine",
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "flip": True,
+    "image_size": 224,
+}
+
+RECIPES: dict[str, dict[str, Any]] = {
+    # Settled by hand for the demo.
+    "digits": {
+        "model": "small-conv",
+        "epochs": 30,
+        "batch_size": 32,
+        "optimizer": "nesterov",
+        "lr": 0.05,
+        "weight_decay": 5e-3,
+        "warmup_epochs": 2,
+        "schedule": "cosine",
+        "mean": (0.305,),
+        "std": (0.376,),
+    },
+    # The paper's appendix; what it leaves open is as usual for CIFAR.
+    "paper": _PAPER,
+    # The same with a weight decay that gives lower errors.
+    "tuned": _PAPER | {"weight_decay": 5e-4},
+    # The paper's authors' public code. Keras' l2(1e-4) has the gradient 2e-4 w. Images are
+    # normalised, padded with zeros to 36 x 36 and cropped to 32 x 32; the 36 x 36 maps inside
+    # the network come from its stem, whose 3 x 3 convolution pads by 3.
+    "released": {
+        "model": "resnet32-released",
+        "batch_size": 128,
+        "optimizer": "nesterov",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 2e-4,
+        "decay": "not-norm",
+        "schedule": "steps",
+        "mean": (0.5,),
+        "std": (1.0,),
+        "crop_padding": 2,
+        "crop_fill": "mean",
+        "flip": True,
+        "drop_last": True,
+    },
+    # Cao et al.'s code. Its cosine head goes with the method `ldam` only; see `make_spec`.
+    "ldam": _PAPER
+    | {"weight_decay": 2e-4, "warmup": "epoch", "milestones": ((160, 0.01), (180, 1e-4))},
+    # A single network without teachers; and one that learns from them, which SAM did not help and
+    # twice the epochs do. It goes with classes drawn equally often (softmax+over-sampling); what
+    # is mixed in comes from all images alike.
+    "strong": _STRONG | {"sam_rho": 0.1},
+    "strong-student": _STRONG
+    | {
+        "epochs": 800,
+        "cutout": 0,
+        "cutmix": 0.5,
+        "mix_partner": "uniform",
+        "distill_weight": 0.8,
+        "distill_temperature": 4.0,
+        "distill_adjusted": False,
+    },
+    # The paper's appendix for photographs; its other columns are model=resnet152 and epochs=200.
+    # The batch is that of all processes together.
+    "imagenet-lt": _LARGE,
+    "inaturalist": _LARGE | {"weight_decay": 1e-4},
+}
+
+# Names that stand for more than one way to train, with what to type for them.
+SEVERAL: dict[str, str] = {
+    "strong-distilled": "teachers of recipe 'strong' and its like, then students of recipe "
+    "'strong-student'. Type: "
+    "longtail train --dataset NAME --method logit-adjusted --recipe strong --seeds 5 --out "
+    "teachers; then longtail train --dataset NAME --method softmax+over-sampling --recipe "
+    "strong-student --teachers teachers",
+}
+
+# Values that depend on the data set. Of `released` the training was fixed in steps, 119,136 of
+# 96 an epoch and 119,196 of 84, with the exponential profile of ratio 100.
+PER_DATASET: dict[str, dict[str, dict[str, Any]]] = {
+    "strong": {"cifar10-lt": {"epochs": 500}, "cifar100-lt": {"sam_rho": 0.2}},
+    "strong-student": {"cifar10-lt": {"epochs": 600}},
+    "released": {
+        "cifar10-lt": {
+            "epochs": 1241,
+            "warmup_epochs": 20,
+            "milestones": ((604, 0.1), (926, 0.01), (1128, 0.001)),
+        },
+        "cifar100-lt": {
+            "epochs": 1419,
+            "warmup_epochs": 22,
+            "milestones": ((691, 0.1), (1059, 0.01), (1290, 0.001)),
+        },
+    },
+}
 
 
 def recipe_values(name: str, *, dataset: str | None = None) -> dict[str, Any]:
@@ -311,7 +429,7 @@ def recipe_values(name: str, *, dataset: str | None = None) -> dict[str, Any]:
 
 
 def get_recipe(name: str, *, dataset: str | None = None, **overrides: Any) -> Recipe:
-    """A named recipe with some values changed.
+    """Return a named recipe with some values changed.
 
     Args:
         name: a key of `RECIPES`.
@@ -371,7 +489,7 @@ def make_spec(
     seed: int,
     overrides: Mapping[str, Any] | None = None,
 ) -> RunSpec:
-    """The spec of one run: data, method, a named recipe and what differs from it.
+    """Return the spec of one run: data, method, a named recipe and what differs from it.
 
     A method that needs a certain head gets it: `ldam` a cosine head. A threshold that a method
     needs comes from `methods.THRESHOLDS` where the data set is there. Both show in the spec.
@@ -391,12 +509,16 @@ def make_spec(
         >>> spec.model
         Part(name='resnet32', settings={'head': 'cosine'})
     """
-    trained = _complete(Method.of(method), dataset)
+    trained = Method.of(method)
+    if trained.loss == THRESHOLD and trained.lacking and dataset.name in THRESHOLDS:
+        threshold = {"threshold": THRESHOLDS[dataset.name]}
+        trained = replace(trained, settings={**trained.settings, **threshold})
+    trained.require_complete()
     overrides = dict(overrides or {})
     if trained.head is not None:
         overrides.setdefault("head", trained.head)
     made = get_recipe(recipe, dataset=dataset.name, **overrides)
-    _check_together(trained, made)
+    _check_fit(trained, made)
     values = {key: value for key, value in asdict(made).items() if key != "name"}
     model = {key: values.pop(key) for key in _OF_MODEL}
     named = _DEFAULTS | recipe_values(recipe, dataset=dataset.name)
@@ -416,16 +538,7 @@ def make_spec(
     )
 
 
-def _complete(method: Method, dataset: DataSpec) -> Method:
-    """The method with the threshold of its data set, where it needs one and has none."""
-    if method.loss == THRESHOLD and method.lacking and dataset.name in THRESHOLDS:
-        settings = {**method.settings, "threshold": THRESHOLDS[dataset.name]}
-        method = replace(method, settings=settings)
-    method.require_complete()
-    return method
-
-
-def _check_together(method: Method, recipe: Recipe) -> None:
+def _check_fit(method: Method, recipe: Recipe) -> None:
     """Refuse a method and a recipe that can't go together."""
     if method.head is not None and (recipe.head != method.head or recipe.head_scale != 1):
         raise InputError(
@@ -466,3 +579,53 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
         if step >= epoch * steps_per_epoch:
             factor = value
     return recipe.lr * factor
+
+
+def unreached_rates(spec: RunSpec) -> str | None:
+    """A warning of learning rates beyond the last epoch, with the overrides that fit; or None.
+
+    Such a run is not refused, since a short run to try things out is honest, and nothing is
+    scaled, since a recipe's values are what a run's record says.
+
+    Examples:
+        >>> spec = make_spec(
+        ...     DataSpec("cifar10-lt"), method="softmax", recipe="paper", seed=0,
+        ...     overrides={"epochs": 100},
+        ... )
+        >>> print(unreached_rates(spec).partition(";")[2].strip())
+        for the recipe's course in 100 epochs add --set 'milestones=[[80, 0.1], [90, 0.01]]'.
+    """
+    recipe = Recipe.of(spec)
+    named = RECIPES.get(recipe.name, {})
+    named = named | PER_DATASET.get(recipe.name, {}).get(spec.dataset.name, {})
+    share = recipe.epochs / named.get("epochs", recipe.epochs)
+    told, fitting = [], []
+    if recipe.warmup_epochs >= recipe.epochs:
+        told.append(
+            f"all of the {recipe.epochs} epochs are warm-up (warmup_epochs="
+            f"{recipe.warmup_epochs:g}), so that the learning rate only grows"
+        )
+        scaled = recipe.warmup_epochs * share
+        fits = scaled < recipe.epochs
+        scaled = round(scaled) if recipe.warmup == "epoch" else round(scaled, 2)
+        fitting.append(f"warmup_epochs={scaled if fits else 0:g}")
+    beyond = [epoch for epoch, _ in recipe.milestones if epoch >= recipe.epochs]
+    if beyond:
+        falls = "never falls" if len(beyond) == len(recipe.milestones) else "falls no further"
+        told.append(
+            f"the milestones at {' and '.join(map(str, beyond))} lie beyond the last of "
+            f"{recipe.epochs} epochs, so that the learning rate {falls}"
+        )
+        milestones = [(round(epoch * share), factor) for epoch, factor in recipe.milestones]
+        edges = [0, *(epoch for epoch, _ in milestones), recipe.epochs]
+        if all(one < two for one, two in pairwise(edges)):
+            fitting.append(f"milestones={json.dumps(milestones)}")
+        else:  # they would coincide
+            fitting += ["schedule=cosine", "milestones=[]"]
+    if not told:
+        return None
+    typed = " ".join(f"--set '{text}'" if "[" in text else f"--set {text}" for text in fitting)
+    return (
+        f"recipe {recipe.name}: {'; and '.join(told)}; for the recipe's course in "
+        f"{recipe.epochs} epochs add {typed}."
+    )

@@ -5,7 +5,7 @@ A step takes the gradient not where the weights are but where the loss nearby is
     e = ρ · g / ‖g‖,   g = ∇ℓ(w);      then the optimiser steps from w by ∇ℓ(w + e)
 
 It costs a second forward and backward pass, on the same batch. `SAM` wraps an optimiser for a
-loop of one's own; the engine's step uses the parts: `Perturbation`, which goes to w + e and back
+loop of one's own; `loop.Training` uses the parts: `Perturbation`, which goes to w + e and back
 for one network or many side by side, and `frozen_statistics`, so that batch norm learns its
 running statistics at w only. Nothing here waits for a device, so it can be captured in a CUDA
 graph.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn, TypeVar
 
 from longtail import _checks
@@ -40,13 +40,12 @@ class SAM:
     and returns the loss; or by hand: backward, `first_step`, backward again on the same batch,
     `second_step`. Learning-rate schedulers and checkpoints are those of the optimiser inside.
 
-    Gradients can't be accumulated over batches from outside, since each would have to be gone
-    through twice: let the closure go through all of them. Where a closure fails, as by running out
-    of memory, the weights are w again; by hand, call `abandon`.
+    Gradients can't be accumulated over batches from outside: let the closure go through all of
+    them. Where a closure fails, as by running out of memory, the weights are w again; by hand,
+    call `abandon`.
 
     Args:
-        optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS. Parameters that
-            it is given later are moved too, and the network may be cast or go to another device.
+        optimizer: any of torch's whose ``step()`` needs no closure, so not LBFGS.
         rho: ρ, above 0; 0.05 to 0.2 are usual. Set ``sam.rho`` to change it between steps.
         model: the network, if it has batch norm: its running statistics are then left alone in
             the second pass of `step`. By hand, use `frozen_statistics`.
@@ -54,7 +53,7 @@ class SAM:
             calls ``scaler.scale(loss).backward()`` and returns the loss, and the loop calls
             ``scaler.update()`` after every step. Where a gradient overflows, the step is skipped.
             To clip gradients, go by hand, with ``scaler.unscale_(optimizer)`` after the second
-            backward only. A scaler that is not given here multiplies the steps by its scale.
+            backward only.
 
     Examples:
         >>> w = nn.Parameter(torch.tensor([1.0]))
@@ -77,13 +76,16 @@ class SAM:
         model: nn.Module | None = None,
         scaler: GradScaler | None = None,
     ) -> None:
-        _refuse_closures(optimizer)
-        if not (scaler is None or isinstance(scaler, GradScaler)):
+        # The class's own: a scheduler puts a method with other arguments in its place.
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
             raise InputError(
-                f"SAM: `scaler` must be a torch.amp.GradScaler; got {type(scaler).__name__}."
+                f"SAM: `optimizer` must be able to step() without a closure; got "
+                f"{type(optimizer).__name__}, which computes the loss several times in a step. "
+                f"Take another, such as SGD or AdamW."
             )
         self.optimizer, self.model, self.scaler = optimizer, model, scaler
-        self._rho = _checks.positive(rho, "SAM", name="rho")
+        self._rho = _checks.positive(rho, name="rho")
         self.perturbation = Perturbation(self._parameters(), rho=self._rho)
         self._away = False
 
@@ -94,7 +96,7 @@ class SAM:
 
     @rho.setter
     def rho(self, value: float) -> None:
-        self._rho = _checks.positive(value, "SAM", name="rho")
+        self._rho = _checks.positive(value, name="rho")
         self.perturbation.rho.fill_(self._rho)
 
     @property
@@ -106,8 +108,8 @@ class SAM:
             "scaler.step(sam), and scaler.update() after it."
         )
 
-    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss:
-        """Both passes and the step.
+    def step(self, closure: Callable[[], _Loss]) -> _Loss:
+        """Take both passes and the step.
 
         Args:
             closure: computes the loss of a batch, calls ``backward()`` and returns the loss, as a
@@ -116,11 +118,6 @@ class SAM:
         Returns:
             The loss at w as the closure returned it, a tensor without its graph.
         """
-        if closure is None:
-            raise InputError(
-                "SAM.step: `closure` must be given, since the loss is computed twice; or call "
-                "first_step and second_step."
-            )
         if any(p.grad is not None for p in self._parameters()):
             raise InputError(
                 "SAM.step: there are gradients already. SAM does not go with gradients that are "
@@ -129,9 +126,10 @@ class SAM:
             )
         try:
             with torch.enable_grad():
-                loss = closure()
+                loss: _Loss = closure()  # type: ignore[func-returns-value]
             self.first_step()
-            with self._frozen(), torch.enable_grad():
+            frozen = nullcontext() if self.model is None else frozen_statistics(self.model)
+            with frozen, torch.enable_grad():
                 closure()
             self.second_step()
         except BaseException:
@@ -187,7 +185,6 @@ class SAM:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _parameters(self) -> list[Tensor]:
-        """Those that can have a gradient, of all groups that the optimiser has now."""
         groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
@@ -201,21 +198,6 @@ class SAM:
                 "scaler.update() after every step, and scaler.unscale_(optimizer) only after the "
                 "second backward(): the first needs none, since only its direction counts."
             )
-
-    def _frozen(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.model is None else frozen_statistics(self.model)
-
-
-def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser that computes the loss several times itself: SAM has one gradient."""
-    # The class's own: a scheduler puts a method with other arguments in its place.
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise InputError(
-            f"SAM: `optimizer` must be able to step() without a closure; got "
-            f"{type(optimizer).__name__}, which computes the loss several times in a step. Take "
-            f"another, such as SGD or AdamW."
-        )
 
 
 class Perturbation:
@@ -242,18 +224,10 @@ class Perturbation:
     def __init__(
         self, parameters: Iterable[Tensor], *, rho: float | Sequence[float], parts: int = 1
     ) -> None:
-        caller = "SAM"
-        self.parameters = [p for p in parameters if p.requires_grad]
-        self.parts = _checks.whole(parts, caller, name="parts")
-        each = rho if isinstance(rho, Sequence) else [rho] * self.parts
-        if len(each) != self.parts:
-            raise InputError(
-                f"{caller}: `rho` must be one number, or one for each of the {self.parts} "
-                f"networks; {len(each)} came."
-            )
-        each = [_checks.positive(one, caller, name="rho") for one in each]
+        self.parameters, self.parts = [p for p in parameters if p.requires_grad], parts
         if not self.parameters:
-            raise InputError(f"{caller}: none of the parameters can have a gradient.")
+            raise InputError("SAM: none of the parameters can have a gradient.")
+        each = rho if isinstance(rho, Sequence) else [rho] * parts
         first = self.parameters[0]
         dtype = torch.promote_types(first.dtype, torch.float32)
         self.rho = torch.tensor(each, dtype=dtype, device=first.device)
@@ -261,13 +235,13 @@ class Perturbation:
         self._owner, self._owned = torch.empty(0), list[int]()
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether it was made for these, as they are now: a cast leaves a module its parameters.
+        """Whether it was made for these, as they are now: copies of another type would round."""
 
-        Copies of another type would round the weights at every step. Nothing here waits for a
-        device.
-        """
+        def kind(tensor: Tensor) -> tuple[object, ...]:
+            return tensor.dtype, tensor.device, tensor.shape
+
         return len(parameters) == len(self.parameters) and all(
-            p is mine and _kind(p) == _kind(copy)
+            p is mine and kind(p) == kind(copy)
             for p, mine, copy in zip(parameters, self.parameters, self.before, strict=True)
         )
 
@@ -303,16 +277,12 @@ class Perturbation:
         torch._foreach_copy_(self.parameters, self.before)
 
     def _owners(self, sizes: list[int]) -> Tensor:
-        """Which network each number belongs to, where all parameters stand end to end."""
+        """The network that each number belongs to, where all parameters stand end to end."""
         if self._owned != sizes:  # not their sum: other parameters may have gradients than before
             parts = torch.arange(self.parts, dtype=torch.int32)
             owner = torch.cat([parts.repeat_interleave(size) for size in sizes])
             self._owner, self._owned = owner.to(self.parameters[0].device), sizes
         return self._owner
-
-
-def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device, torch.Size]:
-    return tensor.dtype, tensor.device, tensor.shape
 
 
 def _axes(parameter: Tensor) -> list[int]:
@@ -338,7 +308,7 @@ def _shaped(flat: Tensor, parameter: Tensor) -> Tensor:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norms in training use a batch's own statistics, but don't learn from it in here.
+    """Let batch norms in training use a batch's own statistics without learning from it.
 
     Examples:
         >>> norm = nn.BatchNorm1d(2)

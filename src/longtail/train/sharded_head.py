@@ -105,13 +105,12 @@ class ShardedHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        caller = type(self).__name__
-        self.in_features = _checks.whole(in_features, caller, name="in_features")
-        self.num_classes = _checks.whole(num_classes, caller, name="num_classes")
-        self.batch = _checks.choice(batch, BATCHES, caller, name="batch")
+        self.in_features = _checks.whole(in_features, name="in_features")
+        self.num_classes = _checks.whole(num_classes, name="num_classes")
+        self.batch = _checks.choice(batch, BATCHES, name="batch")
         self.averaging = averaging
         self.mesh = mesh
-        self.part = Slice.of_mesh(self.num_classes, mesh, caller=caller)
+        self.part = Slice.of_mesh(self.num_classes, mesh)
         if device is None and mesh is not None:
             device = mesh.device_type
         bound = 1.0 / math.sqrt(self.in_features)  # of nn.Linear
@@ -186,7 +185,7 @@ class ShardedHead(nn.Module):
         With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
         are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
         """
-        self._check_features(features, "ShardedHead.forward")
+        self._check_features(features)
         whole, rows = self._whole_batch(features)
         if rows is not None:
             whole = whole[rows.places(whole.device)]
@@ -226,11 +225,10 @@ class ShardedHead(nn.Module):
             As the criterion on logits. "mean" and "sum" are the same on every process, and the
             backward pass takes the gradients that come in to be so, too.
         """
-        caller = "ShardedHead.loss"
-        self._check_features(features, caller)
-        self._check_criterion(criterion, features, caller)
+        self._check_features(features)
+        self._check_criterion(criterion, features)
         ignored = criterion.ignore_index
-        check_labels(target, len(features), of="features", caller=caller)
+        check_labels(target, len(features), of="features", caller="ShardedHead.loss")
         target = target.long()  # in uint8 a comparison with -100 would find 156
         whole, split = self._whole_batch(features, rows)
         if split is not None:
@@ -240,7 +238,7 @@ class ShardedHead(nn.Module):
             real[split.places(real.device)] = True
         counted = target != ignored if split is None else (target != ignored) & real
         target = target.masked_fill(~counted, 0)
-        self._check_labels(target, ignored, caller)
+        self._check_labels(target, ignored)
 
         compute, work, out = _types(features)
         weight = None if criterion.weight is None else criterion.weight.to(work)
@@ -281,7 +279,7 @@ class ShardedHead(nn.Module):
         Returns:
             Classes, int64, shape (N,), of this process's own examples with `batch="split"`.
         """
-        return self._top(features, 1, prior, tau, caller="ShardedHead.predict")[1].squeeze(1)
+        return self._top(features, 1, prior, tau)[1].squeeze(1)
 
     @torch.no_grad()
     def topk(
@@ -299,25 +297,24 @@ class ShardedHead(nn.Module):
             Logits, adjusted if there is a prior, and classes, shape (N, k) each, falling; equal
             logits in the order of `torch.topk`.
         """
-        caller = "ShardedHead.topk"
-        k = _checks.whole(k, caller, name="k")
+        k = _checks.whole(k, name="k")
         if k > self.num_classes:
             raise InputError(
-                f"{caller}: `k` must be at most the number of classes, {self.num_classes}; got {k}."
+                f"`k` must be at most the number of classes, {self.num_classes}; got {k}."
             )
-        return self._top(features, k, prior, tau, caller=caller)
+        return self._top(features, k, prior, tau)
 
     def _top(
-        self, features: Tensor, k: int, prior: ClassPrior | None, tau: float, *, caller: str
+        self, features: Tensor, k: int, prior: ClassPrior | None, tau: float
     ) -> tuple[Tensor, Tensor]:
-        self._check_features(features, caller)
+        self._check_features(features)
         if prior is not None:
-            _checks.prior(prior, caller, num_classes=self.num_classes)
+            _checks.prior(prior, num_classes=self.num_classes)
         whole, rows = self._whole_batch(features)
         logits = self._own_logits(whole)
         if prior is not None:
             log_probs = torch.tensor(prior.log_probs[self.part.start : self.part.stop])
-            adjustment = _checks.tau(tau, caller) * log_probs
+            adjustment = _checks.tau(tau) * log_probs
             work = torch.promote_types(logits.dtype, torch.float32)
             logits = logits.to(work) - adjustment.to(logits.device, work)
         values = logits.new_full((len(logits), k), -math.inf)
@@ -377,53 +374,45 @@ class ShardedHead(nn.Module):
         factor = float(self.part.size) if self.averaging else 1.0
         return all_rows(features, rows, self.part, factor=factor), rows
 
-    def _check_features(self, features: Any, caller: str) -> None:
-        shaped = isinstance(features, Tensor) and features.ndim == 2
-        if not shaped or not features.is_floating_point() or features.shape[1] != self.in_features:
-            came = (
-                f"shape {tuple(features.shape)}, {features.dtype}"
-                if isinstance(features, Tensor)
-                else type(features).__name__
-            )
+    def _check_features(self, features: Tensor) -> None:
+        if features.ndim != 2 or features.shape[1] != self.in_features:
             raise InputError(
-                f"{caller}: `features` must be a floating-point tensor of shape "
-                f"(N, {self.in_features}); got {came}."
+                f"ShardedHead: `features` must have shape (N, {self.in_features}); got "
+                f"{tuple(features.shape)}."
             )
 
-    def _check_criterion(self, criterion: Any, features: Tensor, caller: str) -> None:
+    def _check_criterion(self, criterion: PairwiseMarginLoss, features: Tensor) -> None:
         if not isinstance(criterion, PairwiseMarginLoss):
             raise InputError(
-                f"{caller}: `criterion` must be a loss of longtail.losses, such as "
+                f"ShardedHead.loss: `criterion` must be a loss of longtail.losses, such as "
                 f"LogitAdjustedLoss(prior); got {type(criterion).__name__}. For plain "
                 f"cross-entropy take SoftmaxLoss, for a margin PairwiseMarginLoss(margin)."
             )
         name, classes = type(criterion).__name__, len(criterion.alpha)
         if classes != self.num_classes:
             raise InputError(
-                f"{caller}: the criterion has {classes} classes but the head has "
+                f"ShardedHead.loss: the criterion has {classes} classes but the head has "
                 f"{self.num_classes}, over all processes; pass num_classes={self.num_classes} to "
                 f"ClassPrior.from_labels if a class has no examples."
             )
-        obstacle = (
-            "its margin is dense, not of the form a_y + b_y'"
-            if criterion.dense is not None
-            else "it drops competitors at random"
-            if isinstance(criterion, EqualizedThresholdLoss)
-            else None
-        )
+        obstacle = None
+        if criterion.dense is not None:
+            obstacle = "its margin is dense, not of the form a_y + b_y'"
+        elif isinstance(criterion, EqualizedThresholdLoss):
+            obstacle = "it drops competitors at random"
         if obstacle is not None:
             raise InputError(
-                f"{caller}: {name} can't be computed in slices of the classes: {obstacle}."
+                f"ShardedHead.loss: {name} can't be computed in slices of the classes: {obstacle}."
             )
         if criterion.alpha.device != features.device:
             raise InputError(
-                f"{caller}: the criterion's buffers are on {criterion.alpha.device} but the "
-                f"features are on {features.device}; move it once, with "
+                f"ShardedHead.loss: the criterion's buffers are on {criterion.alpha.device} but "
+                f"the features are on {features.device}; move it once, with "
                 f"criterion.to(features.device)."
             )
 
-    def _check_labels(self, target: Tensor, ignore_index: int, caller: str) -> None:
-        """Labels of the whole batch in range, so that all processes stop together if not.
+    def _check_labels(self, target: Tensor, ignore_index: int) -> None:
+        """Refuse labels out of range, so that all processes stop together.
 
         On a GPU we don't wait to look: looking up a class's margin fails on the device, as in
         torch's own cross-entropy.
@@ -433,8 +422,8 @@ class ShardedHead(nn.Module):
         for value in (int(target.min()), int(target.max())):
             if not 0 <= value < self.num_classes:
                 raise InputError(
-                    f"{caller}: `target` must lie in 0 .. {self.num_classes - 1}, but {value} "
-                    f"occurs; labels to leave out must equal ignore_index={ignore_index}."
+                    f"ShardedHead.loss: `target` must lie in 0 .. {self.num_classes - 1}, but "
+                    f"{value} occurs; labels to leave out must equal ignore_index={ignore_index}."
                 )
 
     def _load_from_state_dict(

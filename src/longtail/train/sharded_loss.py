@@ -30,7 +30,7 @@ BLOCK_BYTES = 4 * 2**20  # of float32 scores at once; more if that is a sixteent
 
 
 class Margins(NamedTuple):
-    """What the loss needs to know of the classes and the targets, in the type to compute in.
+    """Margins of the classes and labels of the batch, in the type to compute in.
 
     Attributes:
         target: y, int64, shape (N,); any class where not counted.
@@ -129,7 +129,7 @@ def _swap(values: Tensor, index: Tensor, where: Tensor, new: Tensor | float) -> 
 
 
 class _SliceFunction(torch.autograd.Function):
-    """What both kinds of loss share: saving, and logits that serve one backward pass."""
+    """Shared by both kinds of loss: saving, and logits that one backward pass overwrites."""
 
     @staticmethod
     def keep(ctx: Any, scores: _Scores, *args: Any) -> None:
@@ -289,7 +289,7 @@ class _Terms:
 
 
 def mean_denominator(margins: Margins, weight: Tensor | None) -> Tensor:
-    """What the mean divides by, as torch has it: the counted examples, or their class weights."""
+    """The mean's denominator, as torch has it: the counted examples, or their class weights."""
     if weight is None:
         return margins.counted.sum()
     total = (weight.gather(0, margins.target) * margins.counted).sum()

@@ -1,12 +1,14 @@
-"""One run on photographs that stay on disk, in one process or as one of several: a team of one.
+"""One run on photographs that stay on disk, in one process or as one of several.
 
 The global batch defines a step. Each process takes its share of it, in parts where the share is
 larger than a micro-batch, and gradients add up to those of the mean over the global batch: sums
-of losses are divided by what the whole batch weighs, whoever holds how much of it. Only batch
+of losses are divided by the weight of the whole batch, whoever holds how much of it. Only batch
 norm sees the parts.
 
 Images come as bytes from worker processes (`data.streaming`), are copied to the device while it
-works on the step before, and are normalised there.
+works on the step before, and are normalised there. The last layer is whole in every process
+(`WholeClassifier`), whole with a loss from some classes that are drawn (`SampledClassifier`), or
+cut over the processes (`sharded`).
 """
 
 from __future__ import annotations
@@ -25,26 +27,27 @@ _checks.require("torch", extra="torch", caller=__name__)
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from longtail import margins
 from longtail._checks import InputError, IntArray
 from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.streaming import Batch, ImageStream, evaluation_stream, planned_stream
-from longtail.losses import EqualizedThresholdLoss
-from longtail.train.distributed import ALONE, World, said_plainly
-from longtail.train.plan import Planner, stream_seed
+from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
+from longtail.train.distributed import ALONE, World, lost_neighbors
+from longtail.train.loop import begin_epoch, make_criteria, new_network, training_state
+from longtail.train.optimizers import make_optimizer, set_rate
+from longtail.train.plan import EpochPlan, Planner, stream_seed
 from longtail.train.recipe import Recipe
-from longtail.train.team import Team
 
 _PIECE = 64  # images a worker decodes at a time: few, so that an epoch begins soon
 EVALUATED = 128  # images at a time where no gradients are kept
 
 # What a recipe may say about photographs. Any other value off its default would do nothing.
-_HONOURED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
-_HONOURED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
-_HONOURED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size", "classifier"}
-_HONOURED |= {"sampled_classes"}
+_HEEDED = {"name", "model", "epochs", "batch_size", "optimizer", "lr", "momentum"}
+_HEEDED |= {"weight_decay", "warmup_epochs", "schedule", "milestones", "mean", "std", "warmup"}
+_HEEDED |= {"decay", "drop_last", "flip", "head", "head_scale", "image_size", "classifier"}
+_HEEDED |= {"sampled_classes"}
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,15 @@ class Streaming:
     compile: bool | None = None
 
     def __post_init__(self) -> None:
-        caller = "Streaming"
         if self.workers is not None:
-            _checks.whole(self.workers, caller, name="workers", at_least=0)
-        _checks.whole(self.prefetch, caller, name="prefetch")
-        _checks.whole(self.micro_batch, caller, name="micro_batch")
-        _checks.choice(self.on_error, ("stop", "skip"), caller, name="on_error")
+            _checks.whole(self.workers, name="workers", at_least=0)
+        _checks.whole(self.prefetch, name="prefetch")
+        _checks.whole(self.micro_batch, name="micro_batch")
+        _checks.choice(self.on_error, ("stop", "skip"), name="on_error")
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe that is not for photographs on disk, or says what they can't heed."""
+    """Refuse a recipe that is not for photographs on disk, or has values that do nothing there."""
     if not recipe.image_size:
         raise InputError(
             f"recipe {recipe.name!r} is for images of one size in memory; photographs on disk need "
@@ -86,7 +88,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"override image_size (and crop_padding=0)."
         )
     for entry in fields(Recipe):
-        if entry.name not in _HONOURED and getattr(recipe, entry.name) != entry.default:
+        if entry.name not in _HEEDED and getattr(recipe, entry.name) != entry.default:
             raise InputError(
                 f"recipe {recipe.name!r}: `{entry.name}` is for images in memory and would do "
                 f"nothing to photographs from disk; leave it at {entry.default!r}."
@@ -94,9 +96,13 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 class Part(NamedTuple):
-    """Some images of a step on the device; they count for `counts`, 1 or 0.
+    """Some images of a step on the device.
 
-    `number` says which of the process's parts it is.
+    Attributes:
+        images: uint8, shape (images, 3, size, size), channels last.
+        labels: shape (images,).
+        counts: 1, or 0 for images that only fill up.
+        number: which of the process's parts of the step it is.
     """
 
     images: Tensor
@@ -106,7 +112,7 @@ class Part(NamedTuple):
 
 
 class PixelsToLogits(nn.Module):
-    """Normalises bytes on the device and applies the network; logits in float32.
+    """A network that normalises bytes on the device; logits in float32.
 
     Args:
         model: the network, with `features` and `fc`.
@@ -132,15 +138,108 @@ class PixelsToLogits(nn.Module):
         return self.model.fc(self.features(pixels))  # type: ignore[operator, no-any-return]
 
     def features(self, pixels: Tensor) -> Tensor:
-        """What the last layer gets, in float32, shape (images, width)."""
+        """The input of the last layer, in float32, shape (images, width)."""
         images = (pixels.float() / 255 - self.mean) / self.std
         with torch.autocast(self.kind, torch.bfloat16, enabled=self.low):
             features: Tensor = self.model.features(images)  # type: ignore[operator]
         return features.float()
 
 
-class StreamedTeam(Team):
-    """A run whose images come from disk: steps as `Team` does, for one member.
+class PixelsToLoss(PixelsToLogits):
+    """The same up to the sum of the losses from some classes, in float32.
+
+    Args:
+        model: see `PixelsToLogits`, as what follows `loss`.
+        loss: of features, classifier weights and labels.
+        recipe: see there.
+        precision: see there.
+        device: see there.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: SampledSoftmaxLoss, recipe: Recipe, **how: Any
+    ) -> None:
+        super().__init__(model, recipe, **how)
+        self.loss = loss
+
+    def forward(self, pixels: Tensor, labels: Tensor, sampled: Tensor) -> Tensor:  # type: ignore[override]
+        """A scalar; pixels as for `PixelsToLogits`, labels (images,), sampled (negatives,)."""
+        fc: Any = self.model.fc
+        return cast(
+            Tensor,
+            self.loss(self.features(pixels), fc.weight, labels, bias=fc.bias, sampled=sampled),
+        )
+
+
+class WholeClassifier:
+    """The last layer whole in every process, and the loss from all logits."""
+
+    def __init__(self, training: StreamedTraining) -> None:
+        self.training = training
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The network on the training's device."""
+        return model.to(self.training.device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def module(self) -> nn.Module:
+        """What a step calls, its parameters whole in every process."""
+        one = self.training
+        return PixelsToLogits(one.model, one.recipe, precision=one.precision, device=one.device)
+
+    def draw(self, size: int) -> Tensor | None:
+        """What the loss draws for a step: competitors that drop out, over the global batch."""
+        one = self.training
+        if not isinstance(one.criterion, EqualizedThresholdLoss):
+            return None
+        return one.criterion.draw(torch.empty(size, one.data.num_classes, device=one.device))
+
+    def sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
+        """This process's part of the sum of losses; those of all processes add up to the sum.
+
+        Args:
+            part: the images.
+            drawn: from `draw`.
+            place: of the part's first image in the global batch.
+        """
+        one = self.training
+        own = {} if drawn is None else {"dropped": drawn[place : place + len(part.labels)]}
+        return part.counts * cast(Tensor, one.criterion(one.call(part.images), part.labels, **own))
+
+
+class SampledClassifier(WholeClassifier):
+    """The last layer whole in every process, and the loss from some classes: sampled softmax.
+
+    The negatives are drawn from the training set's prior with the run's own numbers, once for
+    each global batch: the same in every process, whatever its share and its parts. The network is
+    judged by all its logits.
+    """
+
+    def module(self) -> nn.Module:
+        """What a step calls: from bytes to the loss."""
+        one = self.training
+        planner, method = one.planner, one.planner.method
+        self.loss = SampledSoftmaxLoss(
+            planner.prior,
+            num_sampled=one.recipe.sampled_classes,
+            margin=margins.by_name(method.loss, planner.prior, **method.settings),
+            reduction="sum",
+            generator=one.generators[0],
+        ).to(one.device)
+        self.loss.class_weight = one.criterion.weight  # the tensor that an epoch's go into
+        how: dict[str, Any] = {"precision": one.precision, "device": one.device}
+        return PixelsToLoss(one.model, self.loss, one.recipe, **how)
+
+    def draw(self, size: int) -> Tensor:
+        """The negatives of a step, shape (sampled_classes,)."""
+        return self.loss.draw()
+
+    def sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
+        """As `WholeClassifier.sum`."""
+        return part.counts * cast(Tensor, self.training.call(part.images, part.labels, drawn))
+
+
+class StreamedTraining:
+    """A run whose images come from disk.
 
     Args:
         planner: of the run.
@@ -153,7 +252,12 @@ class StreamedTeam(Team):
     Attributes:
         losses: the mean loss of each step of the epoch; of the global batches once `mean_losses`
             was called, before that this process's part of them.
+        skipped: images of the last epoch that were left out since they can't be read.
     """
+
+    on_disk = True
+    block = 1  # steps whose batches are made at once
+    teachers = None
 
     def __init__(
         self,
@@ -165,97 +269,73 @@ class StreamedTeam(Team):
         world: World = ALONE,
         how: Streaming | None = None,
     ) -> None:
-        self.world, self.how = world, how or Streaming()
-        check_recipe(planner.recipe)
-        super().__init__([planner], data, precision=precision, device=device)
+        recipe = self.recipe = planner.recipe
+        check_recipe(recipe)
+        self.planner, self.data, self.world, self.how = planner, data, world, how or Streaming()
+        self.device, self.precision = torch.device(device), precision
+        self.batch_sizes, self.skipped = planner.batch_sizes, 0
+        on_gpu = self.device.type == "cuda"
+        kind: type[WholeClassifier] = WholeClassifier
+        if recipe.classifier == "sharded":
+            from longtail.train.sharded import ShardedClassifier as kind
+        elif recipe.sampled_classes:
+            kind = SampledClassifier
+        self.classifier = kind(self)
+        self.model = self.classifier.place(new_network(recipe, data, seed=planner.seed))
+        self.criteria, self.generators = make_criteria([planner], self.device)
         self.criterion = self.criteria[0]
         self.criterion.reduction = "sum"
-        self._averaged = world.average_gradients(self._network())
-        compiled = self.device.type == "cuda" if self.how.compile is None else self.how.compile
-        self.logits: Any = self._averaged
-        if compiled:
+        self.optimizer = make_optimizer(self.model, recipe, self.device)
+        self._averaged = world.average_gradients(self.classifier.module())
+        self.call: Any = self._averaged
+        if on_gpu if self.how.compile is None else self.how.compile:
             torch.compiler.reset()  # after some networks in one process torch would stop compiling
-            self.logits = torch.compile(self._averaged, dynamic=False)
+            self.call = torch.compile(self._averaged, dynamic=False)
         self.stream = planned_stream(
             data,
             batch_size=min(_PIECE, self.how.micro_batch),
-            view=RandomCrop(self.recipe.image_size, flip=0.5 if self.recipe.flip else 0.0),
+            view=RandomCrop(recipe.image_size, flip=0.5 if recipe.flip else 0.0),
             seed=stream_seed(planner.seed, "crop"),
             workers=self.how.workers,
             prefetch=self.how.prefetch,
             on_error=self.how.on_error,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=on_gpu,
         )
-
-    def _network(self) -> nn.Module:
-        """What a step calls, its parameters whole in every process: gradients are averaged."""
-        return PixelsToLogits(self.model, self.recipe, precision=self.precision, device=self.device)
-
-    def _allocate(self) -> None:
-        steps = len(self.batch_sizes)
-        self.block = 1
-        self.rates = torch.zeros(steps, device=self.device)
+        self.rates = torch.zeros(len(self.batch_sizes), device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.totals = torch.zeros(1, dtype=torch.float64, device=self.device)
-        self.losses = torch.zeros(steps, dtype=torch.float64, device=self.device)
-        on_gpu = self.device.type == "cuda"
+        self.losses = torch.zeros(len(self.batch_sizes), dtype=torch.float64, device=self.device)
         self._copies = torch.cuda.Stream(self.device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._at = 0  # the step that comes next
+        self._planned: tuple[int, EpochPlan | None] = (-1, None)
+        self.at = 0  # the step that comes next
         self._parts: list[Part] = []
         self._waiting: list[Part] = []
 
+    def __len__(self) -> int:
+        return 1
+
     def load(self, epoch: int) -> None:
         """Get ready for an epoch, counted from 0, and start to read it."""
-        super().load(epoch)
+        self.look_ahead(epoch)
+        plan = self._planned[1]
+        assert plan is not None
+        self.plans = [plan]
+        self.rates.copy_(plan.rates)
+        begin_epoch([self.planner], self.plans, self.criteria, self.generators, epoch)
+        self.number.zero_()
         self.losses.zero_()
+        self.model.train()
         self._left_out = self.stream.skipped.total()
-        rows = self.plans[0].rows.numpy()
-        self._layout: list[list[int]] = []  # of each step the pieces of each part
-        batches: list[tuple[IntArray, IntArray]] = []
-        first = 0
-        for size in self.batch_sizes:
-            parts = self._parts_of(first, size)
-            pieces = [_evenly(part, _PIECE) for part in parts]
-            self._layout.append([len(of_part) for of_part in pieces])
-            batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
-            first += size
-        self.stream.set_plan(epoch, batches)
-        self._batches = iter(self.stream)
+        self._read(epoch, plan.rows.numpy())
         self._waiting = self._fetch(0)
 
     def look_ahead(self, epoch: int) -> None:
-        """Make an epoch's plan; images are drawn where they are decoded."""
+        """Make an epoch's plan; crops are drawn where images are decoded."""
         if self._planned[0] != epoch:
-            self._planned = epoch, [self.planners[0].plan(epoch)], []
-
-    def _parts_of(self, first: int, size: int, world: World | None = None) -> list[IntArray]:
-        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
-        mine = (world or self.world).share(size)
-        places = first + np.arange(mine.start, mine.stop)
-        # As many parts in every process as the largest share needs. A part without images looks
-        # at the batch's first and gives it no weight, since every process must take part.
-        largest = -(-size // self.world.count)
-        parts = np.array_split(places, -(-largest // self.how.micro_batch))
-        return [part if len(part) else np.array([first]) for part in parts]
-
-    def _fetch(self, number: int) -> list[Part]:
-        """The images of a step, on their way to the device; nothing after the last step."""
-        if number >= len(self._layout):
-            return []
-        share, found = self.world.share(self.batch_sizes[number]), list[Part]()
-        for at, pieces in enumerate(self._layout[number]):
-            counts = float(at < share.stop - share.start)  # images lie in the first parts
-            got = [next(self._batches) for _ in range(pieces)]
-            if self._copies is None:
-                found.append(Part(*_joined(got), counts, at))
-            else:
-                with torch.cuda.stream(self._copies):
-                    found.append(Part(*_copied(got, self.device), counts, at))
-        return found
+            self._planned = epoch, self.planner.plan(epoch)
 
     def prepare(self, number: int) -> None:
         """Before step `number`: take what was fetched for it."""
-        self._at, self._parts = number, self._waiting
+        self.at, self._parts = number, self._waiting
         if self._copies is not None:
             here = torch.cuda.current_stream(self.device)
             here.wait_stream(self._copies)
@@ -267,84 +347,129 @@ class StreamedTeam(Team):
         """One step on this process's part of the next `size` examples."""
         self.optimizer.zero_grad(set_to_none=True)
         total = self.world.sum_(torch.stack([self._weight(part) for part in self._parts]).sum())
-        drawn, place = self._draw(size), self.world.share(size).start
+        drawn, place = self.classifier.draw(size), self.world.share(size).start
         for number, part in enumerate(self._parts):
             last = number + 1 == len(self._parts)
-            with said_plainly(), self._unsent(last):
-                loss = self._sum(part, drawn, place) / total
+            with lost_neighbors(), self._unsent(last):
+                loss = self.classifier.sum(part, drawn, place) / total
                 # Times the processes, since gradients are averaged over them.
                 (loss * self.world.count).backward()  # type: ignore[no-untyped-call]
-            self.losses[self._at] += loss.detach()
+            self.losses[self.at] += loss.detach()
             place += len(part.labels)
-        self._set_rate(self.rates.index_select(0, self.number))
+        rate = self.rates.index_select(0, self.number)
+        set_rate(self.optimizer, rate, known=float(self.plans[0].rates[self.at]))
         self.optimizer.step()
         self.number += 1
         self._parts = []
-        self._waiting = self._fetch(self._at + 1)  # while the device works
+        self._waiting = self._fetch(self.at + 1)  # while the device works
 
     def _unsent(self, last: bool) -> AbstractContextManager[object]:
         """Gradients stay here until the last part of a step has added its own."""
-        if last or not isinstance(self._averaged, DistributedDataParallel):
+        if last or self.world.count == 1:
             return nullcontext()
-        return cast(AbstractContextManager[object], self._averaged.no_sync())  # type: ignore[no-untyped-call]
+        return cast(AbstractContextManager[object], self._averaged.no_sync())  # type: ignore[operator]
 
     def _weight(self, part: Part) -> Tensor:
-        """What a part's examples weigh in the mean, as torch has it: class weights count."""
+        """The part's share of the mean's denominator, as torch has it: class weights count."""
         weight = self.criterion.weight
         if weight is None:
             count = part.counts * len(part.labels)
             return torch.full((), count, dtype=torch.float64, device=self.device)
         return part.counts * weight.gather(0, part.labels).double().sum()
 
-    def _draw(self, size: int) -> Tensor | None:
-        """Which competitors drop out, for a loss that draws: of the whole global batch."""
-        if not isinstance(self.criterion, EqualizedThresholdLoss):
-            return None
-        return self.criterion.draw(torch.empty(size, self.data.num_classes, device=self.device))
+    def _read(self, epoch: int, rows: IntArray) -> None:
+        """Start to read an epoch, in pieces of each part of each step."""
+        self._layout: list[list[int]] = []  # of each step the number of pieces of each part
+        batches: list[tuple[IntArray, IntArray]] = []
+        first = 0
+        for size in self.batch_sizes:
+            pieces = [_evenly(part, _PIECE) for part in self.parts_of(first, size, self.world)]
+            self._layout.append([len(of_part) for of_part in pieces])
+            batches += [(rows[piece], piece) for of_part in pieces for piece in of_part]
+            first += size
+        self.stream.set_plan(epoch, batches)
+        self._batches = iter(self.stream)
 
-    def _sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
-        """This process's part of the sum of losses; those of all processes add up to the sum."""
-        own = {} if drawn is None else {"dropped": drawn[place : place + len(part.labels)]}
-        loss = self.criterion(self.logits(part.images), part.labels, **own)
-        return part.counts * cast(Tensor, loss)
+    def parts_of(self, first: int, size: int, world: World) -> list[IntArray]:
+        """The places in the epoch that a process takes of a batch, a micro-batch at a time.
+
+        Args:
+            first: place of the batch's first example.
+            size: of the batch.
+            world: the process.
+        """
+        mine = world.share(size)
+        places = first + np.arange(mine.start, mine.stop)
+        # As many parts in every process as the largest share needs. A part without images looks
+        # at the batch's first and gives it no weight, since every process must take part.
+        largest = -(-size // world.count)
+        parts = np.array_split(places, -(-largest // self.how.micro_batch))
+        return [part if len(part) else np.array([first]) for part in parts]
+
+    def _fetch(self, number: int) -> list[Part]:
+        """The images of a step, on their way to the device; nothing after the last step."""
+        if number >= len(self._layout):
+            return []
+        share, found = self.world.share(self.batch_sizes[number]), list[Part]()
+        for at, pieces in enumerate(self._layout[number]):
+            counts = float(at < share.stop - share.start)  # images lie in the first parts
+            got = [next(self._batches) for _ in range(pieces)]
+            with nullcontext() if self._copies is None else torch.cuda.stream(self._copies):
+                found.append(Part(*_copied(got, self.device), counts, at))
+        return found
 
     def mean_losses(self) -> list[float]:
         """The mean loss of the epoch's examples; ends the epoch for all processes alike."""
         self.world.sum_(self.losses)
-        self._average_statistics()
+        if self.world.count > 1:
+            # The processes' running statistics of batch norm become their mean after every epoch,
+            # so that a run which goes on has what a resumed one has.
+            for buffer in self.model.buffers():
+                if buffer.is_floating_point():
+                    self.world.sum_(buffer).div_(self.world.count)
         left_out = torch.tensor(self.stream.skipped.total() - self._left_out, device=self.device)
         self.skipped = int(self.world.sum_(left_out))
         sizes = torch.tensor(self.batch_sizes, dtype=torch.float64, device=self.device)
         return [float((self.losses * sizes).sum() / sizes.sum())]
 
-    def _average_statistics(self) -> None:
-        """Of the processes' own running statistics of batch norm, which evaluation needs once.
+    def state(self, member: int = 0) -> dict[str, Tensor]:
+        """Everything that training changes, by name, where it is."""
+        found = training_state(self.model, self.optimizer)
+        return {name: value.detach() for name, value in found.items()}
 
-        After every epoch, so that a run which goes on has what a resumed one has.
-        """
-        if self.world.count > 1:
-            for buffer in self.model.buffers():
-                if buffer.is_floating_point():
-                    self.world.sum_(buffer).div_(self.world.count)
+    def saved_state(self, member: int = 0) -> dict[str, Tensor]:
+        """`state` as a checkpoint has it, on the first process; every process must ask."""
+        return self._whole(self.state())
+
+    def saved_weights(self, network: nn.Module) -> dict[str, Tensor]:
+        """The weights as a run folder has them, likewise."""
+        return self._whole(network.state_dict())
+
+    def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.recipe.classifier != "sharded":
+            return tensors
+        from longtail.train.sharded import gathered
+
+        return gathered(tensors)
 
     def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint's tensors in place; the first process has them, for everyone."""
-        if self.world.first:
-            super().load_state(member, tensors)
-        self.world.send_(self.state(member).values())
+        sliced = {}
+        for name, value in self.state().items():
+            if hasattr(value, "to_local"):  # a DTensor
+                sliced[name] = value
+                continue
+            if self.world.first:
+                value.copy_(tensors[name])
+            self.world.send_([value])
+        if sliced:
+            from longtail.train.sharded import scatter
 
+            scatter(sliced, tensors if self.world.first else None)
 
-def team_kind(recipe: Recipe) -> type[StreamedTeam]:
-    """The team for a recipe, by what becomes of its classifier."""
-    if recipe.classifier == "sharded":
-        from longtail.train.sharded_team import ShardedTeam
-
-        return ShardedTeam
-    if recipe.sampled_classes:
-        from longtail.train.sampled_team import SampledTeam
-
-        return SampledTeam
-    return StreamedTeam
+    def network(self, member: int = 0) -> nn.Module:
+        """The network with its weights as they are now."""
+        return self.model
 
 
 def _evenly(places: IntArray, most: int) -> list[IntArray]:
@@ -352,15 +477,8 @@ def _evenly(places: IntArray, most: int) -> list[IntArray]:
     return np.array_split(places, -(-len(places) // most))
 
 
-def _joined(pieces: list[Batch]) -> tuple[Tensor, Tensor]:
-    if len(pieces) == 1:
-        return pieces[0].images, pieces[0].labels
-    images, labels = (torch.cat([piece[i] for piece in pieces]) for i in (0, 1))
-    return images.contiguous(memory_format=torch.channels_last), labels
-
-
 def _copied(pieces: list[Batch], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The pieces as one, copied without waiting; on the stream of the moment."""
+    """The pieces as one on the device, copied without waiting."""
     count, like = sum(len(piece.labels) for piece in pieces), pieces[0].images
     images = torch.empty(
         (count, *like.shape[1:]),
@@ -438,3 +556,6 @@ def judging(model: nn.Module) -> Iterator[None]:
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
     model.train(was_training)
+
+
+StreamedTeam = StreamedTraining  # its name until the studies have moved

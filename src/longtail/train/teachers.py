@@ -1,16 +1,14 @@
 """Teachers: finished runs whose mean logits other runs learn from.
 
 A student's spec names its teachers, so its hash depends on them; their folders are looked for
-below the same folder of runs, or given. They are opened and checked here before anything is
-trained (`Staff`), and then answer together, many images at a time (`Teachers`). Where images come
-unaugmented, their logits on the training images may be saved ones, which need no networks. What a
-student makes of the answers is in `team`.
+below the same folder of runs, or given. A `TeacherPool` opens and checks them before anything is
+trained; then they answer together, many images at a time (`Teachers`). Where images come
+unaugmented, saved logits on the training images may stand for the networks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,10 @@ from longtail.models.stacked import can_stack, stack
 from longtail.runs import Run, RunError, RunSpec, Settings, files, mean_logits
 from longtail.runs.ensemble import logit_scale, scaled_logits, trained_seeds
 from longtail.runs.folder import MODEL, TEACHERS, logits_file
+from longtail.train.checkpoint import as_tensors
+from longtail.train.loop import autocast, new_network
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import Recipe
-from longtail.train.team import Resident, new_network
 
 SAVED = "teacher_logits"  # the setting of a student that learns from saved logits
 SPLIT = "train"  # the split of a run that holds its logits on the training images
@@ -41,7 +41,7 @@ PINNED = "teachers.json"
 
 
 def with_teachers(spec: RunSpec, teachers: Iterable[Run | str], *, saved: bool = False) -> RunSpec:
-    """A student's spec: with the names of its teachers, in one order however they were given.
+    """Return a student's spec: with the names of its teachers, in one order however given.
 
     Args:
         spec: of a run whose recipe has a `distill_weight`.
@@ -70,31 +70,7 @@ def by_saved_logits(spec: RunSpec) -> bool:
     return bool(spec.settings.get(SAVED, False))
 
 
-def refuse_half(spec: RunSpec, recipe: Recipe) -> None:
-    """Refuse a run that has teachers it would not listen to, or should listen to none."""
-    if by_saved_logits(spec) and recipe.changes_images:
-        raise InputError(
-            f"train: recipe {recipe.name!r} crops, flips, augments or mixes images, but saved "
-            f"logits are of images as they are; let the teachers' networks answer (without "
-            f"--teacher-logits), or set crop_padding=0, flip=false and the like."
-        )
-    if names_of(spec) and recipe.distill_weight == 0:
-        raise InputError(
-            f"train: teachers are named, but recipe {recipe.name!r} has distill_weight 0, so they "
-            f"would do nothing; take the recipe strong-student, whose method is "
-            f"softmax+over-sampling, or set distill_weight (--set)."
-        )
-    if recipe.distill_weight and not names_of(spec):
-        without = "distill_weight=0"  # with the values that then would do nothing
-        without += " and distill_temperature=1" if recipe.distill_temperature != 1 else ""
-        without += " and distill_adjusted=false" if recipe.distill_adjusted else ""
-        raise InputError(
-            f"train: recipe {recipe.name!r} has distill_weight {recipe.distill_weight:g} and needs "
-            f"teachers; name their run folders (--teachers RUN), or set {without} (--set)."
-        )
-
-
-class Staff:
+class TeacherPool:
     """The teachers of some runs, opened and checked.
 
     Args:
@@ -123,16 +99,21 @@ class Staff:
         for spec in specs:
             for name in names_of(spec):
                 if name not in self._runs:
-                    self._runs[name] = elsewhere.get(name) or _teacher_of(spec, name, Path(root))
+                    if name not in elsewhere and not (Path(root) / name).exists():
+                        raise RunError(
+                            f"train: {spec.folder.as_posix()} learns from {name}, which is not in "
+                            f"{root}; say where all its teachers are: --teachers RUN..."
+                        )
+                    self._runs[name] = elsewhere.get(name) or Run.open(Path(root) / name)
                 check_teacher(self._runs[name], spec, images)
-        self._answering: dict[tuple[object, ...], Teachers | Tensor] = {}
+        self._ready: dict[tuple[object, ...], Teachers | Tensor] = {}
 
     def of(self, spec: RunSpec) -> list[Run]:
-        """A student's teachers, in the order of their names; none for any other run."""
+        """A student's teachers, in the order of their names."""
         return [self._runs[name] for name in names_of(spec)]
 
     def pin(self, folder: Path, spec: RunSpec) -> None:
-        """Write down in a student's folder which weights teach it, or hold it to those there.
+        """Record in a student's folder which weights teach it, or hold it to those there.
 
         A teacher that was trained again has the same name; a student that goes on must not mix
         the two.
@@ -150,10 +131,10 @@ class Staff:
                 f"since; pass --force (force=True) to begin again."
             )
 
-    def answering(
+    def ready(
         self, spec: RunSpec, recipe: Recipe, data: Resident, device: torch.device
     ) -> Teachers | Tensor | None:
-        """A student's teachers ready to be asked; students with the same ones share them.
+        """A student's teachers on the device, which students with the same ones share.
 
         Returns:
             The teachers, their saved logits of shape (examples, num_classes), or None.
@@ -161,24 +142,14 @@ class Staff:
         if not names_of(spec):
             return None
         key = (names_of(spec), by_saved_logits(spec), recipe.mean, recipe.std)
-        if key not in self._answering:
+        if key not in self._ready:
             runs = self.of(spec)
-            self._answering[key] = (
+            self._ready[key] = (
                 torch.from_numpy(_saved_logits(runs)).to(device)
                 if by_saved_logits(spec)
                 else Teachers(runs, recipe, data, device=device)
             )
-        return self._answering[key]
-
-
-def _teacher_of(student: RunSpec, name: str, root: Path) -> Run:
-    """A teacher that was not given, from below the folder of runs."""
-    if not (root / name).exists():
-        raise RunError(
-            f"train: {student.folder.as_posix()} learns from {name}, which is not in {root}; say "
-            f"where all its teachers are: --teachers RUN..."
-        )
-    return Run.open(root / name)
+        return self._ready[key]
 
 
 def _saved_logits(runs: Sequence[Run]) -> NDArray[np.float32]:
@@ -192,63 +163,53 @@ def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -
     """Refuse a teacher that can't teach, or that has seen what it must not have.
 
     Args:
-        run: the teacher; opening it has refused an unfinished one.
+        run: the teacher, finished.
         student: whose teacher it is to be.
         images: the student's training set, before anything is held out of it.
     """
+    other = None
     if run.prior.num_classes != images.num_classes:
-        raise RunError(
-            f"train: the teacher {run.folder} has {run.prior.num_classes} classes but "
-            f"{student.dataset.name} has {images.num_classes}."
+        other = (
+            f"has {run.prior.num_classes} classes but {student.dataset.name} has "
+            f"{images.num_classes}."
         )
-    if run.class_names is not None and run.class_names != images.class_names:
-        raise RunError(
-            f"train: the teacher {run.folder} has other classes, or the same in another order, "
-            f"than {student.dataset.name}."
+    elif run.class_names is not None and run.class_names != images.class_names:
+        other = f"has other classes, or in another order, than {student.dataset.name}."
+    elif run.data != images.fingerprint:
+        other = (
+            f"was trained on other data than its student would be (fingerprint {run.data[:16]} "
+            f"against {images.fingerprint[:16]}), which may hold images of the development or the "
+            f"test set; teachers and students need one training set."
         )
-    if run.data != images.fingerprint:
-        raise RunError(
-            f"train: the teacher {run.folder} was trained on other data than its student would be "
-            f"(fingerprint {run.data[:16]} against {images.fingerprint[:16]}), which may hold "
-            f"images of the development or the test set; teachers and students need one training "
-            f"set."
+    elif not _held_out_alike(run, student):
+        other = (
+            f"may have seen images that its student holds out; it, and every member of an "
+            f"ensemble, must be trained with --held-out {student.dataset.held_out:g} and seed "
+            f"{student.seed}."
         )
-    _refuse_other_held_out(run, student)
-    if by_saved_logits(student):
-        run.logits(SPLIT)  # says how to make them
-        if run.record["splits"][SPLIT]["data"] != images.fingerprint:
-            raise RunError(
-                f"train: the saved logits of {run.folder} are of other images than the training "
-                f"set, or in another order; write them with: {run.evaluation(SPLIT)} --force"
-            )
+    elif not by_saved_logits(student) and not run.has_model and run.members:
+        other = (
+            f"is an ensemble and has no weights of its own; name its members as teachers instead: "
+            f"{', '.join(run.members)}."
+        )
+    if other is not None:
+        raise RunError(f"train: the teacher {run.folder} {other}")
+    if not by_saved_logits(student):
+        run.model()  # says why there are no weights
         return
-    if not run.has_model and run.members:
+    run.logits(SPLIT)  # says how to make them
+    if run.record["splits"][SPLIT]["data"] != images.fingerprint:
         raise RunError(
-            f"train: {run.folder} is an ensemble and has no weights of its own; name its members "
-            f"as teachers instead: {', '.join(run.members)}."
+            f"train: the saved logits of {run.folder} are of other images than the training set, "
+            f"or in another order; write them with: {run.evaluation(SPLIT)} --force"
         )
-    run.model()  # says why there are no weights
 
 
-def _refuse_other_held_out(run: Run, student: RunSpec) -> None:
-    """Refuse a teacher that may have seen what its student holds out: the seed says which."""
-    held_out, seeds = student.dataset.held_out, trained_seeds(run.spec)
-    if not held_out or (run.spec.dataset.held_out == held_out and seeds == {student.seed}):
-        return
-    same = f"by --held-out {held_out:g} and seed {student.seed}"
-    if run.members:
-        known = ", ".join(map(str, sorted(seed for seed in seeds if seed is not None)))
-        inner = "ensembles, whose seeds are not known" if None in seeds else ""
-        members = " and ".join(filter(None, (known and f"runs of seed {known}", inner)))
-        raise RunError(
-            f"train: the teacher {run.folder} is an ensemble of {members}, trained with --held-out "
-            f"{run.spec.dataset.held_out:g}, and its members may have seen images that its student "
-            f"holds out; each of them must hold out the same, {same}."
-        )
-    raise RunError(
-        f"train: the teacher {run.folder} was trained on images that its student holds out; "
-        f"it must hold out the same, {same}."
-    )
+def _held_out_alike(run: Run, student: RunSpec) -> bool:
+    """Whether a teacher holds out what its student does: the seed says which examples."""
+    held_out = student.dataset.held_out
+    same = run.spec.dataset.held_out == held_out and trained_seeds(run.spec) == {student.seed}
+    return not held_out or same
 
 
 class Teachers:
@@ -281,11 +242,8 @@ class Teachers:
         for number, run in enumerate(runs):
             own = Recipe.of(run.spec)
             network = new_network(own, data, seed=run.spec.seed)
-            # A copy: the file's arrays are read-only maps, which torch can't take.
-            tensors = {k: torch.from_numpy(np.array(v)) for k, v in run.model().items()}
-            network.load_state_dict(tensors)
-            alone = not (stacked and can_stack(own.model))
-            place = number if alone else -1
+            network.load_state_dict(as_tensors(run.model()))
+            place = -1 if stacked and can_stack(own.model) else number
             scale = logit_scale(run.spec.method)
             key = (own.mean, own.std, scale, own.model, own.head, own.head_scale, place)
             groups.setdefault(key, []).append(network)
@@ -299,7 +257,7 @@ class Teachers:
         return network.eval().requires_grad_(False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The mean logits of all networks.
+        """Return the mean logits of all networks.
 
         Args:
             images: normalised as the students' are, float32, shape (examples, channels, height,
@@ -309,22 +267,18 @@ class Teachers:
             float32, shape (examples, num_classes).
         """
         total = torch.zeros(len(images), self.num_classes, device=self.device)
+        precision = "float32" if self.dtype == torch.float32 else "bfloat16"
         groups = zip(self.networks, self.sizes, self.changes, self.scales, strict=True)
         for network, size, change, scale in groups:
             pixels = images if change is None else images * change[0] + change[1]
             each = pixels.to(self.dtype).repeat(1, size, 1, 1)
             each = each.contiguous(memory_format=torch.channels_last)
             with torch.no_grad():
-                with self._autocast():
+                with autocast(precision, self.device):
                     features = network.features(each)  # type: ignore[operator]
                 logits = network.fc(features.float())  # type: ignore[operator]
             total.add_(logits.view(size, len(images), -1).sum(dim=0), alpha=scale)
         return total / self.count
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
 
 
 def _renormalize(

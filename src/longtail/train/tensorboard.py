@@ -1,4 +1,4 @@
-"""What a training logs after each epoch, for TensorBoard; `log.jsonl` has the same numbers.
+"""The numbers of each epoch for TensorBoard; `log.jsonl` has the same.
 
 TensorBoard is an extra of its own and is imported only when a listener is made.
 """
@@ -22,14 +22,12 @@ class TensorBoard:
     """Writes each run's loss, learning rate and held-out error below ``RUN/tensorboard``.
 
     Give it to `train_cohort` as `after_epoch`. The step is the number of epochs done. A resumed
-    run goes on in its folder, and what it repeats replaces what was there: no step is shown
-    twice.
+    run goes on in its folder, and no step is shown twice.
 
     Examples:
         >>> import tempfile
         >>> from longtail.data import load
-        >>> from longtail.train.engine import train
-        >>> from longtail.train.recipe import make_spec
+        >>> from longtail.train import make_spec, train
         >>> data = load("digits-lt")
         >>> spec = make_spec(
         ...     data.spec, method="softmax", recipe="digits", seed=0, overrides={"epochs": 1}
@@ -43,16 +41,20 @@ class TensorBoard:
     """
 
     def __init__(self) -> None:
-        caller = "TensorBoard"
-        _checks.require("torch", extra="torch", caller=caller)
-        _checks.require("tensorboard", extra="tensorboard", caller=caller)
+        _checks.require("tensorboard", extra="tensorboard", caller="TensorBoard")
         self._writers: dict[Path, SummaryWriter] = {}
 
     def __call__(self, end: EpochEnd) -> None:
         """Write the numbers of one run after one epoch."""
-        writer = self._writers.get(end.folder)
-        if writer is None:
-            writer = self._writers[end.folder] = self._open(end)
+        from torch.utils.tensorboard import SummaryWriter
+
+        if end.folder not in self._writers:
+            # The first epoch seen is where a resumed run goes on: readers drop what they have
+            # from there on.
+            self._writers[end.folder] = SummaryWriter(  # type: ignore[no-untyped-call]
+                str(end.folder / FOLDER), purge_step=end.epoch
+            )
+        writer = self._writers[end.folder]
         writer.add_scalar("loss", end.loss, end.epoch)
         writer.add_scalar("learning rate", end.rate, end.epoch)
         if end.held_out_error is not None:
@@ -60,13 +62,6 @@ class TensorBoard:
         writer.flush()  # a kill must not lose what the checkpoint already has behind it
         if end.epoch == end.epochs:
             self._writers.pop(end.folder).close()  # a long list of runs needs no open files
-
-    def _open(self, end: EpochEnd) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # The first epoch seen is where a resumed run goes on: readers drop what they have from
-        # there on.
-        return SummaryWriter(str(end.folder / FOLDER), purge_step=end.epoch)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Close the files of runs that did not come to their end."""

@@ -1,9 +1,9 @@
 """TrivialAugment for whole batches, on any device (Müller and Hutter 2021, the wide space).
 
 Each image gets one operation of `OPERATIONS`, drawn uniformly, at a strength drawn uniformly:
-nothing to tune. As in `augment`, the draw (`plan_trivial_augment`, on the CPU) and its
+nothing to tune. As in `augment`, the draws (`plan_trivial_augment`, on the CPU) and their
 application (`trivial_augment`) are kept apart. Images that get the same kind of operation go
-through it together, and which they are is known from the plan, so no host waits for a device.
+through it together, and the plan tells which they are, so no host waits for a device.
 
 Pixels are 8-bit and every operation is Pillow's to the last grey level: truncated where it
 truncates, geometric operations by its nearest neighbour in 16.16 fixed point, black beyond the
@@ -59,7 +59,6 @@ def plan_trivial_augment(count: int, *, generator: torch.Generator) -> tuple[Ten
         >>> int(operation.max()), int(strength.min()), int(strength.max())
         (13, -30, 30)
     """
-    count = _checks.whole(count, "plan_trivial_augment", name="count", at_least=0)
     shape = (count,)
     operation = torch.randint(0, len(OPERATIONS), shape, generator=generator)
     strength = torch.randint(0, STRENGTHS + 1, shape, generator=generator)
@@ -86,7 +85,18 @@ def trivial_augment(pixels: Tensor, operation: Tensor, strength: Tensor) -> Tens
         tensor([[ 10,  55],
                 [200,   0]], dtype=torch.uint8)
     """
-    _check(pixels, operation, strength)
+    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or pixels.dtype != torch.uint8:
+        raise InputError(
+            f"trivial_augment: `pixels` must be uint8 of shape (images, 1 or 3 channels, height, "
+            f"width); got {pixels.dtype} of shape {tuple(pixels.shape)}. Augment before "
+            f"normalising."
+        )
+    for name, part in (("operation", operation), ("strength", strength)):
+        if part.shape != pixels.shape[:1] or part.device.type != "cpu":
+            raise InputError(
+                f"trivial_augment: `{name}` must have one value per image, {len(pixels)}, on the "
+                f"CPU, where it was drawn; its shape is {tuple(part.shape)}, on {part.device}."
+            )
     out = pixels.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
     # How many images get which operation is all that the host has to know.
     counts = torch.bincount(operation, minlength=len(OPERATIONS)).tolist()
@@ -131,7 +141,7 @@ def _tables(height: int, width: int, device: torch.device) -> tuple[Tensor, Tens
 
 
 def _amounts(operation: Tensor, strength: Tensor) -> Tensor:
-    """What an operation without geometry is given: a threshold, a step of grey levels, a factor."""
+    """Parameters of operations without geometry: a threshold, a step of levels or a factor."""
     level = strength.abs()
     factor = 0.01 + 1.99 * level.double() / STRENGTHS
     threshold = 256 - 256 * level // STRENGTHS
@@ -141,7 +151,7 @@ def _amounts(operation: Tensor, strength: Tensor) -> Tensor:
 
 
 def _matrices(operation: Tensor, strength: Tensor, size: tuple[int, int]) -> Tensor:
-    """Where pixel (x, y) comes from, in 16.16 fixed point: (a, b, c, d, e, f), int32, (n, 6).
+    """The source of pixel (x, y) in 16.16 fixed point: (a, b, c, d, e, f), int32, shape (n, 6).
 
     x' = (a x + b y + c) >> 16 and y' = (d x + e y + f) >> 16, with the half pixel in c and f.
     """
@@ -254,27 +264,3 @@ def _smooth(x: Tensor) -> Tensor:
     total = around + 4 * x[:, :, 1:-1, 1:-1]
     out[:, :, 1:-1, 1:-1] = (2 * total + 13) // 26
     return out
-
-
-def _check(pixels: Tensor, operation: Tensor, strength: Tensor) -> None:
-    caller = "trivial_augment"
-    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or pixels.dtype != torch.uint8:
-        raise InputError(
-            f"{caller}: `pixels` must be uint8 of shape (images, 1 or 3 channels, height, width); "
-            f"got {pixels.dtype} of shape {tuple(pixels.shape)}. Augment before normalising."
-        )
-    for name, part, most in (
-        ("operation", operation, len(OPERATIONS) - 1),
-        ("strength", strength, STRENGTHS),
-    ):
-        if part.shape != pixels.shape[:1] or part.device.type != "cpu":
-            raise InputError(
-                f"{caller}: `{name}` must have one value per image, {len(pixels)}, on the CPU, "
-                f"where it was drawn; its shape is {tuple(part.shape)}, on {part.device}."
-            )
-        least = -most if name == "strength" else 0
-        if len(part) and (int(part.min()) < least or int(part.max()) > most):
-            raise InputError(
-                f"{caller}: `{name}` must lie in {least} .. {most}; got {int(part.min())} .. "
-                f"{int(part.max())}."
-            )

@@ -3,10 +3,8 @@
 The features are data-parallel as in `streamed`; their gradients are averaged. The classifier is
 a `ShardedHead`: it gathers the features of all processes, and no process ever holds all logits.
 What is saved has the names and shapes of the whole network, so a checkpoint goes on with any
-number of processes.
-
-Evaluation predicts without gathering logits; the logits of a split, where they are to be saved,
-come to the first process a batch at a time.
+number of processes. Evaluation predicts without gathering logits; those of a split, where they
+are to be saved, come to the first process a batch at a time.
 """
 
 from __future__ import annotations
@@ -26,26 +24,25 @@ _checks.require("torch", extra="torch", caller=__name__)
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from longtail.data.lists import ListedImages
 from longtail.train.class_slices import gather_slices, local, scatter_slices
-from longtail.train.distributed import ALONE, World, said_plainly
+from longtail.train.distributed import ALONE, World, lost_neighbors
 from longtail.train.recipe import Recipe
 from longtail.train.sharded_head import ShardedHead
 from longtail.train.streamed import (
     EVALUATED,
     Part,
     PixelsToLogits,
-    StreamedTeam,
     Streaming,
+    WholeClassifier,
     centres,
     judging,
 )
 
 
 def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
-    """The network on a process's device, its last layer `fc` cut over the processes, in place.
+    """Put a network on a process's device, its last layer `fc` cut over the processes, in place.
 
     Args:
         model: on the CPU, whole and the same in every process; no device gets the whole layer.
@@ -56,7 +53,7 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     model.fc = nn.Identity()
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     mesh = _mesh(world, device)
-    with torch.random.fork_rng(devices=[]), said_plainly():  # it draws a start of its own first
+    with torch.random.fork_rng(devices=[]), lost_neighbors():  # it draws a start of its own first
         model.fc = ShardedHead.from_linear(fc, mesh=mesh, batch="split", device=device)  # type: ignore[arg-type]
     return model
 
@@ -66,77 +63,70 @@ def _mesh(world: World, device: torch.device) -> DeviceMesh | None:
     return init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
 
 
-def without_head(model: nn.Module) -> nn.Module:
+def _without_head(model: nn.Module) -> nn.Module:
     """The same network, sharing its layers, but with the features for logits."""
     trunk = copy.copy(model)
     trunk._modules = {**model._modules, "fc": nn.Identity()}
     return trunk
 
 
-class ShardedTeam(StreamedTeam):
-    """A `StreamedTeam` of which every process holds a slice of the classifier."""
+class ShardedClassifier(WholeClassifier):
+    """The last layer of a `streamed.StreamedTraining`, cut over its processes."""
 
-    def _allocate(self) -> None:
-        super()._allocate()
+    def place(self, model: nn.Module) -> nn.Module:
+        """The network on the device, with this process's slice."""
         self._rows: dict[int, list[list[int]]] = {}  # of a batch's size: by part and process
+        return shard(model, self.training.world, self.training.device)
 
-    def _on_device(self, model: nn.Module) -> nn.Module:
-        return shard(model, self.world, self.device)
+    def module(self) -> nn.Module:
+        """What a step calls whose parameters are whole in every process: the features."""
+        one = self.training
+        trunk = _without_head(one.model)
+        return PixelsToLogits(trunk, one.recipe, precision=one.precision, device=one.device)
 
-    def _network(self) -> nn.Module:
-        return PixelsToLogits(
-            without_head(self.model), self.recipe, precision=self.precision, device=self.device
-        )
+    def draw(self, size: int) -> None:
+        """Nothing: no loss that draws goes with slices."""
 
-    def _set_rate(self, rate: Tensor) -> None:
-        known = float(self.plans[0].rates[self._at])  # so that nobody waits for the device
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].copy_(rate[0])
-            else:
-                group["lr"] = known
-
-    def _sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
+    def sum(self, part: Part, drawn: Tensor | None, place: int) -> Tensor:
         """An equal part of the sum over all processes, which each of them knows."""
-        features, labels = self.logits(part.images), part.labels
+        one = self.training
+        features, labels = one.call(part.images), part.labels
         if not part.counts:
-            labels = torch.full_like(labels, self.criterion.ignore_index)
+            labels = torch.full_like(labels, one.criterion.ignore_index)
         rows = self._rows_of(part.number)
-        whole: Tensor = self.model.fc.loss(features, labels, self.criterion, rows=rows)  # type: ignore[union-attr, operator]
-        return whole / self.world.count
+        whole: Tensor = one.model.fc.loss(features, labels, one.criterion, rows=rows)  # type: ignore[union-attr, operator]
+        return whole / one.world.count
 
     def _rows_of(self, number: int) -> list[int] | None:
         """How many examples each process has in a part of the step, if that is known already."""
-        if self.how.on_error == "skip":
+        one = self.training
+        if one.how.on_error == "skip":
             return None
-        size = self.batch_sizes[self._at]
+        size = one.batch_sizes[one.at]
         if size not in self._rows:
-            everyone = [replace(self.world, rank=rank) for rank in range(self.world.count)]
-            parts = [self._parts_of(0, size, one) for one in everyone]
+            everyone = [replace(one.world, rank=rank) for rank in range(one.world.count)]
+            parts = [one.parts_of(0, size, other) for other in everyone]
             self._rows[size] = [
                 [len(part) for part in parts_of] for parts_of in zip(*parts, strict=True)
             ]
         return self._rows[size][number]
 
-    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Without slices, on the first process; the others have only what is not in slices."""
-        with said_plainly():
-            found = {
-                name: gather_slices(value) if isinstance(value, DTensor) else value
-                for name, value in tensors.items()
-            }
-        return {name: value for name, value in found.items() if value is not None}
 
-    def load_state(self, member: int, tensors: Mapping[str, Tensor]) -> None:
-        """Put a checkpoint's tensors in place; the first process has them, for everyone."""
-        for name, value in self.state(member).items():
-            if isinstance(value, DTensor):
-                with said_plainly():
-                    scatter_slices(value, tensors[name] if self.world.first else None)
-            else:
-                if self.world.first:
-                    value.copy_(tensors[name])
-                self.world.send_([value])
+def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors without slices, on the first process; the others keep only what is whole."""
+    with lost_neighbors():
+        found = {
+            name: gather_slices(value) if hasattr(value, "to_local") else value
+            for name, value in tensors.items()
+        }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def scatter(sliced: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None) -> None:
+    """Fill tensors in slices from whole ones, which the first process has."""
+    with lost_neighbors():
+        for name, value in sliced.items():
+            scatter_slices(value, None if whole is None else whole[name])
 
 
 def sharded_predictions(
@@ -160,10 +150,10 @@ def sharded_predictions(
         int64, shape (examples,), in the order of the data, on the first process; None on the
         others.
     """
-    with judging(model), said_plainly():
+    with judging(model), lost_neighbors():
         found = [
             model.fc.predict(features)  # type: ignore[union-attr, operator]
-            for features in _features(model, data, recipe, world=world, how=how)
+            for features in _features(model, data, recipe, world, how)
         ]
     return world.gather(torch.cat(found), len(data))
 
@@ -179,7 +169,7 @@ def sharded_logits(
     """All logits of a sharded network, gathered on the CPU of the first process.
 
     Args:
-        model: of `shard`; and what follows: see `sharded_predictions`.
+        model: and what follows: see `sharded_predictions`.
         data: likewise.
         recipe: likewise.
         world: likewise.
@@ -191,33 +181,24 @@ def sharded_logits(
     """
     head, examples = model.fc, len(data)
     whole = np.empty((examples, data.num_classes), np.float32) if world.first else None
-    with judging(model), said_plainly():
-        parts = _features(model, data, recipe, world=world, how=how)
-        for number, features in enumerate(parts):
+    with judging(model), lost_neighbors():
+        for number, features in enumerate(_features(model, data, recipe, world, how)):
             own = local(head(features)).t().contiguous()  # type: ignore[operator]
             columns = gather_slices(head.sliced(own))  # type: ignore[union-attr, operator]
             if whole is not None and columns is not None:
-                whole[_rows_of(number, examples, world)] = columns.t().numpy()
+                # The examples of all processes, process after process.
+                batch = slice(number * EVALUATED, (number + 1) * EVALUATED)
+                ranks = [range(rank, examples, world.count)[batch] for rank in range(world.count)]
+                whole[[row for rows in ranks for row in rows]] = columns.t().numpy()
     return whole
 
 
-def _rows_of(number: int, examples: int, world: World) -> list[int]:
-    """Whose logits the `number`-th batches of all processes have, process after process."""
-    batch = slice(number * EVALUATED, (number + 1) * EVALUATED)
-    return [row for rank in range(world.count) for row in range(rank, examples, world.count)[batch]]
-
-
 def _features(
-    model: nn.Module,
-    data: ListedImages,
-    recipe: Recipe,
-    *,
-    world: World,
-    how: Streaming | None,
+    model: nn.Module, data: ListedImages, recipe: Recipe, world: World, how: Streaming | None
 ) -> Iterator[Tensor]:
     """The features of this process's images, in as many batches as every other process has."""
     device = next(model.parameters()).device
-    trunk = PixelsToLogits(without_head(model), recipe, precision="float32", device=device)
+    trunk = PixelsToLogits(_without_head(model), recipe, precision="float32", device=device)
     batches = iter(centres(data, recipe, device=device, world=world, how=how))
     for _ in range(-(-len(data) // (world.count * EVALUATED))):
         batch = next(batches, None)  # none for those with one image less than the first process

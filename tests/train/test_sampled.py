@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_sharded_team import lane
+from test_sharded import stepper
 from test_streamed import COUNTS, HERE, SMALL, normalized
 
 from data_factory import write_large
@@ -15,12 +15,10 @@ from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import RandomCrop
 from longtail.train.engine import evaluate, train
-from longtail.train.lane import run_epoch
+from longtail.train.loop import new_network, run_epoch
 from longtail.train.plan import stream_seed
 from longtail.train.recipe import make_spec
-from longtail.train.sampled_team import SampledTeam
 from longtail.train.streamed import Streaming
-from longtail.train.team import new_network
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +44,8 @@ def expected_loss(features, fc, target, prior, drawn):
 def test_the_first_step_by_the_equation(data, micro_batch):
     how = Streaming(workers=0, micro_batch=micro_batch)
     overrides = {"batch_size": 47, "sampled_classes": 5}
-    one = lane(data.train, kind=SampledTeam, how=how, **overrides)
-    recipe, plan = one.team.recipe, one.team.planners[0].plan(0)
+    one = stepper(data.train, classifier="whole", how=how, **overrides)
+    recipe, plan = one.training.recipe, one.training.planner.plan(0)
     crops = [
         RandomCrop(16)(data.train.file(row), np.random.default_rng([stream_seed(0, "crop"), 0, n]))
         for n, row in enumerate(plan.rows.tolist())

@@ -1,4 +1,4 @@
-"""A team's runs are what they would be alone, whatever their methods; and what a step computes."""
+"""Runs that step as one are what each would be alone; and what a step computes."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,14 @@ import torch
 from torch.nn import functional as F
 
 from data_factory import pixels
-from longtail import ClassPrior, InputError
 from longtail.data.images import ImageSet
-from longtail.train.decay import OwnDecay
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.cuda_graphs import Stepper
+from longtail.train.loop import Training, new_network, run_epoch
 from longtail.train.methods import Method
 from longtail.train.optimizers import make_optimizer
 from longtail.train.plan import Planner
+from longtail.train.prefetch import Resident
 from longtail.train.recipe import get_recipe
-from longtail.train.team import Resident, Team, new_network
 
 COUNTS = (30, 12, 5)
 IMAGES = ImageSet(
@@ -35,29 +34,31 @@ def planner(method="softmax", seed=0, **overrides):
     return Planner(recipe(**overrides), Method.of(method), labels, kept, IMAGES.prior, seed=seed)
 
 
-def lane(*planners, precision="float32", teachers=None):
+def stepper(*planners, precision="float32", teachers=None):
     data = Resident(IMAGES, CPU)
-    return Lane(lambda: Team(planners, data, precision=precision, teachers=teachers), device=CPU)
+    return Stepper(
+        lambda: Training(planners, data, precision=precision, teachers=teachers), device=CPU
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
 def test_a_team_trains_each_run_as_it_would_alone(optimizer):
     settings = {"optimizer": optimizer, "lr": 0.001}
     planners = [planner(method, seed, **settings) for seed, method in enumerate(METHODS)]
-    together, alone = lane(*planners), [lane(one) for one in planners]
+    together, alone = stepper(*planners), [stepper(one) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=2e-4)
     for member, one in enumerate(alone):
-        assert together.team.state(member).keys() == one.team.state(0).keys()
-        own = together.team.network(member).state_dict()
+        assert together.training.state(member).keys() == one.training.state(0).keys()
+        own = together.training.network(member).state_dict()
         start = new_network(recipe(**settings), IMAGES, seed=member).state_dict()
         # Compared to how far each tensor moved: rounding grows over the steps and shows most
         # where a gradient is small; a lost or a neighbour's gradient would be all of it.
         shares = {
             name: float((own[name] - value).double().norm() / (value - start[name]).double().norm())
-            for name, value in one.team.model.state_dict().items()
+            for name, value in one.training.model.state_dict().items()
         }
         assert max(shares.values()) < 0.3, (member, shares)
         assert np.median(list(shares.values())) < 0.01, (member, shares)
@@ -65,40 +66,32 @@ def test_a_team_trains_each_run_as_it_would_alone(optimizer):
 
 def test_a_runs_state_travels_from_a_team_to_a_run_alone():
     planners = [planner("softmax", 0), planner("logit-adjusted", 1)]
-    together, alone = lane(*planners), lane(planners[1])
+    together, alone = stepper(*planners), stepper(planners[1])
     run_epoch([together], [0])
-    alone.team.load_state(0, {k: v.clone() for k, v in together.team.state(1).items()})
+    alone.training.load_state(0, {k: v.clone() for k, v in together.training.state(1).items()})
     both, one = run_epoch([together], [1])[0][1], run_epoch([alone], [1])[0][0]
     assert one == pytest.approx(both, rel=1e-4)
-    back = lane(*planners)
+    back = stepper(*planners)
     for member in (0, 1):
-        back.team.load_state(member, {k: v.clone() for k, v in together.team.state(member).items()})
+        back.training.load_state(
+            member, {k: v.clone() for k, v in together.training.state(member).items()}
+        )
     assert run_epoch([back], [2])[0] == pytest.approx(run_epoch([together], [2])[0], rel=1e-4)
 
 
-def test_a_neighbour_that_diverges_does_no_harm():
-    planners = [planner("softmax", 0), planner("softmax", 1)]
-    together, alone = lane(*planners), lane(planners[0])
-    with torch.no_grad():
-        together.team.state(1)["model/conv1.weight"].fill_(float("nan"))
-    mine, neighbour = run_epoch([together], [0])[0]
-    assert np.isnan(neighbour)
-    assert mine == pytest.approx(run_epoch([alone], [0])[0][0], rel=1e-4)
-
-
 def test_small_blocks_make_the_same_batches(monkeypatch):
-    whole = lane(planner())
-    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
-    parts = lane(planner())
-    assert (whole.team.block, parts.team.block) == (3, 2)
+    whole = stepper(planner())
+    monkeypatch.setattr("longtail.train.loop._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
+    parts = stepper(planner())
+    assert (whole.training.block, parts.training.block) == (3, 2)
     for epoch in range(2):
         assert run_epoch([parts], [epoch]) == run_epoch([whole], [epoch])
 
 
 def test_the_first_step_by_hand():
     """One batch of everything, cropped and flipped by a loop, through torch's own SGD."""
-    one = lane(planner("logit-adjusted", crop_padding=2, batch_size=47))
-    team, settings = one.team, recipe(crop_padding=2, batch_size=47)
+    one = stepper(planner("logit-adjusted", crop_padding=2, batch_size=47))
+    training, settings = one.training, recipe(crop_padding=2, batch_size=47)
     plan = planner("logit-adjusted", crop_padding=2, batch_size=47).plan(0)
     network = new_network(settings, IMAGES, seed=0)
     batch = []
@@ -118,7 +111,7 @@ def test_the_first_step_by_hand():
         for name, value in network.named_parameters()
     }
     assert run_epoch([one], [0])[0][0] == pytest.approx(loss.item(), rel=1e-4)
-    for name, value in team.model.named_parameters():
+    for name, value in training.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[name], rtol=1e-3, atol=1e-4)
 
 
@@ -130,31 +123,18 @@ def test_runs_with_weight_decays_of_their_own(decay):
         planner("softmax", seed, weight_decay=one, decay=decay, lr=0.001)
         for seed, one in enumerate(decays)
     ]
-    together, alone = lane(*planners), [lane(one) for one in planners]
+    together, alone = stepper(*planners), [stepper(one) for one in planners]
     for _ in range(2):
         run_epoch([together], [0])
     for member, one in enumerate(alone):
         for _ in range(2):
             run_epoch([one], [0])
-        own = together.team.network(member).state_dict()
+        own = together.training.network(member).state_dict()
         start = new_network(recipe(), IMAGES, seed=member).state_dict()
-        for name, value in one.team.model.state_dict().items():
+        for name, value in one.training.model.state_dict().items():
             moved = float((value - start[name]).double().norm())
             if "running" not in name and moved > 0.01:
                 assert float((own[name] - value).double().norm()) < 0.05 * moved, (member, name)
-
-
-def test_a_decay_of_its_own_leaves_alone_what_decays_nowhere():
-    """g + (λ_m − λ) w of the networks m, whose optimiser has λ = 0 for a second group."""
-    decayed, free = (torch.nn.Parameter(torch.tensor([1.0, 2.0, 4.0])) for _ in range(2))
-    groups = [{"params": [decayed]}, {"params": [free], "weight_decay": 0.0}]
-    own = OwnDecay(torch.optim.SGD(groups, lr=1.0, weight_decay=0.5), [0.5, 0.1, 2.0])
-    for parameter in (decayed, free):
-        parameter.grad = torch.full((3,), 0.25)
-    own.add()
-    expected = [0.25 + (0.5 - 0.5) * 1, 0.25 + (0.1 - 0.5) * 2, 0.25 + (2.0 - 0.5) * 4]
-    torch.testing.assert_close(decayed.grad, torch.tensor(expected))
-    assert free.grad.tolist() == [0.25] * 3
 
 
 def test_decay_can_leave_batch_norm_out():
@@ -166,20 +146,12 @@ def test_decay_can_leave_batch_norm_out():
     assert len(make_optimizer(network, recipe(), CPU).param_groups) == 1
 
 
-def test_bfloat16_is_close_to_float32():
-    exact, rough = lane(planner()), lane(planner(), precision="bfloat16")
-    assert rough.team.now.inputs.dtype == torch.bfloat16
-    one, other = run_epoch([exact], [0])[0][0], run_epoch([rough], [0])[0][0]
-    assert one != other
-    assert other == pytest.approx(one, rel=0.05)
-
-
 def test_class_weights_come_in_when_drw_starts():
-    one = lane(planner("softmax+drw:start=1"))
+    one = stepper(planner("softmax+drw:start=1"))
     one.load(0)
-    assert one.team.criteria[0].weight.tolist() == [1.0, 1.0, 1.0]
+    assert one.training.criteria[0].weight.tolist() == [1.0, 1.0, 1.0]
     one.load(1)
-    weights = one.team.criteria[0].weight
+    weights = one.training.criteria[0].weight
     numbers = (1 - 0.9999 ** np.array(COUNTS)) / (1 - 0.9999)
     expected = 3 / numbers / np.sum(1 / numbers)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
@@ -188,12 +160,12 @@ def test_class_weights_come_in_when_drw_starts():
 def test_what_a_loss_draws_depends_on_the_run_and_the_epoch():
     """Others in every epoch and for every seed, and the same again where a run goes on."""
     method = "equalized-threshold:threshold=0.9,gamma=0.5"
-    team = lane(*(planner(method, seed) for seed in (0, 1))).team
+    training = stepper(*(planner(method, seed) for seed in (0, 1))).training
 
     def drawn(epoch):
-        team.load(epoch)
+        training.load(epoch)
         like = torch.empty(64, 3)
-        return torch.stack([criterion.draw(like) for criterion in team.criteria])
+        return torch.stack([criterion.draw(like) for criterion in training.criteria])
 
     first, second, again = drawn(0), drawn(1), drawn(0)
     assert torch.equal(first, again)
@@ -220,18 +192,18 @@ def test_distillation_by_hand(adjusted):
     settings = {"batch_size": 47, "distill_weight": 0.75, "distill_temperature": 2.0}
     one_planner = planner("logit-adjusted", **settings, distill_adjusted=adjusted)
     teachers, asked = linear_teachers()
-    one = lane(one_planner, teachers=teachers)
+    one = stepper(one_planner, teachers=teachers)
     found = run_epoch([one], [0])[0][0]
     assert asked == [47]
-    images = one.team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    student = new_network(one.team.recipe, IMAGES, seed=0)(images).detach().double().numpy()
+    images = one.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    student = new_network(one.training.recipe, IMAGES, seed=0)(images).detach().double().numpy()
     taught = teachers(images).double().numpy()
     log_prior = IMAGES.prior.log_probs
 
     def log_softmax(z):
         return z - np.log(np.exp(z).sum(1, keepdims=True))
 
-    labels = IMAGES.labels[one.team.plans[0].rows.numpy()]
+    labels = IMAGES.labels[one.training.plans[0].rows.numpy()]
     loss = -log_softmax(student + log_prior)[np.arange(47), labels].mean()
     shift = log_prior if adjusted else 0.0
     p, q = (log_softmax((z + shift) / 2.0) for z in (taught, student))
@@ -245,10 +217,10 @@ def test_a_student_with_cosines_is_compared_as_its_loss_scales_them():
     settings |= {"head": "cosine", "image_seed": 0}
     teachers, _ = linear_teachers()
     planners = [planner("ldam:scale=20", **settings), planner("softmax", **settings)]
-    together = lane(*planners, teachers=teachers)
+    together = stepper(*planners, teachers=teachers)
     found = run_epoch([together], [0])[0]
-    images = together.team.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
-    cosines = new_network(together.team.recipe, IMAGES, seed=0)(images).detach().double()
+    images = together.training.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
+    cosines = new_network(together.training.recipe, IMAGES, seed=0)(images).detach().double()
     log_p = (teachers(images).double() / 2.0).log_softmax(1)
     for loss, scale in zip(found, (20.0, 1.0), strict=True):
         log_q = (scale * cosines / 2.0).log_softmax(1)
@@ -260,15 +232,15 @@ def test_runs_of_one_image_seed_share_images_and_teachers():
     settings = {"image_seed": 5, "distill_weight": 0.5}
     planners = [planner("logit-adjusted", seed, **settings) for seed in range(3)]
     teachers, asked = linear_teachers()
-    together = lane(*planners, teachers=teachers)
-    alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
+    together = stepper(*planners, teachers=teachers)
+    alone = [stepper(one, teachers=linear_teachers()[0]) for one in planners]
     for epoch in range(2):
         losses = run_epoch([together], [epoch])[0]
         expected = [run_epoch([one], [epoch])[0][0] for one in alone]
         np.testing.assert_allclose(losses, expected, rtol=1e-3)
     assert asked == [47, 47]  # once an epoch for all three
-    assert together.team.now.teacher_logits.shape == (1, 47, 3)
-    inputs = together.team.now.inputs
+    assert together.training.now.teacher_logits.shape == (1, 47, 3)
+    inputs = together.training.now.inputs
     assert torch.equal(inputs[:, :, :, 0], inputs[:, :, :, 2])
     assert len({round(loss, 6) for loss in losses}) == 3  # they start from weights of their own
     assert torch.equal(planners[0].plan(1).rows, planner(seed=5).plan(1).rows)
@@ -283,87 +255,24 @@ def test_a_block_made_ahead_is_the_one_that_would_be_made():
         planner("softmax+over-sampling", 2, **settings, mixup=0.5),
     ]
     teachers, asked = linear_teachers()
-    plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
-    early.team.make_room_ahead()
+    plain, early = (stepper(*planners, teachers=teachers) for _ in range(2))
+    early.training.make_room_ahead()
     for made, epoch in ((0, 0), (1, 1), (1, 2), (3, 3), (0, 0)):
-        early.team.make_ahead(made)
+        early.training.make_ahead(made)
         asked.clear()
         losses = [run_epoch([one], [epoch])[0] for one in (early, plain)]
-        assert len(asked) == (3 if made == epoch else 6)  # streams, of one lane or of both
+        assert len(asked) == (3 if made == epoch else 6)  # streams, of one stepper or of both
         assert losses[0] == losses[1]
-        for name, value in plain.team.now.tensors.items():
-            assert torch.equal(value, early.team.now.tensors[name]), (name, epoch)
-        assert early.team.now.inputs.data_ptr() != early.team.ahead.inputs.data_ptr()
-
-
-def test_of_several_blocks_the_first_is_made_ahead(monkeypatch):
-    monkeypatch.setattr("longtail.train.team._BLOCK_BYTES", 2 * 16 * 3 * 8 * 8 * 4)
-    planners = [planner(m, 4, distill_weight=0.5) for m in ("softmax+drw:start=1", "softmax")]
-    teachers, asked = linear_teachers()
-    plain, early = (lane(*planners, teachers=teachers) for _ in range(2))
-    assert early.team.block == 2 < len(early.team.batch_sizes)
-    early.team.make_room_ahead()
-    for epoch in range(3):
-        early.team.make_ahead(epoch)
-        asked.clear()
-        assert run_epoch([early], [epoch]) == run_epoch([plain], [epoch])
-        assert asked == [15, 32, 15]  # the second block of one lane; both of the other
-
-
-def test_no_block_is_made_ahead_without_room():
-    with pytest.raises(RuntimeError, match="call make_room_ahead first"):
-        lane(planner()).team.make_ahead(1)
-
-
-def test_methods_that_sample_otherwise_have_streams_of_their_own():
-    methods = ("softmax", "softmax+over-sampling", "logit-adjusted")
-    planners = [planner(method, 0, distill_weight=0.5) for method in methods]
-    teachers, asked = linear_teachers()
-    together = lane(*planners, teachers=teachers)
-    assert together.team.blocks.stream_of == [0, 1, 0]
-    losses = run_epoch([together], [0])[0]
-    assert asked == [47, 47]
-    alone = [lane(one, teachers=linear_teachers()[0]) for one in planners]
-    expected = [run_epoch([one], [0])[0][0] for one in alone]
-    np.testing.assert_allclose(losses, expected, rtol=2e-4)
-
-
-def test_runs_that_hold_out_other_examples_have_streams_of_their_own():
-    """With one image seed, too: an image that a run holds out must not come from its neighbour."""
-    labels = IMAGES.labels
-    parts = [np.delete(np.arange(len(labels)), n) for n in (0, 40)]
-    prior = ClassPrior.from_labels(labels[parts[0]], num_classes=3)
-    planners = [
-        Planner(recipe(image_seed=1), Method.of("softmax"), labels, kept, prior, seed=0)
-        for kept in parts
-    ]
-    together = lane(*planners).team
-    assert together.blocks.stream_of == [0, 1]
-    together.load(0)
-    together.prepare(0)
-    for member, out in enumerate((0, 40)):
-        expected = np.bincount(np.delete(labels, out), minlength=3)
-        assert np.array_equal(np.bincount(together.now.targets[member], minlength=3), expected)
-
-
-def test_runs_of_one_image_seed_share_what_is_mixed_into_their_images():
-    planners = [planner(seed=seed, image_seed=5, cutmix=0.4, mixup=0.4) for seed in (0, 1)]
-    together, alone = lane(*planners).team, lane(planners[0]).team
-    for team in (together, alone):
-        team.load(1)
-        team.prepare(0)
-    assert bool((alone.now.shares < 1).any())
-    for name in ("targets", "seconds", "shares"):
-        for member in (0, 1):
-            found = getattr(together.now, name)[member]
-            assert torch.equal(found, getattr(alone.now, name)[0]), (name, member)
+        for name, value in plain.training.now.tensors().items():
+            assert torch.equal(value, early.training.now.tensors()[name]), (name, epoch)
+        assert early.training.now.inputs.data_ptr() != early.training.ahead.inputs.data_ptr()
 
 
 def test_saved_logits_are_those_of_each_runs_own_images():
     """A row of the table for each example, whichever run has it at whichever place."""
     table = torch.arange(3.0 * len(IMAGES.labels)).view(-1, 3)
     planners = [planner(seed=seed, distill_weight=0.5) for seed in (0, 1, 2)]
-    together = lane(*planners, teachers=table).team
+    together = stepper(*planners, teachers=table).training
     together.load(1)
     together.prepare(0)
     for member, one in enumerate(planners):
@@ -371,9 +280,9 @@ def test_saved_logits_are_those_of_each_runs_own_images():
 
 
 def test_teachers_answer_to_every_image_however_many_they_see_at_once(monkeypatch):
-    monkeypatch.setattr("longtail.train.blocks._TEACHER_BATCH", 20)
+    monkeypatch.setattr("longtail.train.prefetch._TEACHER_BATCH", 20)
     teachers, asked = linear_teachers()
-    one = lane(planner(distill_weight=0.5), teachers=teachers).team
+    one = stepper(planner(distill_weight=0.5), teachers=teachers).training
     one.load(0)
     one.prepare(0)
     assert asked == [20, 20, 7]
@@ -389,23 +298,16 @@ def test_students_that_listen_differently_step_as_one():
         {"distill_weight": 0.3, "cutmix": 0.5},
     ]
     planners = [planner("logit-adjusted", 0, image_seed=5, **way) for way in ways]
-    assert len({one.recipe.team_values for one in planners}) == 1
+    assert len({one.recipe.stack_values for one in planners}) == 1
     asked = []
 
     def teachers(x):
         asked.append(len(x))
         return 3 * x.mean((2, 3))
 
-    together = lane(*planners, teachers=teachers)
+    together = stepper(*planners, teachers=teachers)
     losses = run_epoch([together], [0])[0]
     assert asked == [47, 47]  # once for the images of the first three, once for the mixed ones
-    alone = [run_epoch([lane(one, teachers=teachers)], [0])[0][0] for one in planners]
+    alone = [run_epoch([stepper(one, teachers=teachers)], [0])[0][0] for one in planners]
     np.testing.assert_allclose(losses, alone, rtol=2e-4)
     assert min(np.abs(np.subtract.outer(alone, alone))[np.triu_indices(4, 1)]) > 0.01
-
-
-def test_distillation_needs_teachers_and_teachers_a_weight():
-    with pytest.raises(InputError, match=r"`distill_weight` is 0\.5, but there are no teachers"):
-        lane(planner(distill_weight=0.5))
-    with pytest.raises(InputError, match="`distill_weight` is 0, but there are teachers"):
-        lane(planner(), teachers=linear_teachers()[0])

@@ -11,14 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from data_factory import write_large
 from longtail.data.large import load_listed
-from longtail.train import sharded_team
-from longtail.train.lane import Lane
+from longtail.train import sharded
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe
-from longtail.train.sampled_team import SampledTeam
-from longtail.train.sharded_team import ShardedTeam, sharded_logits, sharded_predictions
-from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
+from longtail.train.sharded import sharded_logits, sharded_predictions
+from longtail.train.streamed import StreamedTraining, Streaming, stream_logits
 from single_steps import EXACT, compare, state
 
 pytestmark = [
@@ -37,11 +36,12 @@ def write(folder):
     return write_large(folder, counts=(40, 20, 8, 5, 3), held=4)
 
 
-def lane(data, kind, device, *, how=HOW, **overrides):
-    recipe, kept = get_recipe("imagenet-lt", **SMALL | overrides), np.arange(len(data.train))
+def stepper(data, classifier, device, *, how=HOW, **overrides):
+    made = SMALL | {"classifier": classifier} | overrides
+    recipe, kept = get_recipe("imagenet-lt", **made), np.arange(len(data.train))
     planner = Planner(recipe, Method.of(METHOD), data.train.labels, kept, data.train.prior, seed=0)
-    make = partial(kind, planner, data.train, device=torch.device(device), how=how)
-    return Lane(make, device=torch.device(device), graphs=False)
+    make = partial(StreamedTraining, planner, data.train, device=torch.device(device), how=how)
+    return Stepper(make, device=torch.device(device), graphs=False)
 
 
 def _under_nccl(_, folder):
@@ -50,26 +50,26 @@ def _under_nccl(_, folder):
     distributed.init_process_group(
         "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1
     )
-    sharded_team._mesh = lambda world, device: init_device_mesh("cuda", (1,))
+    sharded._mesh = lambda world, device: init_device_mesh("cuda", (1,))
     data = load_listed(f"{folder}/set")
     for optimizer, (lr, allowed) in OPTIMIZERS.items():
         given = {"optimizer": optimizer, "lr": lr}
-        one = lane(data, ShardedTeam, "cuda:0", **given)
-        assert isinstance(one.team.model.fc.weight, DTensor)
-        compare(lane(data, StreamedTeam, "cpu", **given), one, **allowed)
+        one = stepper(data, "sharded", "cuda:0", **given)
+        assert isinstance(one.training.model.fc.weight, DTensor)
+        compare(stepper(data, "whole", "cpu", **given), one, **allowed)
     with one.active():
         kept = state(one)
-        one.team.load_state(0, kept)
+        one.training.load_state(0, kept)
         again = state(one)
         assert all(torch.equal(kept[name], again[name]) for name in kept)
-        model, recipe = one.team.model, one.team.recipe
+        model, recipe = one.training.model, one.training.recipe
         logits = sharded_logits(model, data.test, recipe, how=HOW)
         predicted = sharded_predictions(model, data.test, recipe, how=HOW)
     assert np.array_equal(predicted, logits.argmax(1))
-    alone = lane(data, StreamedTeam, "cuda:0", **given)
+    alone = stepper(data, "whole", "cuda:0", **given)
     with alone.active():
-        alone.team.load_state(0, kept)
-        wanted = stream_logits(alone.team.model, data.test, recipe, how=HOW)
+        alone.training.load_state(0, kept)
+        wanted = stream_logits(alone.training.model, data.test, recipe, how=HOW)
     np.testing.assert_allclose(logits, wanted, atol=1e-3)
     distributed.destroy_process_group()
 
@@ -83,7 +83,7 @@ def test_sampled_softmax_compiled(tmp_path):
     """The device draws its own numbers, so the compiled steps are held against eager ones."""
     data = load_listed(write(tmp_path / "set"))
     eager, compiled = (
-        lane(data, SampledTeam, "cuda", how=Streaming(workers=2, compile=choice), sampled_classes=4)
+        stepper(data, "whole", "cuda", how=Streaming(workers=2, compile=choice), sampled_classes=4)
         for choice in (False, True)
     )
     compare(eager, compiled, **EXACT)

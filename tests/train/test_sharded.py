@@ -15,20 +15,18 @@ from test_distributed import TINY as WITH_NORM
 
 from data_factory import write_large
 from longtail._checks import InputError
-from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.models import MODELS
 from longtail.runs import Run
-from longtail.train import evaluation, sharded_team, streamed
+from longtail.train import evaluation, sharded, streamed
+from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import ALONE, World, joined
-from longtail.train.engine import evaluate, refuse_early, train
-from longtail.train.lane import Lane, run_epoch
+from longtail.train.engine import evaluate, train, validate
+from longtail.train.loop import run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner
 from longtail.train.recipe import get_recipe, make_spec
-from longtail.train.sampled_team import SampledTeam
-from longtail.train.sharded_team import ShardedTeam
-from longtail.train.streamed import StreamedTeam, Streaming, stream_logits
+from longtail.train.streamed import StreamedTraining, Streaming, stream_logits
 
 COUNTS = (20, 12, 6, 4, 3)  # an odd number of classes, and of examples
 EPOCHS = 4
@@ -50,31 +48,35 @@ SKIPPED = ("softmax", {}, Streaming(workers=0, on_error="skip"))  # shares turn 
 NORMED = {"model": "tiny", "decay": "not-norm"}
 
 
-def lane(data, world=ALONE, *, kind=ShardedTeam, method="logit-adjusted", how=HERE, **overrides):
-    recipe = get_recipe("imagenet-lt", **SMALL | overrides)
-    kept = np.arange(len(data))
+def stepper(
+    data, world=ALONE, *, classifier="sharded", method="logit-adjusted", how=HERE, **overrides
+):
+    made = SMALL | {"classifier": classifier} | overrides
+    recipe, kept = get_recipe("imagenet-lt", **made), np.arange(len(data))
     planner = Planner(recipe, Method.of(method), data.labels, kept, data.prior, seed=0)
-    return Lane(partial(kind, planner, data, world=world, how=how), device=CPU, graphs=False)
+    return Stepper(
+        partial(StreamedTraining, planner, data, world=world, how=how), device=CPU, graphs=False
+    )
 
 
 def losses_of(one, epochs):
     found = []
     for epoch in epochs:
         run_epoch([one], [epoch])
-        found += one.team.losses.tolist()
+        found += one.training.losses.tolist()
     return found
 
 
-def steps(data, world, method, overrides, how, kind=ShardedTeam):
+def steps(data, world, method, overrides, how, classifier="sharded"):
     """The mean loss of every step, and the whole weights after them, on the first process."""
-    one = lane(data, world, kind=kind, method=method, how=how, **overrides)
+    one = stepper(data, world, classifier=classifier, method=method, how=how, **overrides)
     found = losses_of(one, (0, 1))
-    weights = one.team.whole(one.team.model.state_dict())
+    weights = one.training.saved_weights(one.training.model)
     return found, torch.cat([value.flatten() for value in weights.values()]).tolist()
 
 
 def saved(one):
-    return {name: value.clone() for name, value in one.team.whole(one.team.state(0)).items()}
+    return {name: value.clone() for name, value in one.training.saved_state().items()}
 
 
 def spec(data, classifier="sharded", **overrides):
@@ -121,17 +123,17 @@ def _work(rank, port, folder):
         found = {name: steps(data.train, world, *case) for name, case in STEPS.items()}
         found["skipped"] = steps(load_listed(folder / "bad").train, world, *SKIPPED)
         for name, how in PARTS.items():
-            found[name] = steps(data.train, world, *SAMPLED, how, SampledTeam)
-        one = lane(data.train, world)
-        found["slice"] = list(one.team.model.fc.weight.to_local().shape)
+            found[name] = steps(data.train, world, *SAMPLED, how, "whole")
+        one = stepper(data.train, world)
+        found["slice"] = list(one.training.model.fc.weight.to_local().shape)
         losses_of(one, [0])
         torch.save(saved(one), folder / f"sharded-{rank}.pt")
-        one.team.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
+        one.training.load_state(0, torch.load(folder / "whole.pt") if world.first else {})
         found["from whole"] = losses_of(one, [1])
-        found["judged"] = judged(one.team.model, data.test, world)
+        found["judged"] = judged(one.training.model, data.test, world)
         MODELS["tiny"] = WITH_NORM
-        names = lane(data.train, world, **NORMED).team
-        found["names"] = {k: list(v.shape) for k, v in names.whole(names.state(0)).items()}
+        names = stepper(data.train, world, **NORMED).training
+        found["names"] = {k: list(v.shape) for k, v in names.saved_state().items()}
         whole(data, folder / "two", world)
         interrupted(data, folder / "2-1-2", world, epoch=2)
         if world.first:  # alone, while the other waits for what comes next
@@ -142,9 +144,9 @@ def _work(rank, port, folder):
 
 def judged(model, data, world=ALONE):
     """Logits and predictions of a sharded network, in batches of two images."""
-    sharded_team.EVALUATED = streamed.EVALUATED = 2
+    sharded.EVALUATED = streamed.EVALUATED = 2
     recipe = get_recipe("imagenet-lt", **SMALL)
-    calls = (sharded_team.sharded_logits, sharded_team.sharded_predictions)
+    calls = (sharded.sharded_logits, sharded.sharded_predictions)
     found = [call(model, data, recipe, world=world, how=HERE) for call in calls]
     return [None if one is None else one.tolist() for one in found]
 
@@ -156,7 +158,7 @@ def folder(tmp_path_factory):
     data = load_listed(write_large(folder / "set", counts=COUNTS, held=3))
     bad = sorted((write_large(folder / "bad", counts=COUNTS) / "train").rglob("*.JPEG"))[0]
     bad.write_bytes(b"no image")
-    one = lane(data.train, kind=StreamedTeam)
+    one = stepper(data.train, classifier="whole")
     losses_of(one, [0])
     torch.save(saved(one), folder / "whole.pt")
     run_both(_work, free_port(), folder)
@@ -192,7 +194,7 @@ def test_steps_are_those_of_a_whole_classifier_in_one_process(found, data, name)
 
 @pytest.mark.parametrize("name", PARTS)
 def test_sampled_softmax_draws_for_the_global_batch(found, data, name):
-    expected, weights = steps(data.train, ALONE, *SAMPLED, HERE, SampledTeam)
+    expected, weights = steps(data.train, ALONE, *SAMPLED, HERE, "whole")
     for one in found:
         np.testing.assert_allclose(one[name][0], expected, atol=1e-5)
         np.testing.assert_allclose(one[name][1], weights, atol=1e-5)
@@ -207,10 +209,6 @@ def test_an_image_may_be_skipped(folder, found):
     np.testing.assert_allclose(found[0]["skipped"][1], weights, atol=1e-5)
 
 
-def test_a_process_holds_its_slice_alone(found):
-    assert [one["slice"] for one in found] == [[3, 64], [2, 64]]
-
-
 def test_one_process_needs_no_slices(data):
     """It has the sharded loss on ordinary tensors."""
     method, overrides, _ = STEPS["odd"]
@@ -222,30 +220,24 @@ def test_one_process_needs_no_slices(data):
 
 def test_checkpoints_of_sharded_and_whole_classifiers_are_alike(folder, found, data):
     """Same names and shapes, and each goes on from the other's."""
-    one = lane(data.train, kind=StreamedTeam)
+    one = stepper(data.train, classifier="whole")
     expected = losses_of(one, (0, 1))[-3:]
     np.testing.assert_allclose(found[0]["from whole"], expected, atol=1e-5)
     theirs = torch.load(folder / "sharded-0.pt")
-    other = lane(data.train, kind=StreamedTeam)
-    own = other.team.state(0)
+    other = stepper(data.train, classifier="whole")
+    own = other.training.state(0)
     assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in own.items()}
     assert "model/fc.weight" in theirs
     assert "model/fc.weight" not in torch.load(folder / "sharded-1.pt")
-    other.team.load_state(0, theirs)
+    other.training.load_state(0, theirs)
     np.testing.assert_allclose(losses_of(other, [1]), expected, atol=1e-5)
 
 
-def test_momentum_keeps_its_number_where_batch_norm_does_not_decay(found, data, monkeypatch):
-    monkeypatch.setitem(MODELS, "tiny", WITH_NORM)
-    own = lane(data.train, kind=StreamedTeam, **NORMED).team.state(0)
-    assert found[0]["names"] == {name: list(value.shape) for name, value in own.items()}
-
-
 def test_logits_and_predictions_are_those_of_the_whole_network(found, data):
-    one = lane(data.train, kind=StreamedTeam)
+    one = stepper(data.train, classifier="whole")
     losses_of(one, (0, 1))
     expected = stream_logits(
-        one.team.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE
+        one.training.model, data.test, get_recipe("imagenet-lt", **SMALL), how=HERE
     )
     logits, predictions = found[0]["judged"]
     np.testing.assert_allclose(logits, expected, atol=1e-5)
@@ -271,15 +263,6 @@ def test_one_process_judges_what_two_trained(folder, data, alone):
     before = run.logits("test").logits.copy()
     again = evaluate(run, data.test, streaming=HERE, replace=True).logits("test").logits
     np.testing.assert_allclose(again, before, atol=1e-5)
-
-
-def test_the_default_is_no_part_of_a_spec(data):
-    plain = make_spec(data.spec, method="softmax", recipe="imagenet-lt", seed=0)
-    assert "classifier" not in plain.recipe.values
-    asked = {"classifier": "sharded"}
-    other = make_spec(data.spec, method="softmax", recipe="imagenet-lt", seed=0, overrides=asked)
-    assert other.recipe.overrides == asked
-    assert other.hash8 != plain.hash8
 
 
 # torchrun and the command line.
@@ -317,7 +300,7 @@ def test_the_command_line_under_torchrun(folder, data, alone, tmp_path):
 def test_what_slices_can_not_do(data, tmp_path, method, overrides, processes, message):
     overrides = SMALL | {"classifier": "sharded"} | overrides
     with pytest.raises(InputError, match=message):
-        refuse_early(
+        validate(
             [
                 make_spec(
                     data.spec, method=method, recipe="imagenet-lt", seed=0, overrides=overrides
@@ -326,14 +309,6 @@ def test_what_slices_can_not_do(data, tmp_path, method, overrides, processes, me
             data.train,
             processes=processes,
         )
-
-
-def test_images_in_memory_have_no_slices(tmp_path):
-    digits, asked = load_digits_lt(), {"classifier": "sharded"}
-    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0, overrides=asked)
-    message = r"`classifier` is 'sharded', but digits-lt is in memory; it is for photographs"
-    with pytest.raises(InputError, match=message):
-        train(made, digits.train, root=tmp_path)
 
 
 def test_logits_that_are_too_large_are_refused_before_work(folder, data, tmp_path, monkeypatch):

@@ -1,0 +1,194 @@
+"""Checks of runs before any training, for the command line and the library alike.
+
+Values of a recipe or a method by themselves are checked where these are made (`recipe`,
+`methods`); here it is whether they fit each other, the images and the processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from longtail import _checks
+
+_checks.require("torch", extra="torch", caller=__name__)
+
+import torch
+
+from longtail._checks import InputError
+from longtail.data.images import ImageSet
+from longtail.data.lists import ListedImages
+from longtail.data.profiles import PROFILES
+from longtail.data.subsets import held_out_split
+from longtail.priors import ClassPrior
+from longtail.runs import RunSpec
+from longtail.train.evaluation import Images, refuse_logits
+from longtail.train.loop import image_shape_of, new_network
+from longtail.train.methods import THRESHOLD, Method
+from longtail.train.plan import Planner
+from longtail.train.recipe import Recipe
+from longtail.train.streamed import check_recipe
+from longtail.train.teachers import by_saved_logits, names_of
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+def validate(specs: Sequence[RunSpec], images: Images, *, processes: int = 1) -> None:
+    """Refuse runs that can't be trained, so that none fails after others were.
+
+    Args:
+        specs: of the runs.
+        images: the training set.
+        processes: that will share it.
+    """
+    if isinstance(images, ImageSet):
+        if images.role:
+            raise InputError(
+                f"train: these images are a {images.role} set, to be judged on; nothing is trained "
+                f"on them."
+            )
+        if processes > 1:
+            raise InputError(
+                f"train: {processes} processes can share images on disk only; images in memory "
+                f"train many runs together in one process: start it without torchrun."
+            )
+    for spec in {dataclasses.replace(spec, seed=0): None for spec in specs}:
+        recipe, method = Recipe.of(spec), Method.of(spec.method)
+        precision_of(spec)
+        _check_teaching(spec, recipe)
+        _check_images(spec, recipe, images)
+        if recipe.classifier == "sharded" or recipe.sampled_classes:
+            _check_many_classes(spec, recipe, method, images, processes)
+        method.criterion(images.prior)
+        kept = np.arange(len(images))
+        if spec.dataset.held_out:
+            rarer = spec.dataset.profile in PROFILES
+            kept, held = held_out_split(
+                images.labels,
+                fraction=spec.dataset.held_out,
+                seed=0,
+                class_names=images.class_names,
+                remedy="lower the imbalance ratio" if rarer else "add examples of it",
+            )
+            instead = "hold out a smaller part, or none"
+            refuse_logits(len(held), images.num_classes, what="the held-out part", instead=instead)
+        prior = ClassPrior.from_labels(images.labels[kept], num_classes=images.num_classes)
+        # Refuses an epoch without a batch.
+        sizes = Planner(recipe, method, images.labels, kept, prior, seed=0).batch_sizes
+        _check_network(recipe, images, sizes)
+
+
+def precision_of(spec: RunSpec) -> str:
+    """``float32``, or what the spec's settings say."""
+    precision = spec.settings.get("precision", "float32")
+    if precision not in PRECISIONS:
+        raise InputError(
+            f"train: `precision` must be one of {', '.join(PRECISIONS)}; got {precision!r}."
+        )
+    return str(precision)
+
+
+def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
+    """Refuse images of another kind than the recipe is for."""
+    name = f"recipe {recipe.name!r}"
+    if isinstance(images, ListedImages):
+        check_recipe(recipe)
+    elif recipe.image_size:
+        raise InputError(
+            f"{name} crops photographs from disk to {recipe.image_size} pixels, but "
+            f"{spec.dataset.name} is in memory, in one size; take another recipe, or override "
+            f"image_size=0."
+        )
+    channels, height, width = image_shape_of(recipe, images)
+    for key in ("mean", "std"):
+        if len(getattr(recipe, key)) not in (1, channels):
+            raise InputError(
+                f"{name} is for images of {len(getattr(recipe, key))} channels (`{key}`), but "
+                f"{spec.dataset.name} has {channels}; change `mean` and `std` (--set), or take "
+                f"another recipe."
+            )
+    if recipe.cutout >= min(height, width):
+        raise InputError(
+            f"{name}: the square of cutout, {recipe.cutout} pixels, must be smaller than the "
+            f"image, {height} x {width}; take about half of the smaller side."
+        )
+    largest = images.pixel_range if isinstance(images, ImageSet) else 255
+    if recipe.trivial_augment and (largest != 255 or channels not in (1, 3)):
+        raise InputError(
+            f"{name}: `trivial_augment` is for pixels of 0 .. 255 in 1 or 3 channels, but these "
+            f"images have 0 .. {largest} in {channels}; set trivial_augment=false."
+        )
+
+
+def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
+    """Refuse a run that has teachers it would not listen to, or should have some and has none."""
+    name = f"train: recipe {recipe.name!r}"
+    if by_saved_logits(spec) and recipe.changes_images:
+        raise InputError(
+            f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
+            f"they are; let the teachers' networks answer (without --teacher-logits), or set "
+            f"crop_padding=0, flip=false and the like."
+        )
+    if names_of(spec) and recipe.distill_weight == 0:
+        raise InputError(
+            f"train: teachers are named, but recipe {recipe.name!r} has distill_weight 0, so they "
+            f"would do nothing; take the recipe strong-student, whose method is "
+            f"softmax+over-sampling, or set distill_weight (--set)."
+        )
+    if recipe.distill_weight and not names_of(spec):
+        without = "distill_weight=0"  # with the values that then would do nothing
+        without += " and distill_temperature=1" if recipe.distill_temperature != 1 else ""
+        without += " and distill_adjusted=false" if recipe.distill_adjusted else ""
+        raise InputError(
+            f"{name} has distill_weight {recipe.distill_weight:g} and needs teachers; name their "
+            f"run folders (--teachers RUN), or set {without} (--set)."
+        )
+
+
+def _check_many_classes(
+    spec: RunSpec, recipe: Recipe, method: Method, images: Images, processes: int
+) -> None:
+    """Refuse what a sharded classifier, or a loss of some classes, can't do."""
+    sharded = recipe.classifier == "sharded"
+    obstacle = None
+    if isinstance(images, ImageSet):
+        obstacle = f"{spec.dataset.name} is in memory; it is for photographs from disk"
+    elif sharded and recipe.sampled_classes:
+        obstacle = "`sampled_classes` is above 0, and negatives are drawn from a whole classifier"
+    elif recipe.head != "linear":
+        obstacle = f"the head is {recipe.head!r}, and it takes a linear one"
+    elif method.loss == THRESHOLD:
+        obstacle = f"{THRESHOLD} itself drops competitors at random; take 'equalized'"
+    elif not sharded and method.label_smoothing:
+        obstacle = "label smoothing needs all classes"
+    elif sharded and processes > images.num_classes:
+        obstacle = (
+            f"there are {processes} processes for {images.num_classes} classes, so some would "
+            f"hold none; start at most {images.num_classes}"
+        )
+    if obstacle is not None:
+        setting, default = "`sampled_classes` is above 0", "`sampled_classes` at 0"
+        if sharded:
+            setting, default = "`classifier` is 'sharded'", "`classifier` at 'whole'"
+        raise InputError(f"recipe {recipe.name!r}: {setting}, but {obstacle}. Or leave {default}.")
+
+
+def _check_network(recipe: Recipe, images: Images, sizes: Sequence[int]) -> None:
+    """Refuse images too small for the network, and a batch of one where batch norm needs two."""
+    with torch.device("meta"):  # shapes without memory
+        network = new_network(recipe, images, seed=0)
+    if 1 not in sizes:
+        return
+    shape = image_shape_of(recipe, images)
+    try:
+        network.train()(torch.empty(1, *shape, device="meta"))
+    except ValueError as error:
+        batch = "a batch" if recipe.batch_size == 1 else "the last batch of an epoch"
+        drop = "" if recipe.batch_size == 1 else "drop_last=true or "
+        raise InputError(
+            f"recipe {recipe.name!r}: {batch} would have 1 of {sum(sizes)} examples, and batch "
+            f"norm in {recipe.model!r}, whose last maps are of one pixel with images of "
+            f"{shape[1]} x {shape[2]}, needs two; set {drop}another batch_size."
+        ) from error
