@@ -109,11 +109,7 @@ class ScoreLogits:
             hint=self.how_to_say("logits"),
         )
         probs = np.array(scores, dtype=np.float64)
-        if self.smallest is None and probs.min() > 0:
-            return np.log(probs, out=probs)
-        from longtail.sklearn._scores import ScoreReader
-
-        return ScoreReader("predict_proba", self.smallest).logits(probs, self.prior)
+        return np.log(np.maximum(probs, 2.0**-126, out=probs), out=probs)
 
 
 def _smallest(predictions: Predictions) -> float | None:
