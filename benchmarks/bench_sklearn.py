@@ -101,7 +101,7 @@ def load(name):
         X, y = X[some], y[some]
     labels, counts = np.unique(y, return_counts=True)
     kept = np.isin(y, labels[counts >= LEAST])
-    return X[kept], y[kept]
+    return X[kept], np.unique(y[kept], return_inverse=True)[1]
 
 
 def features(name, X, train, rest):

@@ -11,7 +11,7 @@ from scipy import optimize
 from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau, tuning
 from longtail.posthoc import adjust_logits, scale_temperature
 from longtail.tuning import _calibration as calibration
-from longtail.tuning._mix import in_training_mix
+from longtail.tuning._calibration import in_training_mix
 from mix_oracle import slow_mix
 
 METRICS = {
@@ -219,22 +219,22 @@ def test_a_tau_outside_what_was_evaluated_is_refused():
         (
             np.eye(3) * 5 - 1,
             [0, 1, 2],
-            "fit_temperature: every example is predicted right, so the log-loss falls all the "
+            "every example is predicted right, so the log-loss falls all the "
             "way to temperature 0; use held-out examples",
         ),
         (
             -np.eye(3) * 5 - 1,
             [0, 1, 2],
-            "fit_temperature: the logits predict the labels no better than chance",
+            "the logits predict the labels no better than chance",
         ),
         # As often wrong as right by as much; and all alike, so that no example is wrong.
         (np.array([[1.0, -1.0]] * 2), [0, 1], "the logits predict the labels no better than"),
         (np.zeros((4, 2)), [0, 1, 0, 0], "the logits predict the labels no better than chance"),
-        (np.full((2, 2), np.nan), [0, 1], "fit_temperature: `logits` must be finite, but row 0"),
-        (np.eye(2), [0, 2], "fit_temperature: `target` must lie in 0 .. 1, but 2 occurs"),
-        (np.eye(2), [0], "fit_temperature: `logits` has 2 rows but there are 1 labels"),
+        (np.full((2, 2), np.nan), [0, 1], "`logits` must be finite, but row 0"),
+        (np.eye(2), [0, 2], "`target` must lie in 0 .. 1, but 2 occurs"),
+        (np.eye(2), [0], "`logits` has 2 rows but there are 1 labels"),
         (np.eye(2), [0, 1], "these look like probabilities; pass their logarithm"),
-        (np.zeros((0, 2)), [], "fit_temperature: `logits` is empty"),
+        (np.zeros((0, 2)), [], "`logits` is empty"),
     ],
 )
 def test_bad_input_to_fit_temperature(logits, target, message):

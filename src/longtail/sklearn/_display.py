@@ -68,11 +68,11 @@ class TauCurveDisplay:
 
         Examples:
             >>> import matplotlib; matplotlib.use("agg")
-            >>> from sklearn.datasets import load_wine
+            >>> from sklearn.datasets import load_iris
             >>> from sklearn.naive_bayes import GaussianNB
             >>> from longtail.sklearn import LogitAdjustedClassifierCV, TauCurveDisplay
-            >>> X, y = load_wine(return_X_y=True)
-            >>> tuned = LogitAdjustedClassifierCV(GaussianNB()).fit(X[:140], y[:140])
+            >>> X, y = load_iris(return_X_y=True)
+            >>> tuned = LogitAdjustedClassifierCV(GaussianNB()).fit(X[:130], y[:130])
             >>> TauCurveDisplay.from_estimator(tuned).ax_.get_xlabel()
             'tau'
         """

@@ -266,8 +266,8 @@ def tune_tau(
             is within one bootstrap standard error of the least).
         select: for the balanced error, "bootstrap" takes the mean of the taus that are best on
             resampled examples, which moves less than the minimum where few rare examples decide;
-            "minimum" takes the midpoint of the minimising cell nearest to 1 (or τ = 0 alone, if
-            it is better than all cells, as it may be where many logits are equal).
+            "minimum" takes the midpoint of the minimising cell nearest to 1. Both take τ = 0 alone
+            if it is better than all cells, as it may be where many logits are equal.
         bounds: where to search.
         target_prior: q, if the model will meet other class frequencies than uniform ones: the
             adjustment is then f − τ (log π − log q − log c), the error weighted by q · c.
@@ -439,7 +439,8 @@ def tune_from_intervals(
     taus = np.empty(0)
     if select == "bootstrap":
         taus = bootstrap_taus(curve, replicates=max(replicates, _LEAST_REPLICATES), rng=rng)
-        tau = float(taus.mean())
+        if interval != (0.0, 0.0):  # zero alone is better than anything near it
+            tau = float(taus.mean())
     elif replicates:
         taus = bootstrap_taus(curve, replicates=replicates, rng=rng)
     return TauResult(
