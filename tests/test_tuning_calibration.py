@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau, tuning
+from longtail import ClassPrior, InputError, fit_temperature, metrics, tune_tau
 from longtail.posthoc import adjust_logits, scale_temperature
 from longtail.tuning import _calibration as calibration
 from longtail.tuning._calibration import in_training_mix
@@ -259,16 +259,3 @@ def test_the_interval_is_finer_than_the_first_grid_and_holds_tau(criterion):
     resolved = 0.015 * result.tau  # the taus that are tried are no closer
     assert high - low < 9 * max(spread, resolved)
     assert spread < 0.1
-
-
-def test_an_interval_that_would_leave_the_best_out_is_widened():
-    settings = tuning._Settings.checked(0.9, 10, 0, "test")
-    taus = np.linspace(1.0, 2.0, 101)
-    for best, wanted in {
-        (1.5, 1.5): (1.05, 1.95),
-        (1.97, 1.97): (1.05, 1.97),
-        (0.5, 0.5): (0.5, 1.95),
-        (1.2, 1.4): (1.05, 1.95),
-        (0.9, 2.4): (0.9, 2.4),
-    }.items():
-        assert settings.interval(taus, best) == pytest.approx(wanted)
