@@ -156,7 +156,7 @@ def contenders(name, base, y, seed):
             {},
         )
     if name == "LogisticRegression":
-        labels, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
+        _, codes, counts = np.unique(y, return_inverse=True, return_counts=True)
         half = {"sample_weight": np.sqrt(counts.mean() / counts)[codes]}
         methods["ours, half-weights"] = (LogitAdjustedClassifierCV(base), half)
     return methods

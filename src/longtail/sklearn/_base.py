@@ -459,9 +459,9 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def _routed_weight(self, fit_params: dict[str, Any]) -> FloatArray | None:
         """The `sample_weight` that the classifier itself is fitted with, under any name."""
         found = _weights(get_routing_for_object(self.estimator), fit_params)
-        arrays = [None if one is None else np.asarray(one, dtype=np.float64) for one in found]
-        if all(np.array_equal(arrays[0], one) for one in arrays):
-            return arrays[0]
+        first = found[0]
+        if all((one is None) == (first is None) and np.array_equal(first, one) for one in found):
+            return None if first is None else np.asarray(first, dtype=np.float64)
         if isinstance(self.prior, str) and self.prior == "train":
             raise InputError(
                 f"the classifiers inside {type(self.estimator).__name__} are fitted with unlike "

@@ -87,7 +87,7 @@ class TauResult:
     @property
     def indifferent(self) -> bool:
         """Whether every tau within the bounds is equally good, as for logits of a huge scale."""
-        return self.interval == self.curve.bounds
+        return bool(self.interval == self.curve.bounds)
 
     @property
     def at_bound(self) -> bool:

@@ -106,9 +106,8 @@ class TauCurve:
         """Return the error of each class at this tau, NaN without examples."""
         parts = self.intervals
         wrong = ~((parts.lower <= tau) & (tau < parts.upper))
-        missed = np.bincount(
-            parts.target[wrong], weights=parts.weights[wrong], minlength=parts.num_classes
-        )
+        weight = None if parts.weight is None else parts.weight[wrong]
+        missed = np.bincount(parts.target[wrong], weights=weight, minlength=parts.num_classes)
         totals = parts.totals
         return np.where(totals > 0, divided(missed, totals), np.nan)
 
@@ -198,7 +197,7 @@ class _Sample:
 
     @classmethod
     def of(cls, parts: TauIntervals) -> _Sample:
-        times = np.ones(parts.num_examples, dtype=np.int64)
+        times = np.ones(len(parts.target), dtype=np.int64)
         if parts.weight is not None and np.all(parts.weight == np.floor(parts.weight)):
             times = parts.weight.astype(np.int64)
         number = np.bincount(parts.target, weights=times, minlength=parts.num_classes)
@@ -209,8 +208,14 @@ class _Sample:
         # By their intervals, so that repeated and weighted examples are drawn alike.
         order = np.lexsort((parts.upper, parts.lower, label[parts.target]))
         labels, group = np.unique(label[parts.target[order]], return_inverse=True)
-        lower, upper, share = (a[order] for a in (parts.lower, parts.upper, parts.shares))
-        return cls(lower, upper, group, importance[labels], times[order], share)
+        return cls(
+            parts.lower[order],
+            parts.upper[order],
+            group,
+            np.asarray(importance[labels], dtype=np.float64),
+            times[order],
+            parts.shares[order],
+        )
 
 
 def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator) -> FloatArray:
@@ -220,9 +225,9 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     resampling costs one more look at the intervals instead of a thousand.
     """
     parts = curve.intervals
-    total = (
-        parts.num_examples if parts.weight is None else max(len(parts.weight), parts.weight.sum())
-    )
+    total = len(parts.target)
+    if parts.weight is not None:
+        total = max(total, parts.weight.sum())
     if total * replicates > _EXACT_DRAWS:
         return normal_taus(curve, replicates, rng)
     return drawn_taus(curve, replicates, rng)
@@ -249,7 +254,8 @@ def drawn_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> Fl
     sign = np.repeat([1.0, -1.0], [len(begins), len(ends)])[order]
     breakpoints, below = cells(positions[order], curve.bounds)
     # Where logits are equal, zero alone may have others right than every tau right behind it.
-    zero, behind = ((data.lower <= tau) & (tau < data.upper) for tau in (0.0, 2.0 * near))
+    zero = (data.lower <= 0.0) & (data.upper > 0.0)
+    behind = (data.lower <= 2.0 * near) & (data.upper > 2.0 * near)
     alone = zero.astype(float) - behind if low <= 0.0 < high else np.zeros(count)
     behind_zero = int(np.searchsorted(breakpoints, near, side="right")) - 1
 
@@ -364,4 +370,4 @@ def _covariance(data: _Sample, taus: FloatArray) -> FloatArray:
         mean = divided(sums[0], data.importance[rows, None])
         crossed = mean.T @ sums[1]
         covariance -= crossed + crossed.T - mean.T @ (squares[rows, None] * mean)
-    return covariance
+    return np.asarray(covariance, dtype=np.float64)

@@ -196,7 +196,9 @@ class TauIntervals:
     @property
     def effective_counts(self) -> FloatArray:
         """Examples of each class; of weighted ones as many alike ones as tell as much (Kish)."""
-        squares = np.bincount(self.target, weights=self.weights**2, minlength=self.num_classes)
+        if self.weight is None:
+            return self.totals
+        squares = np.bincount(self.target, weights=self.weight**2, minlength=self.num_classes)
         return divided(self.totals**2, squares)
 
     @property
@@ -412,7 +414,7 @@ def _find_ends(
     falling = bool(along[0] > along[-1])
     keys = -along if falling else along
     # The class at place p ties with those at starts[p] .. stops[p] − 1.
-    starts, stops = (np.searchsorted(keys, keys, side=side) for side in ("left", "right"))
+    starts, stops = np.searchsorted(keys, keys), np.searchsorted(keys, keys, side="right")
 
     block = max(1, _BLOCK_ELEMENTS // width)
     swapped = np.empty((block, width), logits.dtype)
@@ -420,7 +422,7 @@ def _find_ends(
     lower, upper = np.empty((2, len(logits)))
     window_rows = window_rows or _WINDOW_ROWS
     for first in range(0, len(logits), window_rows):
-        window, labels = (array[first : first + window_rows] for array in (logits, target))
+        window, labels = logits[first : first + window_rows], target[first : first + window_rows]
         # Values in natural order: a disk reads ahead, and a message can name the row.
         for at in range(0, len(window), step := max(1, (1 << 20) // width)):
             check_chunk(window[at : at + step], first + at, may_be_probs=signed)
