@@ -666,7 +666,10 @@ def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
         centred = (right - (right @ s)[:, None]) * s / 5
         expected += centred @ centred.T
     np.testing.assert_allclose(
-        bootstrap._covariance(bootstrap._Sample.of(parts), taus), expected, rtol=1e-10, atol=1e-16
+        bootstrap._covariance(bootstrap._Sample.of(parts, one_by_one=False), taus),
+        expected,
+        rtol=1e-10,
+        atol=1e-16,
     )
 
 

@@ -196,23 +196,28 @@ class _Sample:
     share: FloatArray  # part of the error that all copies of an example are
 
     @classmethod
-    def of(cls, parts: TauIntervals) -> _Sample:
+    def of(cls, parts: TauIntervals, *, one_by_one: bool) -> _Sample:
         times = np.ones(len(parts.target), dtype=np.int64)
         if parts.weight is not None and np.all(parts.weight == np.floor(parts.weight)):
             times = parts.weight.astype(np.int64)
         number = np.bincount(parts.target, weights=times, minlength=parts.num_classes)
-        label = np.arange(parts.num_classes)
+        place = np.arange(parts.num_classes)
         few = np.flatnonzero((number > 0) & (number < _FEW))
-        label[few] = few[:1]
-        importance = np.bincount(label, weights=parts.importance, minlength=parts.num_classes)
-        # By their intervals, so that repeated and weighted examples are drawn alike.
-        order = np.lexsort((parts.upper, parts.lower, label[parts.target]))
-        labels, group = np.unique(label[parts.target[order]], return_inverse=True)
+        place[few] = few[:1]
+        importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
+        first = (number > 0) & (place == np.arange(parts.num_classes))
+        group = (np.cumsum(first) - 1)[place][parts.target]
+        if one_by_one:  # by their intervals, so that repeated and weighted ones are drawn alike
+            order = np.lexsort((parts.upper, parts.lower, group))
+        else:  # NumPy sorts 16-bit integers several times faster
+            order = np.argsort(
+                group.astype(np.int16) if len(place) < 1 << 15 else group, kind="stable"
+            )
         return cls(
             parts.lower[order],
             parts.upper[order],
-            group,
-            np.asarray(importance[labels], dtype=np.float64),
+            group[order],
+            np.asarray(importance[first], dtype=np.float64),
             times[order],
             parts.shares[order],
         )
@@ -235,7 +240,7 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
 
 def drawn_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> FloatArray:
     """Draw each group's examples with replacement, and choose tau as on the data themselves."""
-    data = _Sample.of(curve.intervals)
+    data = _Sample.of(curve.intervals, one_by_one=True)
     number = np.bincount(data.group, weights=data.times).astype(np.int64)
     size, start = np.repeat(number, number), np.repeat(np.cumsum(number) - number, number)
     copies = np.repeat(np.arange(len(data.group)), data.times)
@@ -300,7 +305,7 @@ def normal_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> F
     cell, as on the data themselves; points of one cell are one, since nothing but rounding could
     tell which of them is best.
     """
-    data = _Sample.of(curve.intervals)
+    data = _Sample.of(curve.intervals, one_by_one=False)
     low, high = curve.bounds
     for points in _POINTS:
         step = (high - low) / points
