@@ -28,7 +28,7 @@ from longtail.predictions.passes import (
 )
 from longtail.predictions.result import AdjustResult
 from longtail.priors import ClassPrior
-from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
+from longtail.tuning import TauIntervals, tune_from_intervals
 from longtail.tuning._intervals import refuse_nothing_to_tune
 
 Missing = Literal["error", "skip"]
@@ -361,7 +361,8 @@ def _fold_taus(
     """The tau that each fold is judged with: that of all others."""
 
     def choose(split: tuple[BoolArray, BoolArray]) -> float:
-        return TauCurve(source.intervals(split[0], kept), bounds=bounds).minimizer()[0]
+        parts = source.intervals(split[0], kept)
+        return tune_from_intervals(parts, bounds=bounds, n_bootstrap=0).tau
 
     # With a prior for each fold every choice is a pass over the file, threaded by itself.
     return np.array(list(in_order(choose, splits, workers=1 if source.effective else workers)))

@@ -308,7 +308,7 @@ def tune_tau(
         >>> [round(end, 4) for end in result.interval]
         [0.9357, 0.9391]
         >>> round(tune_tau(logits, target, prior).tau, 2)
-        0.93
+        0.92
     """
     if _checks.choice(criterion, CRITERIA, name="criterion") != "balanced_error":
         given = {"target_prior": target_prior, "costs": costs}
@@ -481,6 +481,9 @@ def _from_calibration(
             f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
         )
     refuse_nothing_to_tune(prior.log_probs)
+    # One true class of probability 0 would outweigh every other example.
+    if hasattr(posthoc, "lift_zeros"):
+        logits = posthoc.lift_zeros(logits, prior)
     mixed, group = in_training_mix(target, prior, weight)
     if chunk_rows is not None:
         chunk_rows = _checks.whole(chunk_rows, name="chunk_rows")

@@ -180,7 +180,7 @@ def distance_to_one(low: FloatArray, high: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Held-out examples as they are drawn again, sorted by group.
+    """Held-out examples as they are drawn again, by groups.
 
     The groups are the classes, which keep their sizes, since the balanced error looks at each
     class by itself. But a class of one example would be the same in every draw, as if its error
@@ -190,7 +190,7 @@ class _Sample:
 
     lower: FloatArray
     upper: FloatArray
-    group: IntArray  # 0 .. groups − 1, rising
+    group: IntArray  # 0 .. groups − 1
     importance: FloatArray  # of each group
     times: IntArray  # copies of each example
     share: FloatArray  # part of the error that all copies of an example are
@@ -207,12 +207,9 @@ class _Sample:
         importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
         first = (number > 0) & (place == np.arange(parts.num_classes))
         group = (np.cumsum(first) - 1)[place][parts.target]
-        if one_by_one:  # by their intervals, so that repeated and weighted ones are drawn alike
+        order: Any = slice(None)
+        if one_by_one:  # sorted by their intervals, so that copies and weights are drawn alike
             order = np.lexsort((parts.upper, parts.lower, group))
-        else:  # NumPy sorts 16-bit integers several times faster
-            order = np.argsort(
-                group.astype(np.int16) if len(place) < 1 << 15 else group, kind="stable"
-            )
         return cls(
             parts.lower[order],
             parts.upper[order],
@@ -364,7 +361,7 @@ def _covariance(data: _Sample, taus: FloatArray) -> FloatArray:
     # The means: importance_g p_g, and Σ s² / k of the right ones, per group.
     for first in range(0, groups, _CLASS_BLOCK):
         width = min(_CLASS_BLOCK, groups - first)
-        mine = slice(*np.searchsorted(group, [first, first + width]))
+        mine = (group >= first) & (group < first + width)
         row, size = (group[mine] - first) * (points + 1), width * (points + 1)
         sums = []
         for amount in (share[mine], square[mine]):
