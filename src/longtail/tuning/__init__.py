@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from longtail.tuning._intervals import Method as Method
 from longtail.tuning._intervals import Missing as Missing
 from longtail.tuning._intervals import TauIntervals as TauIntervals
 from longtail.tuning._intervals import class_shares as class_shares
+
+if TYPE_CHECKING:
+    from longtail.tuning._calibration import SampledCurve as SampledCurve
+    from longtail.tuning._calibration import fit_temperature as fit_temperature
 
 Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharpness"]
 CRITERIA = ("balanced_error", "log_loss", "squared_error", "ece", "sharpness")
