@@ -72,7 +72,7 @@ def compare(examples, classes, dtype, shuffled):
     logits, target, prior = problem(examples, classes, dtype, shuffled=shuffled)
     ways = {
         "grid": lambda: naive_errors(logits, target, prior),
-        "curve": lambda: tune_tau(logits, target, prior, n_bootstrap=0),
+        "curve": lambda: tune_tau(logits, target, prior, select="minimum", n_bootstrap=0),
         "curve_and_bootstrap": lambda: tune_tau(logits, target, prior),
         "argmax": lambda: np.argmax(logits, axis=1),
     }

@@ -50,6 +50,7 @@ from longtail.data import DATASETS
 from longtail.report.compare import Interval, mean_interval
 from longtail.runs import DataSpec, Run, RunSpec, Settings, ensemble
 from longtail.runs.ensemble import ensemble_spec
+from longtail.tuning import tune_normalization
 
 logger = logging.getLogger("longtail")
 
@@ -64,15 +65,14 @@ ADJUSTED, SCALED, DROPPED = (
     "posthoc-weight-normalized/scale",
     "posthoc-weight-normalized/drop",
 )
-# What `tune_tau` is asked for each post-hoc method, the head's norms and bias apart.
+# What `tune_normalization` is asked for each post-hoc method, the head's norms and bias apart.
 VARIANTS: dict[str, dict[str, Any]] = {
     ADJUSTED: {},
-    SCALED: {"method": "weight_normalization", "bias_mode": "scale"},
-    DROPPED: {"method": "weight_normalization", "bias_mode": "drop"},
+    SCALED: {"bias_mode": "scale"},
+    DROPPED: {"bias_mode": "drop"},
 }
 # The rule by which every τ of a study is chosen: the midpoint of the minimising cell nearest 1.
-# If `tune_tau` gets `select`, this is the one place for select="minimum".
-TUNING: dict[str, Any] = {"n_bootstrap": 0}
+TUNING: dict[str, Any] = {"n_bootstrap": 0, "select": "minimum"}
 
 TITLES = {"cifar10-lt": "CIFAR-10-LT", "cifar100-lt": "CIFAR-100-LT", "digits-lt": "digits-LT"}
 _CAPTURE_SECONDS = 45.0  # what a GPU takes before a cohort's first step
@@ -341,7 +341,10 @@ def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
         found[variant] = {}
         for split in (name for name in run.splits if name != DEV):
             logits, target, _ = run.logits(split)
-            best = tune_tau(np.asarray(logits), target, run.prior, **asked, **TUNING)
+            if asked:
+                best = tune_normalization(np.asarray(logits), target, **asked, **TUNING)
+            else:
+                best = tune_tau(np.asarray(logits), target, run.prior, **TUNING)
             entry: dict[str, Any] = {"tau": best.tau, "curve": _rounded(best.curve(TAUS))}
             if split == TEST:
                 chosen = None if partner is None else partner.chosen_tau(variant)

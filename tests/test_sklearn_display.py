@@ -1,5 +1,8 @@
 """The plot of the score against tau."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_wine
@@ -50,3 +53,11 @@ def test_only_a_fitted_choice_has_a_curve(rows):
         TauCurveDisplay.from_estimator(LogitAdjustedClassifierCV(GaussianNB()))
     with pytest.raises(InputError, match="must be a fitted LogitAdjustedClassifierCV; got Logit"):
         TauCurveDisplay.from_estimator(LogitAdjustedClassifier(GaussianNB()).fit(*rows))
+
+
+def test_the_table_of_the_page_is_that_of_the_record():
+    root = Path(__file__).parents[1]
+    spec = importlib.util.spec_from_file_location("make_page", root / "benchmarks/make_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.aims() in (root / "docs/sklearn.md").read_text()

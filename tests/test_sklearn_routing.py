@@ -105,7 +105,7 @@ def test_a_weight_of_zero_is_absence_under_any_name():
 def test_classifiers_of_unlike_weights_need_a_prior_that_is_said(kind):
     X, y, w = rows()
     some = VotingClassifier([("a", logistic(True)), ("b", logistic(False))], voting="soft")
-    message = rf"{kind.__name__}: .*VotingClassifier.*unlike.*pass prior=.*set_fit_request"
+    message = r"VotingClassifier.*unlike.*pass prior=.*set_fit_request"
     with pytest.raises(InputError, match=message):
         kind(some).fit(X, y, sample_weight=w)
     kind(some, prior="effective").fit(X, y, sample_weight=w)

@@ -5,7 +5,7 @@ import pytest
 
 from longtail import ClassPrior, InputError, tune_tau
 from longtail.tuning import TauIntervals, class_shares, tune_from_intervals
-from longtail.tuning import _bootstrap as bootstrap
+from longtail.tuning import _curve as bootstrap
 from oracles import shares_by_hand
 
 COUNTS = np.array([500, 300, 60, 8])
@@ -33,7 +33,7 @@ def error_by_hand(logits, target, tau, weights):
 @pytest.mark.parametrize("missing", [(), (0,), (0, 1), (2,), (0, 2)], ids=str)
 def test_the_curve_is_that_of_the_classes_that_stand_in(missing):
     logits, target = lacking(*missing)
-    result = tune_tau(logits, target, PRIOR, missing="nearest", n_bootstrap=50)
+    result = tune_tau(logits, target, PRIOR, missing="nearest", n_bootstrap=50, select="minimum")
     weights = shares_by_hand(COUNTS, np.bincount(target, minlength=4))
     for tau in (0.0, 0.33, 1.0, 1.7):
         expected = error_by_hand(logits, target, tau, weights)
@@ -51,7 +51,9 @@ def test_left_out_instead_the_largest_class_would_have_no_say():
     taus = {}
     for name, there in (("all", ()), ("nearest", (0,))):
         logits, target = lacking(*there, each=3000)
-        taus[name] = tune_tau(logits, target, PRIOR, missing="nearest", n_bootstrap=0).tau
+        taus[name] = tune_tau(
+            logits, target, PRIOR, missing="nearest", n_bootstrap=0, select="minimum"
+        ).tau
     rare = TauIntervals.from_logits(*lacking(0, each=3000), PRIOR)
     without = np.array([0.0, 1.0, 1.0, 1.0]) / 3
     left_out = tune_from_intervals(
@@ -72,10 +74,9 @@ def test_classes_of_one_size_may_be_numbered_in_any_order(order):
     signal = np.array([0, 0, 0, 1.0, 6.0, 6.0, 6.0])[target, None] * np.eye(7)[target]
     logits = signal + random.normal(size=(200, 7)) + prior.log_probs
     columns = np.array([0, 1, 2, *order])
-    one = tune_tau(logits, target, prior, missing="nearest", n_bootstrap=0)
-    other = tune_tau(
-        logits[:, columns], columns.argsort()[target], prior, missing="nearest", n_bootstrap=0
-    )
+    settings = {"missing": "nearest", "n_bootstrap": 0, "select": "minimum"}
+    one = tune_tau(logits, target, prior, **settings)
+    other = tune_tau(logits[:, columns], columns.argsort()[target], prior, **settings)
     np.testing.assert_allclose(other.interval, one.interval)
     for tau in (0.0, 0.6, 1.0, one.tau):
         assert other.error_at(tau) == pytest.approx(one.error_at(tau), abs=1e-12)
@@ -135,10 +136,7 @@ def test_bad_input():
     parts = TauIntervals.from_logits(logits, target, PRIOR)
     with pytest.raises(InputError, match=r"1 of 4 have none in `target`: 0") as refused:
         tune_from_intervals(parts)
-    assert str(refused.value).endswith(
-        "; hold out at least one of each, or let the nearest class in size stand in: pass "
-        "intervals.with_stand_ins(prior)."
-    )
+    assert ".with_stand_ins(prior)" in str(refused.value)
     tune_from_intervals(parts.with_stand_ins(PRIOR), n_bootstrap=0)
     with pytest.raises(InputError, match="`missing` must be one of 'error', 'nearest'"):
         tune_tau(logits, target, PRIOR, missing="skip")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior, tune_tau
-from longtail.tuning._mix import in_training_mix
+from longtail.tuning._calibration import in_training_mix
 from mix_oracle import slow_mix
 
 CRITERIA = {"log_loss": 0.05, "squared_error": 0.05, "ece": 0.15, "sharpness": 0.15}

@@ -6,7 +6,7 @@ import pytest
 
 from longtail import ClassPrior
 from longtail.runs import DataSpec, Part, RunWriter, ensemble
-from longtail.tuning import tune_tau
+from longtail.tuning import tune_normalization, tune_tau
 from run_factory import make_run, make_spec
 
 COUNTS = [900, 90, 10]
@@ -72,11 +72,9 @@ def test_options_reach_the_library(cli, problem):
     np.savez("all.npz", logits=logits, target=target, counts=COUNTS, norms=norms, bias=bias)
     words = ["--method", "weight-normalization", "--bias-mode", "drop", "--bounds", "0.5", "2"]
     result = cli("tune", "all.npz", *words, "--bootstrap", 20, "--seed", 3, "--curve", 5, "--json")
-    expected = tune_tau(
+    expected = tune_normalization(
         logits,
         target,
-        prior,
-        method="weight_normalization",
         norms=norms,
         bias=bias,
         bias_mode="drop",
@@ -152,7 +150,7 @@ def test_a_run_folder_brings_everything(cli, problem):
     assert result.err == ""
     assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
     words = ["--split", "test", "--method", "weight-normalization", "--json"]
-    expected = tune_tau(*problem, method="weight_normalization", norms=[1.0, 2.0, 3.0])
+    expected = tune_normalization(*problem[:2], norms=[1.0, 2.0, 3.0])
     assert json.loads(cli("tune", run.folder, *words).out)["tau"] == expected.tau
 
 

@@ -227,7 +227,6 @@ def _tuned(
         prior,
         criterion=cast("CriterionName", criterion.name),
         missing=missing.value,
-        **method,
         **settings,
     )
 

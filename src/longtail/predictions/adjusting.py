@@ -357,7 +357,8 @@ def adjust_predictions(
         if protocol == "cross-fit":
 
             def choose(split: Split) -> float:
-                return TauCurve(source.intervals(split[0], kept), bounds=bounds).minimizer()[0]
+                parts = source.intervals(split[0], kept)
+                return tune_from_intervals(parts, bounds=bounds, n_bootstrap=0).tau
 
             # With a prior for each fold every choice is a pass over the file, itself threaded.
             found_taus = in_order(choose, splits, workers=1 if effective else workers)

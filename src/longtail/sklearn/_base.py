@@ -1,13 +1,11 @@
-"""What both scikit-learn estimators share: checked rows in, adjusted predictions out.
-
-The estimators themselves, with their documentation, are in `sklearn`; choosing tau over folds is
-in `_tuning`.
-"""
+"""What both estimators share: their settings checked, rows in step, adjusted predictions."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +13,35 @@ from scipy.special import log_softmax, softmax
 from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin
 from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable
-from sklearn.utils.metadata_routing import process_routing
+from sklearn.utils.metadata_routing import (
+    MetadataRouter,
+    get_routing_for_object,
+    process_routing,
+)
 from sklearn.utils.metaestimators import _safe_split
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import (
     _check_method_params,
-    _num_samples,
     check_is_fitted,
+    column_or_1d,
     has_fit_parameter,
 )
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError
+from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 from longtail.priors import ClassPrior
-from longtail.sklearn import _targets as targets
-from longtail.sklearn._routing import UnlikeWeightsError, classifier_weight
-from longtail.sklearn._scores import METHODS, ScoreReader, choose_method
+from longtail.sklearn._scores import METHODS, choose_method, read_logits
+from longtail.sklearn._twice import own_correction
+
+if TYPE_CHECKING:
+    from longtail.sklearn import LogitAdjustedClassifier
+
+# Whatever those inside are fitted with: bagging draws its examples by its own weights, and by
+# theirs a calibrator and the last estimator of a stack learn the frequencies anew.
+_BY_ITSELF = ("BaggingClassifier", "CalibratedClassifierCV", "StackingClassifier")
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Rows:
         kernel_of: Any = None,
         columns: NDArray[np.intp] | None = None,
     ) -> Rows:
-        """Some of the rows.
+        """Return some of the rows.
 
         Args:
             index: which.
@@ -73,8 +84,6 @@ class Rows:
         """
         if kernel_of is not None:
             X, _ = _safe_split(kernel_of, self.X, None, index, columns)
-        elif len(index) == len(self.y) and np.all(np.diff(index) == 1):
-            return self
         else:
             X = _safe_indexing(self.X, index)
         return replace(
@@ -87,12 +96,172 @@ class Rows:
             score_params=_check_method_params(self.X, self.score_params, index),
         )
 
-    def weighty(self, index: NDArray[np.intp]) -> NDArray[np.intp]:
+    def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
         """Those of `index` whose weight is not zero: a weight of zero means no such row."""
-        weights = [w for w in (self.weight, self.fit_weight) if w is not None]
-        for weight in weights:
-            index = index[weight[index] > 0]
+        index = np.arange(len(self.y)) if index is None else index
+        for weight in (self.weight, self.fit_weight):
+            index = index if weight is None else index[weight[index] > 0]
         return index
+
+
+# ------------------------------------------------------------------ settings
+
+
+def check_labels(y: Any) -> NDArray[Any]:
+    """Return one label per example, as an array."""
+    if y is None:
+        raise InputError("the estimator requires y to be passed, but the target y is None.")
+    names = np.asarray(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
+    if names.dtype == object and names.shape[:1] == (names.size,):  # a vector, or a column
+        # None, NaN or what pandas has for them: it alone is unequal to itself, or can't be told.
+        rows = [k for k, name in enumerate(names.ravel()) if name is None or _unlike_itself(name)]
+        if rows:
+            raise InputError(
+                f"`y` has no label at row {rows[0]} ({len(rows)} such row(s)); drop these rows "
+                f"from `X` and `y`."
+            )
+    check_classification_targets(y)
+    if type_of_target(y, input_name="y") not in ("binary", "multiclass"):
+        raise InputError(
+            f"`y` must hold one label per example; its type is {type_of_target(y)!r}, which is "
+            f"not supported."
+        )
+    return np.asarray(column_or_1d(y, warn=True))
+
+
+def _unlike_itself(name: Any) -> bool:
+    try:
+        return bool(name != name)
+    except TypeError:  # pandas.NA
+        return True
+    except ValueError:  # an array in place of a label, which scikit-learn refuses
+        return False
+
+
+def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
+    """Return one number per class, from an array in the order of `classes`, or by label."""
+    found = _checks.by_label(values, name=name)
+    if found is not None:
+        _same_labels(found, classes, name=name, pandas=hasattr(values, "to_numpy"))
+        values = [found[label] for label in classes.tolist()]
+    array = _checks.vector(values, name=name)
+    if len(array) != len(classes):
+        raise InputError(
+            f"`{name}` must have one value per class; it has {len(array)} values but there are "
+            f"{len(classes)} classes: {_checks.listing(map(repr, classes.tolist()))}."
+        )
+    return array
+
+
+def _same_labels(given: Any, classes: NDArray[Any], *, name: str, pandas: bool) -> None:
+    """Refuse labels that are not those of `classes`, each of them."""
+    labels = classes.tolist()
+    lacking = [label for label in labels if label not in given]
+    extra = [label for label in given if label not in set(labels)]
+    if lacking or extra:
+        instead = (
+            f" It is read by its labels and not by position; pass {name}.to_numpy() if it is "
+            f"in the order of the sorted classes."
+        )
+        raise InputError(
+            f"`{name}` must give a value to each class and to nothing else; "
+            f"lacking: {_checks.listing(map(repr, lacking)) or 'none'}; "
+            f"unknown: {_checks.listing(map(repr, extra)) or 'none'}.{instead * pandas}"
+        )
+
+
+def given_prior(value: Any, classes: NDArray[Any], *, name: str) -> ClassPrior:
+    """Return a ClassPrior that was passed, or made of probabilities or counts that were."""
+    if isinstance(value, ClassPrior):
+        by_class(value.probs, classes, name=name)
+        return value
+    array = by_class(value, classes, name=name)
+    if np.all(array == np.floor(array)) and array.min() > 0:  # counts of examples
+        return ClassPrior.from_counts(array)
+    return ClassPrior.from_probs(_checks.distribution(array, name=name))
+
+
+def target_prior(value: Any, prior: ClassPrior, classes: NDArray[Any]) -> ClassPrior:
+    """Return the class frequencies to predict for: uniform, those of training, or as given."""
+    if isinstance(value, str):
+        _checks.choice(value, ("balanced", "train"), name="target")
+        return ClassPrior.uniform(len(classes)) if value == "balanced" else prior
+    return given_prior(value, classes, name="target")
+
+
+def check_costs(value: Any, classes: NDArray[Any]) -> FloatArray | None:
+    """Return costs per true class, shape (L,), or per true and predicted class, shape (L, L)."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping) or np.ndim(value) != 2:
+        vector = by_class(value, classes, name="costs")
+        return _checks.positive_per_class(vector, len(classes), name="costs")
+    matrix = _checks.matrix(value, name="costs").astype(np.float64)
+    if hasattr(value, "index") and hasattr(value, "columns"):
+        places = []
+        for where, labels in (("index", value.index), ("columns", value.columns)):
+            given = _checks.each_once(labels, where, name="costs")
+            _same_labels(given, classes, name="costs", pandas=True)
+            places.append([given.index(label) for label in classes.tolist()])
+        matrix = matrix[np.ix_(*places)]
+    if matrix.shape != (len(classes), len(classes)):
+        raise InputError(
+            f"a cost matrix must have one row per true class and one column per predicted class, "
+            f"shape ({len(classes)}, {len(classes)}); its shape is {matrix.shape}."
+        )
+    return matrix
+
+
+def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the index of each label in `classes`; one that the estimator never saw is refused."""
+    known = np.isin(labels, classes)
+    if not np.all(known):
+        raise InputError(
+            f"`y` holds classes that the estimator was not trained on: "
+            f"{_checks.listing(map(repr, np.unique(labels[~known]).tolist()))}; drop these rows, "
+            f"or fit the estimator on data that has them."
+        )
+    return np.searchsorted(classes, labels).astype(np.int64)
+
+
+def learnt_prior(
+    spec: Any, labels: NDArray[Any], weight: FloatArray | None, classes: NDArray[Any]
+) -> ClassPrior:
+    """Return the prior of the labels that a classifier was fitted on, or the one passed."""
+    if not isinstance(spec, str):
+        return given_prior(spec, classes, name="prior")
+    totals = np.bincount(encode(labels, classes), weights=weight, minlength=len(classes))
+    if np.any(totals == 0):
+        raise InputError(
+            f"prior='train' counts `y`, but class(es) "
+            f"{_checks.listing(map(repr, classes[totals == 0].tolist()))} of the estimator have "
+            f"no example there; pass prior=ClassPrior.from_counts(...) of its training data."
+        )
+    return ClassPrior.from_counts(totals) if weight is None else ClassPrior.from_weights(totals)
+
+
+def effective_prior(
+    logits: FloatArray, weight: FloatArray | None, classes: NDArray[Any], method: str
+) -> ClassPrior:
+    """Return the prior that a model has learnt: its mean prediction, (1/n) Σ_i p_y(x_i)."""
+    if method == "decision_function":
+        raise InputError(
+            "prior='effective' is a mean of probabilities, but the scores come from "
+            "decision_function; use prior='train', or wrap the estimator in "
+            "CalibratedClassifierCV."
+        )
+    mean = np.average(np.exp(logits), axis=0, weights=weight)
+    never = mean <= 2 * SMALLEST_PROB
+    if np.any(never):
+        raise InputError(
+            f"prior='effective' needs every class to be predicted with some probability, but "
+            f"class(es) {_checks.listing(map(repr, classes[never].tolist()))} never are; use "
+            f"prior='train'."
+        )
+    return ClassPrior.from_weights(mean)
+
+
+# ------------------------------------------------------------------ predictions
 
 
 class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
@@ -102,12 +271,9 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     classes_: NDArray[Any]
     prior_: ClassPrior
     adjustment_: FloatArray
-    _cost_shift: FloatArray | None
-    _cost_matrix: FloatArray | None
-    _reader: ScoreReader
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class of largest adjusted score, or of least expected cost where costs were given.
+        """Return the class of largest adjusted score, or of least expected cost.
 
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
@@ -119,7 +285,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return np.asarray(self.classes_[self._decisions(X).argmax(axis=1)])
 
     def predict_proba(self, X: Any) -> FloatArray:
-        """Probabilities under the target prior: softmax_y(f_y − tau (log π_y − log q_y)).
+        """Return probabilities under the target prior: softmax_y(f_y − tau (log π_y − log q_y)).
 
         Costs play no part in them. They are calibrated as far as the estimator's own are; margins
         (an SVM's) are not logits, and their softmax only ranks.
@@ -131,10 +297,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             Shape (examples, classes).
         """
         check_is_fitted(self)
-        return np.asarray(softmax(self._adjusted(X), axis=1))
+        return np.asarray(softmax(self._logits(X) + self.adjustment_, axis=1))
 
     def predict_log_proba(self, X: Any) -> FloatArray:
-        """Logarithms of `predict_proba`, without its underflow.
+        """Return logarithms of `predict_proba`, without its underflow.
 
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
@@ -143,10 +309,10 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             Shape (examples, classes).
         """
         check_is_fitted(self)
-        return np.asarray(log_softmax(self._adjusted(X), axis=1))
+        return np.asarray(log_softmax(self._logits(X) + self.adjustment_, axis=1))
 
     def decision_function(self, X: Any) -> FloatArray:
-        """The scores whose largest `predict` takes: adjusted logits, or minus expected costs.
+        """Return the scores whose largest `predict` takes: adjusted logits, or minus costs.
 
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
@@ -159,129 +325,178 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         scores = self._decisions(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def _logits(self, X: Any) -> FloatArray:
-        answer = self._reader.ask(
-            self.estimator_, X, num_classes=len(self.classes_), caller=type(self).__name__
-        )
-        return self._reader.logits(answer, self.prior_)
+    def retarget(
+        self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
+    ) -> LogitAdjustedClassifier:
+        """Return the same fitted classifier under another rule, without fitting anything.
 
-    def _adjusted(self, X: Any) -> FloatArray:
-        return self._logits(X) + self.adjustment_
+        Args:
+            tau: as in LogitAdjustedClassifier, or "same" for the one in use.
+            target: likewise.
+            costs: likewise; None for no costs.
+
+        Returns:
+            A fitted LogitAdjustedClassifier around the frozen estimator.
+
+        Examples:
+            >>> from sklearn.datasets import load_iris
+            >>> from sklearn.naive_bayes import GaussianNB
+            >>> from longtail.sklearn import LogitAdjustedClassifier
+            >>> X, y = load_iris(return_X_y=True)
+            >>> model = LogitAdjustedClassifier(GaussianNB()).fit(X[:110], y[:110])
+            >>> model.retarget(target=[0.1, 0.1, 0.8]).predict_proba(X[:110]).mean(axis=0).round(2)
+            array([0.45, 0.4 , 0.14])
+        """
+        from longtail.sklearn import LogitAdjustedClassifier
+
+        check_is_fitted(self)
+        frozen = self.estimator_
+        if not isinstance(frozen, FrozenEstimator):
+            frozen = FrozenEstimator(frozen)
+        made = LogitAdjustedClassifier(
+            frozen,
+            tau=self._tau if isinstance(tau, str) and tau == "same" else tau,
+            prior=self.prior_,
+            target=self.target if isinstance(target, str) and target == "same" else target,
+            costs=self.costs if isinstance(costs, str) and costs == "same" else costs,
+            response_method=self.response_method,
+        )
+        aim = target_prior(made.target, self.prior_, self.classes_)
+        made._set_rule(
+            frozen, self.classes_, self.prior_, tau=_checks.tau(made.tau), aim=aim,
+            costs=check_costs(made.costs, self.classes_), method=self._method,
+        )  # fmt: skip
+        return made
+
+    def _logits(self, X: Any) -> FloatArray:
+        return read_logits(self.estimator_, X, self._method)
 
     def _decisions(self, X: Any) -> FloatArray:
-        adjusted = self._adjusted(X)
-        if self._cost_matrix is not None:
-            return np.asarray(-(softmax(adjusted, axis=1) @ self._cost_matrix))
-        return adjusted if self._cost_shift is None else adjusted + self._cost_shift
+        adjusted = self._logits(X) + self.adjustment_
+        if self._costs is None:
+            return adjusted
+        if self._costs.ndim == 2:
+            return np.asarray(-(softmax(adjusted, axis=1) @ self._costs))
+        # As in `adjust_logits`; not in `adjustment_`, since probabilities have no part in costs.
+        return np.asarray(adjusted + self._tau * np.log(self._costs))
 
     def _set_rule(
         self,
         estimator: Any,
         classes: NDArray[Any],
         prior: ClassPrior,
-        reader: ScoreReader,
         *,
         tau: float,
-        target: Any,
+        aim: ClassPrior,
         costs: FloatArray | None,
+        method: str,
     ) -> None:
-        """Everything that prediction needs, learnt."""
-        self.estimator_ = estimator
-        self.classes_ = classes
-        self.prior_ = prior
-        self._reader = reader
-        aim = targets.target_prior(target, prior, classes, caller=type(self).__name__)
+        """Set everything that prediction needs."""
+        self.estimator_, self.classes_, self.prior_ = estimator, classes, prior
+        self._tau, self._costs, self._method = tau, costs, method
         # A uniform target would shift all classes alike; `adjust_logits` leaves it out, too.
         self.adjustment_ = posthoc.adjustment(
             prior, tau=tau, target_prior=aim if np.ptp(aim.probs) else None
         )
-        self._cost_matrix = costs if costs is not None and costs.ndim == 2 else None
-        self._cost_shift = None
-        if costs is not None and costs.ndim == 1:
-            # As in `adjust_logits`; kept apart since probabilities have no part in costs.
-            self._cost_shift = tau * np.log(costs)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(estimator, name):
                 setattr(self, name, getattr(estimator, name))
             elif hasattr(self, name):
                 delattr(self, name)  # left by an earlier fit
 
+    # -------------------------------------------------------------- fitting
+
     def _rows(self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]) -> Rows:
-        """Checked rows, with metadata sent where it was asked for; `self` is unchanged."""
-        caller = type(self).__name__
-        self._check_estimator(caller)
-        y = targets.check_labels(y, caller=caller)
+        """Checked settings and rows, with metadata sent where it was asked for."""
+        estimator = self.estimator
+        if isinstance(estimator, type) or not hasattr(estimator, "fit"):
+            raise InputError(
+                f"`estimator` must be a classifier instance with `fit`; got {estimator!r}."
+            )
+        choose_method(
+            estimator, _checks.choice(self.response_method, METHODS, name="response_method")
+        )
+        if isinstance(self.prior, str):
+            _checks.choice(self.prior, ("train", "effective"), name="prior")
+        y = check_labels(y)
         X, y = indexable(X, y)
         weight = None
         if sample_weight is not None:
-            weight = _checks.sample_weight(sample_weight, _num_samples(X), caller=caller)
+            weight = _checks.sample_weight(sample_weight, len(y))
         if get_config()["enable_metadata_routing"]:
             routed = process_routing(self, "fit", sample_weight=weight, **params)
             fit_params = dict(routed.estimator.fit)
             score_params = dict(routed.get("scorer", {}).get("score", {}))
             split_params = dict(routed.get("splitter", {}).get("split", {}))
-            fit_weight = self._routed_weight(fit_params, caller)
+            fit_weight = None if self._is_prefit() else self._routed_weight(fit_params)
         else:
-            if params:
-                raise InputError(
-                    f"{caller}: `fit` takes only `sample_weight` unless metadata routing is on; "
-                    f"got {_checks.listing(map(repr, params))}; "
-                    f"call sklearn.set_config(enable_metadata_routing=True)."
-                )
-            fit_params, score_params, split_params = self._unrouted(weight, caller), {}, {}
-            fit_weight = fit_params.get("sample_weight")
-            if weight is not None:
-                score_params = {"sample_weight": weight}
+            fit_params, split_params = {k: v for k, v in params.items() if v is not None}, {}
+            score_params = {} if weight is None else {"sample_weight": weight}
+            if weight is not None and not self._is_prefit():
+                if not has_fit_parameter(estimator, "sample_weight"):
+                    raise InputError(
+                        f"`sample_weight` was given, but {type(estimator).__name__}.fit takes "
+                        f"none, so it would learn another prior than the weights say; for a "
+                        f"pipeline make {type(self).__name__} its last step, or turn metadata "
+                        f"routing on: sklearn.set_config(enable_metadata_routing=True)."
+                    )
+                fit_params["sample_weight"] = weight
+            fit_weight = fit_params.get(_weight_of_last_step(estimator))
+            if fit_weight is not None:
+                fit_weight = _checks.sample_weight(fit_weight, len(y))
         rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params)
-        targets.at_least_two(y[rows.weighty(np.arange(len(y)))], caller=caller)
+        kept = y[rows.with_weight()]
+        if len(kept) == 0:
+            raise InputError("`X` and `y` are empty; at least two examples are needed.")
+        if len(np.unique(kept)) < 2:
+            raise InputError(
+                f"`y` must hold at least two classes, but only one class has examples with "
+                f"positive weight: {kept.tolist()[0]!r} (n_samples = {len(kept)}); add examples "
+                f"of another."
+            )
         return rows
 
-    def _routed_weight(self, fit_params: dict[str, Any], caller: str) -> FloatArray | None:
-        if self._is_prefit():
-            return None
-        try:
-            return classifier_weight(self.estimator, fit_params)
-        except UnlikeWeightsError as error:
-            if isinstance(self.prior, str) and self.prior == "train":
-                raise InputError(
-                    f"{caller}: the classifiers inside {type(self.estimator).__name__} are fitted "
-                    f"with unlike weights, so no one prior='train' is theirs; pass prior="
-                    f"'effective' or a ClassPrior, or request the same weights for all of them "
-                    f"with set_fit_request."
-                ) from error
-            return None
-
-    def _unrouted(self, weight: FloatArray | None, caller: str) -> dict[str, Any]:
-        estimator = self.estimator
-        if weight is None or isinstance(estimator, FrozenEstimator) or self._is_prefit():
-            return {}
-        if not has_fit_parameter(estimator, "sample_weight"):
+    def _routed_weight(self, fit_params: dict[str, Any]) -> FloatArray | None:
+        """The `sample_weight` that the classifier itself is fitted with, under any name."""
+        found = _weights(get_routing_for_object(self.estimator), fit_params)
+        first = found[0]
+        if all((one is None) == (first is None) and np.array_equal(first, one) for one in found):
+            return None if first is None else np.asarray(first, dtype=np.float64)
+        if isinstance(self.prior, str) and self.prior == "train":
             raise InputError(
-                f"{caller}: `sample_weight` was given, but {type(estimator).__name__}.fit takes "
-                f"none, so it would learn another prior than the weights say; for a pipeline make "
-                f"{caller} its last step, or turn metadata routing on: "
-                f"sklearn.set_config(enable_metadata_routing=True)."
+                f"the classifiers inside {type(self.estimator).__name__} are fitted with unlike "
+                f"weights, so no one prior='train' is theirs; pass prior='effective' or a "
+                f"ClassPrior, or request the same weights for all of them with set_fit_request."
             )
-        return {"sample_weight": weight}
+        return None
 
     def _is_prefit(self) -> bool:
         return isinstance(self.estimator, FrozenEstimator)
 
-    def _balanced(self) -> bool:
-        """Whether all classes are to count alike, which a uniform prior has achieved already."""
-        return isinstance(self.target, str) and self.target == "balanced" and self.costs is None
-
-    def _check_estimator(self, caller: str) -> None:
-        estimator = self.estimator
-        if isinstance(estimator, type) or not hasattr(estimator, "fit"):
+    def _refuse_uniform(self, prior: ClassPrior) -> None:
+        """For a fitted estimator and the balanced target: adjusting by this prior does nothing."""
+        balanced = isinstance(self.target, str) and self.target == "balanced"
+        if balanced and self.costs is None and np.ptp(prior.probs) == 0:
             raise InputError(
-                f"{caller}: `estimator` must be a classifier instance with `fit`; "
-                f"got {estimator!r}."
+                "the prior is uniform, so no tau changes any prediction; if the rows given to "
+                "`fit` were balanced and the estimator's training data were not, pass "
+                "prior=ClassPrior.from_counts(...) of the latter."
             )
-        _checks.choice(self.response_method, METHODS, caller, name="response_method")
-        choose_method(estimator, self.response_method, caller=caller)
-        if isinstance(self.prior, str):
-            _checks.choice(self.prior, ("train", "effective"), caller, name="prior")
+
+    def _warn_if_twice(self) -> None:
+        """Warn if the fitted estimator favours rare classes itself."""
+        by_labels = isinstance(self.prior, str) and self.prior == "train"
+        if not by_labels or not adjusts_again(self._tau) or np.ptp(self.adjustment_) == 0:
+            return
+        found = own_correction(self.estimator_, self.prior_)
+        if found is not None:
+            warnings.warn(
+                f"the estimator {found.what}, so the prior that it learns is not that of the "
+                f"labels and adjusting by it favours rare classes twice; {found.instead}, or "
+                f"prior='effective'.",
+                AdjustedTwiceWarning,
+                stacklevel=3,
+            )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -295,59 +510,32 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return tags
 
 
-def learnt_prior(
-    spec: Any,
-    labels: NDArray[Any],
-    weight: FloatArray | None,
-    classes: NDArray[Any],
-    *,
-    caller: str,
-) -> ClassPrior:
-    """The prior of the labels that a classifier was fitted on, or the one that was passed."""
-    if not isinstance(spec, str):
-        return targets.given_prior(spec, classes, caller=caller, name="prior")
-    codes = targets.encode(labels, classes, caller=caller)
-    empty = np.flatnonzero(targets.totals(codes, weight, len(classes)) == 0)
-    if len(empty):
-        raise InputError(
-            f"{caller}: prior='train' counts `y`, but class(es) "
-            f"{_checks.listing(repr(c) for c in classes[empty].tolist())} of the estimator have "
-            f"no example there; pass prior=ClassPrior.from_counts(...) of its training data."
-        )
-    return targets.prior_of(codes, weight, len(classes))
+def _weight_of_last_step(estimator: Any) -> str:
+    """The name under which a pipeline's `fit` takes the weights of its classifier."""
+    name = ""
+    while isinstance(estimator, Pipeline):
+        step, estimator = estimator.steps[-1]
+        name += f"{step}__"
+    return f"{name}sample_weight"
 
 
-def refuse_uniform(prior: ClassPrior, *, caller: str) -> None:
-    """For a fitted estimator and the balanced target: adjusting by this prior does nothing."""
-    if np.ptp(prior.probs) == 0:
-        raise InputError(
-            f"{caller}: the prior is uniform, so no tau changes any prediction; if the rows "
-            f"given to `fit` were balanced and the estimator's training data were not, pass "
-            f"prior=ClassPrior.from_counts(...) of the latter."
-        )
-
-
-def mean_ready(reader: ScoreReader, answer: FloatArray, *, caller: str) -> FloatArray:
-    """The classifier's own probabilities, for prior='effective'; margins are refused."""
-    if reader.method == "decision_function":
-        raise InputError(
-            f"{caller}: prior='effective' is a mean of probabilities, but the scores come from "
-            f"decision_function; use prior='train', or wrap the estimator in "
-            f"CalibratedClassifierCV."
-        )
-    return reader.probabilities(answer)
-
-
-def prior_of_predictions(
-    probs: FloatArray, weight: FloatArray | None, classes: NDArray[Any], *, caller: str
-) -> ClassPrior:
-    """The prior that a model has learnt: its mean predicted probability, (1/n) Σ_i p_y(x_i)."""
-    mean = np.average(probs, axis=0, weights=weight)
-    if np.any(mean == 0):
-        raise InputError(
-            f"{caller}: prior='effective' needs every class to be predicted with some "
-            f"probability, but class(es) "
-            f"{_checks.listing(repr(c) for c in classes[mean == 0].tolist())} never are; "
-            f"use prior='train'."
-        )
-    return ClassPrior.from_probs(mean / mean.sum())
+def _weights(router: Any, params: Mapping[str, Any]) -> list[Any]:
+    """The routed weights of each classifier that is fitted, None for one without."""
+    own = params.get("sample_weight")
+    if not isinstance(router, MetadataRouter):
+        return [own]
+    owner = router.owner  # before scikit-learn 1.8 it is a name alone
+    if (owner if isinstance(owner, str) else type(owner).__name__) in _BY_ITSELF:
+        return [own]
+    routed = router.route_params(caller="fit", params=params)
+    called = {
+        name: (part.router, {callee for caller, callee in part.mapping if caller == "fit"})
+        for name, part in router
+        if name in routed  # which leaves out the router's own request
+    }
+    fitted = [name for name, (_, methods) in called.items() if "fit" in methods]
+    if any(methods & {"transform", "fit_transform"} for _, methods in called.values()):
+        fitted = fitted[-1:]  # a pipeline: the steps before the last only make its features
+    found = [w for name in fitted for w in _weights(called[name][0], routed[name]["fit"])]
+    takes = hasattr(owner, "fit") and has_fit_parameter(owner, "sample_weight")
+    return [*found, own] if takes or not found else found

@@ -1,7 +1,4 @@
-"""A fitted LogitAdjustedClassifierCV in, a plot of its score against tau out.
-
-matplotlib is imported when a plot is drawn, not before.
-"""
+"""The plot of a fitted LogitAdjustedClassifierCV's score against tau."""
 
 from __future__ import annotations
 
@@ -26,7 +23,8 @@ class TauCurveDisplay:
             or None for a grid, whose points are joined.
         best_tau: the chosen tau.
         best_score: its score.
-        score_name: what the score is called.
+        score_name: name of the score.
+        interval: bootstrap interval of tau, drawn as a band, or None.
 
     Attributes:
         ax_: matplotlib axes, once drawn.
@@ -43,6 +41,7 @@ class TauCurveDisplay:
         best_tau: float,
         best_score: float,
         score_name: str = "score",
+        interval: tuple[float, float] | None = None,
     ) -> None:
         self.taus = taus
         self.scores = scores
@@ -50,6 +49,7 @@ class TauCurveDisplay:
         self.best_tau = best_tau
         self.best_score = best_score
         self.score_name = score_name
+        self.interval = interval
 
     @classmethod
     def from_estimator(
@@ -68,18 +68,18 @@ class TauCurveDisplay:
 
         Examples:
             >>> import matplotlib; matplotlib.use("agg")
-            >>> from sklearn.datasets import load_wine
+            >>> from sklearn.datasets import load_iris
             >>> from sklearn.naive_bayes import GaussianNB
             >>> from longtail.sklearn import LogitAdjustedClassifierCV, TauCurveDisplay
-            >>> X, y = load_wine(return_X_y=True)
-            >>> tuned = LogitAdjustedClassifierCV(GaussianNB()).fit(X[:140], y[:140])
+            >>> X, y = load_iris(return_X_y=True)
+            >>> tuned = LogitAdjustedClassifierCV(GaussianNB()).fit(X[:130], y[:130])
             >>> TauCurveDisplay.from_estimator(tuned).ax_.get_xlabel()
             'tau'
         """
         if not hasattr(estimator, "tau_grid"):
             raise InputError(
-                f"TauCurveDisplay.from_estimator: `estimator` must be a fitted "
-                f"LogitAdjustedClassifierCV; got {type(estimator).__name__}."
+                f"`estimator` must be a fitted LogitAdjustedClassifierCV; "
+                f"got {type(estimator).__name__}."
             )
         check_is_fitted(estimator, "tau_curve_")
         curve, scoring = estimator.tau_curve_, estimator.scoring
@@ -89,8 +89,9 @@ class TauCurveDisplay:
             taus=curve.taus,
             scores=curve.scores,
             edges=None if curve.exact is None else curve.exact.breakpoints,
-            best_tau=estimator.best_tau_,
-            best_score=estimator.best_score_,
+            best_tau=curve.tau,
+            best_score=curve.score,
+            interval=curve.interval,
             score_name=names.get(text, text.replace("_", " ")),
         )
         return display.plot(ax=ax, name=name, **kwargs)
@@ -107,7 +108,7 @@ class TauCurveDisplay:
             The display, with `ax_`, `figure_` and `line_`.
         """
         if ax is None:
-            pyplot = _checks.require("matplotlib.pyplot", extra="report", caller="TauCurveDisplay")
+            pyplot = _checks.require("matplotlib.pyplot", extra="report")
             _, ax = pyplot.subplots()
         if self.edges is None:
             (line,) = ax.plot(self.taus, self.scores, label=name, **kwargs)
@@ -116,6 +117,8 @@ class TauCurveDisplay:
             held = np.append(self.scores, self.scores[-1:])
             style = {"drawstyle": "steps-post", **kwargs}
             (line,) = ax.plot(self.edges, held, label=name, **style)
+        if self.interval is not None:
+            ax.axvspan(*self.interval, color=line.get_color(), alpha=0.1, linewidth=0, zorder=0)
         ax.axvline(1.0, color="0.7", linewidth=1, linestyle=":", zorder=0)
         ax.plot(
             [self.best_tau],

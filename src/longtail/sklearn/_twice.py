@@ -1,4 +1,4 @@
-"""A fitted classifier in, what in it favours rare classes already out.
+"""Whether a fitted classifier favours rare classes already.
 
 Adjusting by the prior of the labels would then favour them twice. Only what is certain counts: a
 CalibratedClassifierCV around weighted classes, say, learns the frequencies of the labels again.
@@ -6,31 +6,22 @@ CalibratedClassifierCV around weighted classes, say, learns the frequencies of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.discriminant_analysis import (
-    LinearDiscriminantAnalysis,
-    QuadraticDiscriminantAnalysis,
-)
 from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
-from sklearn.naive_bayes import BernoulliNB, CategoricalNB, GaussianNB, MultinomialNB
 
-from longtail.posthoc import adjusts_again
+from longtail.posthoc import adjusts_again, tau_left
 from longtail.priors import ClassPrior
 from longtail.sklearn._baked import baked_tau
-from longtail.sklearn._base import AdjustedBase
 from longtail.sklearn._scores import final_estimator
 
-_WITH_PRIORS = (LinearDiscriminantAnalysis, QuadraticDiscriminantAnalysis, GaussianNB)
-_WITH_CLASS_PRIOR = (MultinomialNB, BernoulliNB, CategoricalNB)
-
-# As a share of the whole adjustment: what priors may differ by rounding or smoothing.
-_LITTLE = 0.25
+# Parameters by which classifiers weigh classes, or are told how frequent they are.
+_WEIGHTS = ("class_weight", "class_weights", "auto_class_weights", "is_unbalance")
+_PRIORS = ("priors", "class_prior")
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Correction:
 
 
 def own_correction(estimator: Any, prior: ClassPrior) -> Correction | None:
-    """What this fitted classifier does for rare classes itself; None if nothing is certain.
+    """Return what this fitted classifier does for rare classes itself; None if nothing is certain.
 
     Args:
         estimator: fitted, alone or in pipelines, searches and ensembles.
@@ -55,93 +46,66 @@ def own_correction(estimator: Any, prior: ClassPrior) -> Correction | None:
     """
     if np.ptp(prior.log_probs) == 0:
         return None
-    classifier = final_estimator(estimator)
-    for member in _members(classifier):
-        found = own_correction(member, prior)
-        if found is not None:
-            return found
-    if isinstance(classifier, AdjustedBase):
-        if np.ptp(classifier.adjustment_) == 0:
-            return None
-        return Correction(f"is adjusted already ({type(classifier).__name__})", "adjust it once")
+    return next((Correction(*found) for found in _corrections(estimator, prior)), None)
+
+
+def _corrections(estimator: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]:
+    outer = estimator
+    while outer is not final_estimator(outer):  # pipelines in pipelines
+        for _, step in getattr(outer, "steps", ())[:-1]:
+            if hasattr(step, "fit_resample"):
+                yield f"resamples the classes ({type(step).__name__})", "leave that step out"
+        steps = getattr(outer, "steps", None)
+        inner = getattr(outer, "best_estimator_", getattr(outer, "estimator", None))
+        outer = steps[-1][1] if steps else inner
+    classifier = outer
+    name = type(classifier).__name__
+    if isinstance(classifier, BaggingClassifier):
+        yield from _corrections(classifier.estimators_[0], prior)  # all are alike
+    elif isinstance(classifier, VotingClassifier):
+        for member in classifier.estimators_:
+            yield from _corrections(member, prior)
+    elif isinstance(classifier, StackingClassifier):
+        yield from _corrections(classifier.final_estimator_, prior)
+    if np.ptp(getattr(classifier, "adjustment_", 0.0)) > 0:
+        yield f"is adjusted already ({name})", "adjust it once"
     baked = baked_tau(classifier)
     if baked is not None and adjusts_again(baked):
-        return Correction(
+        yield (
             f"has an adjustment baked in already (tau = {baked:.4g})",
             "use what it was baked from (unbake)",
         )
-    return (
-        _by_weights(classifier)
-        or _by_weight_of_positives(classifier, prior)
-        or _by_prior(classifier, prior)
-    )
+    if type(classifier).__module__.startswith("imblearn.ensemble"):
+        yield f"resamples the classes ({name})", "use scikit-learn's plain ensemble"
 
-
-def _members(classifier: Any) -> list[Any]:
-    """The fitted classifiers whose mean an ensemble is, or the one that decides in it."""
-    if isinstance(classifier, BaggingClassifier):
-        return list(classifier.estimators_[:1])  # all are alike
-    if isinstance(classifier, VotingClassifier):
-        return list(classifier.estimators_)
-    if isinstance(classifier, StackingClassifier):
-        return [classifier.final_estimator_]
-    return []
-
-
-def _by_weights(classifier: Any) -> Correction | None:
-    weights = getattr(classifier, "class_weight", None)
-    if weights is None or (isinstance(weights, Mapping) and _all_equal(weights, classifier)):
-        return None
-    return Correction(f"weighs classes itself (class_weight={weights!r})", "use class_weight=None")
-
-
-def _by_weight_of_positives(classifier: Any, prior: ClassPrior) -> Correction | None:
-    """XGBoost's and LightGBM's own ways to weigh two classes; other classifiers have none."""
-    if prior.num_classes != 2:
-        return None
-    if getattr(classifier, "is_unbalance", None) is True:
-        return Correction("weighs classes itself (is_unbalance=True)", "use is_unbalance=False")
-    weight = getattr(classifier, "scale_pos_weight", None)
-    if not isinstance(weight, Real) or weight <= 0:
-        return None
+    settings = classifier.get_params(deep=False)
+    for setting in _WEIGHTS:
+        value = settings.get(setting)
+        if isinstance(value, Mapping):
+            classes = getattr(classifier, "classes_", list(value))
+            even = len({value.get(label, 1) for label in np.asarray(classes).tolist()}) == 1
+        elif np.ndim(value):
+            even = np.ptp(value) == 0
+        else:
+            even = value in (None, False, "None")
+        if not even and (setting != "is_unbalance" or prior.num_classes == 2):
+            off = False if setting == "is_unbalance" else None
+            yield f"weighs classes itself ({setting}={value!r})", f"use {setting}={off}"
+    weight = settings.get("scale_pos_weight") or 1.0
     # Above 1 it favours the second class, below 1 the first.
-    if np.log(float(weight)) * (prior.log_probs[0] - prior.log_probs[1]) <= 0:
-        return None
-    return Correction(
-        f"weighs classes itself (scale_pos_weight={weight:g})", "use scale_pos_weight=1"
-    )
+    if prior.num_classes == 2 and math.log(weight) * -np.diff(prior.log_probs)[0] > 0:
+        yield f"weighs classes itself (scale_pos_weight={weight:g})", "use scale_pos_weight=1"
 
-
-def _all_equal(weights: Mapping[Any, Any], classifier: Any) -> bool:
-    classes = getattr(classifier, "classes_", list(weights))
-    return len({weights.get(label, 1) for label in np.asarray(classes).tolist()}) == 1
-
-
-def _by_prior(classifier: Any, prior: ClassPrior) -> Correction | None:
-    given, name = _given_prior(classifier)
-    if given is None:
-        return None
-    probs = np.asarray(given, dtype=np.float64)
-    if probs.shape != prior.probs.shape or np.any(probs <= 0):
-        return None  # a member of an ensemble that lacks a class, or one that is switched off
-    # How much of the imbalance it was told, by the projection of log π: 1 for the labels' own.
-    whole = prior.log_probs - prior.log_probs.mean()
-    if np.log(probs) @ whole >= (1.0 - _LITTLE) * (whole @ whole):
-        return None
-    return Correction(
-        f"is told more even class frequencies than it is adjusted by "
-        f"({type(classifier).__name__}, {name})",
-        f"leave {name.partition('=')[0]} out, or say prior= with the same",
-    )
-
-
-def _given_prior(classifier: Any) -> tuple[NDArray[Any] | None, str]:
-    """What a classifier was told its prior is, up to a factor, and by which of its settings."""
-    if isinstance(classifier, _WITH_PRIORS):
-        return classifier.priors, "priors=..."
-    if isinstance(classifier, _WITH_CLASS_PRIOR):
-        if classifier.class_prior is not None:
-            return classifier.class_prior, "class_prior=..."
-        if not classifier.fit_prior:
-            return np.ones(len(classifier.classes_)), "fit_prior=False"
-    return None, ""
+    told = {f"{key}=...": settings.get(key) for key in _PRIORS if settings.get(key) is not None}
+    if settings.get("fit_prior") is False and not told:
+        told = {"fit_prior=False": np.ones(prior.num_classes)}
+    for text, given in told.items():
+        # Priors may differ a little by rounding or smoothing. Another shape is that of a member of
+        # an ensemble that lacks a class.
+        if np.shape(given) != prior.probs.shape or np.min(given) <= 0:
+            continue
+        if tau_left(-np.log(given), prior) < 0.75:
+            yield (
+                f"is told more even class frequencies than it is adjusted by ({name}, {text})",
+                f"leave {text.partition('=')[0]} out, or say prior= with the same",
+            )

@@ -1,52 +1,52 @@
-"""Held-out logits in, tau out, with the whole curve behind the choice and its uncertainty.
+"""Choose tau on held-out logits, by the exact curve of the error and its bootstrap.
 
-`tune_tau` is the front door. The pass over the logits is in `_scan`, what it leaves in
-`_intervals`, the curve in `_curve`, resampling in `_bootstrap`, and the criteria that see tau as a
-temperature in `_calibration`; for these, `_mix` weighs examples as the training data are mixed.
-`fit_temperature` is in `_temperature`. What becomes of classes without held-out examples is in
-`_missing`, and how a result reads in `_text`.
-Applying a tau is in `posthoc`.
+_intervals    logits -> for each example the interval of tau in which it is right
+_curve        intervals -> the error at every tau, its minimum, taus of resampled examples
+_calibration  criteria that see tau as a temperature; `fit_temperature`
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from longtail import _checks, posthoc
-from longtail._checks import FloatArray, InputError, IntArray
+from longtail._checks import InputError, IntArray
 from longtail.priors import ClassPrior
-from longtail.tuning._bootstrap import bootstrap_taus
-from longtail.tuning._calibration import CALIBRATION_CRITERIA, tune_by_calibration
-from longtail.tuning._calibration import SampledCurve as SampledCurve
 from longtail.tuning._curve import TauCurve as TauCurve
+from longtail.tuning._curve import bootstrap_taus
 from longtail.tuning._intervals import METHODS as METHODS
-from longtail.tuning._intervals import (
-    MISSING,
-    checked_examples,
-    intervals,
-    refuse_nothing_to_tune,
-)
+from longtail.tuning._intervals import MISSING, checked_examples, refuse_nothing_to_tune
 from longtail.tuning._intervals import Method as Method
 from longtail.tuning._intervals import Missing as Missing
 from longtail.tuning._intervals import TauIntervals as TauIntervals
-from longtail.tuning._missing import class_shares as class_shares
-from longtail.tuning._mix import in_training_mix
-from longtail.tuning._temperature import fit_temperature as fit_temperature
-from longtail.tuning._temperature import held_out
-from longtail.tuning._text import describe, landmarks
+from longtail.tuning._intervals import class_shares as class_shares
+
+if TYPE_CHECKING:
+    from longtail.tuning._calibration import SampledCurve as SampledCurve
+    from longtail.tuning._calibration import fit_temperature as fit_temperature
 
 Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharpness"]
-CRITERIA = ("balanced_error", *CALIBRATION_CRITERIA)
+CRITERIA = ("balanced_error", "log_loss", "squared_error", "ece", "sharpness")
+Select = Literal["bootstrap", "minimum"]
+SELECT = ("bootstrap", "minimum")
 
+# Replicates whose mean is tau, even if no interval is asked for.
+_LEAST_REPLICATES = 40
 # In effect; fewer are few. What the interval holds on either side of it is simulated by
 # benchmarks/bench_coverage.py.
-_ENOUGH_TO_DECIDE = 100
+ENOUGH_TO_DECIDE = 100
 
-_SOME = 0.5  # a tau that is worth its name
+
+def __getattr__(name: str) -> Any:
+    if name in ("SampledCurve", "fit_temperature"):  # scipy.optimize takes a while to import
+        from longtail.tuning import _calibration
+
+        return getattr(_calibration, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +54,14 @@ class TauResult:
     """A tau, and how it was chosen.
 
     Attributes:
-        tau: the choice: the middle of `interval`.
-        interval: the cell of minimisers that holds it: no tau in it is better or worse.
+        tau: the choice.
+        interval: the minimising cell of the curve nearest to 1: no tau in it is better or worse.
         error: the criterion at `tau`. It was chosen for being low on these very examples, so
             expect a little more on others.
         standard_error: of `error` at this tau on other examples; a class that has few, or was
             all right, still adds to it.
         confidence: ends of the bootstrap interval of tau, or None without replicates: quantiles
-            of the resampled taus, and all of `interval`, which the data can't tell apart.
+            of the resampled taus, widened to hold `interval` and `tau`.
         confidence_level: its nominal level; see `few_decide`.
         curve: the criterion as a function of tau; call it.
         counts: held-out examples of each class, shape (num_classes,).
@@ -77,7 +77,7 @@ class TauResult:
     standard_error: float
     confidence: tuple[float, float] | None
     confidence_level: float
-    curve: TauCurve | SampledCurve
+    curve: Any
     counts: IntArray
     criterion: str
     method: str
@@ -85,20 +85,20 @@ class TauResult:
     bounds: tuple[float, float]
 
     def error_at(self, tau: float) -> float:
-        """The criterion at another tau, such as 0 (no adjustment) or 1 (the theory's)."""
-        return float(self.curve(_checks.tau(tau, "TauResult.error_at")))
+        """Return the criterion at another tau, such as 0 (no adjustment) or 1 (the theory's)."""
+        return float(self.curve(_checks.tau(tau)))
 
     @property
     def indifferent(self) -> bool:
         """Whether every tau within the bounds is equally good, as for logits of a huge scale."""
-        return self.interval == self.curve.bounds
+        return bool(self.interval == self.curve.bounds)
 
     @property
     def at_bound(self) -> bool:
         """Whether the best tau touches an end of the bounds: a better one may lie outside.
 
-        For the balanced error a lower end of 0 is none: below it the adjustment would favour the
-        frequent classes. A temperature is positive, and searched for from a little above 0 on.
+        A lower end of 0 doesn't count for the balanced error: below it the adjustment would
+        favour the frequent classes.
         """
         (low, high), (least, most) = self.interval, self.curve.bounds
         below = self.criterion != "balanced_error" or self.bounds[0] != 0
@@ -113,14 +113,14 @@ class TauResult:
         """
         if self.criterion != "balanced_error" or self.method != "logit_adjustment":
             return False
-        if not (self.interval[0] <= self.bounds[0] == 0 and self.bounds[1] > _SOME):
+        if not (self.interval[0] <= self.bounds[0] == 0 and self.bounds[1] > 0.5):
             return False
         # Two standard errors of one error: of the difference of two it is rather more.
-        return self.error_at(_SOME) - self.error_at(0.0) > 2.0 * self.standard_error
+        return self.error_at(0.5) - self.error_at(0.0) > 2.0 * self.standard_error
 
     @property
     def deciding_examples(self) -> float | None:
-        """How many of the held-out examples decide, in effect; None but for the balanced error.
+        """Effective number of held-out examples that decide, of the balanced error.
 
         In balanced data it is all of them. Where rare classes have few, each of those moves the
         error by a large step, and it is little more than these.
@@ -134,7 +134,7 @@ class TauResult:
         Drawing the same few again shows too little of what others would do.
         """
         number = self.deciding_examples
-        return number is not None and number < _ENOUGH_TO_DECIDE
+        return number is not None and number < ENOUGH_TO_DECIDE
 
     def to_dict(self, *, curve_points: int = 0) -> dict[str, Any]:
         """Plain numbers, lists and dicts for JSON, with the curve at `curve_points` taus."""
@@ -146,7 +146,7 @@ class TauResult:
             "deciding_examples": self.deciding_examples,
             "error": self.error,
             "standard_error": self.standard_error,
-            "error_at": {f"{tau:g}": self.error_at(tau) for tau in landmarks(self)},
+            "error_at": {f"{tau:g}": self.error_at(tau) for tau in self._landmarks()},
             "criterion": self.criterion,
             "method": self.method,
             "bias_mode": self.bias_mode,
@@ -160,7 +160,7 @@ class TauResult:
         return out
 
     def describe(self, *, class_names: Sequence[str] | None = None) -> str:
-        """The choice in a few lines of text, as `print` shows it; with names for the classes.
+        """Return the choice in a few lines of text, as `print` shows it.
 
         Args:
             class_names: one for each class, in the order of the logits' columns; their numbers if
@@ -174,12 +174,58 @@ class TauResult:
             >>> result.describe(class_names=["cat", "dog"]).splitlines()[4]
             '  30 held-out examples of 2 classes, fewest 10 (class dog)'
         """
-        if class_names is not None and len(class_names) != len(self.counts):
+        counts = self.counts
+        if class_names is not None and len(class_names) != len(counts):
             raise InputError(
-                f"TauResult.describe: `class_names` must have one name for each of the "
-                f"{len(self.counts)} classes; got {len(class_names)}."
+                f"`class_names` must have one name for each of the {len(counts)} classes; "
+                f"got {len(class_names)}."
             )
-        return describe(self, class_names)
+        names = list(range(len(counts))) if class_names is None else class_names
+        method = self.method.replace("_", " ")
+        if self.bias_mode is not None:
+            method += f", bias_mode={self.bias_mode!r}"
+        lines = [f"tau = {self.tau:.4g} ({method})"]
+        if self.confidence is not None:
+            low, high = self.confidence
+            lines.append(
+                f"  {self.confidence_level:.0%} bootstrap interval {low:.4g} to {high:.4g}"
+            )
+        lines.append(
+            f"  {self.criterion.replace('_', ' ')} {self.error:.4g} ± {self.standard_error:.2g} "
+            f"(standard error)"
+        )
+        others = [f"{self.error_at(tau):.4g} at tau = {tau:g}" for tau in self._landmarks()]
+        if others:
+            lines.append("  " + ", ".join(others))
+        fewest = int(np.argmin(counts))
+        lines.append(
+            f"  {int(counts.sum())} held-out examples of {len(counts)} classes, "
+            f"fewest {int(counts[fewest])} (class {names[fewest]})"
+        )
+        missing = np.flatnonzero(counts == 0)
+        if len(missing) and self.criterion == "balanced_error":
+            one = len(missing) == 1
+            which = f"class {names[missing[0]]} has" if one else f"{len(missing)} classes have"
+            who = "it" if one else "each of them"
+            lines.append(f"  {which} none: the nearest class in size counts for {who} too")
+        if self.confidence is not None and self.few_decide:
+            number = f"{self.deciding_examples:.0f}"
+            lines.append(f"  in effect {number} of them decide: the interval is likely too narrow")
+        if self.indifferent:
+            lines.append(f"  every tau within the bounds {self.bounds} is equally good")
+        elif self.at_zero:
+            lines.append(
+                "  any adjustment makes it worse: are the counts in the order of the score"
+            )
+            lines.append("  columns, and were the logits not adjusted already?")
+        elif self.at_bound:
+            lines.append(f"  the best tau touches the bounds {self.bounds}: consider wider ones")
+        return "\n".join(lines)
+
+    def _landmarks(self) -> list[float]:
+        """The taus that everybody asks about, as far as they were searched."""
+        low, high = self.curve.bounds
+        return [tau for tau in (0.0, 1.0) if low <= tau <= high]
 
     def __str__(self) -> str:
         return self.describe()
@@ -190,11 +236,8 @@ def tune_tau(
     target: Any,
     prior: ClassPrior,
     *,
-    method: Method = "logit_adjustment",
-    norms: Any = None,
-    bias: Any = None,
-    bias_mode: posthoc.BiasMode = "scale",
     criterion: Criterion = "balanced_error",
+    select: Select = "bootstrap",
     bounds: tuple[float, float] = (0.0, 4.0),
     target_prior: ClassPrior | None = None,
     costs: Any = None,
@@ -209,29 +252,26 @@ def tune_tau(
 
     Example i of class y is right iff f_y − τ l_y ≥ f_j − τ l_j for all j, with l = log π: an
     interval of τ. One pass over the logits finds all intervals, and sorting their ends gives
-    the error at every τ. Among the minimising cells the one nearest to 1 is taken, and its
-    midpoint; or τ = 0 alone if it is better than all of them, as it may be where many logits are
-    equal. The arithmetic is float64 whatever the logits' dtype.
+    the error at every τ. The arithmetic is float64 whatever the logits' dtype.
 
     The other criteria see tau as a temperature (argmax f − τ log π = argmax f/τ − log π) and
     evaluate softmax(f/τ) for data mixed like the training data: examples are weighed so that
     classes alike in size have the prior's share, whatever the held-out data's own. Not every
-    class need occur; its neighbours in size stand for it. (As it comes, balanced data would
-    give a far too large tau.)
+    class need occur; its neighbours in size stand for it.
 
     Args:
         logits: f, shape (examples, num_classes), of examples the model was not trained on;
             NumPy (memory maps are read in chunks), torch or JAX. Logarithms of probabilities
-            serve as well.
+            will do as well.
         target: true labels, shape (examples,), integers.
         prior: π, of the data that the model was trained on.
-        method: "logit_adjustment", f − τ log π, or "weight_normalization", f / ν^τ.
-        norms: ν for weight normalization, as in `normalize_weights`.
-        bias: the last layer's bias, which bias_mode="drop" takes out first.
-        bias_mode: "scale" or "drop" as in `normalize_weights`; "keep" has no exact curve.
         criterion: "balanced_error", or by calibration "log_loss", "squared_error", "ece" (15
             bins of the top label) or "sharpness" (the highest E Σ p² among the taus whose ECE
             is within one bootstrap standard error of the least).
+        select: for the balanced error, "bootstrap" takes the mean of the taus that are best on
+            resampled examples, which moves less than the minimum where few rare examples decide;
+            "minimum" takes the midpoint of the minimising cell nearest to 1. Both take τ = 0 alone
+            if it is better than all cells, as it may be where many logits are equal.
         bounds: where to search.
         target_prior: q, if the model will meet other class frequencies than uniform ones: the
             adjustment is then f − τ (log π − log q − log c), the error weighted by q · c.
@@ -245,12 +285,11 @@ def tune_tau(
         confidence: level of the bootstrap interval of tau.
         n_bootstrap: how many times the held-out examples are drawn again, each class by itself
             and those with fewer than 10 examples together (or, for calibration, each group of
-            classes alike in size); 0 for no interval. Beyond
-            3 million draws in all only examples that change near the minimum are drawn, or, if
-            these are as many, the normal approximation of the same resampling is used. The
+            classes alike in size); 0 for no interval, with tau then chosen by 40. Beyond
+            3 million draws in all the normal approximation of the same resampling is used. The
             interval shows how far the minimiser moves; since errors are counted, not smooth, it
-            moves more slowly than 1/√n. Where few examples decide, it is likely too narrow, and the
-            result says so.
+            moves more slowly than 1/√n. Where few examples decide, it is likely too narrow, and
+            the result says so.
         random_state: seed, or a NumPy Generator.
         chunk_rows: rows that are looked at together; the default suits all sizes.
 
@@ -263,7 +302,7 @@ def tune_tau(
         >>> target = np.repeat([0, 1, 2], 50)
         >>> noise = np.random.default_rng(0).normal(size=(150, 3))
         >>> logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
-        >>> result = tune_tau(logits, target, prior)
+        >>> result = tune_tau(logits, target, prior, select="minimum")
         >>> print(result)
         tau = 0.9374 (logit adjustment)
           95% bootstrap interval 0.8356 to 1.008
@@ -272,50 +311,101 @@ def tune_tau(
           150 held-out examples of 3 classes, fewest 50 (class 0)
         >>> [round(end, 4) for end in result.interval]
         [0.9357, 0.9391]
+        >>> round(tune_tau(logits, target, prior).tau, 2)
+        0.92
     """
-    caller = "tune_tau"
-    _checks.choice(criterion, CRITERIA, caller, name="criterion")
-    _checks.choice(method, METHODS, caller, name="method")
-    low, high = _bounds(bounds, caller)
-    settings = _Settings.checked(confidence, n_bootstrap, random_state, caller)
-    _checks.choice(missing, MISSING, caller, name="missing")
-    if criterion == "balanced_error":
-        parts = intervals(
+    if _checks.choice(criterion, CRITERIA, name="criterion") != "balanced_error":
+        given = {"target_prior": target_prior, "costs": costs}
+        given["missing"] = None if missing == "error" else missing
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(
+                    f"`{name}` has no part in criterion={criterion!r}, which evaluates "
+                    f"softmax(f / tau) on held-out data; leave it out, or use "
+                    f"criterion='balanced_error'."
+                )
+        return _from_calibration(
             logits,
             target,
             prior,
-            caller=caller,
-            complete=missing == "error",
-            choosing=True,
-            method=method,
-            norms=norms,
-            bias=bias,
-            bias_mode=bias_mode,
-            target_prior=target_prior,
-            costs=costs,
+            criterion=criterion,
+            bounds=bounds,
             sample_weight=sample_weight,
+            uncertainty=(confidence, n_bootstrap, random_state),
             chunk_rows=chunk_rows,
         )
-        if missing == "nearest":
-            parts = parts.with_stand_ins(prior)
-        return _from_intervals(parts, (low, high), settings, caller)
-    unused = {
-        "norms": norms,
-        "bias": bias,
-        "target_prior": target_prior,
-        "costs": costs,
-        "method": None if method == "logit_adjustment" else method,
-        "missing": None if missing == "error" else missing,
-    }
-    _refuse_unused(unused, criterion, caller)
-    return _from_calibration(
-        logits, target, prior, criterion, (low, high), sample_weight, chunk_rows, settings
+    _checks.choice(missing, MISSING, name="missing")
+    parts = TauIntervals.from_logits(
+        logits,
+        target,
+        prior,
+        target_prior=target_prior,
+        costs=costs,
+        sample_weight=sample_weight,
+        chunk_rows=chunk_rows,
     )
+    refuse_nothing_to_tune(posthoc.adjustment(prior, target_prior=target_prior, costs=costs))
+    return tune_from_intervals(
+        parts.with_stand_ins(prior) if missing == "nearest" else parts,
+        select=select,
+        bounds=bounds,
+        confidence=confidence,
+        n_bootstrap=n_bootstrap,
+        random_state=random_state,
+    )
+
+
+def tune_normalization(
+    logits: Any,
+    target: Any,
+    *,
+    norms: Any,
+    bias: Any = None,
+    bias_mode: Literal["scale", "drop"] = "scale",
+    sample_weight: Any = None,
+    chunk_rows: int | None = None,
+    **settings: Any,
+) -> TauResult:
+    """Choose tau of weight normalization, f / ν^τ, by the exact curve of the balanced error.
+
+    Args:
+        logits: f, shape (examples, num_classes), as in `tune_tau`.
+        target: true labels, shape (examples,), integers.
+        norms: ν, shape (num_classes,), or a ClassPrior for ν = π, as in `normalize_weights`.
+        bias: the last layer's bias, which bias_mode="drop" takes out first.
+        bias_mode: "scale" or "drop" as in `normalize_weights`; "keep" has no exact curve.
+        sample_weight: as in `tune_tau`.
+        chunk_rows: as in `tune_tau`.
+        **settings: select, bounds, confidence, n_bootstrap and random_state of
+            `tune_from_intervals`.
+
+    Returns:
+        What `tune_tau` returns.
+
+    Examples:
+        >>> logits = np.array([[4.0, 3.0], [4.0, 2.5], [2.0, 3.0]])
+        >>> result = tune_normalization(logits, [0, 1, 1], norms=[2.0, 1.0], select="minimum")
+        >>> print(result.describe().splitlines()[0])
+        tau = 0.2075 (weight normalization, bias_mode='scale')
+    """
+    parts = TauIntervals.from_logits(
+        logits,
+        target,
+        ClassPrior.uniform(np.shape(logits)[-1]),
+        method="weight_normalization",
+        norms=norms,
+        bias=bias,
+        bias_mode=bias_mode,
+        sample_weight=sample_weight,
+        chunk_rows=chunk_rows,
+    )
+    return tune_from_intervals(parts, **settings)
 
 
 def tune_from_intervals(
     intervals: TauIntervals,
     *,
+    select: Select = "bootstrap",
     bounds: tuple[float, float] = (0.0, 4.0),
     confidence: float = 0.95,
     n_bootstrap: int = 1000,
@@ -326,6 +416,7 @@ def tune_from_intervals(
     Args:
         intervals: of all held-out examples, merged; every class needs some, or another that
             stands in (`TauIntervals.with_stand_ins`).
+        select: as in `tune_tau`.
         bounds: as in `tune_tau`.
         confidence: as in `tune_tau`.
         n_bootstrap: as in `tune_tau`.
@@ -344,97 +435,30 @@ def tune_from_intervals(
         >>> result.interval
         (0.68..., 0.72...)
     """
-    caller = "tune_from_intervals"
-    if not isinstance(intervals, TauIntervals):
-        raise InputError(
-            f"{caller}: `intervals` must be TauIntervals, merged if there are several; "
-            f"got {type(intervals).__name__}."
-        )
-    settings = _Settings.checked(confidence, n_bootstrap, random_state, caller)
-    return _from_intervals(intervals, _bounds(bounds, caller), settings, caller)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """How uncertainty is to be shown."""
-
-    confidence: float
-    n_bootstrap: int
-    rng: np.random.Generator
-
-    @classmethod
-    def checked(
-        cls, confidence: Any, n_bootstrap: Any, random_state: Any, caller: str
-    ) -> _Settings:
-        level = _checks.fraction(confidence, caller, name="confidence", below_one=True)
-        if level == 0:
-            raise InputError(
-                f"{caller}: `confidence` must be above zero; got 0; pass n_bootstrap=0 for no "
-                f"interval."
-            )
-        count = _checks.whole(n_bootstrap, caller, name="n_bootstrap", at_least=0)
-        if not isinstance(random_state, np.random.Generator):
-            random_state = _checks.whole(random_state, caller, name="random_state", at_least=0)
-        return cls(level, count, np.random.default_rng(random_state))
-
-    def interval(self, taus: FloatArray, best: tuple[float, float]) -> tuple[float, float] | None:
-        """The quantiles of resampled taus, and the best ones where they lie outside.
-
-        That can happen where the criterion jumps: resampling may move its minimum one way only.
-        And of many that are as good it finds the same middle every time.
-        """
-        if self.n_bootstrap == 0:
-            return None
-        tail = (1.0 - self.confidence) / 2.0
-        low, high = np.quantile(taus, [tail, 1.0 - tail])
-        return min(float(low), best[0]), max(float(high), best[1])
-
-
-def _bounds(bounds: Any, caller: str) -> tuple[float, float]:
-    try:
-        low, high = bounds
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"{caller}: `bounds` must be two numbers, lower and upper; got {bounds!r}."
-        ) from error
-    low, high = (_checks.tau(end, caller, name="bounds") for end in (low, high))
-    if low >= high:
-        raise InputError(
-            f"{caller}: `bounds` must be a lower and a higher tau; got ({low:g}, {high:g})."
-        )
-    return low, high
-
-
-def _refuse_unused(given: dict[str, Any], criterion: str, caller: str) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"{caller}: `{name}` has no part in criterion={criterion!r}, which evaluates "
-                f"softmax(f / tau) on held-out data; leave it out, or use "
-                f"criterion='balanced_error'."
-            )
-
-
-def _from_intervals(
-    parts: TauIntervals, bounds: tuple[float, float], settings: _Settings, caller: str
-) -> TauResult:
-    curve = TauCurve(parts, bounds=bounds, caller=caller)
+    _checks.choice(select, SELECT, name="select")
+    bounds = _checked_bounds(bounds)
+    level, replicates, rng = _checked_uncertainty(confidence, n_bootstrap, random_state)
+    curve = TauCurve(intervals, bounds=bounds)
     tau, interval = curve.minimizer()
     taus = np.empty(0)
-    if settings.n_bootstrap:
-        taus = bootstrap_taus(curve, replicates=settings.n_bootstrap, rng=settings.rng)
+    if select == "bootstrap":
+        taus = bootstrap_taus(curve, replicates=max(replicates, _LEAST_REPLICATES), rng=rng)
+        if interval != (0.0, 0.0):  # zero alone is better than anything near it
+            tau = float(taus.mean())
+    elif replicates:
+        taus = bootstrap_taus(curve, replicates=replicates, rng=rng)
     return TauResult(
         tau=tau,
         interval=interval,
         error=curve(tau),
         standard_error=curve.standard_error(tau),
-        confidence=settings.interval(taus, interval),
-        confidence_level=settings.confidence,
+        confidence=_interval_of(taus, level, (tau, *interval)) if replicates else None,
+        confidence_level=level,
         curve=curve,
-        counts=parts.counts,
+        counts=intervals.counts,
         criterion="balanced_error",
-        method=parts.method,
-        bias_mode=parts.bias_mode,
+        method=intervals.method,
+        bias_mode=intervals.bias_mode,
         bounds=bounds,
     )
 
@@ -443,31 +467,39 @@ def _from_calibration(
     logits: Any,
     target: Any,
     prior: ClassPrior,
+    *,
     criterion: str,
-    bounds: tuple[float, float],
+    bounds: Any,
     sample_weight: Any,
+    uncertainty: tuple[Any, Any, Any],
     chunk_rows: int | None,
-    settings: _Settings,
 ) -> TauResult:
-    caller = "tune_tau"
-    logits, target, weight = checked_examples(logits, target, prior, sample_weight, caller)
+    from longtail.tuning._calibration import HeldOut, in_training_mix, tune_by_calibration
+
+    bounds = _checked_bounds(bounds)
+    level, replicates, rng = _checked_uncertainty(*uncertainty)
+    logits, target, weight = checked_examples(logits, target, prior, sample_weight)
     if bounds[0] < 0 or bounds[1] <= 0:
         raise InputError(
-            f"{caller}: `bounds` must not be negative for criterion={criterion!r}, where tau is "
-            f"a temperature; got ({bounds[0]:g}, {bounds[1]:g})."
+            f"`bounds` must not be negative for criterion={criterion!r}, where tau is a "
+            f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
         )
-    refuse_nothing_to_tune(prior.log_probs, caller)
+    refuse_nothing_to_tune(prior.log_probs)
+    # One true class of probability 0 would outweigh every other example.
+    logits = posthoc.lift_zeros(logits, prior)
     mixed, group = in_training_mix(target, prior, weight)
-    data = held_out(logits, target, mixed, chunk_rows, caller, group=group)
-    found = tune_by_calibration(data, criterion, bounds, settings.n_bootstrap, settings.rng)
+    if chunk_rows is not None:
+        chunk_rows = _checks.whole(chunk_rows, name="chunk_rows")
+    data = HeldOut(logits, target, mixed, group, chunk_rows)
+    found = tune_by_calibration(data, criterion, bounds, replicates, rng)
     counted = target if weight is None else target[weight > 0]
     return TauResult(
         tau=found.tau,
         interval=(found.tau, found.tau),
         error=found.value,
         standard_error=found.standard_error,
-        confidence=settings.interval(found.replicates, (found.tau, found.tau)),
-        confidence_level=settings.confidence,
+        confidence=_interval_of(found.replicates, level, (found.tau,)) if replicates else None,
+        confidence_level=level,
         curve=found.curve,
         counts=np.bincount(counted, minlength=logits.shape[1]),
         criterion=criterion,
@@ -475,3 +507,40 @@ def _from_calibration(
         bias_mode=None,
         bounds=bounds,
     )
+
+
+def _interval_of(taus: Any, level: float, also: Sequence[float]) -> tuple[float, float]:
+    """Quantiles of resampled taus, widened to hold others.
+
+    Resampling may move the minimum of a criterion that jumps one way only, and of many taus that
+    are as good it finds the same middle every time.
+    """
+    low, high = np.quantile(taus, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    return min(float(low), *also), max(float(high), *also)
+
+
+def _checked_bounds(bounds: Any) -> tuple[float, float]:
+    try:
+        low, high = bounds
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"`bounds` must be two numbers, lower and upper; got {bounds!r}."
+        ) from error
+    low, high = _checks.tau(low, name="bounds"), _checks.tau(high, name="bounds")
+    if low >= high:
+        raise InputError(f"`bounds` must be a lower and a higher tau; got ({low:g}, {high:g}).")
+    return low, high
+
+
+def _checked_uncertainty(
+    confidence: Any, n_bootstrap: Any, random_state: Any
+) -> tuple[float, int, np.random.Generator]:
+    level = _checks.fraction(confidence, name="confidence", below_one=True)
+    if level == 0:
+        raise InputError(
+            "`confidence` must be above zero; got 0; pass n_bootstrap=0 for no interval."
+        )
+    count = _checks.whole(n_bootstrap, name="n_bootstrap", at_least=0)
+    if not isinstance(random_state, np.random.Generator):
+        random_state = _checks.whole(random_state, name="random_state", at_least=0)
+    return level, count, np.random.default_rng(random_state)

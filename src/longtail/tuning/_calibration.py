@@ -1,26 +1,46 @@
 """Tau as a temperature: argmax f − τ log π = argmax f/τ − log π, so calibration finds a tau.
 
-The criteria are averages over held-out examples, weighed as the training data are mixed (`_mix`).
-The balanced error as a function of tau is in `_curve`; import the public names from `tuning`.
+softmax(f/τ) can fit only labels that are drawn with the prior which the model has learnt. On
+others, balanced ones above all, its best temperature makes up for the difference and is no tau. So
+the criteria are averages under the training data's mix, whatever that of the held-out data is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from numpy.typing import NDArray
+from scipy import optimize, sparse
 
+from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import bin_of
-from longtail.tuning._bootstrap import normal_noise
-from longtail.tuning._temperature import HeldOut
+from longtail.priors import ClassPrior
+from longtail.tuning._curve import normal_noise
+from longtail.tuning._intervals import check_chunk
+
+CALIBRATION_CRITERIA = ("log_loss", "squared_error", "ece", "sharpness")
 
 # Taus of the first look, evenly spaced in log tau, and of the closer one.
 _GRID, _CLOSER = 41, 17
 # Draws behind a standard error, even if no interval is asked for.
 _LEAST_DRAWS = 200
+# Elements of a chunk: 2 MB in float64.
+_CHUNK_ELEMENTS = 1 << 18
+_BINS = 15
+
+# Examples whose share of the held-out data is worth a correction. Of fewer it is mostly chance,
+# and among many small classes those that happen to occur would have to stand for themselves alone.
+_LEAST = 10
+# But classes that differ so much in frequency are told apart by any examples at all: what their
+# mix is then wrong by matters more than chance.
+_TIMES = 3.0
+# How far apart the square roots of training counts are in different groups. By chance alone, one
+# has a standard deviation of a half: classes told apart by less are not known to differ in size.
+_APART = 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +66,7 @@ class SampledCurve:
         return float(self.values.min())
 
     def __call__(self, tau: Any) -> Any:
-        """The criterion at each tau within the bounds; a float for a float."""
+        """Return the criterion at each tau within the bounds; a float for a float."""
         taus = np.asarray(tau, dtype=np.float64)
         low, high = self.bounds
         if np.any(~((taus >= low) & (taus <= high))):
@@ -58,110 +78,143 @@ class SampledCurve:
         return float(values) if taus.ndim == 0 else values
 
     def sample(self, points: int = 101) -> tuple[FloatArray, FloatArray]:
-        """(taus, values) at evenly spaced taus, for a table or a plot."""
+        """Return (taus, values) at evenly spaced taus, for a table or a plot."""
         taus = np.linspace(*self.bounds, points)
         return taus, self(taus)
 
 
-class _Criterion:
-    """Averages of `width` numbers per tau over the examples, and how to read them.
+# ------------------------------------------------------------------ held-out examples
 
-    Numbers come as (..., taus · width); what is read from them is (..., taus).
+
+def in_training_mix(
+    target: IntArray, prior: ClassPrior, weight: FloatArray | None
+) -> tuple[FloatArray, IntArray]:
+    """Weights under which groups of classes have the prior's share of the held-out data.
+
+        w_i = u_i · π(g) / Σ_{j in g} u_j,   i in g
+
+    Classes are grouped with their neighbours in frequency until each group has enough examples, or
+    any where the next class is several times as frequent. A class without examples is thereby
+    represented by those nearest to it in size.
+
+    Args:
+        target: labels, shape (examples,).
+        prior: π, of the data that the model was trained on.
+        weight: u, of each example; None for all alike.
+
+    Returns:
+        w, shape (examples,), of sum 1; and the group of each class, shape (num_classes,).
+
+    Examples:
+        >>> target, prior = np.repeat([0, 1], 20), ClassPrior.from_counts([900, 100])
+        >>> w, group = in_training_mix(target, prior, None)
+        >>> np.bincount(target, weights=w).round(6), group
+        (array([0.9, 0.1]), array([1, 0]))
+    """
+    u = np.ones(len(target)) if weight is None else weight
+    held = np.bincount(target[u > 0], minlength=prior.num_classes)
+    order = np.argsort(prior.probs, kind="stable")
+    sizes, held = prior.probs[order], held[order]
+    roots = None if prior.sample is None else np.sqrt(prior.sample)[order]
+    starts = [0]
+    for place in range(1, len(sizes)):
+        start, there = starts[-1], held[starts[-1] : place].sum()
+        differ = roots is None or roots[place] - roots[start] >= _APART
+        if differ and (there >= _LEAST or (there and sizes[place] >= _TIMES * sizes[start])):
+            starts.append(place)
+    # What is left over at the end joins the last whole group, unless it is much more frequent.
+    if len(starts) > 1:
+        left, like = held[starts[-1] :].sum(), sizes[starts[-1]] < _TIMES * sizes[starts[-2]]
+        if not left or (left < _LEAST and like):
+            starts.pop()
+    group: IntArray = np.empty(len(sizes), dtype=np.int64)
+    group[order] = np.searchsorted(starts, np.arange(len(sizes)), side="right") - 1
+    wanted = np.bincount(group, weights=prior.probs)
+    found = np.bincount(group[target], weights=u, minlength=len(wanted))
+    return np.asarray(u * (wanted / found)[group[target]]), group
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Checked examples, handed out in chunks.
+
+    Attributes:
+        logits: f, shape (examples, num_classes).
+        target: labels, shape (examples,).
+        weight: shape (examples,).
+        group: the group of each class, see `in_training_mix`.
+        chunk_rows: rows that are held in memory at once, or None.
     """
 
-    width = 1
-    smooth = True
+    logits: NDArray[Any]
+    target: IntArray
+    weight: FloatArray
+    group: IntArray
+    chunk_rows: int | None = None
 
-    def of_examples(self, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
-        """The numbers of each example, shape (examples, taus · width), dense or sparse."""
-        raise NotImplementedError
-
-    def value(self, numbers: FloatArray) -> FloatArray:
-        """The criterion."""
-        return numbers
-
-    def miscalibration(self, numbers: FloatArray) -> FloatArray:
-        """What `choose` may give up to `slack` of."""
-        return self.value(numbers)
-
-    def choose(self, numbers: FloatArray, slack: float) -> int:
-        """Place of the best tau."""
-        return int(np.argmin(self.value(numbers)))
+    def chunks(self) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
+        """Yield (f − max f in float64, labels, weights) of consecutive rows."""
+        rows = self.chunk_rows or max(1, _CHUNK_ELEMENTS // self.logits.shape[1])
+        for start in range(0, len(self.target), rows):
+            part = slice(start, start + rows)
+            check_chunk(self.logits[part], start)
+            kept = self.weight[part] > 0
+            below = self.logits[part].astype(np.float64)[kept]
+            below -= below.max(axis=1, keepdims=True)
+            yield below, self.target[part][kept], self.weight[part][kept]
 
 
-class _LogLoss(_Criterion):
-    def of_examples(self, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
-        own = below[np.arange(len(labels)), labels]
+# ------------------------------------------------------------------ criteria
+
+
+def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
+    """What a criterion averages over examples, shape (examples, taus), dense.
+
+    For "ece" and "sharpness" shape (examples, taus · 16), sparse: confidence − hit in the place of
+    the bin, and Σ p² in the last place.
+    """
+    rows = np.arange(len(labels))
+    if criterion == "log_loss":
+        own = below[rows, labels]
         return np.stack([np.log(np.exp(below / t).sum(axis=1)) - own / t for t in taus], axis=1)
+    columns, places = [], []
+    hit = below.argmax(axis=1) == labels
+    for k, t in enumerate(taus):
+        probs = np.exp(below / t)
+        probs /= probs.sum(axis=1, keepdims=True)
+        squares = np.einsum("ij,ij->i", probs, probs)
+        if criterion == "squared_error":
+            columns.append(squares - 2.0 * probs[rows, labels] + 1.0)
+            continue
+        confidence = probs.max(axis=1)
+        # Bins are closed on the right; rounding may leave a probability just above 1.
+        edges = np.linspace(0.0, 1.0, _BINS + 1)
+        bins = (np.searchsorted(edges, confidence, side="left") - 1).clip(0, _BINS - 1)
+        columns += [confidence - hit, squares]
+        places += [bins + k * (_BINS + 1), np.full(len(labels), k * (_BINS + 1) + _BINS)]
+    values = np.stack(columns, axis=1)
+    if not places:
+        return values
+    starts = np.arange(0, values.size + 1, values.shape[1])
+    shape = (len(labels), len(taus) * (_BINS + 1))
+    return sparse.csr_array((values.ravel(), np.stack(places, axis=1).ravel(), starts), shape=shape)
 
 
-class _SquaredError(_Criterion):
-    def of_examples(self, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
-        order, columns = np.arange(len(labels)), []
-        for t in taus:
-            probs, squares = _softmax(below, t)
-            columns.append(squares - 2.0 * probs[order, labels] + 1.0)
-        return np.stack(columns, axis=1)
+def _read(criterion: str, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The criterion and, to choose by, a calibration error at each tau, of averaged `_numbers`."""
+    if criterion in ("log_loss", "squared_error"):
+        return numbers, numbers
+    by_tau = numbers.reshape(*numbers.shape[:-1], -1, _BINS + 1)
+    error = np.abs(by_tau[..., :_BINS]).sum(axis=-1)
+    return (error if criterion == "ece" else by_tau[..., _BINS]), error
 
 
-class _Ece(_Criterion):
-    """Top-label calibration error: per tau, confidence − hit summed in each of 15 bins."""
-
-    edges = np.linspace(0.0, 1.0, 16)
-    bins = width = 15
-    smooth = False
-
-    def of_examples(self, below: FloatArray, labels: IntArray, taus: FloatArray) -> Any:
-        hit = below.argmax(axis=1) == labels
-        # Each example fills one bin per tau, and the last place where the width leaves one.
-        filled = 1 + self.width - self.bins
-        values = np.empty((len(labels), len(taus), filled))
-        places = np.empty(values.shape, dtype=np.int64)
-        for k, t in enumerate(taus):
-            probs, squares = _softmax(below, t)
-            confidence = probs.max(axis=1)
-            values[:, k] = np.stack([confidence - hit, squares], axis=1)[:, :filled]
-            places[:, k, 0] = k * self.width + bin_of(confidence, self.edges)
-            places[:, k, 1:] = k * self.width + self.bins
-        starts = np.arange(0, values.size + 1, len(taus) * filled)
-        shape = (len(labels), len(taus) * self.width)
-        return sparse.csr_array((values.ravel(), places.ravel(), starts), shape=shape)
-
-    def value(self, numbers: FloatArray) -> FloatArray:
-        by_tau = numbers.reshape(*numbers.shape[:-1], -1, self.width)
-        return np.asarray(np.abs(by_tau[..., : self.bins]).sum(axis=-1))
-
-
-class _Sharpness(_Ece):
-    """E Σ p²: the sharpest tau whose calibration error is within `slack` of the least."""
-
-    width = 16
-
-    def value(self, numbers: FloatArray) -> FloatArray:
-        return numbers[..., self.bins :: self.width]
-
-    def miscalibration(self, numbers: FloatArray) -> FloatArray:
-        return super().value(numbers)
-
-    def choose(self, numbers: FloatArray, slack: float) -> int:
-        error = self.miscalibration(numbers)
-        return int(np.argmax(np.where(error <= error.min() + slack, self.value(numbers), -1.0)))
-
-
-def _softmax(below: FloatArray, tau: float) -> tuple[FloatArray, FloatArray]:
-    """Probabilities softmax(f/τ) and their Σ p²."""
-    probs = np.exp(below / tau)
-    probs /= probs.sum(axis=1, keepdims=True)
-    return probs, np.einsum("ij,ij->i", probs, probs)
-
-
-_CRITERIA: dict[str, _Criterion] = {
-    "log_loss": _LogLoss(),
-    "squared_error": _SquaredError(),
-    "ece": _Ece(),
-    "sharpness": _Sharpness(),
-}
-CALIBRATION_CRITERIA = tuple(_CRITERIA)
+def _choose(criterion: str, numbers: FloatArray, slack: float) -> int:
+    """Place of the best tau; the sharpest is that among taus whose ECE is within `slack`."""
+    value, error = _read(criterion, numbers)
+    if criterion == "sharpness":
+        return int(np.argmax(np.where(error <= error.min() + slack, value, -1.0)))
+    return int(np.argmin(value))
 
 
 @dataclass(frozen=True)
@@ -182,38 +235,56 @@ def tune_by_calibration(
     replicates: int,
     rng: np.random.Generator,
 ) -> CalibratedTau:
-    """The tau at which softmax(f/τ) is best by the criterion.
+    """Find the tau at which softmax(f/τ) is best by the criterion.
 
     Log-loss and squared error are smooth and minimised to six digits. The ECE jumps where an
     example changes bins, so its minimum is the least of two rounds of evaluations; sharpness is
     highest towards τ = 0 whatever the data, so it takes the sharpest tau among those whose ECE
     is within one bootstrap standard error of the least.
     """
-    judge = _CRITERIA[criterion]
+    smooth = criterion in ("log_loss", "squared_error")
     grid = _grid(bounds)
-    moments = _moments(data, judge, grid, second=True)
+    moments = _Moments.of(data, criterion, grid, second=True)
     # Resampled data by the normal law of their averages: one pass instead of a thousand.
     draws = moments.mean + normal_noise(moments.covariance(), max(replicates, _LEAST_DRAWS), rng)
-    error = judge.miscalibration(moments.mean)
-    slack = float(judge.miscalibration(draws)[:, int(np.argmin(error))].std())
+    values, error = _read(criterion, draws)
+    slack = float(error[:, int(np.argmin(_read(criterion, moments.mean)[1]))].std())
+    spread = values.std(axis=0)
 
-    best = judge.choose(moments.mean, slack)
+    best = _choose(criterion, moments.mean, slack)
     near = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    more = (
-        _smooth_minimum(data, judge, near) if judge.smooth else np.geomspace(*near, _CLOSER)[1:-1]
-    )
+    more = np.geomspace(*near, _CLOSER)[1:-1]
+    if smooth:
+        found = optimize.minimize_scalar(
+            lambda t: float(_Moments.of(data, criterion, np.array([np.exp(t)])).mean[0]),
+            bounds=np.log(near),
+            method="bounded",
+            options={"xatol": 1e-6},
+        )
+        more = np.array([np.exp(found.x)])
     taus = np.append(grid, more)
-    numbers = np.append(moments.mean, _moments(data, judge, more).mean)
-    values, k = judge.value(numbers), judge.choose(numbers, slack)
+    numbers = np.append(moments.mean, _Moments.of(data, criterion, more).mean)
+    values, k = _read(criterion, numbers)[0], _choose(criterion, numbers, slack)
 
+    resampled = np.empty(0)
+    if replicates:
+        draws = draws[:replicates]
+        picks = np.array([_choose(criterion, draw, slack) for draw in draws])
+        if smooth:
+            resampled = _vertices(np.log(grid), _read(criterion, draws)[0], picks)
+        else:  # draw again at taus that are closer together, in the range where those lie
+            ends = grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)]
+            closer = np.geomspace(*ends, len(grid))
+            there = _Moments.of(data, criterion, closer, second=True)
+            draws = there.mean + normal_noise(there.covariance(), replicates, rng)
+            resampled = closer[[_choose(criterion, draw, slack) for draw in draws]]
     order = np.argsort(taus)
-    spread = judge.value(draws).std(axis=0)
     return CalibratedTau(
         tau=float(taus[k]),
         value=float(values[k]),
         standard_error=float(np.interp(np.log(taus[k]), np.log(grid), spread)),
         curve=SampledCurve(taus=taus[order], values=values[order]),
-        replicates=_replicates(data, judge, grid, draws[:replicates], slack, rng),
+        replicates=resampled,
     )
 
 
@@ -225,53 +296,6 @@ def _grid(bounds: tuple[float, float]) -> FloatArray:
     if low < 1.0 < high:
         grid = np.sort(np.append(grid[np.abs(np.log(grid)) > 1e-6], 1.0))
     return grid
-
-
-def _moments(
-    data: HeldOut, judge: _Criterion, taus: FloatArray, *, second: bool = False
-) -> _Moments:
-    moments = _Moments(int(data.group.max()) + 1, second=second)
-    for below, labels, weight in data.chunks():
-        moments.add(judge.of_examples(below, labels, taus), weight, data.group[labels])
-    return moments
-
-
-def _smooth_minimum(data: HeldOut, judge: _Criterion, near: tuple[float, float]) -> FloatArray:
-    from scipy import optimize  # heavy, and most uses of this package never come here
-
-    found = optimize.minimize_scalar(
-        lambda t: float(judge.value(_moments(data, judge, np.array([np.exp(t)])).mean)[0]),
-        bounds=(float(np.log(near[0])), float(np.log(near[1]))),
-        method="bounded",
-        options={"xatol": 1e-6},
-    )
-    return np.array([np.exp(found.x)])
-
-
-def _replicates(
-    data: HeldOut,
-    judge: _Criterion,
-    grid: FloatArray,
-    draws: FloatArray,
-    slack: float,
-    rng: np.random.Generator,
-) -> FloatArray:
-    """The tau of each draw, between the grid's points.
-
-    Where the criterion is smooth a parabola finds it. Where it jumps, a second round draws at
-    taus that are closer together, in the range where those of the first lie.
-    """
-    if not len(draws):
-        return np.empty(0)
-    picks = np.array([judge.choose(draw, slack) for draw in draws], dtype=np.int64)
-    if judge.smooth:
-        return _vertices(np.log(grid), judge.value(draws), picks)
-    closer = np.geomspace(
-        grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)], len(grid)
-    )
-    moments = _moments(data, judge, closer, second=True)
-    draws = moments.mean + normal_noise(moments.covariance(), len(draws), rng)
-    return closer[[judge.choose(draw, slack) for draw in draws]]
 
 
 def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> FloatArray:
@@ -288,7 +312,7 @@ def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> Floa
 
 
 class _Moments:
-    """Weighted mean over examples of some statistics, and the covariance of that mean.
+    """Weighted mean over examples of some numbers, and the covariance of that mean.
 
     Groups of examples keep their total weight when they are drawn again, so that what varies is
     only each group's own mean.
@@ -301,22 +325,29 @@ class _Moments:
         self.sum2: Any = 0.0
         self.products: Any = 0.0
 
-    def add(self, statistics: Any, weight: FloatArray, group: IntArray) -> None:
-        """Add examples: statistics of shape (examples, numbers), dense or sparse."""
-        self.weight += np.bincount(group, weights=weight, minlength=len(self.weight))
-        self.sum = self.sum + self._by_group(statistics, weight, group)
-        if not self.second:
-            return
-        self.weight2 += np.bincount(group, weights=weight**2, minlength=len(self.weight))
-        self.sum2 = self.sum2 + self._by_group(statistics, weight**2, group)
-        # Both kinds of matrix scale their rows by a diagonal one.
-        scaled: Any = sparse.diags_array(weight) @ statistics
-        self.products = self.products + _dense(scaled.T @ scaled)
+    @classmethod
+    def of(
+        cls, data: HeldOut, criterion: str, taus: FloatArray, *, second: bool = False
+    ) -> _Moments:
+        """The moments of a criterion's numbers at these taus."""
+        moments = cls(int(data.group.max()) + 1, second=second)
+        for below, labels, weight in data.chunks():
+            moments.add(_numbers(criterion, below, labels, taus), weight, data.group[labels])
+        return moments
 
-    def _by_group(self, statistics: Any, weight: FloatArray, group: IntArray) -> FloatArray:
-        places = (group, np.arange(len(group)))
-        shape = (len(self.weight), len(group))
-        return _dense(sparse.csr_array((weight, places), shape=shape) @ statistics)
+    def add(self, numbers: Any, weight: FloatArray, group: IntArray) -> None:
+        """Add examples: numbers of shape (examples, numbers), dense or sparse."""
+        places, shape = (group, np.arange(len(group))), (len(self.weight), len(group))
+        by_group = sparse.csr_array((weight, places), shape=shape)
+        self.weight += by_group.sum(axis=1)
+        self.sum = self.sum + _dense(by_group @ numbers)
+        if self.second:
+            squared = sparse.csr_array((weight**2, places), shape=shape)
+            self.weight2 += squared.sum(axis=1)
+            self.sum2 = self.sum2 + _dense(squared @ numbers)
+            # Both kinds of matrix scale their rows by a diagonal one.
+            scaled: Any = sparse.diags_array(weight) @ numbers
+            self.products = self.products + _dense(scaled.T @ scaled)
 
     @property
     def mean(self) -> FloatArray:
@@ -326,10 +357,85 @@ class _Moments:
         """Of the mean, Σ w² (v − mean of its group)(v − mean of its group)ᵀ / (Σ w)²."""
         means = self.sum / self.weight[:, None]
         cross = means.T @ self.sum2
-        centred = self.products - cross - cross.T
-        centred += (means.T * self.weight2) @ means
+        centred = self.products - cross - cross.T + (means.T * self.weight2) @ means
         return np.asarray(centred / self.weight.sum() ** 2)
 
 
 def _dense(matrix: Any) -> FloatArray:
     return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
+
+
+# ------------------------------------------------------------------ temperature
+
+
+def fit_temperature(
+    logits: Any, target: Any, *, sample_weight: Any = None, chunk_rows: int | None = None
+) -> float:
+    """Fit the temperature T that minimises the log-loss of softmax(f / T) on held-out data.
+
+    The log-loss is convex in 1/T, so Newton's method finds the one minimum. Where the held-out
+    data are mixed like the training data, long tail and all, T is also a tau for
+    `adjust_logits`; on others it isn't, and `tune_tau`, which knows the prior, finds one.
+
+    Args:
+        logits: f, shape (examples, num_classes), of examples the model was not trained on.
+        target: true labels, shape (examples,), integers.
+        sample_weight: shape (examples,).
+        chunk_rows: rows that are held in memory at once; a few megabytes by default.
+
+    Returns:
+        T, above zero.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> logits = 2 * rng.normal(size=(20000, 3))
+        >>> target = (logits + rng.gumbel(size=(20000, 3))).argmax(axis=1)  # drawn by softmax
+        >>> round(fit_temperature(3 * logits, target), 1)
+        3.0
+    """
+    logits = _checks.matrix(logits, finite=False)
+    target = _checks.labels(target, num_classes=logits.shape[1])
+    _checks.same_length(logits, target)
+    weight = np.ones(len(target))
+    if sample_weight is not None:
+        weight = _checks.sample_weight(sample_weight, len(target))
+    data = HeldOut(logits, target, weight, np.zeros(logits.shape[1], dtype=np.int64), chunk_rows)
+    _refuse_hopeless(data)
+    low, high, inverse = 0.0, np.inf, 1.0
+    for _ in range(200):
+        # The summed log-loss has the derivatives Σ E_p f − f_y and Σ Var_p f by 1/T.
+        slope = curvature = 0.0
+        for below, labels, w in data.chunks():
+            probs = np.exp(inverse * below)
+            probs /= probs.sum(axis=1, keepdims=True)
+            mean = np.einsum("ij,ij->i", probs, below)
+            square = np.einsum("ij,ij,ij->i", probs, below, below)
+            slope += float(w @ (mean - below[np.arange(len(labels)), labels]))
+            curvature += float(w @ (square - mean**2))
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        step = inverse - slope / curvature if curvature > 0 else np.inf
+        if not low < step < high:  # too far for the quadratic: halve the bracket, or double
+            step = 2.0 * inverse if np.isinf(high) else (low + high) / 2.0
+        if abs(step - inverse) <= 1e-10 * inverse:
+            break
+        inverse = step
+    return float(1.0 / step)
+
+
+def _refuse_hopeless(data: HeldOut) -> None:
+    """Refuse what has no finite, positive temperature: nothing is wrong, or f is below chance."""
+    all_right, slope = True, 0.0
+    for below, labels, weight in data.chunks():
+        own = below[np.arange(len(labels)), labels]
+        all_right &= bool(np.all(own == 0))
+        slope += float(weight @ (below.mean(axis=1) - own))
+    if slope >= 0:  # logits that are all alike too, of which none is wrong
+        raise InputError(
+            "the logits predict the labels no better than chance, so the log-loss falls all the "
+            "way to an infinite temperature; check that `target` belongs to these logits."
+        )
+    if all_right:
+        raise InputError(
+            "every example is predicted right, so the log-loss falls all the way to temperature "
+            "0; use held-out examples, which the model was not trained on."
+        )

@@ -1,0 +1,310 @@
+"""What boosting libraries, imbalanced-learn and pandas ask of the estimators."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from longtail import AdjustedTwiceWarning, ClassPrior, InputError
+from longtail.sklearn import (
+    FewExamplesWarning,
+    LogitAdjustedClassifier,
+    LogitAdjustedClassifierCV,
+    UnjudgedClassWarning,
+)
+
+try:  # at once, since it adds methods to requests for metadata
+    import imblearn
+except ImportError:
+    imblearn = None
+
+BOTH = (LogitAdjustedClassifier, LogitAdjustedClassifierCV)
+pytestmark = pytest.mark.filterwarnings("ignore::longtail.sklearn.FewExamplesWarning")
+
+
+def rows(sizes=(120, 40, 12), seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return 1.5 * np.eye(len(sizes))[y] + rng.normal(size=(len(y), len(sizes))), y
+
+
+class Boosting(ClassifierMixin, BaseEstimator):
+    """Takes labels 0 .. K − 1 alone, as XGBoost does, and remembers what it was given."""
+
+    __module__ = "xgboost.sklearn"
+
+    def fit(self, X, y, eval_set=None, init_score=None):
+        present = np.unique(y)
+        if not np.array_equal(present, np.arange(len(present))):
+            raise ValueError(f"Invalid classes inferred from unique values of `y`: {present}")
+        for _, labels in eval_set or []:
+            assert set(np.unique(labels)) <= set(present.tolist())
+        assert init_score is None or len(init_score) == len(y)
+        self.given_ = (eval_set, init_score)
+        self.model_ = LogisticRegression().fit(X, y)
+        self.classes_ = self.model_.classes_
+        return self
+
+    def predict_proba(self, X):
+        return self.model_.predict_proba(X)
+
+    def predict(self, X):
+        return self.model_.predict(X)
+
+
+# ------------------------------------------------------------------ labels 0 .. K − 1
+
+
+@pytest.mark.parametrize("estimator", [Boosting(), make_pipeline(StandardScaler(), Boosting())])
+@pytest.mark.parametrize("names", [None, np.array(["ant", "bee", "cat", "dog"])])
+def test_labels_are_encoded_in_every_split(estimator, names):
+    X, y = rows(sizes=(60, 20, 1, 12))
+    labels = y if names is None else names[y]
+    with pytest.warns(UnjudgedClassWarning):
+        model = LogitAdjustedClassifierCV(estimator).fit(X, labels)
+    plain = LogisticRegression()
+    if isinstance(estimator, Pipeline):
+        plain = make_pipeline(StandardScaler(), plain)
+    with pytest.warns(UnjudgedClassWarning):
+        other = LogitAdjustedClassifierCV(plain).fit(X, labels)
+    assert model.best_tau_ == pytest.approx(other.best_tau_)
+    np.testing.assert_array_equal(model.classes_, np.unique(labels))
+    np.testing.assert_array_equal(model.predict(X), other.predict(X))
+    fixed = LogitAdjustedClassifier(estimator).fit(X, labels)
+    assert fixed.predict(X).dtype == np.asarray(labels).dtype
+
+
+def test_xgboost_itself():
+    xgboost = pytest.importorskip("xgboost")
+    X, y = rows(sizes=(60, 20, 1, 12))
+    names = np.array(["ant", "bee", "cat", "dog"])[y]
+    booster = xgboost.XGBClassifier(n_estimators=5, max_depth=2, n_jobs=1)
+    with pytest.warns(UnjudgedClassWarning):
+        model = LogitAdjustedClassifierCV(booster, cv=3).fit(X, names)
+    assert set(model.predict(X)) <= set(names)
+
+
+# ------------------------------------------------------------------ parameters of fit
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_parameters_of_fit_reach_the_estimator_without_metadata_routing(kind):
+    X, y = rows()
+    names = np.array(["ant", "bee", "cat"])[y]
+    aside = [(X[:30], names[:30])]
+    model = kind(Boosting()).fit(X, names, eval_set=aside, init_score=np.zeros(len(y)))
+    eval_set, init_score = model.estimator_.estimator.given_
+    np.testing.assert_array_equal(eval_set[0][1], y[:30])
+    assert len(init_score) == len(y)
+    with pytest.raises(TypeError, match="no_such"):
+        kind(LogisticRegression()).fit(X, y, no_such=1)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_weights_of_a_pipelines_last_step_reach_the_prior(kind):
+    X, y = rows()
+    weight = np.array([0.5, 1.0, 20.0])[y]
+    inner = make_pipeline(StandardScaler(), LogisticRegression())
+    model = kind(inner).fit(X, y, logisticregression__sample_weight=weight)
+    np.testing.assert_allclose(model.prior_.probs, np.bincount(y, weights=weight) / weight.sum())
+
+
+class Unfit(GaussianNB):
+    """Must not be fitted."""
+
+    def fit(self, X, y, sample_weight=None):
+        raise AssertionError("fitted before the settings were checked")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target": "uniform"}, "`target` must be one of 'balanced', 'train'"),
+        ({"target": [0.5, 0.5]}, "`target` must have one value per class"),
+        ({"prior": {0: 0.5, 1: 0.5}}, "lacking: 2"),
+        ({"costs": [1.0, 2.0, 0.0]}, "class 2 has 0"),
+        ({"prior": "effective", "target": [0.9, 0.2, 0.1]}, "`target` must sum to 1"),
+    ],
+    ids=str,
+)
+def test_settings_are_checked_before_anything_is_fitted(kind, settings, message):
+    settings = settings if kind is LogitAdjustedClassifier else settings | {"scoring": "target"}
+    with pytest.raises(InputError, match=message):
+        kind(Unfit(), **settings).fit(*rows())
+
+
+def test_raw_counts_are_understood_as_a_prior():
+    pandas = pytest.importorskip("pandas")
+    X, y = rows()
+    names = pandas.Series(np.array(["cat", "ant", "bee"])[y])
+    for prior in (names.value_counts(), names.value_counts(normalize=True), [40, 12, 120]):
+        model = LogitAdjustedClassifier(LogisticRegression(), prior=prior).fit(X, names)
+        np.testing.assert_allclose(model.prior_.probs, np.array([40, 12, 120]) / 172)
+
+
+# ------------------------------------------------------------------ another rule, not fitted again
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"tau": 0.0},
+        {"tau": 2.0},
+        {"target": [0.2, 0.3, 0.5]},
+        {"target": "train", "costs": [1.0, 2.0, 5.0]},
+        {"costs": 1.0 - np.eye(3)},
+    ],
+    ids=str,
+)
+def test_a_fitted_model_takes_another_rule(kind, rule):
+    X, y = rows()
+    model = kind(LogisticRegression()).fit(X, y)
+    before = model.predict_proba(X)
+    other = model.retarget(**rule)
+    tau = model.best_tau_ if kind is LogitAdjustedClassifierCV else 1.0
+    again = LogitAdjustedClassifier(LogisticRegression(), **{"tau": tau, **rule}).fit(X, y)
+    np.testing.assert_allclose(other.predict_proba(X), again.predict_proba(X), atol=1e-12)
+    np.testing.assert_array_equal(other.predict(X), again.predict(X))
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+    assert isinstance(other.estimator, FrozenEstimator)
+    # It is what fitting around the frozen estimator gives, too.
+    refitted = LogitAdjustedClassifier(**other.get_params(deep=False)).fit(X, y)
+    np.testing.assert_allclose(refitted.predict_proba(X), other.predict_proba(X), atol=1e-12)
+    np.testing.assert_allclose(other.retarget(**rule).predict_proba(X), other.predict_proba(X))
+
+
+def test_a_rule_keeps_what_is_not_said():
+    X, y = rows()
+    model = LogitAdjustedClassifier(GaussianNB(), tau=0.7, costs=[1.0, 2.0, 3.0]).fit(X, y)
+    np.testing.assert_array_equal(model.retarget().predict(X), model.predict(X))
+    without = LogitAdjustedClassifier(GaussianNB(), tau=0.7).fit(X, y)
+    np.testing.assert_array_equal(model.retarget(costs=None).predict(X), without.predict(X))
+    with pytest.raises(InputError, match="`target` must be one of"):
+        model.retarget(target="uniform")
+
+
+# ------------------------------------------------------------------ what is known of the choice
+
+
+def test_the_choice_comes_with_its_interval():
+    X, y = rows(sizes=(600, 200, 150))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = LogitAdjustedClassifierCV(LogisticRegression()).fit(X, y)
+    low, high = model.best_tau_interval_
+    assert low < model.best_tau_ < high
+    text = repr(model.tau_curve_)
+    assert "\n" not in text
+    assert len(text) < 100
+    assert f"tau={model.best_tau_:.3g}, interval=({low:.3g}, {high:.3g})" in text
+    grid = LogitAdjustedClassifierCV(LogisticRegression(), scoring="f1_macro").fit(X, y)
+    assert grid.best_tau_interval_ is None
+    assert repr(grid.tau_curve_).endswith("points=81)")
+    exact = LogitAdjustedClassifierCV(LogisticRegression(), select="minimum").fit(X, y)
+    assert exact.best_tau_ == model.tau_curve_.exact.minimizer()[0]
+    assert exact.best_score_ >= model.best_score_
+
+
+@pytest.mark.filterwarnings("default::longtail.sklearn.FewExamplesWarning")
+def test_few_examples_that_decide_are_told():
+    with pytest.warns(FewExamplesWarning, match="in effect 23 of the held-out examples") as caught:
+        LogitAdjustedClassifierCV(GaussianNB()).fit(*rows())
+    assert [one.filename for one in caught] == [__file__]
+
+
+# ------------------------------------------------------------------ rare classes favoured twice
+
+
+class Sampler(BaseEstimator):
+    """Resamples, as imbalanced-learn's samplers do."""
+
+    def fit_resample(self, X, y):
+        order = np.concatenate([np.resize(np.flatnonzero(y == k), 50) for k in np.unique(y)])
+        return X[order], y[order]
+
+
+class Sampled(Pipeline):
+    """A pipeline with a sampler's step, as imbalanced-learn's."""
+
+    def fit(self, X, y):
+        X, y = self.steps[0][1].fit_resample(X, y)
+        self.steps[-1][1].fit(X, y)
+        return self
+
+    def predict_proba(self, X):
+        return self.steps[-1][1].predict_proba(X)
+
+
+class CatBoost(LogisticRegression):
+    def __init__(self, auto_class_weights=None, class_weights=None):
+        super().__init__()
+        self.auto_class_weights, self.class_weights = auto_class_weights, class_weights
+
+
+class BalancedForest(RandomForestClassifier):
+    __module__ = "imblearn.ensemble._forest"
+
+
+TWICE = {
+    "sampler": (Sampled([("over", Sampler()), ("lr", LogisticRegression())]), "Sampler"),
+    "ensemble": (BalancedForest(5, random_state=0), "BalancedForest"),
+    "CatBoost": (CatBoost(auto_class_weights="Balanced"), "auto_class_weights='Balanced'"),
+    "CatBoost by class": (CatBoost(class_weights=[1, 2, 9]), "class_weights="),
+}
+
+
+@pytest.mark.parametrize(("estimator", "told"), TWICE.values(), ids=TWICE.keys())
+def test_resampled_and_weighted_classes_are_told_of(estimator, told):
+    X, y = rows()
+    with pytest.warns(AdjustedTwiceWarning, match=f"{told}.*prior='effective'") as caught:
+        LogitAdjustedClassifier(estimator).fit(X, y)
+    assert [one.filename for one in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"auto_class_weights": "None"}, {"class_weights": [1] * 3}]
+)
+def test_classes_that_are_not_weighted_are_silent(settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LogitAdjustedClassifier(CatBoost(**settings)).fit(*rows())
+
+
+@pytest.mark.skipif(imblearn is None, reason="imbalanced-learn is not installed")
+def test_imbalanced_learn_itself():
+    over = imblearn.over_sampling.RandomOverSampler(random_state=0)
+    X, y = rows()
+    for estimator in (
+        imblearn.ensemble.BalancedRandomForestClassifier(
+            5, sampling_strategy="all", replacement=True, bootstrap=False, random_state=0
+        ),
+        imblearn.pipeline.make_pipeline(over, LogisticRegression()),
+    ):
+        with pytest.warns(AdjustedTwiceWarning):
+            LogitAdjustedClassifier(estimator).fit(X, y)
+
+
+def test_catboost_itself():
+    catboost = pytest.importorskip("catboost")
+    booster = catboost.CatBoostClassifier(5, verbose=0, auto_class_weights="Balanced",
+                                          allow_writing_files=False)  # fmt: skip
+    with pytest.warns(AdjustedTwiceWarning, match="auto_class_weights"):
+        LogitAdjustedClassifier(booster).fit(*rows())
+
+
+def test_a_fitted_catboost_is_tuned_as_it_is():
+    catboost = pytest.importorskip("catboost")
+    X, y = rows()
+    booster = catboost.CatBoostClassifier(5, verbose=0, allow_writing_files=False).fit(X, y)
+    fresh, labels = rows(seed=1)
+    model = LogitAdjustedClassifierCV(FrozenEstimator(booster), prior=ClassPrior.from_labels(y))
+    assert model.fit(fresh, labels).predict(fresh).shape == labels.shape
