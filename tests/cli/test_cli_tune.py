@@ -67,7 +67,7 @@ def test_every_way_to_name_the_same_data(cli, problem, words):
 
 
 def test_options_reach_the_library(cli, problem):
-    logits, target, prior = problem
+    logits, target, _ = problem
     norms, bias = np.array([1.0, 0.8, 0.5]), np.array([0.1, 0.0, -0.1])
     np.savez("all.npz", logits=logits, target=target, counts=COUNTS, norms=norms, bias=bias)
     words = ["--method", "weight-normalization", "--bias-mode", "drop", "--bounds", "0.5", "2"]

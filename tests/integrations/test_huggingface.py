@@ -11,12 +11,14 @@ import torch
 import trainer_example
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from longtail import ClassPrior, InputError, margins
 from longtail.data import ClassSampler
 from longtail.data.torch_samplers import DistributedClassSampler
 from longtail.integrations.huggingface import DeferredReweighting, TrainerLoss
 from longtail.losses import (
+    EqualizedThresholdLoss,
     LogitAdjustedLoss,
     PairwiseMarginLoss,
     SoftmaxLoss,

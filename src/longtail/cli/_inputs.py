@@ -139,8 +139,8 @@ def warn_of_split(file: Path, split: str | None, *, chosen: bool) -> None:
         )
     if split == "test" and chosen:
         _console.warning_line(
-            "tau was chosen on the test set: it is an oracle's, and its errors there are no estimate "
-            "for new data; choose it on another split."
+            "tau was chosen on the test set: it is an oracle's, and its errors there are no "
+            "estimate for new data; choose it on another split."
         )
 
 

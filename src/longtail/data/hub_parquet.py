@@ -144,14 +144,16 @@ def freeze(
     """
     path = Path(path)
     check_destination(path, force=force)
-    if dev and data.dev is None:
+    parts: dict[str, ImageSet] = {"train": data.train, "test": data.test}
+    if data.dev is not None and dev:
+        parts["dev"] = data.dev
+    elif dev:
         raise InputError(
             f"{data.spec.name} has no development set to write: its training set leaves nothing "
             f"out, or it was frozen without one."
         )
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
-    parts = {"train": data.train, "test": data.test, **({"dev": data.dev} if dev else {})}
     record = {
         "format": FORMAT,
         "spec": data.spec.to_json(),
@@ -245,7 +247,9 @@ def read_frozen(path: Path | str) -> LongTailedData:
             pixel_range=entry["pixel_range"],
         )
         if entry["image_shape"][0] == 1:  # WebP made colour of it
-            part = ImageSet(part.images[:, :1].copy(), part.labels, part.class_names, part.pixel_range)
+            part = ImageSet(
+                part.images[:, :1].copy(), part.labels, part.class_names, part.pixel_range
+            )
         if part.fingerprint != entry["fingerprint"]:
             raise InputError(
                 f"{path}: its {split} images are not those that were frozen; copy or freeze it "

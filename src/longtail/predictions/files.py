@@ -351,7 +351,7 @@ class _ArrayPredictions(Predictions):
                 scores = archive.open(f"{self.kind}.npy", "w", force_zip64=True)
             else:
                 second = stack.enter_context(atomic_path(_answers(path)))
-                scores = open(temporary, "wb")  # noqa: SIM115 (closed below)
+                scores = temporary.open("wb")  # (closed below)
             with scores:
                 npy.write_array_header_2_0(scores, header)
 

@@ -251,7 +251,7 @@ def effective_prior(
             "CalibratedClassifierCV."
         )
     mean = np.average(np.exp(logits), axis=0, weights=weight)
-    never = mean <= 2 * SMALLEST_PROB
+    never = mean <= 2 * posthoc.SMALLEST_PROB
     if np.any(never):
         raise InputError(
             f"prior='effective' needs every class to be predicted with some probability, but "

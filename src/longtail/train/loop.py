@@ -244,7 +244,7 @@ class Training:
         weight, divergence = self.distillation(logits, batch.teacher_logits)
         if isinstance(weight, float) and weight == 1:
             return divergence
-        return (1.0 - weight) * self.loss(logits, batch.targets, **mix) + weight * divergence  # type: ignore[arg-type]
+        return (1.0 - weight) * self.loss(logits, batch.targets, **mix) + weight * divergence  # type: ignore[arg-type, operator]
 
     def mean_losses(self) -> list[float]:
         """The mean loss of each run's examples since `load`."""

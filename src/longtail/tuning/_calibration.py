@@ -17,7 +17,6 @@ from scipy import optimize, sparse
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics import bin_of
 from longtail.priors import ClassPrior
 from longtail.tuning._curve import normal_noise
 from longtail.tuning._intervals import check_chunk
