@@ -77,8 +77,8 @@ class TrainerLoss:
         if loss.weight is not None:
             raise InputError(
                 "the loss has torch's class weights, whose mean divides by the weights of the "
-                "batch, but Trainer gives the number of labels; weigh the classes in the margin instead, "
-                "as PairwiseMarginLoss(margins.balanced(prior)) does."
+                "batch, but Trainer gives the number of labels; weigh the classes in the margin "
+                "instead, as PairwiseMarginLoss(margins.balanced(prior)) does."
             )
         self.loss = copy.deepcopy(loss)
         self.loss.reduction = "none"  # a sum would be in the logits' type, which may be float16
