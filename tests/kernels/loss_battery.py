@@ -143,8 +143,6 @@ def test_rows_of_several_slices(narrow, classes, dtype, names, options):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there, rows of several slices take this way anyway")
 def test_sums_and_gradient_in_one_launch(narrow, monkeypatch):
-    # Programs that follow one another can't wait for each other: the sums are there beforehand.
-    monkeypatch.setattr(module, "COOPERATIVE", False)
     logits, target, tables = make(19, 200, F32, "blw")
     options = Options(**tables)
     parts = module.divisor(target, 200, None, options, mean=True)

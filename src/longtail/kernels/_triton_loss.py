@@ -78,18 +78,21 @@ def _finite(m):
 
 @triton.jit
 def _label(
-    target, weight, lower, row, live, k, n_classes, ignore_index,
-    HAS_WEIGHT: tl.constexpr, HAS_LOWER: tl.constexpr,
+    label, logits, bias, weight, lower, row, stride, k, n_classes, ignore_index,
+    HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """The label (−1 where the row does not count), its weight A, and k·lower."""
-    y = tl.load(target + row, mask=live, other=ignore_index)
-    counted = (y != ignore_index) & (y >= 0) & (y < n_classes)
-    a, low = 1.0, 0.0
+    """The class (−1 where the row does not count), its weight A, k·lower, and u_y with that off."""
+    counted = (label != ignore_index) & (label >= 0) & (label < n_classes)
+    y = tl.where(counted, label, -1).to(tl.int32)
+    u = tl.load(logits + row * stride + y, mask=counted, other=0.0).to(tl.float32) * k
+    if HAS_BIAS:
+        u += tl.load(bias + y, mask=counted, other=0.0) * k
+    a, low = u * 0.0 + 1.0, u * 0.0
     if HAS_WEIGHT:
         a = tl.load(weight + y, mask=counted, other=0.0)
     if HAS_LOWER:
         low = k * tl.load(lower + y, mask=counted, other=0.0)
-    return tl.where(counted, y, -1).to(tl.int32), a, low
+    return y, a, low, u - low
 
 
 @triton.jit
@@ -129,15 +132,39 @@ def _numbers(x, KIND: tl.constexpr, PACKED: tl.constexpr, VEC: tl.constexpr):
 
 
 @triton.jit
-def _row_loss(logits, bias, y, a, low, m, z, k, keep, total, HAS_BIAS: tl.constexpr):
-    """(1 − ε)·A·(lse − u_y) + Σ ε_c·lse of the row that starts at `logits`; 0 where y is −1."""
-    u = tl.load(logits + y, mask=y >= 0, other=0.0).to(tl.float32) * k
-    shift = -m
-    if HAS_BIAS:  # far from zero, u and m agree in their first digits: their difference first
-        shift += tl.load(bias + y, mask=y >= 0, other=0.0) * k
-    lse = tl.log2(z)
-    loss = keep * a * (lse - (u + shift - low)) + total * (lse + m)
+def _row_loss(y, a, u, m, z, keep, total):
+    """(1 − ε)·A·(lse − u_y) + Σ ε_c·lse of a row, from its u_y; 0 where y is −1."""
+    lse = tl.log2(z)  # far from zero, u and m agree in their first digits: their difference first
+    loss = keep * a * (lse - (u - m)) + total * (lse + m)
     return tl.where(y >= 0, loss * LN2, 0.0)
+
+
+@triton.jit
+def _write(
+    grad, losses, upstream, smooth, e, own, row, y, a, u, m, z, share, scale, keep, total, epsilon,
+    first, col, inside, ready, mine,
+    SUMS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr,
+):  # fmt: skip
+    """Write a row's gradient from e = 2^(u − own), and where it has the target, its loss."""
+    by = share * scale
+    if HAS_UPSTREAM:
+        by *= tl.load(upstream + (row if PER_ROW else 0), mask=ready, other=0.0)
+    by = tl.where(y >= 0, by, 0.0)  # where nothing counts the share is infinite
+    pull = by * keep * a
+    factor = tl.where(z != 0, (pull + by * total) / z, 0.0)
+    g = e * (factor * tl.exp2(own - m))
+    if HAS_SMOOTH:
+        g -= epsilon * by
+    tl.store(grad + first + col, g, mask=inside & ready)
+    if mine:
+        g = factor * tl.exp2(u - m) - pull
+        if HAS_SMOOTH:
+            g -= by * tl.load(smooth + y, mask=y >= 0, other=0.0)
+        tl.debug_barrier()  # after what has just been written in its place
+        tl.store(grad + first + y, g, mask=ready & (y >= 0))
+        if SUMS:
+            tl.store(losses + row, share * _row_loss(y, a, u, m, z, keep, total), mask=ready)
 
 
 @triton.jit(do_not_specialize=["lanes", "n_slices", "width", "ignore_index"])
@@ -147,15 +174,15 @@ def loss_kernel(
     ignore_index,
     SUMS: tl.constexpr, GRADS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr, DEFER: tl.constexpr,
-    EARLY: tl.constexpr, LOOPED: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr, LATE: tl.constexpr,
+    KEEP: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """SUMS: the words of the slices. GRADS: the gradient, from the words. Both: the losses, too.
 
     Columns are counted in units of VEC elements, which are aligned in memory whatever the row.
     PART is the number of slices, filled up to a power of two; TOTALS, the divisor's parts.
     """
-    WHOLE: tl.constexpr = SUMS and GRADS and PART == 1  # rows fit: no words, no second look
+    LATER: tl.constexpr = SUMS and GRADS and PART > 1  # the gradient follows a turn later
     PACKED: tl.constexpr = logits.dtype.element_ty.primitive_bitwidth == 16 and VEC > 1
     KIND: tl.constexpr = logits.dtype.element_ty
     row, part = (tl.program_id(0) // n_slices).to(tl.int64), tl.program_id(0) % n_slices
@@ -166,7 +193,7 @@ def loss_kernel(
     b = tl.where(inside, 0.0, NEG_INF)
     if HAS_BIAS:
         b = tl.load(bias + col, mask=inside, other=NEG_INF) * k
-    total = 0.0
+    total, epsilon = 0.0, 0.0
     if HAS_SMOOTH:
         epsilon = tl.load(smooth + col, mask=inside, other=0.0)
         total = tl.load(smooth_total)
@@ -174,102 +201,89 @@ def loss_kernel(
     if TOTALS > 0:
         share /= tl.sum(tl.load(totals + tl.arange(0, TOTALS)), 0)
     slices = tl.arange(0, PART)
-    m, z = share * 0.0, share * 0.0
-    if SUMS:
-        x = _read(logits, row * stride, unit, real & (row < n_rows), PACKED, VEC)
-    turns = 1
-    if LOOPED:
-        turns = ((n_rows - row + lanes - 1) // lanes + DEFER).to(tl.int32)
+    n_classes = n_words * VEC
+    x = _read(logits, row * stride, unit, real & (row < n_rows), PACKED, VEC)
+    label = tl.load(target + row, mask=row < n_rows, other=ignore_index)
+    turns = ((n_rows - row + lanes - 1) // lanes).to(tl.int32)
+    zero = k * 0.0
+    if LATER:
+        turns += 1
+        y0, a0, low0, u0, m0 = (zero - 1.0).to(tl.int32), zero, zero, zero, zero
+        if KEEP:
+            kept = tl.zeros([BLOCK // VEC, VEC], tl.float32)
+        else:
+            kept = x
     for _ in range(turns):
-        old = row - DEFER * lanes
+        live = row < n_rows
+        old = row - lanes
         ready = old >= 0
-        if EARLY:
-            word = tl.load(
-                words + old * n_slices + slices,
-                mask=(slices < n_slices) & ready,
-                other=0,
-                volatile=True,
-            )
-            again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
+        more = row + lanes < n_rows
+        following = _read(logits, (row + lanes) * stride, unit, real & more, PACKED, VEC)
+        next_label = tl.load(target + row + lanes, mask=more, other=ignore_index)
+        y, a, low, u_y = _label(
+            label, logits, bias, weight, lower, row, stride, k, n_classes, ignore_index,
+            HAS_BIAS, HAS_LOWER, HAS_WEIGHT,
+        )  # fmt: skip
+        if not SUMS or LATER:
+            at = old if LATER else row
+            there = (slices < n_slices) & (ready if LATER else live)
+            place = words + at * n_slices + slices
+            if not LATE:
+                word = tl.load(place, mask=there, other=0, volatile=True)
+        u = _lowered(_numbers(x, KIND, PACKED, VEC) * k + b, unit, y, low, HAS_LOWER, VEC)
         if SUMS:
-            live = row < n_rows
-            following = x
-            if LOOPED:
-                more = real & (row + lanes < n_rows)
-                following = _read(logits, (row + lanes) * stride, unit, more, PACKED, VEC)
-            y, a, low = _label(
-                target, weight, lower, row, live, k, n_words * VEC, ignore_index,
-                HAS_WEIGHT, HAS_LOWER,
-            )  # fmt: skip
             if HAS_SMOOTH:
                 tilt = tl.where(
                     epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0
                 )
                 tilt = tl.where(y >= 0, tl.sum(tl.sum(tilt, 1), 0) * (share * LN2), 0.0)
                 tl.store(tilts + row * n_slices + part, tilt, mask=live)
-            f = _numbers(x, KIND, PACKED, VEC) * k
-            m = _finite(tl.max(tl.max(_lowered(f + b, unit, y, low, HAS_LOWER, VEC), 1), 0))
-            e = tl.exp2(_lowered(f + (b - m), unit, y, low, HAS_LOWER, VEC))
+            m = tl.max(tl.max(u, 1), 0)
+        elif LATE:
+            word = tl.load(place, mask=there, other=0)
+        if LATER and LATE:
+            word = tl.load(place, mask=there, other=0, volatile=True)
+            e = tl.exp2(u - _finite(m))
             z = tl.sum(tl.sum(e, 1), 0)
-            if not WHOLE:
+            tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
+        if LATER:
+            m_row, z_row = _combined(place, word, there, True)
+            if KEEP:
+                past, own = kept, m0
+            else:
+                past, own = _numbers(kept, KIND, PACKED, VEC) * k + (b - m_row), m_row
+                past = tl.exp2(_lowered(past, unit, y0, low0, HAS_LOWER, VEC))
+            mine = (y0 // (width * VEC) == part) | ((y0 < 0) & (part == 0))
+            _write(
+                grad, losses, upstream, smooth, past, own, old, y0, a0, u0, m_row, z_row, share,
+                scale, keep, total, epsilon, tl.multiple_of(old * grad_stride, VEC), col, inside,
+                ready, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH,
+            )  # fmt: skip
+            y0, a0, low0, u0, m0 = y, a, low, u_y, m
+        if SUMS and not (LATER and LATE):
+            e = tl.exp2(u - _finite(m))
+            z = tl.sum(tl.sum(e, 1), 0)
+            if LATER or not GRADS:
                 tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
-            x = following
-        if GRADS:
-            m_row, z_row = m, z
-            if not WHOLE:
-                if not EARLY:
-                    word = tl.load(
-                        words + old * n_slices + slices,
-                        mask=(slices < n_slices) & ready,
-                        other=0,
-                        volatile=True,
-                    )
-                    again = _read(logits, old * stride, unit, real & ready, PACKED, VEC)
-                m_row, z_row = _combined(
-                    words + old * n_slices + slices, word,
-                    (slices < n_slices) & ready, SUMS,
-                )  # fmt: skip
-                y, a, low = _label(
-                    target, weight, lower, old, ready, k, n_words * VEC,
-                    ignore_index, HAS_WEIGHT, HAS_LOWER,
-                )  # fmt: skip
-                e = tl.exp2(
-                    _lowered(
-                        _numbers(again, KIND, PACKED, VEC) * k + (b - m_row),
-                        unit,
-                        y,
-                        low,
-                        HAS_LOWER,
-                        VEC,
-                    )
-                )
-            if SUMS:  # noqa: SIM102
-                if (y // (width * VEC) == part) | ((y < 0) & (part == 0)):
-                    loss = _row_loss(
-                        logits + old * stride,
-                        bias,
-                        y,
-                        a,
-                        low,
-                        m_row,
-                        z_row,
-                        k,
-                        keep,
-                        total,
-                        HAS_BIAS,
-                    )
-                    tl.store(losses + old, share * loss, mask=ready)
-                    tl.debug_barrier()  # in place, a thread may write where another one reads u_y
-            by = share * scale
-            if HAS_UPSTREAM:
-                by *= tl.load(upstream + (old if PER_ROW else 0), mask=ready, other=0.0)
-            by = tl.where(y >= 0, by, 0.0)  # where nothing counts the share is infinite
-            pull = by * keep * a
-            g = e * ((pull + by * total) / z_row)
-            g = tl.where(_at(unit, y, VEC), g - pull, g)
-            if HAS_SMOOTH:
-                g -= epsilon * by
-            tl.store(grad + tl.multiple_of(old * grad_stride, VEC) + col, g, mask=inside & ready)
+        if LATER:
+            if KEEP:
+                kept = e
+            else:
+                kept = x
+        elif GRADS:
+            if SUMS:
+                m = _finite(m)
+            else:
+                m, z = _combined(place, word, there, False)
+                e = tl.exp2(u - m)
+            mine = (y // (width * VEC) == part) | ((y < 0) & (part == 0))
+            _write(
+                grad, losses, upstream, smooth, e, m, row, y, a, u_y, m, z, share,
+                scale, keep, total, epsilon, tl.multiple_of(row * grad_stride, VEC), col, inside,
+                live, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH,
+            )  # fmt: skip
+        x = following
+        label = next_label
         row += lanes
 
 
@@ -291,12 +305,12 @@ def losses_kernel(
     place = words + row.to(tl.int64) * n_slices + slices
     word = tl.load(place, mask=slices < n_slices, other=0)
     m, z = _combined(place, word, slices < n_slices, False)
-    y, a, low = _label(
-        target, weight, lower, row, True, k, n_classes, ignore_index, HAS_WEIGHT, HAS_LOWER
-    )
-    start = logits + row.to(tl.int64) * stride
-    loss = _row_loss(start, bias, y, a, low, m, z, k, keep, total, HAS_BIAS)
-    tl.store(losses + row, share * loss)
+    label = tl.load(target + row)
+    y, a, _, u = _label(
+        label, logits, bias, weight, lower, row.to(tl.int64), stride, k, n_classes, ignore_index,
+        HAS_BIAS, HAS_LOWER, HAS_WEIGHT,
+    )  # fmt: skip
+    tl.store(losses + row, share * _row_loss(y, a, u, m, z, keep, total))
 
 
 @triton.jit(do_not_specialize=["n"])

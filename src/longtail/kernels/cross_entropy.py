@@ -22,16 +22,15 @@ from longtail.kernels._launch import given, launch, on_device
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # From so many logits on, the kernel's eager step is shorter than torch's (H200; bench_losses.py).
 # Below it, both are bound by the host.
-FEWEST = 1 << 22
+FEWEST = 3 << 23
 WIDEST = 8192  # columns that a program holds at once
-COLUMNS = 16  # of a thread; what it can hold depends on how the compiler reads them
-REGISTERS = 64  # of a thread, for the widest: two programs at a time on a multiprocessor
+COLUMNS = 32  # of a thread
+REGISTERS = 128  # of a thread
 SLICE = 4096  # columns of a program where a row takes several
-SLICE_COLUMNS = 32  # of a thread there, if it reads them in pairs, 16 bytes at once; else 16
-SLICE_REGISTERS = 128
-DEFER = 2  # rows from a row's sum to its gradient
-EARLY = True  # whether the row is read again before the sums
-COOPERATIVE = True  # all programs start together, or none: they wait for each other
+SLICE_COLUMNS = 16  # of a thread there
+SLICE_REGISTERS = 96
+LATE = True  # whether a row's gradient is written after the next one's sums, or among them
+KEEP = True  # whether powers are kept until then, in float32, or the logits
 
 
 def worthwhile(logits: Tensor) -> bool:
@@ -181,18 +180,21 @@ def cut(logits: Tensor, grad: Tensor, options: Options) -> Cut:
     units = classes // vec
     if classes <= WIDEST:
         block = max(1 << (classes - 1).bit_length(), 32)
-        return Cut(vec, block, 1, units, n_rows, max(block // (32 * COLUMNS), 1))
-    columns = SLICE_COLUMNS if vec == 8 and options.smoothing == 0 else 16
-    slices = -(-units // (SLICE // vec))
-    cuts = Cut(vec, SLICE, slices, -(-units // slices), 0, SLICE // (32 * columns))
-    return cuts._replace(lanes=max(min(running(cuts, logits.device) // slices, n_rows), 1))
+        cuts = Cut(vec, block, 1, units, 0, max(block // (32 * COLUMNS), 1))
+    else:
+        slices = -(-units // (SLICE // vec))
+        warps = SLICE // (32 * SLICE_COLUMNS)
+        cuts = Cut(vec, SLICE, slices, -(-units // slices), 0, warps)
+    programs = running(cuts, logits.device)
+    return cuts._replace(lanes=max(min(programs // cuts.slices, n_rows), 1))
 
 
 def running(how: Cut, device: torch.device) -> int:
-    """Return how many programs of one slice are sure to run at the same time."""
+    """Return how many programs are sure to run at the same time."""
     if interpreted():
-        return 8
-    return _processors(device.index) * (65536 // (SLICE_REGISTERS * 32 * how.warps))
+        return 8 if how.slices > 1 else 3
+    registers = SLICE_REGISTERS if how.slices > 1 else REGISTERS
+    return _processors(device.index) * min(65536 // (registers * 32 * how.warps), 32)
 
 
 @cache
@@ -239,7 +241,7 @@ def loss_and_gradient(
         grad: of the shape of the logits; may be the logits.
     """
     how = cut(logits, grad, options)
-    if how.slices > 1 and (interpreted() or how.slices > running(how, logits.device)):
+    if how.slices > 1 and not interpreted() and how.slices > running(how, logits.device):
         losses, words = sums(logits, target, options, parts)
         gradient(logits, target, options, parts, words, grad, None)
         return losses
@@ -247,6 +249,8 @@ def loss_and_gradient(
     words = losses
     if how.slices > 1:
         words = _blank(len(target), how.slices, logits.device)
+        if interpreted():  # programs that follow one another can't wait for each other
+            _, words = sums(logits, target, options, parts)
     tilts = _launch_loss(how, logits, target, options, parts, words, grad=grad, losses=losses)
     return losses if tilts is None else losses - tilts.sum(1)
 
@@ -336,8 +340,7 @@ def _launch_loss(
     if sums and smooth is not None:
         tilts = torch.empty((n_rows, how.slices), dtype=torch.float32, device=logits.device)
     together = sums and grad is not None and how.slices > 1
-    widest = grad is not None and how.block == WIDEST
-    registers = SLICE_REGISTERS if together else REGISTERS if widest else None
+    registers = SLICE_REGISTERS if how.slices > 1 else REGISTERS
     constants = {
         "SUMS": sums, "GRADS": grad is not None,
         "PER_ROW": upstream is not None and upstream.ndim == 1,
@@ -345,9 +348,7 @@ def _launch_loss(
         "HAS_BIAS": options.bias is not None, "HAS_LOWER": options.lower is not None,
         "HAS_WEIGHT": options.weight is not None, "HAS_SMOOTH": smooth is not None,
         "TOTALS": 0 if parts is None else len(parts), "PART": _filled(how.slices),
-        "DEFER": DEFER if together else 0, "EARLY": together and EARLY,
-        "LOOPED": together or how.lanes < n_rows, "VEC": how.vec,
-        "BLOCK": how.block,
+        "LATE": LATE, "KEEP": KEEP, "VEC": how.vec, "BLOCK": how.block,
     }  # fmt: skip
     launch(
         kernels.loss_kernel,
@@ -363,7 +364,7 @@ def _launch_loss(
         constants,
         num_warps=how.warps,
         maxnreg=registers,
-        launch_cooperative_grid=together and COOPERATIVE,
+        launch_cooperative_grid=together and not interpreted(),  # they wait for each other
     )  # fmt: skip
     return tilts
 
