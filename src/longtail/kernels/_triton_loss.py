@@ -109,15 +109,16 @@ def _lowered(u, unit, y, low, HAS_LOWER: tl.constexpr, VEC: tl.constexpr):
 
 
 @triton.jit
-def _read(logits, start, unit, mask, PACKED: tl.constexpr, VEC: tl.constexpr):
-    """Logits as they wait in registers: PACKED, two of them in each."""
+def _read(logits, start, unit, end, PACKED: tl.constexpr, VEC: tl.constexpr):
+    """Logits of units before `end`, as they wait in registers: PACKED, two of them in each."""
+    mask = unit < end  # compared anew for each row: masks kept for the next take registers
     if PACKED:
-        pairs = logits.to(tl.pointer_type(tl.int32), bitcast=True)
-        place = tl.multiple_of(start // 2, VEC // 2) + unit * (VEC // 2)
-        x = tl.load(pairs + place + tl.arange(0, VEC // 2)[None, :], mask=mask, other=0)
+        pairs = logits.to(tl.pointer_type(tl.int32), bitcast=True) + start * (VEC // 2)
+        place = unit * (VEC // 2) + tl.arange(0, VEC // 2)[None, :]
+        x = tl.load(pairs + place, mask=mask, other=0)
     else:
-        place = tl.multiple_of(start, VEC) + unit * VEC
-        x = tl.load(logits + place + tl.arange(0, VEC)[None, :], mask=mask, other=0.0)
+        place = unit * VEC + tl.arange(0, VEC)[None, :]
+        x = tl.load(logits + start * VEC + place, mask=mask, other=0.0)
     return x
 
 
@@ -142,9 +143,9 @@ def _row_loss(y, a, u, m, z, keep, total):
 @triton.jit
 def _write(
     grad, losses, upstream, smooth, e, own, row, y, a, u, m, z, share, scale, keep, total, epsilon,
-    first, col, inside, ready, mine,
+    first, unit, end, ready, mine,
     SUMS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
-    HAS_SMOOTH: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """Write a row's gradient from e = 2^(u − own), and where it has the target, its loss."""
     by = share * scale
@@ -156,13 +157,14 @@ def _write(
     g = e * (factor * tl.exp2(own - m))
     if HAS_SMOOTH:
         g -= epsilon * by
-    tl.store(grad + first + col, g, mask=inside & ready)
+    grad += first
+    tl.store(grad + (unit * VEC + tl.arange(0, VEC)[None, :]), g, mask=unit < end)
     if mine:
-        g = factor * tl.exp2(u - m) - pull
+        at_y = factor * tl.exp2(u - m) - pull
         if HAS_SMOOTH:
-            g -= by * tl.load(smooth + y, mask=y >= 0, other=0.0)
+            at_y -= by * tl.load(smooth + y, mask=y >= 0, other=0.0)
         tl.debug_barrier()  # after what has just been written in its place
-        tl.store(grad + first + y, g, mask=ready & (y >= 0))
+        tl.store(grad + y, at_y, mask=ready & (y >= 0))
         if SUMS:
             tl.store(losses + row, share * _row_loss(y, a, u, m, z, keep, total), mask=ready)
 
@@ -187,8 +189,8 @@ def loss_kernel(
     KIND: tl.constexpr = logits.dtype.element_ty
     row, part = (tl.program_id(0) // n_slices).to(tl.int64), tl.program_id(0) % n_slices
     unit = part * width + tl.arange(0, BLOCK // VEC)[:, None]
-    real = unit < tl.minimum((part + 1) * width, n_words)
-    inside = tl.broadcast_to(real, (BLOCK // VEC, VEC))
+    end = tl.minimum((part + 1) * width, n_words)
+    inside = tl.broadcast_to(unit < end, (BLOCK // VEC, VEC))
     col = unit * VEC + tl.arange(0, VEC)[None, :]
     b = tl.where(inside, 0.0, NEG_INF)
     if HAS_BIAS:
@@ -202,7 +204,7 @@ def loss_kernel(
         share /= tl.sum(tl.load(totals + tl.arange(0, TOTALS)), 0)
     slices = tl.arange(0, PART)
     n_classes = n_words * VEC
-    x = _read(logits, row * stride, unit, real & (row < n_rows), PACKED, VEC)
+    x = _read(logits, row * (stride // VEC), unit, tl.where(row < n_rows, end, 0), PACKED, VEC)
     label = tl.load(target + row, mask=row < n_rows, other=ignore_index)
     turns = ((n_rows - row + lanes - 1) // lanes).to(tl.int32)
     zero = k * 0.0
@@ -218,7 +220,9 @@ def loss_kernel(
         old = row - lanes
         ready = old >= 0
         more = row + lanes < n_rows
-        following = _read(logits, (row + lanes) * stride, unit, real & more, PACKED, VEC)
+        following = _read(
+            logits, (row + lanes) * (stride // VEC), unit, tl.where(more, end, 0), PACKED, VEC
+        )
         next_label = tl.load(target + row + lanes, mask=more, other=ignore_index)
         y, a, low, u_y = _label(
             label, logits, bias, weight, lower, row, stride, k, n_classes, ignore_index,
@@ -256,8 +260,8 @@ def loss_kernel(
             mine = (y0 // (width * VEC) == part) | ((y0 < 0) & (part == 0))
             _write(
                 grad, losses, upstream, smooth, past, own, old, y0, a0, u0, m_row, z_row, share,
-                scale, keep, total, epsilon, tl.multiple_of(old * grad_stride, VEC), col, inside,
-                ready, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH,
+                scale, keep, total, epsilon, old * (grad_stride // VEC) * VEC, unit,
+                tl.where(ready, end, 0), ready, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, VEC,
             )  # fmt: skip
             y0, a0, low0, u0, m0 = y, a, low, u_y, m
         if SUMS and not (LATER and LATE):
@@ -279,8 +283,8 @@ def loss_kernel(
             mine = (y // (width * VEC) == part) | ((y < 0) & (part == 0))
             _write(
                 grad, losses, upstream, smooth, e, m, row, y, a, u_y, m, z, share,
-                scale, keep, total, epsilon, tl.multiple_of(row * grad_stride, VEC), col, inside,
-                live, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH,
+                scale, keep, total, epsilon, row * (grad_stride // VEC) * VEC, unit,
+                tl.where(live, end, 0), live, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, VEC,
             )  # fmt: skip
         x = following
         label = next_label
