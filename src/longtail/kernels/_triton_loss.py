@@ -96,15 +96,11 @@ def _label(
 
 
 @triton.jit
-def _at(unit, y, VEC: tl.constexpr):
-    """Where the target is in a tile; in two steps, which take fewer registers."""
-    return (unit == y // VEC) & (tl.arange(0, VEC)[None, :] == y % VEC)
-
-
-@triton.jit
 def _lowered(u, unit, y, low, HAS_LOWER: tl.constexpr, VEC: tl.constexpr):
+    """Take `low` off at place y of a tile."""
     if HAS_LOWER:
-        u = tl.where(_at(unit, y, VEC), u - low, u)
+        there = (unit == y // VEC) & (tl.arange(0, VEC)[None, :] == y % VEC)
+        u = tl.where(there, u - low, u)
     return u
 
 
@@ -142,10 +138,10 @@ def _row_loss(y, a, u, m, z, keep, total):
 
 @triton.jit
 def _write(
-    grad, losses, upstream, smooth, e, own, row, y, a, u, m, z, share, scale, keep, total, epsilon,
-    first, unit, end, ready, mine,
+    grad, losses, upstream, smooth, e, epsilon, e_edge, epsilon_edge, edge, edged,
+    own, row, y, a, u, m, z, share, scale, keep, total, start, phase, unit, end, ready, mine,
     SUMS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
-    HAS_SMOOTH: tl.constexpr, VEC: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr, EDGES: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """Write a row's gradient from e = 2^(u − own), and where it has the target, its loss."""
     by = share * scale
@@ -154,17 +150,25 @@ def _write(
     by = tl.where(y >= 0, by, 0.0)  # where nothing counts the share is infinite
     pull = by * keep * a
     factor = tl.where(z != 0, (pull + by * total) / z, 0.0)
-    g = e * (factor * tl.exp2(own - m))
+    ratio = factor * tl.exp2(own - m)
+    g = e * ratio
     if HAS_SMOOTH:
         g -= epsilon * by
-    grad += first
-    tl.store(grad + (unit * VEC + tl.arange(0, VEC)[None, :]), g, mask=unit < end)
+    grad += start * VEC
+    tl.store(
+        grad + (unit * VEC + tl.arange(0, VEC)[None, :]), g, mask=unit < tl.where(ready, end, 0)
+    )
+    if EDGES:
+        g_edge = e_edge * ratio
+        if HAS_SMOOTH:
+            g_edge -= epsilon_edge * by
+        tl.store(grad + phase + edge, g_edge, mask=edged & ready)
     if mine:
         at_y = factor * tl.exp2(u - m) - pull
         if HAS_SMOOTH:
             at_y -= by * tl.load(smooth + y, mask=y >= 0, other=0.0)
         tl.debug_barrier()  # after what has just been written in its place
-        tl.store(grad + y, at_y, mask=ready & (y >= 0))
+        tl.store(grad + phase + y, at_y, mask=ready & (y >= 0))
         if SUMS:
             tl.store(losses + row, share * _row_loss(y, a, u, m, z, keep, total), mask=ready)
 
@@ -172,122 +176,165 @@ def _write(
 @triton.jit(do_not_specialize=["lanes", "n_slices", "width", "ignore_index"])
 def loss_kernel(
     logits, grad, target, bias, lower, weight, smooth, smooth_total, totals, upstream, losses,
-    tilts, words, n_rows, n_words, stride, grad_stride, n_slices, width, lanes, scale, k, keep,
+    tilts, words, n_rows, n_classes, stride, grad_stride, n_slices, width, lanes, scale, k, keep,
     ignore_index,
     SUMS: tl.constexpr, GRADS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr, LATE: tl.constexpr,
-    KEEP: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
+    KEEP: tl.constexpr, EDGES: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """SUMS: the words of the slices. GRADS: the gradient, from the words. Both: the losses, too.
 
-    Columns are counted in units of VEC elements, which are aligned in memory whatever the row.
-    PART is the number of slices, filled up to a power of two; TOTALS, the divisor's parts.
+    Columns are counted in units of VEC elements that are aligned in memory. All rows of a program
+    start at the same `phase` of a unit. With EDGES, the ends of a row that fill no unit are read
+    and written by elements, by the program of the first slice. PART is the number of slices,
+    filled up to a power of two; TOTALS, the divisor's parts.
     """
     LATER: tl.constexpr = SUMS and GRADS and PART > 1  # the gradient follows a turn later
     PACKED: tl.constexpr = logits.dtype.element_ty.primitive_bitwidth == 16 and VEC > 1
     KIND: tl.constexpr = logits.dtype.element_ty
     row, part = (tl.program_id(0) // n_slices).to(tl.int64), tl.program_id(0) % n_slices
-    unit = part * width + tl.arange(0, BLOCK // VEC)[:, None]
-    end = tl.minimum((part + 1) * width, n_words)
+    phase = (row * stride % VEC).to(tl.int32) if EDGES else 0
+    first = (phase + VEC - 1) // VEC
+    last = (phase + n_classes) // VEC
+    unit = first + part * width + tl.arange(0, BLOCK // VEC)[:, None]
+    end = tl.minimum(first + (part + 1) * width, last)
     inside = tl.broadcast_to(unit < end, (BLOCK // VEC, VEC))
-    col = unit * VEC + tl.arange(0, VEC)[None, :]
-    b = tl.where(inside, 0.0, NEG_INF)
+    col = unit * VEC + tl.arange(0, VEC)[None, :] - phase
+    tail = tl.arange(0, 2 * VEC) >= VEC
+    edge = tl.where(tail, last * VEC, 0) + tl.arange(0, 2 * VEC) % VEC - phase
+    edged = (tail & (last >= first)) | ((tail == 0) & (phase > 0))
+    edged &= (edge >= 0) & (edge < n_classes) & (part == 0)
+    b, b_edge = tl.where(inside, 0.0, NEG_INF), tl.where(edged, 0.0, NEG_INF)
     if HAS_BIAS:
         b = tl.load(bias + col, mask=inside, other=NEG_INF) * k
-    total, epsilon = 0.0, 0.0
+        if EDGES:
+            b_edge = tl.load(bias + edge, mask=edged, other=NEG_INF) * k
+    total, epsilon, epsilon_edge = 0.0, 0.0, 0.0
     if HAS_SMOOTH:
         epsilon = tl.load(smooth + col, mask=inside, other=0.0)
+        if EDGES:
+            epsilon_edge = tl.load(smooth + edge, mask=edged, other=0.0)
         total = tl.load(smooth_total)
     share = 1.0
     if TOTALS > 0:
         share /= tl.sum(tl.load(totals + tl.arange(0, TOTALS)), 0)
     slices = tl.arange(0, PART)
-    n_classes = n_words * VEC
-    x = _read(logits, row * (stride // VEC), unit, tl.where(row < n_rows, end, 0), PACKED, VEC)
-    label = tl.load(target + row, mask=row < n_rows, other=ignore_index)
+    live = row < n_rows
+    x = _read(logits, row * stride // VEC, unit, tl.where(live, end, 0), PACKED, VEC)
+    x_edge, e_edge = k, k  # of no use without edges
+    if EDGES:
+        x_edge = tl.load(logits + row * stride + edge, mask=edged & live, other=0.0)
+        e_edge = x_edge.to(tl.float32)
+    label = tl.load(target + row, mask=live, other=ignore_index)
     turns = ((n_rows - row + lanes - 1) // lanes).to(tl.int32)
     zero = k * 0.0
     if LATER:
         turns += 1
         y0, a0, low0, u0, m0 = (zero - 1.0).to(tl.int32), zero, zero, zero, zero
+        kept, kept_edge = x, x_edge
         if KEEP:
-            kept = tl.zeros([BLOCK // VEC, VEC], tl.float32)
-        else:
-            kept = x
+            kept, kept_edge = tl.zeros([BLOCK // VEC, VEC], tl.float32), e_edge
     for _ in range(turns):
         live = row < n_rows
         old = row - lanes
         ready = old >= 0
         more = row + lanes < n_rows
         following = _read(
-            logits, (row + lanes) * (stride // VEC), unit, tl.where(more, end, 0), PACKED, VEC
+            logits, (row + lanes) * stride // VEC, unit, tl.where(more, end, 0), PACKED, VEC
         )
+        following_edge = x_edge
+        if EDGES:
+            following_edge = tl.load(
+                logits + (row + lanes) * stride + edge, mask=edged & more, other=0.0
+            )
         next_label = tl.load(target + row + lanes, mask=more, other=ignore_index)
         y, a, low, u_y = _label(
             label, logits, bias, weight, lower, row, stride, k, n_classes, ignore_index,
             HAS_BIAS, HAS_LOWER, HAS_WEIGHT,
         )  # fmt: skip
         if not SUMS or LATER:
-            at = old if LATER else row
             there = (slices < n_slices) & (ready if LATER else live)
-            place = words + at * n_slices + slices
+            place = words + (old if LATER else row) * n_slices + slices
             if not LATE:
                 word = tl.load(place, mask=there, other=0, volatile=True)
-        u = _lowered(_numbers(x, KIND, PACKED, VEC) * k + b, unit, y, low, HAS_LOWER, VEC)
+        u = _numbers(x, KIND, PACKED, VEC) * k + b
+        if EDGES:
+            u_edge = x_edge.to(tl.float32) * k + b_edge
         if SUMS:
             if HAS_SMOOTH:
-                tilt = tl.where(
-                    epsilon != 0, epsilon * (_numbers(x, KIND, PACKED, VEC) * k + b), 0.0
-                )
-                tilt = tl.where(y >= 0, tl.sum(tl.sum(tilt, 1), 0) * (share * LN2), 0.0)
+                tilt = tl.sum(tl.sum(tl.where(epsilon != 0, epsilon * u, 0.0), 1), 0)
+                if EDGES:
+                    tilt += tl.sum(tl.where(epsilon_edge != 0, epsilon_edge * u_edge, 0.0), 0)
+                tilt = tl.where(y >= 0, tilt * (share * LN2), 0.0)
                 tl.store(tilts + row * n_slices + part, tilt, mask=live)
+        u = _lowered(u, unit, y + phase, low, HAS_LOWER, VEC)
+        if EDGES and HAS_LOWER:
+            u_edge = tl.where(edge == y, u_edge - low, u_edge)
+        if SUMS:
             m = tl.max(tl.max(u, 1), 0)
-        elif LATE:
-            word = tl.load(place, mask=there, other=0)
-        if LATER and LATE:
+            if EDGES:
+                m = tl.maximum(m, tl.max(u_edge, 0))
+        if LATE and (LATER or not SUMS):
             word = tl.load(place, mask=there, other=0, volatile=True)
+        if SUMS and (LATE or not LATER):
             e = tl.exp2(u - _finite(m))
             z = tl.sum(tl.sum(e, 1), 0)
-            tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
-        if LATER:
-            m_row, z_row = _combined(place, word, there, True)
-            if KEEP:
-                past, own = kept, m0
-            else:
-                past, own = _numbers(kept, KIND, PACKED, VEC) * k + (b - m_row), m_row
-                past = tl.exp2(_lowered(past, unit, y0, low0, HAS_LOWER, VEC))
-            mine = (y0 // (width * VEC) == part) | ((y0 < 0) & (part == 0))
-            _write(
-                grad, losses, upstream, smooth, past, own, old, y0, a0, u0, m_row, z_row, share,
-                scale, keep, total, epsilon, old * (grad_stride // VEC) * VEC, unit,
-                tl.where(ready, end, 0), ready, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, VEC,
-            )  # fmt: skip
-            y0, a0, low0, u0, m0 = y, a, low, u_y, m
-        if SUMS and not (LATER and LATE):
-            e = tl.exp2(u - _finite(m))
-            z = tl.sum(tl.sum(e, 1), 0)
+            if EDGES:
+                e_edge = tl.exp2(u_edge - _finite(m))
+                z += tl.sum(e_edge, 0)
             if LATER or not GRADS:
                 tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
         if LATER:
+            m_row, z_row = _combined(place, word, there, True)
             if KEEP:
-                kept = e
+                past, past_edge, own = kept, kept_edge, m0
             else:
-                kept = x
+                past, own = _numbers(kept, KIND, PACKED, VEC) * k + b, m_row
+                past = tl.exp2(_lowered(past, unit, y0 + phase, low0, HAS_LOWER, VEC) - m_row)
+                past_edge = kept_edge
+                if EDGES:
+                    past_edge = kept_edge.to(tl.float32) * k + b_edge
+                    if HAS_LOWER:
+                        past_edge = tl.where(edge == y0, past_edge - low0, past_edge)
+                    past_edge = tl.exp2(past_edge - m_row)
+            at = (y0 + phase) // VEC
+            mine = tl.where((at >= first) & (at < last), (at - first) // width, 0) == part
+            _write(
+                grad, losses, upstream, smooth, past, epsilon, past_edge, epsilon_edge, edge,
+                edged, own, old, y0, a0, u0, m_row, z_row, share, scale, keep, total,
+                old * grad_stride // VEC, phase, unit, end, ready, mine,
+                SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, EDGES, VEC,
+            )  # fmt: skip
+            y0, a0, low0, u0, m0 = y, a, low, u_y, m
+            if not LATE:
+                e = tl.exp2(u - _finite(m))
+                z = tl.sum(tl.sum(e, 1), 0)
+                if EDGES:
+                    e_edge = tl.exp2(u_edge - _finite(m))
+                    z += tl.sum(e_edge, 0)
+                tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
+            if KEEP:
+                kept, kept_edge = e, e_edge
+            else:
+                kept, kept_edge = x, x_edge
         elif GRADS:
             if SUMS:
                 m = _finite(m)
             else:
                 m, z = _combined(place, word, there, False)
                 e = tl.exp2(u - m)
-            mine = (y // (width * VEC) == part) | ((y < 0) & (part == 0))
+                if EDGES:
+                    e_edge = tl.exp2(u_edge - m)
+            at = (y + phase) // VEC
+            mine = tl.where((at >= first) & (at < last), (at - first) // width, 0) == part
             _write(
-                grad, losses, upstream, smooth, e, m, row, y, a, u_y, m, z, share,
-                scale, keep, total, epsilon, row * (grad_stride // VEC) * VEC, unit,
-                tl.where(live, end, 0), live, mine, SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, VEC,
+                grad, losses, upstream, smooth, e, epsilon, e_edge, epsilon_edge, edge, edged, m,
+                row, y, a, u_y, m, z, share, scale, keep, total,
+                row * grad_stride // VEC, phase, unit, end, live, mine,
+                SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, EDGES, VEC,
             )  # fmt: skip
-        x = following
-        label = next_label
+        x, x_edge, label = following, following_edge, next_label
         row += lanes
 
 

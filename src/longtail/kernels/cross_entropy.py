@@ -161,6 +161,7 @@ class Cut(NamedTuple):
         width: columns of a slice, in units of `vec`.
         lanes: rows that are worked on at a time.
         warps: of a program.
+        edges: whether rows may begin and end inside a unit.
     """
 
     vec: int
@@ -169,24 +170,31 @@ class Cut(NamedTuple):
     width: int
     lanes: int
     warps: int
+    edges: bool
 
 
 def cut(logits: Tensor, grad: Tensor, options: Options) -> Cut:
     """Return the cut for logits of shape (N, C), and a gradient, that lie in rows."""
     n_rows, classes = logits.shape
     size = logits.element_size()
-    vec = math.gcd(16 // size, classes, logits.stride(0), grad.stride(0))
-    vec = math.gcd(vec, logits.data_ptr() // size, grad.data_ptr() // size)
-    units = classes // vec
-    if classes <= WIDEST:
-        block = max(1 << (classes - 1).bit_length(), 32)
-        cuts = Cut(vec, block, 1, units, 0, max(block // (32 * COLUMNS), 1))
-    else:
-        slices = -(-units // (SLICE // vec))
-        warps = SLICE // (32 * SLICE_COLUMNS)
-        cuts = Cut(vec, SLICE, slices, -(-units // slices), 0, warps)
-    programs = running(cuts, logits.device)
-    return cuts._replace(lanes=max(min(programs // cuts.slices, n_rows), 1))
+    slices, block, columns = 1, max(1 << (classes - 1).bit_length(), 32), COLUMNS
+    if classes > WIDEST:
+        slices, block, columns = -(-classes // SLICE), SLICE, SLICE_COLUMNS
+    how = Cut(16 // size, block, slices, 0, 0, max(block // (32 * columns), 1), False)
+    lanes = max(min(running(how, logits.device) // slices, n_rows), 1)
+    strides = logits.stride(0), grad.stride(0)
+    aligned = (logits.data_ptr() | grad.data_ptr()) % 16 == 0
+    # Rows a whole number of periods apart start at the same place of a unit.
+    period = how.vec // math.gcd(how.vec, strides[0])
+    if lanes < n_rows:
+        lanes = max(lanes // period * period, 1)
+    edges = period > 1 or classes % how.vec > 0
+    if not aligned or (strides[0] - strides[1]) % how.vec or (lanes < n_rows and lanes % period):
+        first = math.gcd(logits.data_ptr() // size, grad.data_ptr() // size)
+        how = how._replace(vec=math.gcd(how.vec, classes, *strides, first))
+        edges = False
+    width = max(-(-(classes // how.vec) // slices), 1)
+    return how._replace(width=width, lanes=lanes, edges=edges)
 
 
 def running(how: Cut, device: torch.device) -> int:
@@ -348,7 +356,7 @@ def _launch_loss(
         "HAS_BIAS": options.bias is not None, "HAS_LOWER": options.lower is not None,
         "HAS_WEIGHT": options.weight is not None, "HAS_SMOOTH": smooth is not None,
         "TOTALS": 0 if parts is None else len(parts), "PART": _filled(how.slices),
-        "LATE": LATE, "KEEP": KEEP, "VEC": how.vec, "BLOCK": how.block,
+        "LATE": LATE, "KEEP": KEEP, "EDGES": how.edges, "VEC": how.vec, "BLOCK": how.block,
     }  # fmt: skip
     launch(
         kernels.loss_kernel,
@@ -357,7 +365,7 @@ def _launch_loss(
             logits, given(grad, logits), target, given(options.bias, words),
             given(options.lower, words), given(options.weight, words), given(smooth, words),
             given(total, words), given(parts, words), given(upstream, words), given(losses, words),
-            given(tilts, words), words, n_rows, logits.shape[1] // how.vec, logits.stride(0),
+            given(tilts, words), words, n_rows, logits.shape[1], logits.stride(0),
             logits.stride(0) if grad is None else grad.stride(0), how.slices, how.width, how.lanes,
             options.scale, options.scale * _LOG2E, keep, options.ignore_index,
         ),
