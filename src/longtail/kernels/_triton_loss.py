@@ -10,10 +10,10 @@ and A is the weight of the target's class, over the mean's divisor. With smoothi
 (A·(1 − ε) + Σ_c ε_c)·lse, and Σ_c ε_c·u_c is taken off, ε_c = ε/C·w_c.
 
 A program keeps the columns of one slice, with their part of the bias in registers, and goes down
-the rows. A row wider than a slice needs the sums of all its slices before its gradient can be
-written: each program leaves its (m, z) in a 64-bit word and writes the gradient DEFER rows later,
-when the other words have long arrived and the row is still in the cache. So the logits cross the
-memory bus once, as if a row fitted into one program.
+the rows; the next row arrives while it works on one. A row wider than a slice needs the sums of all
+its slices before its gradient can be written: each program leaves its (m, z) in a 64-bit word,
+keeps the powers 2^(u_j − m) in registers, and writes the gradient in the next turn, when the other
+words have arrived. So the logits are read once, as if a row fitted into one program.
 """
 
 # mypy: ignore-errors
@@ -261,13 +261,12 @@ def loss_kernel(
         u = _numbers(x, KIND, PACKED, VEC) * k + b
         if EDGES:
             u_edge = x_edge.to(tl.float32) * k + b_edge
-        if SUMS:
-            if HAS_SMOOTH:
-                tilt = tl.sum(tl.sum(tl.where(epsilon != 0, epsilon * u, 0.0), 1), 0)
-                if EDGES:
-                    tilt += tl.sum(tl.where(epsilon_edge != 0, epsilon_edge * u_edge, 0.0), 0)
-                tilt = tl.where(y >= 0, tilt * (share * LN2), 0.0)
-                tl.store(tilts + row * n_slices + part, tilt, mask=live)
+        if SUMS and HAS_SMOOTH:
+            tilt = tl.sum(tl.sum(tl.where(epsilon != 0, epsilon * u, 0.0), 1), 0)
+            if EDGES:
+                tilt += tl.sum(tl.where(epsilon_edge != 0, epsilon_edge * u_edge, 0.0), 0)
+            tilt = tl.where(y >= 0, tilt * (share * LN2), 0.0)
+            tl.store(tilts + row * n_slices + part, tilt, mask=live)
         u = _lowered(u, unit, y + phase, low, HAS_LOWER, VEC)
         if EDGES and HAS_LOWER:
             u_edge = tl.where(edge == y, u_edge - low, u_edge)

@@ -173,7 +173,7 @@ class Cut(NamedTuple):
     edges: bool
 
 
-def cut(logits: Tensor, grad: Tensor, options: Options) -> Cut:
+def cut(logits: Tensor, grad: Tensor) -> Cut:
     """Return the cut for logits of shape (N, C), and a gradient, that lie in rows."""
     n_rows, classes = logits.shape
     size = logits.element_size()
@@ -200,7 +200,7 @@ def cut(logits: Tensor, grad: Tensor, options: Options) -> Cut:
 def running(how: Cut, device: torch.device) -> int:
     """Return how many programs are sure to run at the same time."""
     if interpreted():
-        return 8 if how.slices > 1 else 3
+        return 32 if how.slices > 1 else 8
     registers = SLICE_REGISTERS if how.slices > 1 else REGISTERS
     return _processors(device.index) * min(65536 // (registers * 32 * how.warps), 32)
 
@@ -248,7 +248,7 @@ def loss_and_gradient(
         parts: from `divisor`.
         grad: of the shape of the logits; may be the logits.
     """
-    how = cut(logits, grad, options)
+    how = cut(logits, grad)
     if how.slices > 1 and not interpreted() and how.slices > running(how, logits.device):
         losses, words = sums(logits, target, options, parts)
         gradient(logits, target, options, parts, words, grad, None)
@@ -270,7 +270,7 @@ def sums(
     """Return the losses of the rows, over the divisor, and the words for `gradient`."""
     from longtail.kernels import _triton_loss as kernels
 
-    how = cut(logits, logits, options)
+    how = cut(logits, logits)
     losses = torch.empty(len(target), dtype=torch.float32, device=logits.device)
     words = torch.empty((len(target), how.slices), dtype=torch.int64, device=logits.device)
     tilts = _launch_loss(how, logits, target, options, parts, words)
@@ -305,7 +305,7 @@ def gradient(
     upstream: Tensor | None,
 ) -> None:
     """Write the gradient into `grad` by the words of `sums`; `upstream` may be a scalar."""
-    how = cut(logits, grad, options)
+    how = cut(logits, grad)
     _launch_loss(
         how, logits, target, options, parts, words, grad=grad, upstream=upstream, sums=False
     )
