@@ -58,15 +58,18 @@ CASES = [
     # (batch, channels in, height, width), channels out, networks, stride
     ((3, 3, 5, 6), 16, 2, 1),  # images: filled up
     ((2, 16, 5, 7), 16, 3, 1),
+    ((3, 16, 7, 5), 32, 2, 2),
+    ((2, 64, 4, 4), 64, 2, 1),
+]
+LONG = [
     ((3, 16, 8, 8), 32, 1, 1),
     ((2, 16, 6, 8), 32, 2, 2),
-    ((3, 16, 7, 5), 32, 2, 2),
     ((5, 32, 9, 7), 32, 2, 1),
     ((2, 32, 5, 5), 64, 2, 2),
-    ((2, 64, 4, 4), 64, 2, 1),
     ((1, 64, 1, 1), 16, 1, 1),
     ((6, 64, 16, 16), 64, 1, 1),  # one network alone, several tiles
 ]
+CASES += [pytest.param(*case, marks=pytest.mark.long) for case in LONG]
 
 
 @pytest.mark.parametrize(("shape", "outer", "groups", "stride"), CASES)

@@ -108,6 +108,10 @@ CASES = [
     (4, 1, F32, "bl", {"reduction": "none"}),
     (3, 8142, BF16, "b", {"reduction": "mean"}),
     (6, 29, BF16, "", {"reduction": "none", "label_smoothing": 0.1}),
+    # Programs that go down several rows, which start anywhere in 16 bytes
+    (19, 37, F32, "bl", {"reduction": "mean", "label_smoothing": 0.0}),
+    (19, 46, BF16, "bw", {"reduction": "mean", "label_smoothing": 0.1}),
+    (18, 5, BF16, "bl", {"reduction": "mean"}),
 ]
 MORE = [
     (n, classes, dtype, names, {"reduction": reduction, **options})
@@ -142,26 +146,24 @@ def test_rows_of_several_slices(narrow, classes, dtype, names, options):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there, rows of several slices take this way anyway")
-def test_sums_and_gradient_in_one_launch(narrow, monkeypatch):
-    # Programs that follow one another can't wait for each other: the sums are there beforehand.
-    monkeypatch.setattr(module, "COOPERATIVE", False)
-    logits, target, tables = make(19, 200, F32, "blw")
+@pytest.mark.parametrize("keep", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("classes", [200, 203])
+def test_sums_and_gradient_in_one_launch(narrow, monkeypatch, classes, late, keep):
+    monkeypatch.setattr(module, "LATE", late)
+    monkeypatch.setattr(module, "KEEP", keep)
+    logits, target, tables = make(11, classes, F32, "blw")
     options = Options(**tables)
-    parts = module.divisor(target, 200, None, options, mean=True)
-    _, words = module.sums(logits, target, options, parts)
+    parts = module.divisor(target, classes, None, options, mean=True)
     exact_f = logits.double().requires_grad_()
     exact = oracle(exact_f, target, **tables, reduction="mean")
     (exact_grad,) = torch.autograd.grad(exact, exact_f)
     for inplace in (False, True):
         work = logits.clone()
         grad = work if inplace else torch.full_like(logits, math.nan)
-        losses = torch.full((19,), math.nan)
-        how = module.cut(work, grad, options)
-        assert how.slices == 4
-        assert how.lanes == 2
-        module._launch_loss(
-            how, work, target, options, parts, words.clone(), grad=grad, losses=losses
-        )
+        how = module.cut(work, grad)
+        assert (how.slices, how.lanes, how.edges) == (4, 8, classes == 203)
+        losses = module.loss_and_gradient(work, target, options, parts, grad)
         torch.testing.assert_close(losses.sum().double(), exact.detach(), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(grad.double(), exact_grad, rtol=1e-5, atol=1e-7)
 

@@ -125,10 +125,10 @@ def unsure(x, w, b, r, eps):
     return before.abs() < 2**-20 * max(float(before.abs().max()), 1.0)
 
 
-SHAPES = [(4, 1, 5, 3), (3, 3, 7, 5), (8, 16, 8, 8), (5, 20, 3, 3), (2, 64, 9, 7)]
-LONG = pytest.mark.long
-SHAPES += [pytest.param((6, 130, 2, 3), marks=LONG)]
-SHAPES += [(3, 130, 2, 3)]  # a deep layer of a small last batch: one part, several blocks
+SHAPES = [(4, 1, 5, 3), (5, 20, 3, 3)]
+LONG = [(3, 3, 7, 5), (8, 16, 8, 8), (2, 64, 9, 7), (6, 130, 2, 3)]
+LONG += [(3, 130, 2, 3)]  # a deep layer of a small last batch: one part, several blocks
+SHAPES += [pytest.param(shape, marks=pytest.mark.long) for shape in LONG]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -246,6 +246,7 @@ def test_a_large_mean_does_not_cancel(dtype):
     check(x, w, b, r, up, relu=False, slack=4 * mean)  # the mean itself has 24 bits
 
 
+@pytest.mark.long
 def test_more_rows_than_one_round_of_programs(monkeypatch):
     monkeypatch.setattr(module, "TILE", 64)
     monkeypatch.setattr(module, "PROGRAMS", {False: 5, True: 3})

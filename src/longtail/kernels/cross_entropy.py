@@ -22,16 +22,15 @@ from longtail.kernels._launch import given, launch, on_device
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # From so many logits on, the kernel's eager step is shorter than torch's (H200; bench_losses.py).
 # Below it, both are bound by the host.
-FEWEST = 1 << 22
+FEWEST = 3 << 23
 WIDEST = 8192  # columns that a program holds at once
-COLUMNS = 16  # of a thread; what it can hold depends on how the compiler reads them
-REGISTERS = 64  # of a thread, for the widest: two programs at a time on a multiprocessor
+COLUMNS = 32  # of a thread
+REGISTERS = 128  # of a thread
 SLICE = 4096  # columns of a program where a row takes several
-SLICE_COLUMNS = 32  # of a thread there, if it reads them in pairs, 16 bytes at once; else 16
-SLICE_REGISTERS = 128
-DEFER = 2  # rows from a row's sum to its gradient
-EARLY = True  # whether the row is read again before the sums
-COOPERATIVE = True  # all programs start together, or none: they wait for each other
+SLICE_COLUMNS = 16  # of a thread there
+SLICE_REGISTERS = 96
+LATE = True  # whether a row's gradient is written after the next one's sums, or among them
+KEEP = True  # whether powers are kept until then, in float32, or the logits
 
 
 def worthwhile(logits: Tensor) -> bool:
@@ -162,6 +161,7 @@ class Cut(NamedTuple):
         width: columns of a slice, in units of `vec`.
         lanes: rows that are worked on at a time.
         warps: of a program.
+        edges: whether rows may begin and end inside a unit.
     """
 
     vec: int
@@ -170,29 +170,39 @@ class Cut(NamedTuple):
     width: int
     lanes: int
     warps: int
+    edges: bool
 
 
-def cut(logits: Tensor, grad: Tensor, options: Options) -> Cut:
+def cut(logits: Tensor, grad: Tensor) -> Cut:
     """Return the cut for logits of shape (N, C), and a gradient, that lie in rows."""
     n_rows, classes = logits.shape
     size = logits.element_size()
-    vec = math.gcd(16 // size, classes, logits.stride(0), grad.stride(0))
-    vec = math.gcd(vec, logits.data_ptr() // size, grad.data_ptr() // size)
-    units = classes // vec
-    if classes <= WIDEST:
-        block = max(1 << (classes - 1).bit_length(), 32)
-        return Cut(vec, block, 1, units, n_rows, max(block // (32 * COLUMNS), 1))
-    columns = SLICE_COLUMNS if vec == 8 and options.smoothing == 0 else 16
-    slices = -(-units // (SLICE // vec))
-    cuts = Cut(vec, SLICE, slices, -(-units // slices), 0, SLICE // (32 * columns))
-    return cuts._replace(lanes=max(min(running(cuts, logits.device) // slices, n_rows), 1))
+    slices, block, columns = 1, max(1 << (classes - 1).bit_length(), 32), COLUMNS
+    if classes > WIDEST:
+        slices, block, columns = -(-classes // SLICE), SLICE, SLICE_COLUMNS
+    how = Cut(16 // size, block, slices, 0, 0, max(block // (32 * columns), 1), False)
+    lanes = max(min(running(how, logits.device) // slices, n_rows), 1)
+    strides = logits.stride(0), grad.stride(0)
+    aligned = (logits.data_ptr() | grad.data_ptr()) % 16 == 0
+    # Rows a whole number of periods apart start at the same place of a unit.
+    period = how.vec // math.gcd(how.vec, strides[0])
+    if lanes < n_rows:
+        lanes = max(lanes // period * period, 1)
+    edges = period > 1 or classes % how.vec > 0
+    if not aligned or (strides[0] - strides[1]) % how.vec or (lanes < n_rows and lanes % period):
+        first = math.gcd(logits.data_ptr() // size, grad.data_ptr() // size)
+        how = how._replace(vec=math.gcd(how.vec, classes, *strides, first))
+        edges = False
+    width = max(-(-(classes // how.vec) // slices), 1)
+    return how._replace(width=width, lanes=lanes, edges=edges)
 
 
 def running(how: Cut, device: torch.device) -> int:
-    """Return how many programs of one slice are sure to run at the same time."""
+    """Return how many programs are sure to run at the same time."""
     if interpreted():
-        return 8
-    return _processors(device.index) * (65536 // (SLICE_REGISTERS * 32 * how.warps))
+        return 32 if how.slices > 1 else 8
+    registers = SLICE_REGISTERS if how.slices > 1 else REGISTERS
+    return _processors(device.index) * min(65536 // (registers * 32 * how.warps), 32)
 
 
 @cache
@@ -238,8 +248,8 @@ def loss_and_gradient(
         parts: from `divisor`.
         grad: of the shape of the logits; may be the logits.
     """
-    how = cut(logits, grad, options)
-    if how.slices > 1 and (interpreted() or how.slices > running(how, logits.device)):
+    how = cut(logits, grad)
+    if how.slices > 1 and not interpreted() and how.slices > running(how, logits.device):
         losses, words = sums(logits, target, options, parts)
         gradient(logits, target, options, parts, words, grad, None)
         return losses
@@ -247,6 +257,8 @@ def loss_and_gradient(
     words = losses
     if how.slices > 1:
         words = _blank(len(target), how.slices, logits.device)
+        if interpreted():  # programs that follow one another can't wait for each other
+            _, words = sums(logits, target, options, parts)
     tilts = _launch_loss(how, logits, target, options, parts, words, grad=grad, losses=losses)
     return losses if tilts is None else losses - tilts.sum(1)
 
@@ -258,7 +270,7 @@ def sums(
     """Return the losses of the rows, over the divisor, and the words for `gradient`."""
     from longtail.kernels import _triton_loss as kernels
 
-    how = cut(logits, logits, options)
+    how = cut(logits, logits)
     losses = torch.empty(len(target), dtype=torch.float32, device=logits.device)
     words = torch.empty((len(target), how.slices), dtype=torch.int64, device=logits.device)
     tilts = _launch_loss(how, logits, target, options, parts, words)
@@ -293,7 +305,7 @@ def gradient(
     upstream: Tensor | None,
 ) -> None:
     """Write the gradient into `grad` by the words of `sums`; `upstream` may be a scalar."""
-    how = cut(logits, grad, options)
+    how = cut(logits, grad)
     _launch_loss(
         how, logits, target, options, parts, words, grad=grad, upstream=upstream, sums=False
     )
@@ -336,8 +348,7 @@ def _launch_loss(
     if sums and smooth is not None:
         tilts = torch.empty((n_rows, how.slices), dtype=torch.float32, device=logits.device)
     together = sums and grad is not None and how.slices > 1
-    widest = grad is not None and how.block == WIDEST
-    registers = SLICE_REGISTERS if together else REGISTERS if widest else None
+    registers = SLICE_REGISTERS if how.slices > 1 else REGISTERS
     constants = {
         "SUMS": sums, "GRADS": grad is not None,
         "PER_ROW": upstream is not None and upstream.ndim == 1,
@@ -345,9 +356,7 @@ def _launch_loss(
         "HAS_BIAS": options.bias is not None, "HAS_LOWER": options.lower is not None,
         "HAS_WEIGHT": options.weight is not None, "HAS_SMOOTH": smooth is not None,
         "TOTALS": 0 if parts is None else len(parts), "PART": _filled(how.slices),
-        "DEFER": DEFER if together else 0, "EARLY": together and EARLY,
-        "LOOPED": together or how.lanes < n_rows, "VEC": how.vec,
-        "BLOCK": how.block,
+        "LATE": LATE, "KEEP": KEEP, "EDGES": how.edges, "VEC": how.vec, "BLOCK": how.block,
     }  # fmt: skip
     launch(
         kernels.loss_kernel,
@@ -356,14 +365,14 @@ def _launch_loss(
             logits, given(grad, logits), target, given(options.bias, words),
             given(options.lower, words), given(options.weight, words), given(smooth, words),
             given(total, words), given(parts, words), given(upstream, words), given(losses, words),
-            given(tilts, words), words, n_rows, logits.shape[1] // how.vec, logits.stride(0),
+            given(tilts, words), words, n_rows, logits.shape[1], logits.stride(0),
             logits.stride(0) if grad is None else grad.stride(0), how.slices, how.width, how.lanes,
             options.scale, options.scale * _LOG2E, keep, options.ignore_index,
         ),
         constants,
         num_warps=how.warps,
         maxnreg=registers,
-        launch_cooperative_grid=together and COOPERATIVE,
+        launch_cooperative_grid=together and not interpreted(),  # they wait for each other
     )  # fmt: skip
     return tilts
 

@@ -297,7 +297,7 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 
 def _times(grad: Tensor, factor: Tensor) -> Tensor:
     """Return grad · factor, without a pass over memory where the factor is 1."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(grad) is not Tensor:  # traced: a kernel can't run
         return grad * factor
     if not grad.is_cuda:
         return grad if factor == 1 else grad * factor
