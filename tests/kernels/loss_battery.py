@@ -146,12 +146,8 @@ def test_rows_of_several_slices(narrow, classes, dtype, names, options):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there, rows of several slices take this way anyway")
-@pytest.mark.parametrize("keep", [pytest.param(False, marks=pytest.mark.long), True])
-@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize("classes", [200, 203])
-def test_sums_and_gradient_in_one_launch(narrow, monkeypatch, classes, late, keep):
-    monkeypatch.setattr(module, "LATE", late)
-    monkeypatch.setattr(module, "KEEP", keep)
+def test_sums_and_gradient_in_one_launch(narrow, classes):
     logits, target, tables = make(11, classes, F32, "blw")
     options = Options(**tables)
     parts = module.divisor(target, classes, None, options, mean=True)

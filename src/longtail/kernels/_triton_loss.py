@@ -180,8 +180,8 @@ def loss_kernel(
     ignore_index,
     SUMS: tl.constexpr, GRADS: tl.constexpr, PER_ROW: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_LOWER: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr, LATE: tl.constexpr,
-    KEEP: tl.constexpr, EDGES: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_SMOOTH: tl.constexpr, TOTALS: tl.constexpr, PART: tl.constexpr,
+    EDGES: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """SUMS: the words of the slices. GRADS: the gradient, from the words. Both: the losses, too.
 
@@ -231,10 +231,8 @@ def loss_kernel(
     zero = k * 0.0
     if LATER:
         turns += 1
-        y0, a0, low0, u0, m0 = (zero - 1.0).to(tl.int32), zero, zero, zero, zero
-        kept, kept_edge = x, x_edge
-        if KEEP:
-            kept, kept_edge = tl.zeros([BLOCK // VEC, VEC], tl.float32), e_edge
+        y0, a0, u0, m0 = (zero - 1.0).to(tl.int32), zero, zero, zero
+        kept, kept_edge = tl.zeros([BLOCK // VEC, VEC], tl.float32), e_edge
     for _ in range(turns):
         live = row < n_rows
         old = row - lanes
@@ -256,8 +254,6 @@ def loss_kernel(
         if not SUMS or LATER:
             there = (slices < n_slices) & (ready if LATER else live)
             place = words + (old if LATER else row) * n_slices + slices
-            if not LATE:
-                word = tl.load(place, mask=there, other=0, volatile=True)
         u = _numbers(x, KIND, PACKED, VEC) * k + b
         if EDGES:
             u_edge = x_edge.to(tl.float32) * k + b_edge
@@ -274,9 +270,9 @@ def loss_kernel(
             m = tl.max(tl.max(u, 1), 0)
             if EDGES:
                 m = tl.maximum(m, tl.max(u_edge, 0))
-        if LATE and (LATER or not SUMS):
+        if LATER or not SUMS:
             word = tl.load(place, mask=there, other=0, volatile=True)
-        if SUMS and (LATE or not LATER):
+        if SUMS:
             e = tl.exp2(u - _finite(m))
             z = tl.sum(tl.sum(e, 1), 0)
             if EDGES:
@@ -286,37 +282,16 @@ def loss_kernel(
                 tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
         if LATER:
             m_row, z_row = _combined(place, word, there, True)
-            if KEEP:
-                past, past_edge, own = kept, kept_edge, m0
-            else:
-                past, own = _numbers(kept, KIND, PACKED, VEC) * k + b, m_row
-                past = tl.exp2(_lowered(past, unit, y0 + phase, low0, HAS_LOWER, VEC) - m_row)
-                past_edge = kept_edge
-                if EDGES:
-                    past_edge = kept_edge.to(tl.float32) * k + b_edge
-                    if HAS_LOWER:
-                        past_edge = tl.where(edge == y0, past_edge - low0, past_edge)
-                    past_edge = tl.exp2(past_edge - m_row)
             at = (y0 + phase) // VEC
             mine = tl.where((at >= first) & (at < last), (at - first) // width, 0) == part
             _write(
-                grad, losses, upstream, smooth, past, epsilon, past_edge, epsilon_edge, edge,
-                edged, own, old, y0, a0, u0, m_row, z_row, share, scale, keep, total,
+                grad, losses, upstream, smooth, kept, epsilon, kept_edge, epsilon_edge, edge,
+                edged, m0, old, y0, a0, u0, m_row, z_row, share, scale, keep, total,
                 old * grad_stride // VEC, phase, unit, end, ready, mine,
                 SUMS, PER_ROW, HAS_UPSTREAM, HAS_SMOOTH, EDGES, VEC,
             )  # fmt: skip
-            y0, a0, low0, u0, m0 = y, a, low, u_y, m
-            if not LATE:
-                e = tl.exp2(u - _finite(m))
-                z = tl.sum(tl.sum(e, 1), 0)
-                if EDGES:
-                    e_edge = tl.exp2(u_edge - _finite(m))
-                    z += tl.sum(e_edge, 0)
-                tl.store(words + row * n_slices + part, _pack(m, z), mask=live)
-            if KEEP:
-                kept, kept_edge = e, e_edge
-            else:
-                kept, kept_edge = x, x_edge
+            y0, a0, u0, m0 = y, a, u_y, m
+            kept, kept_edge = e, e_edge
         elif GRADS:
             if SUMS:
                 m = _finite(m)

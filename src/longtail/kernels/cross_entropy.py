@@ -27,10 +27,8 @@ WIDEST = 8192  # columns that a program holds at once
 COLUMNS = 32  # of a thread
 REGISTERS = 128  # of a thread
 SLICE = 4096  # columns of a program where a row takes several
-SLICE_COLUMNS = 16  # of a thread there
-SLICE_REGISTERS = 96
-LATE = True  # whether a row's gradient is written after the next one's sums, or among them
-KEEP = True  # whether powers are kept until then, in float32, or the logits
+SLICE_COLUMNS = 32  # of a thread there
+SLICE_REGISTERS = 128
 
 
 def worthwhile(logits: Tensor) -> bool:
@@ -356,7 +354,7 @@ def _launch_loss(
         "HAS_BIAS": options.bias is not None, "HAS_LOWER": options.lower is not None,
         "HAS_WEIGHT": options.weight is not None, "HAS_SMOOTH": smooth is not None,
         "TOTALS": 0 if parts is None else len(parts), "PART": _filled(how.slices),
-        "LATE": LATE, "KEEP": KEEP, "EDGES": how.edges, "VEC": how.vec, "BLOCK": how.block,
+        "EDGES": how.edges, "VEC": how.vec, "BLOCK": how.block,
     }  # fmt: skip
     launch(
         kernels.loss_kernel,
