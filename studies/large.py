@@ -264,19 +264,22 @@ def measure(
 
     from longtail.train.engine import train_cohort
 
-    steps, epochs, last, begun = 0, 0, 0.0, (0.0, 0.0)
+    steps, before, last, begun = 0, 0, 0.0, (0.0, 0.0)
 
-    def after_step(share: float) -> None:
-        nonlocal steps, epochs, last, begun
-        steps, epochs, last = steps + 1, epochs + (share <= last), share
+    def after_step(done: float, total: int, text: str) -> None:
+        """Count the epochs done, which begin anew where a small set was passed over."""
+        nonlocal steps, before, last, begun
+        if done == int(done):
+            return  # the end of an epoch, which not every process is told
+        steps, before, last = steps + 1, before + (int(last) + 1) * (done <= last), done
         if steps > _WARM_UP and not world.tell(time.monotonic() - begun[0] >= seconds):
             return  # the first process decides, so that all stop at the same step
         if world.device.type == "cuda":  # steps are queued, not done, when they return
             torch.cuda.synchronize(world.device)
         if steps > _WARM_UP:
-            passes = epochs + share - begun[1]
+            passes = before + done - begun[1]
             raise _EnoughError(passes * len(data.train) / (time.monotonic() - begun[0]))
-        begun = (time.monotonic(), epochs + share)
+        begun = (time.monotonic(), before + done)
 
     shelf = Shelf(None, precision)
     with tempfile.TemporaryDirectory() as own:
@@ -288,7 +291,8 @@ def measure(
                     data.train,
                     root=root,
                     device=world.device,
-                    within_epoch=after_step,
+                    progress=after_step,
+                    within_epoch=True,
                     world=world,
                     streaming=streaming,
                     force=True,

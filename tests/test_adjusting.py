@@ -264,7 +264,7 @@ def test_a_single_class_is_no_problem_to_balance():
         ({"tune_on": 0.0}, "`tune_on` must be above zero"),
         ({"tune_on": 1.0}, "`tune_on` must lie in [0, 1); got 1"),
         ({"folds": 1}, "`folds` must be a whole number, at least 2; got 1"),
-        ({"tau": np.nan}, "`tau` must be a finite number"),
+        ({"tau": np.nan}, "`tau` must be finite"),
         ({"missing": "x"}, "`missing` must be one of 'error', 'skip'"),
         ({"confidence": 1.0}, "`confidence` must lie in [0, 1)"),
         ({"workers": -1}, "`workers` must be a whole number"),

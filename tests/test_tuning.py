@@ -950,8 +950,7 @@ def broken(value, row=7, column=2):
         (
             lambda: tune_tau(broken(-np.inf), Y, P, chunk_rows=5),
             "`logits` must be finite, but row 7, column 2 is -inf; if it is the "
-            "logarithm of a probability of 0, take that of a small one instead: "
-            "numpy.log(numpy.maximum(probs, prior.probs.min() / 10)), with the prior",
+            "logarithm of a probability of 0, take longtail.posthoc.log_probs(probs)",
         ),
         (
             lambda: tune_tau(broken(np.inf).astype(np.float32), Y, P),
@@ -963,7 +962,7 @@ def broken(value, row=7, column=2):
         ),
         (lambda: tune_tau(F, Y, P.probs), "`prior` must be a ClassPrior"),
         (lambda: tune_tau(F, Y + 1, P), "`target` must lie in 0 .. 4, but 5 occurs"),
-        (lambda: tune_tau(F, Y - 1, P), "`target` must lie in 0 .. num_classes - 1"),
+        (lambda: tune_tau(F, Y - 1, P), "`target` must lie in 0 .. 4, but -1 occurs"),
         (lambda: tune_tau(F, Y.astype(float), P), "`target` must be integer"),
         (lambda: tune_tau(F, Y > 2, P), "`target` must be integer"),
         (lambda: tune_tau(F, Y[:-1], P), "`logits` has 50 rows but there are 49"),

@@ -76,8 +76,8 @@ def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped
         result = cli(*words)
         assert result.code == 1
         assert "split 'test' are of other images than the data are now" in result.err
-        again = f"longtail evaluate {run.folder} --split test --dataset birds --force"
-        assert result.err.endswith(f"{again}\n")
+        assert f"{run.folder}: " in result.err
+        assert "`longtail evaluate RUN --split test --force`" in result.err
     assert cli("evaluate", "runs").code == 0  # whose data were not asked about
     assert cli("evaluate", "runs", "--dataset", "birds", "--force").code == 0
     after = errors_by_hand(Run.open(run.folder))[0]
@@ -97,7 +97,7 @@ def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
     result = cli("evaluate", "runs")
     assert result.code == 1
     assert "have different examples in the split 'test'" in result.err
-    assert "longtail evaluate runs/birds --split test --force" in result.err
+    assert "`longtail evaluate RUN --split test --force`" in result.err
 
 
 def test_one_command_judges_all_stale_runs_anew(swapped, cli):
@@ -107,13 +107,12 @@ def test_one_command_judges_all_stale_runs_anew(swapped, cli):
     for words in ([*swapped, "--seeds", "4"], ["evaluate", "runs", "--dataset", "birds"]):
         result = cli(*words)
         assert result.code == 1
-        command = "longtail evaluate runs/birds --split test --dataset birds --force"
-        assert result.err.endswith(f"To write them anew: {command}\n")
-    folders = " ".join(str(run.folder) for run in find_runs("runs")[:2])
-    result = cli(*swapped, "--seeds", "2")  # the third is none of these
-    command = f"longtail evaluate {folders} --split test --dataset birds --force"
-    assert result.err.endswith(f"To write them anew: {command}\n")
-    assert cli(*command.split()[1:]).code == 0
+        assert all(str(run.folder) in result.err for run in find_runs("runs"))
+    folders = [run.folder for run in find_runs("runs")[:2]]
+    result = cli(*swapped, "--seeds", "2")  # the third is not one of these
+    assert all(str(folder) in result.err for folder in folders)
+    words = ("--split", "test", "--dataset", "birds", "--force")
+    assert cli("evaluate", *folders, *words).code == 0
     assert cli(*swapped, "--seeds", "2").code == 0
 
 
@@ -319,7 +318,7 @@ def test_a_run_without_weights_is_refused(runs, cli):
     assert cli("runs", "unpack", "a.tgz", "--root", "unpacked").code == 0
     result = cli("evaluate", "unpacked")
     assert result.code == 1
-    assert "packed without weights; pack it with --weights" in result.err
+    assert "pack it with --weights" in result.err
     assert not any("test" in run.splits for run in find_runs("unpacked"))
 
 
@@ -502,8 +501,8 @@ def test_an_ensemble_that_is_named_says_which_command_makes_its_logits(runs, cli
     assert cli("evaluate", *softmax, "--split", "dev", "--ensemble").code == 0
     (folder,) = (runs / "digits-lt").glob("ensemble-*")
     alone = shutil.copytree(folder, Path("alone") / folder.parent.name / folder.name)
-    tuned, shown = ("tune", folder, "--split", "test"), ("report", folder, *softmax)
-    for words in (tuned, shown, ("evaluate", folder)):
+    shown = ("report", folder, *softmax)
+    for words in (shown, ("evaluate", folder)):
         refused = cli(*words)
         assert refused.code == 1
         assert typed(refused.err) == [*map(str, softmax), "--split", "test", "--ensemble"]

@@ -117,7 +117,7 @@ def test_refusals_come_before_any_work(teachers, cli, monkeypatch):
     refused((*plain, "--teachers", softmax), "distill_weight 0, so they would do nothing")
     refused(STUDENT, "needs teachers; name their run folders (--teachers RUN)")
     refused((*STUDENT, "--teachers", together), "is an ensemble", "name its members")
-    refused((*STUDENT, "--teachers", "nowhere"), "there is no run folder nowhere")
+    refused((*STUDENT, "--teachers", "nowhere"), "nowhere is not a run folder")
     refused((*STUDENT, "--ratio", "10", "--teachers", softmax), "was trained on other data")
     refused((*STUDENT, "--held-out", "0.2", "--teachers", softmax), "its student holds out")
     (softmax / "model.safetensors").unlink()

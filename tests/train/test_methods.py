@@ -218,7 +218,7 @@ def test_naming_a_method_needs_no_torch():
         ("logit-adjusted:", "written as logit-adjusted:name=value,name=value; got ''"),
         ("logit-adjusted:tau=", "tau of logit-adjusted must be a number; got ''"),
         ("logit-adjusted:tau=1,tau=2", "'tau' of 'logit-adjusted' is given twice"),
-        ("logit-adjusted:tau=inf", "must be finite"),
+        ("logit-adjusted:tau=inf", "must be a finite number"),
         ("logit-adjusted:tau=1/2", "`tau` must be a number"),
         ("ldam:scale=-1", "`scale` must be above zero; got -1"),
         ("class-balanced:beta=1", r"`beta` must lie in \[0, 1\); got 1"),

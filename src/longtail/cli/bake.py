@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail import _checks
-from longtail._checks import InputError
 from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._inputs import (
@@ -140,6 +138,7 @@ def bake(
       longtail bake runs/digits-lt/softmax-s0-10db5896 -o baked.safetensors
       longtail bake baked.onnx --undo --out model.onnx
     """
+    from longtail._checks import InputError
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
     from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
 
@@ -221,6 +220,8 @@ def _refuse_contradictions(given: list[str], method: Method, *, undo: bool) -> N
 
 def _source(model: Path, out: Path) -> tuple[Run | None, Path]:
     """Return the run, if the argument is a run folder, and what to bake."""
+    from longtail._checks import InputError
+
     if not (model / "run.json").is_file():
         return None, model
     from longtail.runs import Run
@@ -250,6 +251,8 @@ def _prior(
     """Return the prior that the options name, or the run's own."""
     import numpy as np
 
+    from longtail import _checks
+    from longtail._checks import InputError
     from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers, whole
     from longtail.priors import ClassPrior
 
@@ -301,6 +304,7 @@ def _positive(option: str, text: str, width: int | None, names: list[str] | None
 
 def _tau_of(path: Path, method: Method) -> float:
     """Return tau in what `longtail tune --json` or `longtail adjust --json` printed."""
+    from longtail._checks import InputError
     from longtail.runs.files import read_json
 
     if not path.is_file():
@@ -323,6 +327,8 @@ def _tau_of(path: Path, method: Method) -> float:
 
 def _arrays(path: Path) -> dict[str, Any]:
     import numpy as np
+
+    from longtail._checks import InputError
 
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -464,7 +464,7 @@ def tuned(run: Run, split: str, method: str, bias_mode: BiasMode) -> tuning.TauR
     parts = tuning.TauIntervals.from_logits(
         np.asarray(logits), target, run.prior, method=POSTHOC[method], **settings
     )
-    return tuning.tune_from_intervals(parts, n_bootstrap=0)
+    return tuning.tune_from_intervals(parts, select="minimum", n_bootstrap=0)
 
 
 def _posthoc(
