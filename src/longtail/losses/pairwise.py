@@ -126,7 +126,12 @@ def family_loss(
         loss = _each_class_in_turn(logits, target, own, w, dropped, dim)
         if how == "sum":
             loss = loss.sum()
-    elif logits.is_cuda and own.impl == "auto" and not (soft or special) and kernel.worthwhile(logits):
+    elif (
+        logits.is_cuda
+        and own.impl == "auto"
+        and not (soft or special)
+        and kernel.worthwhile(logits)
+    ):
         how = own.reduction
         loss = kernel.cross_entropy(
             logits,
