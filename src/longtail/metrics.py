@@ -152,7 +152,7 @@ class GroupError:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, by group."""
-        numbers = {"counts": self.counts, **vars(self)}
+        numbers = dict(vars(self))
         errors = {name: _plain(value) for name, value in numbers.pop("values").items()}
         return {g: {"error": errors[g], **{k: v[g] for k, v in numbers.items()}} for g in GROUPS}
 
@@ -190,7 +190,7 @@ class Reliability(_Mergeable):
 
     @property
     def ece(self) -> float:
-        """Expected calibration error, Σ_b (n_b / n) |accuracy_b − confidence_b|; class-wise the mean."""
+        """Calibration error, Σ_b (n_b / n) |accuracy_b − confidence_b|; class-wise the mean."""
         return float(np.mean(self.ece_per_class))
 
     @property

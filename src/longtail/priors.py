@@ -95,7 +95,7 @@ class ClassPrior:
         Args:
             counts: shape (num_classes,), whole numbers, in the order of the logits' columns; or a
                 dict, Counter or Series (`value_counts()`) by class number 0 .. K − 1.
-            smoothing: s ≥ 0, needed if a class has no examples; the prior's `counts` are unsmoothed.
+            smoothing: s ≥ 0, needed if a class has no examples; `counts` stay unsmoothed.
 
         Examples:
             >>> ClassPrior.from_counts([9, 0], smoothing=1.0).probs

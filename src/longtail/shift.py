@@ -1,22 +1,20 @@
 """Unlabelled target data to a target prior: has the class mix changed, and to what?
 
-Label shift means that classes look as they did in training but occur at other rates. Then the
-model's own predictions on unlabelled target data reveal the new rates: by maximum likelihood
-(EM, Saerens et al. 2002) or by inverting the confusion matrix (BBSE, Lipton et al. 2018). Both
-want calibrated or at least honest predictions, so a bias-corrected temperature (Alexandari et
-al. 2020) comes first. Using the result is `posthoc.adjust_logits(..., target_prior=...)`:
+Under label shift classes look as they did in training but occur at other rates, which the model's
+predictions on unlabelled target data reveal: by maximum likelihood (EM, Saerens et al. 2002) or by
+inverting the confusion matrix (BBSE, Lipton et al. 2018). EM wants calibrated predictions, so a
+bias-corrected temperature (Alexandari et al. 2020) comes first:
 
     calibrator = fit_bias_corrected_temperature(held_out_logits, held_out_target)
     estimate = estimate_prior(calibrator.probs(logits), calibrator.prior)
     adjust_logits(calibrator.adjust(logits), calibrator.prior, target_prior=estimate.prior)
-
-Nothing is adjusted here, and nothing of this is for a balanced target: that prior is known.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -48,7 +46,7 @@ class ShiftEstimate:
         probs: the estimate as the method gives it, shape (num_classes,); may hold zeros.
         source: π, the training prior that was given.
         shifted: whether the target differs from π by more than chance (`p_value` below
-            `significance`); True also with `significance=None`, which asks for no test.
+            `significance`); True without a test.
         strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
         statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
         df: its degrees of freedom.
@@ -124,36 +122,28 @@ def estimate_prior(
     needs probabilities that are calibrated under π: see `fit_bias_corrected_temperature`.
 
     "bbse" solves A q = m over the simplex by least squares, with m the mean target prediction
-    and A_jk the mean prediction of j on held-out examples of class k. It needs labelled
-    held-out predictions, but no calibration.
+    and A_jk the mean prediction of j on held-out examples of class k. It needs no calibration.
 
-    **Leaving things alone.** "No shift" is tested: for EM by the likelihood ratio against q = π,
-    scaled by N / (N + n) if `prior` counts N examples, since it and the calibration are then a
-    sample too; for BBSE by a χ² test of m against A π, with the noise of both, in which classes
-    that rest on too few examples are taken together. Unless that rejects at `significance`,
-    `.prior` is the training prior itself. Otherwise, as the estimate of many rare classes is
-    mostly noise, only the share 1 − df / statistic of the change is kept (positive-part
-    James-Stein); `.probs` is the estimate without that.
+    "No shift" is tested: for EM by the likelihood ratio against q = π, for BBSE by a χ² test of m
+    against A π. Unless that rejects, `.prior` is the training prior itself; if it does, only the
+    share 1 − df / statistic of the change is kept (positive-part James-Stein), since the estimate
+    of many rare classes is mostly noise. `.probs` is the estimate without that.
 
     Args:
         probs: predicted probabilities on the target, shape (examples, num_classes); may be a
             memory map, which is read in chunks, once per iteration.
-        prior: π, which the probabilities refer to: of the data that the model, or its
-            calibrator, was fitted on.
+        prior: π, of the data that the model, or its calibrator, was fitted on.
         method: "em" or "bbse".
         source_probs: for "bbse": predictions on held-out examples of every class, in any mix,
             shape (held-out examples, num_classes).
         source_target: for "bbse": their labels.
-        soft: for "bbse": True (default) uses the probabilities, False the predicted labels, in
-            the estimate and in the test; the labels of a rare class that is hardly ever
-            predicted say nothing about it, while its probabilities do.
-        significance: level of the test, in (0, 1]; None uses the estimate without a test, so that
-            `.shifted` is True whatever the data say; shrinking still applies, see `shrink`.
+        soft: for "bbse": True (default) uses the probabilities, False the predicted labels, which
+            say nothing about a class that is hardly ever predicted.
+        significance: level of the test, in (0, 1]; None uses the estimate without a test.
         shrink: whether to keep only the part of the change that is beyond noise.
         tolerance: for "em", default 1e-6: stops when the mean log-likelihood is provably
             within it of the maximum.
-        max_iter: for "em", default 1000: passes over the data; running out is logged and
-            leaves `.converged` False.
+        max_iter: for "em", default 1000: passes over the data.
 
     Returns:
         A ShiftEstimate; pass its `.prior` as `target_prior` to `adjust_logits`.
@@ -191,7 +181,6 @@ def estimate_prior(
     else:
         found = _by_bbse(given, prior, source_probs, source_target, soft is not False)
 
-    # With no degree of freedom there is nothing to test: no prediction varies.
     p_value = float(chi2.sf(found.statistic, found.df)) if found.df else 1.0
     shifted = significance is None or p_value < significance
     strength = float(shifted)
@@ -222,15 +211,12 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     """Return the prior that a model has actually learned: its mean predicted probability.
 
     It differs from the counts where training was regularised, resampled, reweighted or stopped
-    early; adjusting by it instead of by the counts removes what the model really leans to.
+    early; adjust by it in their stead.
 
     Args:
-        probs: predictions on data distributed as the training data, shape (examples,
-            num_classes), best held out; may be a memory map.
+        probs: predictions on data distributed as the training data, best held out, shape
+            (examples, num_classes); may be a memory map.
         smoothing: added to every class's total, as in `ClassPrior.from_counts`.
-
-    Returns:
-        A ClassPrior without counts.
 
     Examples:
         >>> effective_prior([[0.9, 0.1], [0.5, 0.5]])
@@ -261,7 +247,7 @@ class _Found:
 
 
 def _mean_prediction(probs: NDArray[Any], name: str, *, constant: bool = False) -> FloatArray:
-    """Mean row; refuses what is not probabilities and, unless allowed, rows that are all equal."""
+    """Mean row of checked probabilities, which must not be `constant` unless that is allowed."""
     total = np.zeros(probs.shape[1])
     varies = constant or len(probs) == 1
     for rows in row_slices(probs):
@@ -296,16 +282,12 @@ class _Point:
         return float(self.factors.max() - 1.0)
 
     def step(self) -> FloatArray:
-        """One step of plain EM."""
         q = self.q * self.factors
         return np.asarray(q / q.sum())
 
 
 def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter: int) -> _Found:
-    """Maximum likelihood, and twice the gain in log-likelihood over "no shift".
-
-    EM is extrapolated (Varadhan and Roland 2008), never downhill.
-    """
+    """Maximum likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
     start = here = _look(probs, prior, prior.probs)
     passes, longest = 1, 4.0
     while here.gap > tolerance and passes < max_iter:
@@ -319,20 +301,18 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter
         bend = (second - first.q) - change
         length = float(np.linalg.norm(change) / max(float(np.linalg.norm(bend)), 1e-300))
         length = min(max(length, 1.0), longest)
-        leap = here.q + 2.0 * length * change + length**2 * bend
         # Inside the simplex: no class falls below a hundredth of what EM gives it.
-        leap = np.maximum(leap, 0.01 * second)
-        there = _look(probs, prior, leap / leap.sum())
+        leap = np.maximum(here.q + 2.0 * length * change + length**2 * bend, 0.01 * second)
+        here = _look(probs, prior, leap / leap.sum())
         passes += 1
-        if there.height >= first.height:
+        if here.height >= first.height:
             longest = 4.0 * longest if length == longest else longest
         elif passes >= max_iter:
-            there = first
+            here = first
         else:
             longest = max(4.0, 0.5 * length)
-            there = _look(probs, prior, second)
+            here = _look(probs, prior, second)
             passes += 1
-        here = there
     if here.gap > tolerance:
         _logger.warning(
             "estimate_prior: EM stopped at max_iter=%d with a gap of %.3g above tolerance=%.3g",
@@ -342,9 +322,8 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter
         )
     statistic = max(0.0, 2.0 * (here.height - start.height))
     if prior.sample is not None:
-        # The biases that the probabilities carry were fitted on as many examples as the prior
-        # counts. Their noise moves the estimate just as a sample of that size would, so the
-        # variance is 1/n + 1/size and not 1/n.
+        # The calibration was fitted on as many examples as the prior counts, whose noise moves the
+        # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         size = float(prior.sample.sum())
         statistic *= size / (size + len(probs))
     return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= tolerance)
@@ -391,23 +370,20 @@ def _by_bbse(
             f"of {_checks.listing(np.flatnonzero(counts == 0))}; use method='em'."
         )
     mean = _mean_prediction(probs, "probs")
-    guesses = decide_in_chunks(source, "source_probs")
-    held_out: NDArray[Any] = source if soft else guesses
-    given: NDArray[Any] = probs if soft else decide_in_chunks(probs, "probs")
+    guesses = held_out = decide_in_chunks(source, "source_probs")
+    given: NDArray[Any] = probs
     if soft:
-        totals = _class_totals(source, target)
+        held_out, totals = source, _class_totals(source, target)
     else:
+        given = decide_in_chunks(probs, "probs")
         mean = np.bincount(given, minlength=width) / len(given)
         totals = confusion_counts(target, guesses, width, None).astype(np.float64)
     matrix = np.asarray((totals / counts[:, None]).T)
     condition = float(np.linalg.cond(matrix))
     if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
         never = np.flatnonzero(np.bincount(guesses, minlength=width) == 0)
-        why = (
-            f"class(es) {_checks.listing(never)} are never predicted on the held-out examples"
-            if len(never)
-            else "some classes are predicted alike"
-        )
+        why = _checks.class_words(never, None)
+        why = f"{why} are never predicted" if why else "some classes are predicted alike"
         raise InputError(
             f"the confusion matrix of `source_probs` is singular (condition number "
             f"{condition:.1e}): {why}, so BBSE can't tell them apart; "
@@ -439,8 +415,8 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     q = np.linalg.solve(matrix, mean)
     if q.min() >= 0:
         return np.asarray(q / q.sum())
-    # With Σ q = 1, A q − m = B q for B = A − m 1ᵀ. Minimising ‖B x‖² + (Σ x − 1)² over x ≥ 0
-    # gives a multiple of the q that minimises ‖B q‖, so the sum needs no constraint.
+    # With Σ q = 1, A q − m = B q for B = A − m 1ᵀ, and the x ≥ 0 that minimises
+    # ‖B x‖² + (Σ x − 1)² is a multiple of the q that minimises ‖B q‖.
     rows = np.vstack([matrix - mean[:, None], np.ones(len(mean))])
     x, _ = nnls(rows, np.append(np.zeros(len(mean)), 1.0))
     return np.asarray(x / x.sum())
@@ -469,9 +445,8 @@ def _no_shift(
     """Wald statistic of m = A π, and its degrees of freedom, 0 if nothing can be compared.
 
     The noise is that of the target's mean, of each held-out class's mean, and of the prior's own
-    counts. Without a shift, source and target are draws from one distribution, so its covariance
-    is taken from both: then a class that only one of them predicts has noise too. Predictions
-    (`source`, `given`) are probabilities by row, or labels, which stand for one-hot rows.
+    counts, with a covariance taken from source and target together. Predictions (`source`,
+    `given`) are probabilities by row, or labels, which stand for one-hot rows.
     """
     pi, size = prior.probs, len(given)
     counts = np.bincount(source_target, minlength=len(pi))
@@ -489,7 +464,13 @@ def _no_shift(
     if prior.sample is not None:
         noise += (apart * pi) @ apart.T / float(prior.sample.sum())
 
-    freedom = _freedom(np.trace(overall) / size, np.trace(noise), held + size, share, counts)
+    # Satterthwaite's degrees of freedom: the target's part of the noise rests on all examples, the
+    # rest on each held-out class's own, which count by half as predictions are skewed.
+    freedom, whole = held + size, np.trace(noise)
+    if whole > 0.0:
+        own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
+        part = np.trace(overall) / size / whole
+        freedom = 1.0 / (part**2 / freedom + (1.0 - part) ** 2 / own)
     level = (held * expected + size * mean) / (held + size)
     cells, rare = _cells(pi, level, noise, freedom)
     gap, noise, level = cells @ gap, cells @ noise @ cells.T, cells @ level
@@ -519,31 +500,14 @@ def _scatter(
     return total
 
 
-def _freedom(
-    target: float, noise: float, pooled: float, share: FloatArray, counts: IntArray
-) -> float:
-    """Degrees of freedom of the estimated covariance (Satterthwaite's formula).
-
-    The target's part of it rests on all examples, the rest on each held-out class's own. These
-    count by half: predictions are skewed, so that few tell less of their spread than normal ones.
-    """
-    if noise <= 0.0:
-        return pooled
-    own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
-    part = target / noise
-    return 1.0 / (part**2 / pooled + (1.0 - part) ** 2 / own)
-
-
 def _cells(
     pi: FloatArray, level: FloatArray, noise: FloatArray, freedom: float
 ) -> tuple[FloatArray, bool]:
     """Rows that add up classes to be compared, and whether the last one rests on too little.
 
-    Cells are runs of classes in the order of π, for a shift between common and rare classes to
-    stay visible, and no more than the covariance can carry. A cell C is complete once
-    (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests on if predictions are
-    labels, is large enough. The first one follows from the others, as the mean predictions sum
-    to 1, and is left out.
+    Cells are runs of classes in the order of π, no more than the covariance can carry. A cell C is
+    complete once (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests on, is large
+    enough. The first follows from the others, as the mean predictions sum to 1, and is left out.
     """
     order = np.argsort(-pi, kind="stable")
     level, noise = level[order], noise[np.ix_(order, order)]
@@ -613,17 +577,8 @@ class BiasCorrectedTemperature:
     converged: bool
 
     def adjust(self, logits: Any) -> NDArray[Any]:
-        """Return the calibrated logits, logits / T + b.
-
-        Args:
-            logits: shape (examples, num_classes).
-
-        Returns:
-            A NumPy array of the same shape and floating dtype.
-        """
-        given, dtype = self._checked(logits)
-        _checks.all_finite(given, name="logits")
-        return (given * (1.0 / self.temperature) + self.bias).astype(dtype, copy=False)
+        """Return the calibrated logits, logits / T + b, as NumPy in their floating dtype."""
+        return self._by_chunk(logits, lambda scores: scores, None)
 
     def probs(self, logits: Any, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the calibrated probabilities, softmax(logits / T + b).
@@ -635,23 +590,20 @@ class BiasCorrectedTemperature:
         Returns:
             `out`, or a new NumPy array of the logits' floating dtype.
         """
-        given, dtype = self._checked(logits)
+        return self._by_chunk(logits, lambda scores: softmax_rows(scores)[0], out)
+
+    def _by_chunk(
+        self, logits: Any, finish: Callable[[Any], Any], out: NDArray[Any] | None
+    ) -> NDArray[Any]:
+        given = score_columns(logits, "logits")
+        _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
         if out is None:
-            out = np.empty(given.shape, dtype)
-        elif out.shape != given.shape:
-            raise InputError(
-                f"`out` must have the shape of the logits, {given.shape}; its shape is {out.shape}."
-            )
+            out = np.empty(given.shape, given.dtype if given.dtype.kind == "f" else np.float64)
         for rows in row_slices(given):
             chunk = given[rows]
             _checks.all_finite(chunk, name="logits", first_row=rows.start)
-            out[rows] = softmax_rows(chunk * (1.0 / self.temperature) + self.bias)[0]
+            out[rows] = finish(chunk * (1.0 / self.temperature) + self.bias)
         return out
-
-    def _checked(self, logits: Any) -> tuple[NDArray[Any], Any]:
-        given = score_columns(logits, "logits")
-        _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
-        return given, given.dtype if given.dtype.kind == "f" else np.dtype(np.float64)
 
     def __repr__(self) -> str:
         return (
@@ -663,19 +615,14 @@ class BiasCorrectedTemperature:
 def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTemperature:
     """Fit T and b of softmax(logits / T + b) by log-loss on held-out examples.
 
-    In 1/T and b the log-loss is convex, so the optimum is unique (up to a constant in b, whose
-    mean is set to zero). At the optimum the mean predicted probability of each class equals its
-    frequency among these examples, which is what estimating a shifted prior rests on.
+    In 1/T and b the log-loss is convex, so the optimum is unique (with b of mean zero). There the
+    mean predicted probability of each class is its frequency among these examples, which is what
+    estimating a shifted prior rests on.
 
     Args:
         logits: of held-out examples, shape (examples, num_classes); of a model that gives
             probabilities only, `posthoc.log_probs` of them. May be a memory map.
-        target: their labels; every class needs at least one, and rare ones more for a bias
-            that is not mostly noise.
-
-    Returns:
-        The calibrator, with `.temperature`, `.bias`, `.prior`, `.adjust(logits)` and
-        `.probs(logits)`.
+        target: their labels; every class needs at least one.
 
     Examples:
         >>> rng = np.random.default_rng(0)
@@ -708,14 +655,9 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
         if rows.start == 0:
             _checks.not_probabilities(chunk, hint="take longtail.posthoc.log_probs(probs)")
         square += float(chunk.var(axis=1, dtype=np.float64).sum())
-    if square == 0.0:
-        raise InputError(
-            "every row of `logits` is constant, so they say nothing about the classes; check the "
-            "model's inputs."
-        )
     # Variables of like curvature make L-BFGS quick: 1/T in units of the logits' spread, and each
     # bias in units of one over the root of its class's frequency.
-    units = np.append(np.sqrt(square / len(target)), np.sqrt(counts / len(target)))
+    units = np.append(np.sqrt(square / len(target)) or 1.0, np.sqrt(counts / len(target)))
 
     def log_loss(x: FloatArray) -> tuple[float, FloatArray]:
         slope, bias = float(x[0] / units[0]), x[1:] / units[1:]
