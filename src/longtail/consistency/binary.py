@@ -125,6 +125,7 @@ class BinaryLoss(_Losses):
         )
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
+        """Return ℓ(+1, f) and ℓ(−1, f)."""
         f, g = np.asarray(f, dtype=np.float64), self.gamma
         return (
             np.asarray(self.omega_pos / g * np.logaddexp(0.0, g * (self.delta_pos - f))),
@@ -298,6 +299,7 @@ class CostSensitiveSVM(_Losses):
         return self.omega_neg / (self.omega_neg + self.omega_pos)
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
+        """Return ℓ(+1, f) and ℓ(−1, f)."""
         f = np.asarray(f, dtype=np.float64)
         return (
             np.asarray(self.omega_pos * np.maximum(self.delta_pos - f, 0.0)),
