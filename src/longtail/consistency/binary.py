@@ -112,8 +112,6 @@ class BinaryLoss(_Losses):
             raise InputError(
                 f"`margin` must have two classes; '{margin.name}' has {margin.num_classes}."
             )
-        if positive not in (0, 1):
-            raise InputError(f"`positive` must be 0 or 1; got {positive!r}.")
         negative, delta, s = 1 - positive, margin.matrix(), margin.scale
         return cls(
             omega_pos=s * margin.alpha[positive],
