@@ -73,7 +73,9 @@ def test_em_is_the_maximum_and_a_fixed_point(seed, classes):
     rng = np.random.default_rng(seed)
     prior = ClassPrior.from_probs(rng.dirichlet(np.full(classes, 3.0)))
     probs = softmax(rng.normal(0, 2, (80, classes)))
-    estimate = shift.estimate_prior(probs, prior, tolerance=1e-10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shift, "_TOLERANCE", 1e-10)
+        estimate = shift.estimate_prior(probs, prior)
     assert estimate.converged
     np.testing.assert_allclose(
         slow_em_step(probs, prior.probs, estimate.probs), estimate.probs, atol=1e-7
@@ -90,7 +92,7 @@ def test_em_is_the_maximum_and_a_fixed_point(seed, classes):
 
 @ABSTENTION
 @pytest.mark.parametrize("from_labels", [True, False])
-def test_em_agrees_with_abstention(shifted, from_labels):
+def test_em_agrees_with_abstention(shifted, from_labels, monkeypatch):
     from abstention.label_shift import EMImbalanceAdapter
 
     _, source_y, source, _, probs = shifted
@@ -102,7 +104,8 @@ def test_em_agrees_with_abstention(shifted, from_labels):
         valid_labels=one_hot(source_y, 6),
     ).multipliers
     prior = ClassPrior.from_labels(source_y) if from_labels else shift.effective_prior(source)
-    ours = shift.estimate_prior(probs, prior, tolerance=1e-10)
+    monkeypatch.setattr(shift, "_TOLERANCE", 1e-10)
+    ours = shift.estimate_prior(probs, prior)
     np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
 
 
@@ -129,17 +132,16 @@ def test_zero_probabilities_are_fine():
     assert estimate.shifted
     assert estimate.prior.probs[2] > 0
     assert np.isfinite(estimate.prior.log_probs).all()
-    with pytest.raises(InputError, match=r"class\(es\) 2 have an estimated probability of 0"):
-        shift.estimate_prior(probs, prior, shrink=False)
 
 
-def test_running_out_of_passes_is_said(shifted, caplog):
+def test_running_out_of_passes_is_said(shifted, caplog, monkeypatch):
     mixture, *_, probs = shifted
+    monkeypatch.setattr(shift, "_MAX_PASSES", 3)
     with caplog.at_level(logging.WARNING, logger="longtail"):
-        estimate = shift.estimate_prior(probs, mixture.prior, max_iter=3)
+        estimate = shift.estimate_prior(probs, mixture.prior)
     assert not estimate.converged
     assert estimate.iterations == 3
-    assert "EM stopped at max_iter=3" in caplog.text
+    assert "EM stopped after 3 passes" in caplog.text
     np.testing.assert_allclose(estimate.probs.sum(), 1.0)
 
 
@@ -149,12 +151,12 @@ def test_chunks_of_a_memory_map_change_nothing(shifted, tmp_path, monkeypatch):
     mapped = np.load(tmp_path / "probs.npy", mmap_mode="r")
     options = {"method": "bbse", "source_probs": source, "source_target": source_y}
     whole = [
-        shift.estimate_prior(probs, mixture.prior, tolerance=1e-9),
+        shift.estimate_prior(probs, mixture.prior),
         shift.estimate_prior(probs, mixture.prior, **options),
     ]
     monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", 6 * 700)
     chunked = [
-        shift.estimate_prior(mapped, mixture.prior, tolerance=1e-9),
+        shift.estimate_prior(mapped, mixture.prior),
         shift.estimate_prior(torch.as_tensor(probs), mixture.prior, **options),
     ]
     for a, b in zip(whole, chunked, strict=True):
@@ -174,9 +176,7 @@ def test_no_shift_leaves_the_prior_alone():
     assert estimate.strength == 0.0
     assert estimate.prior is mixture.prior
     assert not np.array_equal(estimate.probs, mixture.prior.probs)  # noise, shown but not used
-    forced = shift.estimate_prior(probs, mixture.prior, significance=None, shrink=False)
-    assert forced.shifted
-    np.testing.assert_allclose(forced.prior.probs, estimate.probs, atol=1e-12)
+    assert shift.estimate_prior(probs, mixture.prior, significance=None).shifted
 
 
 def false_alarms(estimate_once, runs):
@@ -233,17 +233,12 @@ def profile(classes, imbalance):
         (100, 200, 3.0, 500, 1500),
     ],
 )
-@pytest.mark.parametrize("soft", [True, False])
-def test_false_alarms_of_bbse_with_rare_classes(
-    classes, imbalance, strength, target, held_out, soft
-):
+def test_false_alarms_of_bbse_with_rare_classes(classes, imbalance, strength, target, held_out):
     prior = profile(classes, imbalance)
 
     def alarm(rng):
         y, source = weak(held_out, prior.probs, prior, strength, rng, every=True)
         probs = weak(target, prior.probs, prior, strength, rng)[1]
-        if not soft:
-            source, probs = source.argmax(axis=1), probs.argmax(axis=1)
         return p_value_of_bbse(source, y, probs, prior) < 0.05
 
     assert np.mean([alarm(np.random.default_rng(seed)) for seed in range(40)]) <= 0.15
@@ -253,10 +248,9 @@ def p_value_of_bbse(source, y, given, prior):
     """Of the test alone: labels that never occur make the estimate itself impossible."""
     from scipy.stats import chi2
 
-    rows, seen = ((p if p.ndim == 2 else one_hot(p, len(prior.probs))) for p in (source, given))
     statistic, df = shift._no_shift(
-        np.stack([rows[y == k].mean(axis=0) for k in range(len(prior.probs))], axis=1),
-        seen.mean(axis=0),
+        np.stack([source[y == k].mean(axis=0) for k in range(len(prior.probs))], axis=1),
+        given.mean(axis=0),
         source=source,
         source_target=y,
         given=given,
@@ -278,7 +272,7 @@ def test_bbse_finds_a_shift_towards_rare_classes(classes, imbalance, least):
 
 
 def balanced(classes, each, target, strength, moved):
-    """p-values of soft and of hard predictions, with `each` held-out examples per class."""
+    """p-values of probabilities and of one-hot rows, with `each` held-out examples per class."""
     prior, y = profile(classes, 100), np.repeat(np.arange(classes), each)
     q = (1 - moved) * prior.probs + moved / classes
     found = []
@@ -287,7 +281,7 @@ def balanced(classes, each, target, strength, moved):
         evidence = strength * one_hot(y, classes) + rng.normal(size=(len(y), classes))
         source = softmax(prior.log_probs + strength * evidence)
         given = weak(target, q, prior, strength, rng)[1]
-        hard = source.argmax(axis=1), y, given.argmax(axis=1)
+        hard = one_hot(source.argmax(1), classes), y, one_hot(given.argmax(1), classes)
         found.append([p_value_of_bbse(*p, prior) for p in ((source, y, given), hard)])
     return np.array(found)
 
@@ -307,7 +301,7 @@ def test_one_held_out_example_of_each_class_gives_no_false_alarm():
     assert np.mean(balanced(10, 1, 500, 1.5, 0.0) < 0.05, axis=0).max() <= 0.15
 
 
-@pytest.mark.parametrize("method", ["em", "bbse", "hard labels"])
+@pytest.mark.parametrize("method", ["em", "bbse"])
 def test_a_shifted_prior_is_found_and_used(method):
     mixture, rng = Mixture(6, spread=1.5), np.random.default_rng(5)
     q = mixture.prior.probs[::-1]
@@ -318,7 +312,6 @@ def test_a_shifted_prior_is_found_and_used(method):
     if method != "em":  # BBSE needs no calibration: distort both alike
         source, probs = (softmax(2 * f + np.arange(6) / 3) for f in (source_logits, logits))
         options = {"method": "bbse", "source_probs": source, "source_target": source_y}
-        options["soft"] = method == "bbse"
     estimate = shift.estimate_prior(
         softmax(logits) if method == "em" else probs, mixture.prior, **options
     )
@@ -380,12 +373,11 @@ def test_the_result_is_strict_json(shifted):
 
 
 @ABSTENTION
-@pytest.mark.parametrize("soft", [True, False])
-def test_bbse_agrees_with_abstention(shifted, soft):
+def test_bbse_agrees_with_abstention(shifted):
     from abstention.label_shift import BBSEImbalanceAdapter
 
     _, source_y, source, _, probs = shifted
-    theirs = BBSEImbalanceAdapter(soft=soft)(
+    theirs = BBSEImbalanceAdapter(soft=True)(
         valid_labels=one_hot(source_y, 6),
         tofit_initial_posterior_probs=probs,
         valid_posterior_probs=source,
@@ -393,7 +385,7 @@ def test_bbse_agrees_with_abstention(shifted, soft):
     assert theirs.min() > 0  # nothing was clipped, so both solve the same system
     prior = ClassPrior.from_labels(source_y)
     ours = shift.estimate_prior(
-        probs, prior, method="bbse", source_probs=source, source_target=source_y, soft=soft
+        probs, prior, method="bbse", source_probs=source, source_target=source_y
     )
     np.testing.assert_allclose(ours.weights, theirs, rtol=1e-9)
     assert ours.condition >= 1
@@ -421,9 +413,9 @@ def statistic_of_labels(confusion, labels, prior):
     return shift._no_shift(
         (confusion / confusion.sum(axis=1, keepdims=True)).T,
         np.bincount(labels, minlength=width) / len(labels),
-        source=where % width,
+        source=one_hot(where % width, width),
         source_target=where // width,
-        given=labels,
+        given=one_hot(labels, width),
         prior=prior,
     )
 
@@ -561,7 +553,7 @@ def test_calibration_first_makes_em_work_on_a_distorted_model():
     assert np.mean(adjusted.argmax(axis=1) == y) > np.mean(logits.argmax(axis=1) == y) + 0.05
 
 
-def test_calibrated_logits_and_probabilities_fit_together(tmp_path):
+def test_calibrated_logits_and_probabilities_fit_together():
     mixture, rng = Mixture(4), np.random.default_rng(9)
     y, logits = mixture.sample(2000, mixture.prior.probs, rng)
     calibrator = shift.fit_bias_corrected_temperature(logits, y)
@@ -570,9 +562,6 @@ def test_calibrated_logits_and_probabilities_fit_together(tmp_path):
     np.testing.assert_allclose(calibrator.probs(logits), softmax(adjusted))
     single = logits.astype(np.float32)
     assert calibrator.adjust(single).dtype == calibrator.probs(single).dtype == np.float32
-    out = np.lib.format.open_memmap(tmp_path / "p.npy", "w+", np.float32, logits.shape)
-    assert calibrator.probs(single, out=out) is out
-    np.testing.assert_allclose(out, softmax(adjusted), atol=1e-6)
     with pytest.raises(InputError, match="has 4 classes but the logits have 3 columns"):
         calibrator.adjust(logits[:, :3])
     assert repr(calibrator).startswith("BiasCorrectedTemperature(temperature=1")
@@ -629,20 +618,14 @@ ALIKE = {"source_probs": [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]}
         ({"prior": ClassPrior.uniform(3)}, "`prior` has 3 classes but `probs` has 2 columns"),
         ({"prior": [0.8, 0.2]}, "`prior` must be a ClassPrior; got list"),
         ({"significance": 5}, r"`significance` must lie in \[0, 1\]; got 5"),
-        ({"tolerance": 0}, "`tolerance` must be above zero"),
-        ({"soft": True}, "`soft` plays no part in method='em'"),
+        ({"method": "em", "source_probs": GOOD}, "method='em' takes no held-out data"),
         ({"probs": np.tile([0.7, 0.3], (9, 1))}, "every row of `probs` is the same"),
-        ({"method": "bbse", "max_iter": 5}, "`max_iter` plays no part in method='bbse'"),
         ({"method": "bbse"}, "needs `source_probs` and `source_target`"),
         ({"source_target": [0, 0, 0]}, "`source_target` has none of 1; use method='em'"),
         ({"source_target": [0, 1]}, "`source_probs` has 3 rows but there are 2 labels"),
         ({"source_target": [0, 1, 2]}, r"`source_target` must lie in 0 \.\. 1, but 2 occurs"),
         ({"source_probs": GOOD * 0.5}, "each row of `source_probs` must sum to 1"),
         ({"source_probs": np.full((3, 3), 1 / 3)}, "as many columns as `probs`, 2"),
-        (
-            {"source_probs": [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]], "soft": False},
-            r"singular .*class\(es\) 1 are never predicted.*pass soft=True, or use",
-        ),
         (
             {**ALIKE, "source_target": [0, 1, 0, 1]},
             r"singular .*some classes are predicted alike.*; use met",

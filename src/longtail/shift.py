@@ -23,16 +23,14 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics import (
-    confusion_counts,
-    decide_in_chunks,
-    row_slices,
-    score_columns,
-    softmax_rows,
-)
+from longtail.metrics import row_slices, score_columns, softmax_rows
 from longtail.priors import ClassPrior
 
 METHODS = ("em", "bbse")
+
+# EM stops when the mean log-likelihood is provably this near to its maximum, or after so many
+# passes over the data.
+_TOLERANCE, _MAX_PASSES = 1e-6, 1000
 
 _logger = logging.getLogger("longtail")
 
@@ -109,11 +107,7 @@ def estimate_prior(
     method: Literal["em", "bbse"] = "em",
     source_probs: Any = None,
     source_target: Any = None,
-    soft: bool | None = None,
     significance: float | None = 0.05,
-    shrink: bool = True,
-    tolerance: float | None = None,
-    max_iter: int | None = None,
 ) -> ShiftEstimate:
     """Estimate how often each class occurs in unlabelled target data.
 
@@ -137,13 +131,7 @@ def estimate_prior(
         source_probs: for "bbse": predictions on held-out examples of every class, in any mix,
             shape (held-out examples, num_classes).
         source_target: for "bbse": their labels.
-        soft: for "bbse": True (default) uses the probabilities, False the predicted labels, which
-            say nothing about a class that is hardly ever predicted.
         significance: level of the test, in (0, 1]; None uses the estimate without a test.
-        shrink: whether to keep only the part of the change that is beyond noise.
-        tolerance: for "em", default 1e-6: stops when the mean log-likelihood is provably
-            within it of the maximum.
-        max_iter: for "em", default 1000: passes over the data.
 
     Returns:
         A ShiftEstimate; pass its `.prior` as `target_prior` to `adjust_logits`.
@@ -167,33 +155,19 @@ def estimate_prior(
     _checks.prior(prior, num_classes=given.shape[1], shape=given.shape, of="probs")
     if significance is not None:
         significance = _checks.fraction(significance, name="significance")
-    idle = {"source_probs": source_probs, "source_target": source_target, "soft": soft}
-    if method == "bbse":
-        idle = {"tolerance": tolerance, "max_iter": max_iter}
-    for name, value in idle.items():
-        if value is not None:
-            raise InputError(f"`{name}` plays no part in method={method!r}; leave it out.")
     if method == "em":
-        tolerance = _checks.positive(1e-6 if tolerance is None else tolerance, name="tolerance")
-        max_iter = _checks.whole(1000 if max_iter is None else max_iter, name="max_iter")
+        if source_probs is not None or source_target is not None:
+            raise InputError("method='em' takes no held-out data; leave them out, or use 'bbse'.")
         _mean_prediction(given, "probs")
-        found = _by_em(given, prior, tolerance=tolerance, max_iter=max_iter)
+        found = _by_em(given, prior)
     else:
-        found = _by_bbse(given, prior, source_probs, source_target, soft is not False)
+        found = _by_bbse(given, prior, source_probs, source_target)
 
     p_value = float(chi2.sf(found.statistic, found.df)) if found.df else 1.0
-    shifted = significance is None or p_value < significance
-    strength = float(shifted)
-    if shifted and shrink:
-        strength = 1.0 - found.df / found.statistic if found.statistic > found.df else 0.0
-    kept = prior
-    if strength > 0.0:
+    shifted, strength, kept = significance is None or p_value < significance, 0.0, prior
+    if shifted and found.statistic > found.df:
+        strength = 1.0 - found.df / found.statistic
         mixed = prior.probs + strength * (found.probs - prior.probs)
-        if np.any(mixed <= 0):
-            raise InputError(
-                f"class(es) {_checks.listing(np.flatnonzero(mixed <= 0))} have an estimated "
-                f"probability of 0, whose log is infinite; leave shrink=True."
-            )
         kept = ClassPrior.from_probs(mixed / mixed.sum())
     return ShiftEstimate(
         prior=kept,
@@ -286,14 +260,14 @@ class _Point:
         return np.asarray(q / q.sum())
 
 
-def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter: int) -> _Found:
+def _by_em(probs: NDArray[Any], prior: ClassPrior) -> _Found:
     """Maximum likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
     start = here = _look(probs, prior, prior.probs)
     passes, longest = 1, 4.0
-    while here.gap > tolerance and passes < max_iter:
+    while here.gap > _TOLERANCE and passes < _MAX_PASSES:
         first = _look(probs, prior, here.step())
         passes += 1
-        if first.gap <= tolerance or passes >= max_iter:
+        if first.gap <= _TOLERANCE or passes >= _MAX_PASSES:
             here = first
             break
         second = first.step()
@@ -307,18 +281,15 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter
         passes += 1
         if here.height >= first.height:
             longest = 4.0 * longest if length == longest else longest
-        elif passes >= max_iter:
+        elif passes >= _MAX_PASSES:
             here = first
         else:
             longest = max(4.0, 0.5 * length)
             here = _look(probs, prior, second)
             passes += 1
-    if here.gap > tolerance:
+    if here.gap > _TOLERANCE:
         _logger.warning(
-            "estimate_prior: EM stopped at max_iter=%d with a gap of %.3g above tolerance=%.3g",
-            max_iter,
-            here.gap,
-            tolerance,
+            "estimate_prior: EM stopped after %d passes, %.3g below the maximum", passes, here.gap
         )
     statistic = max(0.0, 2.0 * (here.height - start.height))
     if prior.sample is not None:
@@ -326,7 +297,7 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter
         # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         size = float(prior.sample.sum())
         statistic *= size / (size + len(probs))
-    return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= tolerance)
+    return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= _TOLERANCE)
 
 
 def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
@@ -345,7 +316,7 @@ def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
 
 
 def _by_bbse(
-    probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any, soft: bool
+    probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any
 ) -> _Found:
     """Solve A q = m, and compare m with A π."""
     if source_probs is None or source_target is None:
@@ -370,27 +341,16 @@ def _by_bbse(
             f"of {_checks.listing(np.flatnonzero(counts == 0))}; use method='em'."
         )
     mean = _mean_prediction(probs, "probs")
-    guesses = held_out = decide_in_chunks(source, "source_probs")
-    given: NDArray[Any] = probs
-    if soft:
-        held_out, totals = source, _class_totals(source, target)
-    else:
-        given = decide_in_chunks(probs, "probs")
-        mean = np.bincount(given, minlength=width) / len(given)
-        totals = confusion_counts(target, guesses, width, None).astype(np.float64)
-    matrix = np.asarray((totals / counts[:, None]).T)
+    matrix = np.asarray((_class_totals(source, target) / counts[:, None]).T)
     condition = float(np.linalg.cond(matrix))
     if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
-        never = np.flatnonzero(np.bincount(guesses, minlength=width) == 0)
-        why = _checks.class_words(never, None)
-        why = f"{why} are never predicted" if why else "some classes are predicted alike"
         raise InputError(
             f"the confusion matrix of `source_probs` is singular (condition number "
-            f"{condition:.1e}): {why}, so BBSE can't tell them apart; "
-            f"{'use' if soft else 'pass soft=True, or use'} method='em'."
+            f"{condition:.1e}): some classes are predicted alike, so BBSE can't tell them apart; "
+            f"use method='em'."
         )
     statistic, df = _no_shift(
-        matrix, mean, source=held_out, source_target=target, given=given, prior=prior
+        matrix, mean, source=source, source_target=target, given=probs, prior=prior
     )
     return _Found(_simplex_solve(matrix, mean), statistic, df, condition=condition)
 
@@ -445,8 +405,7 @@ def _no_shift(
     """Wald statistic of m = A π, and its degrees of freedom, 0 if nothing can be compared.
 
     The noise is that of the target's mean, of each held-out class's mean, and of the prior's own
-    counts, with a covariance taken from source and target together. Predictions (`source`,
-    `given`) are probabilities by row, or labels, which stand for one-hot rows.
+    counts, with a covariance taken from source and target together.
     """
     pi, size = prior.probs, len(given)
     counts = np.bincount(source_target, minlength=len(pi))
@@ -489,10 +448,6 @@ def _scatter(
     predictions: NDArray[Any], center: FloatArray, weight: FloatArray | None = None
 ) -> FloatArray:
     """Σ_i w_i (p_i − c)(p_i − c)ᵀ, with w = 1 if absent."""
-    if predictions.ndim == 1:
-        sums = np.bincount(predictions, weights=weight, minlength=len(center)).astype(np.float64)
-        cross = np.outer(sums, center)
-        return np.asarray(np.diag(sums) - cross - cross.T + sums.sum() * np.outer(center, center))
     total = np.zeros((len(center), len(center)))
     for rows in row_slices(predictions):
         apart = predictions[rows] - center
@@ -534,10 +489,7 @@ def _cells(
 
 
 def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, int]:
-    """gapᵀ noise⁻¹ gap over the directions that have noise, and how many these are.
-
-    The factor (as in Hotelling's T²) makes up for a covariance that is itself an estimate.
-    """
+    """gapᵀ noise⁻¹ gap over the directions that have noise, and how many these are."""
     if len(gap) == 0:
         return 0.0, 0
     # As correlations: the variances of common and rare classes differ by orders of magnitude.
@@ -546,6 +498,7 @@ def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, in
     kept = values > 1e-10 * values[-1]
     along = (vectors.T @ (gap / scale))[kept]
     df = int(kept.sum())
+    # As in Hotelling's T², for a covariance that is itself an estimate.
     factor = max(freedom - df + 1.0, 1.0) / max(freedom, 1.0)
     return float(np.sum(along**2 / values[kept]) * min(factor, 1.0)), df
 
@@ -578,27 +531,16 @@ class BiasCorrectedTemperature:
 
     def adjust(self, logits: Any) -> NDArray[Any]:
         """Return the calibrated logits, logits / T + b, as NumPy in their floating dtype."""
-        return self._by_chunk(logits, lambda scores: scores, None)
+        return self._by_chunk(logits, lambda scores: scores)
 
-    def probs(self, logits: Any, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the calibrated probabilities, softmax(logits / T + b).
+    def probs(self, logits: Any) -> NDArray[Any]:
+        """Return the calibrated probabilities, softmax(logits / T + b), shape as the logits'."""
+        return self._by_chunk(logits, lambda scores: softmax_rows(scores)[0])
 
-        Args:
-            logits: shape (examples, num_classes); a memory map is read in chunks.
-            out: array or memory map of that shape to write into, if the result is large.
-
-        Returns:
-            `out`, or a new NumPy array of the logits' floating dtype.
-        """
-        return self._by_chunk(logits, lambda scores: softmax_rows(scores)[0], out)
-
-    def _by_chunk(
-        self, logits: Any, finish: Callable[[Any], Any], out: NDArray[Any] | None
-    ) -> NDArray[Any]:
+    def _by_chunk(self, logits: Any, finish: Callable[[Any], Any]) -> NDArray[Any]:
         given = score_columns(logits, "logits")
         _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
-        if out is None:
-            out = np.empty(given.shape, given.dtype if given.dtype.kind == "f" else np.float64)
+        out = np.empty(given.shape, given.dtype if given.dtype.kind == "f" else np.float64)
         for rows in row_slices(given):
             chunk = given[rows]
             _checks.all_finite(chunk, name="logits", first_row=rows.start)
