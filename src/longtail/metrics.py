@@ -254,6 +254,11 @@ class Evaluation(_Mergeable):
         return int(self.per_class.counts.sum())
 
     @property
+    def num_classes(self) -> int:
+        """L, the number of classes."""
+        return self.per_class.num_classes
+
+    @property
     def missing_classes(self) -> IntArray:
         """Classes without evaluated examples."""
         return self.per_class.missing_classes
@@ -302,20 +307,11 @@ class Evaluation(_Mergeable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON; NaN and infinity become None."""
-        scores = ("balanced_error", "error", "ece", "classwise_ece")
-        scores += ("log_loss", "brier_score", "sharpness")
-        return {
-            "num_examples": self.num_examples,
-            "num_classes": self.per_class.num_classes,
-            "missing_classes": self.missing_classes.tolist(),
-            **{name: _plain(getattr(self, name)) for name in scores},
-            "zero_probability": self.zero_probability,
-            "groups": None if self.groups is None else self.groups.to_dict(),
-            "per_class": self.per_class.to_dict(),
-            "reliability": self.reliability.to_dict(),
-            "classwise_ece_per_class": _plain(self.classwise.ece_per_class),
-            "confusion": _plain(self.confusion),
-        }
+        names = "num_examples num_classes missing_classes balanced_error error ece classwise_ece"
+        names += " log_loss brier_score sharpness zero_probability groups per_class reliability"
+        plain = {name: _plain(getattr(self, name)) for name in names.split()}
+        plain["classwise_ece_per_class"] = _plain(self.classwise.ece_per_class)
+        return {**plain, "confusion": _plain(self.confusion)}
 
     def __repr__(self) -> str:
         return (
@@ -332,7 +328,9 @@ def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
 
 
 def _plain(value: Any) -> Any:
-    """Floats and nested lists as JSON has them: no NaN, no infinity."""
+    """The value as JSON has it: results as dicts, arrays as lists, no NaN, no infinity."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
@@ -397,10 +395,7 @@ def per_class_error(
         >>> per_class_error([0, 0, 1, 1], [0, 1, 1, 1]).values
         array([0.5, 0. ])
     """
-    target, predicted, width = _decide(target, predictions, num_classes)
-    if sample_weight is not None:
-        sample_weight = _checks.sample_weight(sample_weight, len(target))
-    return _errors(target, predicted, width, sample_weight, missing)
+    return _errors(*_decide(target, predictions, num_classes, sample_weight), missing)
 
 
 def group_error(
@@ -458,10 +453,7 @@ def confusion_matrix(
         array([[1, 1],
                [0, 1]])
     """
-    target, predicted, width = _decide(target, predictions, num_classes)
-    if sample_weight is not None:
-        sample_weight = _checks.sample_weight(sample_weight, len(target))
-    return confusion_counts(target, predicted, width, sample_weight)
+    return confusion_counts(*_decide(target, predictions, num_classes, sample_weight))
 
 
 # --- errors and calibration at once --------------------------------------------------------------
@@ -523,18 +515,17 @@ def evaluate(
     for rows in row_slices(scores):
         labels = target[rows]
         w = np.ones(len(labels)) if weight is None else weight[rows]
-        probs, loss, predicted[rows] = _probabilities(scores[rows], labels, inputs, rows.start)
-        kept = w > 0
-        if not kept.all():
-            probs, loss, labels, w = probs[kept], loss[kept], labels[kept], w[kept]
-        choice, order = predicted[rows][kept], np.arange(len(labels))
+        probs, loss, choice = _probabilities(scores[rows], labels, inputs, rows.start)
+        predicted[rows] = choice
+        if not np.all(w > 0):
+            probs, loss, choice, labels, w = (a[w > 0] for a in (probs, loss, choice, labels, w))
+        order = np.arange(len(labels))
         hit = np.where(choice == labels, 0, -1)
         top += _binned(probs[order, choice][:, None], hit, w, edges)
         classwise += _binned(probs, labels, w, edges)
         squares = w @ np.einsum("ij,ij->i", probs, probs)
         probs[order, labels] -= 1.0
-        brier = w @ np.einsum("ij,ij->i", probs, probs)
-        sums += [w @ loss, brier, squares]
+        sums += [w @ loss, w @ np.einsum("ij,ij->i", probs, probs), squares]
         infinite += int(np.isinf(loss).sum())
 
     def reliability(sums: FloatArray) -> Reliability:
@@ -588,16 +579,6 @@ def score_columns(values: Any, name: str, num_classes: int | None = None) -> NDA
     return scores
 
 
-def decide_in_chunks(scores: NDArray[Any], name: str) -> IntArray:
-    """Return the argmax of each row, the lowest index among equals, refusing NaN and infinity."""
-    predicted = np.empty(len(scores), dtype=np.int64)
-    for rows in row_slices(scores):
-        chunk = scores[rows]
-        _checks.all_finite(chunk, name=name, first_row=rows.start)
-        predicted[rows] = chunk.argmax(axis=1)
-    return predicted
-
-
 def confusion_counts(
     target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
 ) -> IntArray | FloatArray:
@@ -630,26 +611,34 @@ def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
 
 
 def _decide(
-    target: Any, predictions: Any, num_classes: int | None
-) -> tuple[IntArray, IntArray, int]:
-    """Checked labels, predicted labels and the number of classes."""
+    target: Any, predictions: Any, num_classes: int | None, sample_weight: Any
+) -> tuple[IntArray, IntArray, int, FloatArray | None]:
+    """Checked labels, predicted labels, the number of classes and weights."""
     if num_classes is not None:
         num_classes = _checks.whole(num_classes, name="num_classes")
     predictions = _checks.as_numpy(predictions)
     if predictions.ndim == 2:
         scores = score_columns(predictions, "predictions", num_classes)
-        target = _checks.labels(target, num_classes=scores.shape[1], names=True)
+        num_classes = scores.shape[1]
+        target = _checks.labels(target, num_classes=num_classes, names=True)
         _checks.same_length(scores, target, name="predictions")
-        return target, decide_in_chunks(scores, "predictions"), scores.shape[1]
-    target, predictions = _checks.numbered(target, predictions)
-    target = _checks.labels(target, num_classes=num_classes)
-    predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
-    _checks.same_length(predicted, target, name="predictions")
-    if num_classes is None:
-        _checks.not_ids(target, name="target")
-        _checks.not_ids(predicted, name="predictions")
-        num_classes = int(max(target.max(), predicted.max())) + 1
-    return target, predicted, num_classes
+        predicted = np.empty(len(scores), dtype=np.int64)
+        for rows in row_slices(scores):
+            chunk = scores[rows]
+            _checks.all_finite(chunk, name="predictions", first_row=rows.start)
+            predicted[rows] = chunk.argmax(axis=1)
+    else:
+        target, predictions = _checks.numbered(target, predictions)
+        target = _checks.labels(target, num_classes=num_classes)
+        predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+        _checks.same_length(predicted, target, name="predictions")
+        if num_classes is None:
+            _checks.not_ids(target, name="target")
+            _checks.not_ids(predicted, name="predictions")
+            num_classes = int(max(target.max(), predicted.max())) + 1
+    if sample_weight is not None:
+        sample_weight = _checks.sample_weight(sample_weight, len(target))
+    return target, predicted, num_classes, sample_weight
 
 
 def _errors(
@@ -658,15 +647,10 @@ def _errors(
     """Errors by class; refuses a class without examples unless missing="skip"."""
     _checks.choice(missing, ("error", "skip"), name="missing")
     wrong = predicted != target
-    misses: NDArray[Any]
-    totals: NDArray[Any]
-    if weight is None:
-        counts = totals = np.bincount(target, minlength=width)
-        misses = np.bincount(target[wrong], minlength=width)
-    else:
-        counts = np.bincount(target[weight > 0], minlength=width)
-        totals = np.bincount(target, weights=weight, minlength=width)
-        misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
+    counts = np.bincount(target if weight is None else target[weight > 0], minlength=width)
+    totals = np.bincount(target, weights=weight, minlength=width)
+    part = None if weight is None else weight[wrong]
+    misses = np.bincount(target[wrong], weights=part, minlength=width)
     absent = np.flatnonzero(counts == 0)
     if len(absent) and missing == "error":
         raise InputError(
