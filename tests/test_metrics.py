@@ -63,33 +63,24 @@ def slow_ece(confidence, hit, bins, weight=None):
 # --- errors -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_errors_agree_with_scikit_learn(seed):
-    target, logits = problem(seed)
-    predicted = logits.argmax(axis=1)
-    expected = 1 - reference.balanced_accuracy_score(target, predicted)
-    assert metrics.balanced_error(target, logits) == pytest.approx(expected, abs=1e-15)
-    assert metrics.balanced_error(target, predicted) == pytest.approx(expected, abs=1e-15)
-    matrix = reference.confusion_matrix(target, predicted)
-    np.testing.assert_array_equal(metrics.confusion_matrix(target, logits), matrix)
-    assert metrics.confusion_matrix(target, logits).dtype == np.int64
-    result = metrics.per_class_error(target, logits)
-    np.testing.assert_allclose(result.values, 1 - np.diag(matrix) / matrix.sum(axis=1), atol=1e-15)
-    np.testing.assert_array_equal(result.counts, matrix.sum(axis=1))
-    assert result.error == pytest.approx(1 - reference.accuracy_score(target, predicted))
-
-
-def test_weighted_errors_agree_with_scikit_learn():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_agree_with_scikit_learn(weighted):
     target, logits = problem(4)
-    weight = np.random.default_rng(0).uniform(0.1, 3, len(target))
+    weight = np.random.default_rng(0).uniform(0.1, 3, len(target)) if weighted else None
     predicted = logits.argmax(axis=1)
-    ours = metrics.balanced_error(target, logits, sample_weight=weight)
-    theirs = reference.balanced_accuracy_score(target, predicted, sample_weight=weight)
-    assert ours == pytest.approx(1 - theirs, abs=1e-12)
-    np.testing.assert_allclose(
-        metrics.confusion_matrix(target, predicted, sample_weight=weight),
-        reference.confusion_matrix(target, predicted, sample_weight=weight),
-    )
+    expected = 1 - reference.balanced_accuracy_score(target, predicted, sample_weight=weight)
+    matrix = reference.confusion_matrix(target, predicted, sample_weight=weight)
+    for given_predictions in (logits, predicted):
+        ours = metrics.balanced_error(target, given_predictions, sample_weight=weight)
+        assert ours == pytest.approx(expected, abs=1e-12)
+    ours = metrics.confusion_matrix(target, logits, sample_weight=weight)
+    np.testing.assert_allclose(ours, matrix, rtol=1e-12)
+    assert weighted or ours.dtype == np.int64
+    result = metrics.per_class_error(target, logits, sample_weight=weight)
+    np.testing.assert_allclose(result.values, 1 - np.diag(matrix) / matrix.sum(axis=1), atol=1e-12)
+    np.testing.assert_array_equal(result.counts, np.bincount(target))
+    accuracy = reference.accuracy_score(target, predicted, sample_weight=weight)
+    assert result.error == pytest.approx(1 - accuracy)
 
 
 def test_ties_go_to_the_lowest_index_and_are_ties_of_the_logits():

@@ -109,19 +109,6 @@ def test_em_agrees_with_abstention(shifted, from_labels, monkeypatch):
     np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
 
 
-def test_em_takes_far_fewer_passes_than_the_plain_fixed_point():
-    mixture, rng = Mixture(10, spread=0.5), np.random.default_rng(3)
-    probs = softmax(mixture.sample(2000, mixture.prior.probs[::-1], rng)[1])
-    estimate = shift.estimate_prior(probs, mixture.prior)
-    q, ratio = mixture.prior.probs, probs / mixture.prior.probs
-    factors, plain = np.full(10, np.inf), 0
-    while factors.max() - 1 > 1e-6:
-        factors = np.mean(ratio / (ratio @ q)[:, None], axis=0)
-        q, plain = q * factors, plain + 1
-    np.testing.assert_allclose(estimate.probs, q, atol=1e-4)
-    assert estimate.iterations * 4 < plain
-
-
 def test_zero_probabilities_are_fine():
     # A class that the model rules out everywhere, and rows that are certain.
     probs = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.3, 0.7, 0.0]] * 100)
@@ -259,18 +246,6 @@ def p_value_of_bbse(source, y, given, prior):
     return chi2.sf(statistic, df) if df else 1.0
 
 
-@pytest.mark.parametrize(("classes", "imbalance", "least"), [(2, 200, 0.8), (10, 200, 0.6)])
-def test_bbse_finds_a_shift_towards_rare_classes(classes, imbalance, least):
-    prior = profile(classes, imbalance)
-    q = 0.7 * prior.probs + 0.3 / classes
-
-    def seen(rng):
-        y, source = weak(3000, prior.probs, prior, 1.3, rng, every=True)
-        return p_value_of_bbse(source, y, weak(500, q, prior, 1.3, rng)[1], prior) < 0.05
-
-    assert np.mean([seen(np.random.default_rng(seed)) for seed in range(30)]) > least
-
-
 def balanced(classes, each, target, strength, moved):
     """p-values of probabilities and of one-hot rows, with `each` held-out examples per class."""
     prior, y = profile(classes, 100), np.repeat(np.arange(classes), each)
@@ -295,10 +270,6 @@ def test_bbse_sees_a_shift_with_few_held_out_examples_of_each_class(
 ):
     assert np.mean(balanced(classes, each, target, strength, 1.0) < 0.05, axis=0).min() > 0.8
     assert np.mean(balanced(classes, each, target, strength, 0.0) < 0.05, axis=0).max() <= 0.15
-
-
-def test_one_held_out_example_of_each_class_gives_no_false_alarm():
-    assert np.mean(balanced(10, 1, 500, 1.5, 0.0) < 0.05, axis=0).max() <= 0.15
 
 
 @pytest.mark.parametrize("method", ["em", "bbse"])
