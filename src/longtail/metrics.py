@@ -517,8 +517,10 @@ def evaluate(
         w = np.ones(len(labels)) if weight is None else weight[rows]
         probs, loss, choice = _probabilities(scores[rows], labels, inputs, rows.start)
         predicted[rows] = choice
-        if not np.all(w > 0):
-            probs, loss, choice, labels, w = (a[w > 0] for a in (probs, loss, choice, labels, w))
+        kept = w > 0
+        if not kept.all():
+            probs, loss, choice = probs[kept], loss[kept], choice[kept]
+            labels, w = labels[kept], w[kept]
         order = np.arange(len(labels))
         hit = np.where(choice == labels, 0, -1)
         top += _binned(probs[order, choice][:, None], hit, w, edges)
