@@ -9,7 +9,6 @@ from sklearn.linear_model import LogisticRegression
 from longtail import (
     ClassPrior,
     InputError,
-    _checks,
     adjust_logits,
     margins,
     normalize_weights,
@@ -115,14 +114,6 @@ def test_the_advice_on_missing_classes_is_right():
         advice = str(refused.value).split("missing classes pass ")[1].split("; if")[0]
         prior = ClassPrior.from_counts(eval(advice, {"counts": given}), smoothing=1.0)
         assert prior.counts.tolist() == [5, 2, 0, 3]
-
-
-@pytest.mark.parametrize("given", [[30, 60, 10], [0.3, 0.6, 0.1], {1: 60, 0: 30, 2: 10}])
-def test_counts_or_probabilities_are_frequencies(given):
-    np.testing.assert_allclose(_checks.frequencies(given), [0.3, 0.6, 0.1])
-    for bad, message in ([0.3, 0.6], "sum to 1, or whole numbers"), ([3, 0], "have 0, whose log"):
-        with pytest.raises(InputError, match=message):
-            _checks.frequencies(bad)
 
 
 # ------------------------------------------------------------------ classes that have names

@@ -547,29 +547,10 @@ def distribution(values: Any, *, caller: str = "", name: str = "probs") -> Float
             f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts, "
             f"ClassPrior.from_labels for labels or ClassPrior.from_weights for totals."
         )
-    _none_empty(array, name)
-    return array if abs(total - 1.0) <= 1e-6 else array / total
-
-
-def frequencies(values: Any, *, name: str = "prior") -> FloatArray:
-    """Probabilities, which sum to 1, or else counts of examples, as positive probabilities."""
-    given = totals(values, name=name)
-    total = float(given.sum(dtype=np.float64))
-    if abs(total - 1.0) <= slack_of_sums(given, least=1e-6):
-        return distribution(given, name=name)
-    if np.any(given != np.floor(given)):
-        raise InputError(
-            f"`{name}` must be probabilities, which sum to 1, or whole numbers of examples; "
-            f"they sum to {total:g}."
-        )
-    _none_empty(given, name)
-    return np.asarray(given / total, dtype=np.float64)
-
-
-def _none_empty(array: NDArray[Any], name: str) -> None:
     empty = np.flatnonzero(array == 0)
     if len(empty):
         raise InputError(
             f"`{name}` must be positive, but class(es) {listing(empty)} have 0, whose log is "
             f"infinite; give them a small value, or leave them out of the problem."
         )
+    return array if abs(total - 1.0) <= 1e-6 else array / total
