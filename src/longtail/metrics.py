@@ -152,9 +152,15 @@ class GroupError:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, by group."""
-        numbers = dict(vars(self))
-        errors = {name: _plain(value) for name, value in numbers.pop("values").items()}
-        return {g: {"error": errors[g], **{k: v[g] for k, v in numbers.items()}} for g in GROUPS}
+        return {
+            name: {
+                "error": _plain(error),
+                "counts": self.counts[name],
+                "num_classes": self.num_classes[name],
+                "num_present": self.num_present[name],
+            }
+            for name, error in self.values.items()
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)

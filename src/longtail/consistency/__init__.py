@@ -145,7 +145,22 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosthocLogitAdjustment:
+class _PosthocRule:
+    tau: float = 1.0
+    trained_with: Margin | None = None
+
+    @property
+    def name(self) -> str:
+        """What to call it in tables."""
+        adjusts = isinstance(self, PosthocLogitAdjustment)
+        name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}"
+        if self.tau != 1.0:
+            name += f" (tau={self.tau:g})"
+        return name if self.trained_with is None else f"{name} after {self.trained_with.name}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PosthocLogitAdjustment(_PosthocRule):
     """The rule argmax_y f_y − τ log π_y on the scores of a trained model (equation 9).
 
     Attributes:
@@ -161,17 +176,9 @@ class PosthocLogitAdjustment:
         False
     """
 
-    tau: float = 1.0
-    trained_with: Margin | None = None
-
-    @property
-    def name(self) -> str:
-        """What to call it in tables."""
-        return _rule_name("post-hoc logit adjustment", self.tau, self.trained_with)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosthocWeightNormalization:
+class PosthocWeightNormalization(_PosthocRule):
     """The rule argmax_y f_y / ν_y^τ on the scores of a trained model (equation 3).
 
     Scores are only known up to a constant, which this rule does not forgive: Σ_y f_y = 0 is
@@ -190,20 +197,7 @@ class PosthocWeightNormalization:
         (False, 0, 1)
     """
 
-    tau: float = 1.0
     norms: Any = None
-    trained_with: Margin | None = None
-
-    @property
-    def name(self) -> str:
-        """What to call it in tables."""
-        return _rule_name("post-hoc weight normalization", self.tau, self.trained_with)
-
-
-def _rule_name(name: str, tau: float, trained_with: Margin | None) -> str:
-    if tau != 1.0:
-        name += f" (tau={tau:g})"
-    return name if trained_with is None else f"{name} after {trained_with.name}"
 
 
 def check_consistency(
