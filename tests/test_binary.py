@@ -47,13 +47,13 @@ losses = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(loss=losses, f=st.floats(-3, 3))
 def test_the_losses_are_equation_13(loss, f):
     np.testing.assert_allclose(loss.loss(f), oracle_loss(loss, f), rtol=1e-10)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(loss=losses, p=st.sampled_from(GRID))
 def test_link_and_bayes_risk_are_the_minimiser_and_minimum(loss, p):
     score, value = oracle_minimum(loss, p)
@@ -66,7 +66,7 @@ def test_link_and_bayes_risk_are_the_minimiser_and_minimum(loss, p):
         assert float(loss.link(p)) == pytest.approx(score, abs=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(loss=losses, log_odds=st.floats(-600, 30))
 def test_link_and_inverse_link_undo_each_other_down_to_tiny_probabilities(loss, log_odds):
     p = 1 / (1 + math.exp(-log_odds))
@@ -91,25 +91,6 @@ def test_the_ends_are_infinite_scores_and_no_risk():
     assert loss.bayes_risk([0.0, 1.0]).tolist() == [0.0, 0.0]
 
 
-def test_lemma_3_needs_the_log_2_inside():
-    """The printed link, −log 2 outside of the 1/γ, is off by (1 − 1/γ)·log 2 (slip 2)."""
-    loss = BinaryLoss(omega_pos=2.0, delta_pos=0.3, delta_neg=-0.1, gamma=8.0)
-    p, g = 0.3, 8.0
-    a = 2.0 * math.exp(g * 0.3) / math.exp(-g * 0.1)
-    b, c, q = math.exp(-g * 0.1), math.exp(g * 0.3), (1 - p) / p
-    x = a * b / q - c
-    printed = math.log(x + math.sqrt(x * x + 4 * a / q)) / g - math.log(2)
-    assert float(loss.link(p)) - printed == pytest.approx((1 - 1 / g) * math.log(2))
-    assert oracle_risk(loss, p, float(loss.link(p))) < oracle_risk(loss, p, printed)
-
-
-def test_the_bayes_risk_uses_both_losses():
-    """With ℓ(+1, ·) twice, as printed (slip 3), it would be ℓ(+1, Ψ(p)): not concave, not 0."""
-    loss = BinaryLoss(omega_pos=5.0, omega_neg=1.25, delta_pos=1.0, delta_neg=1.0)
-    assert float(loss.bayes_risk(1e-9)) < 1e-6
-    assert float(loss.loss(loss.link(1e-9))[0]) > 50
-
-
 @pytest.mark.parametrize("pi", [0.05, 0.2, 0.5])
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 8.0])
 def test_the_papers_admissible_and_inadmissible_choices(pi, gamma):
@@ -122,7 +103,7 @@ def test_the_papers_admissible_and_inadmissible_choices(pi, gamma):
     assert not found["balanced-margin-pi"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(loss=losses, pi=st.floats(0.01, 0.99))
 def test_lemma_2_says_where_the_best_score_changes_sign(loss, pi):
     """The lemma's ratio is (1 − c)/c, c the p above which the best score is positive."""
@@ -133,14 +114,6 @@ def test_lemma_2_says_where_the_best_score_changes_sign(loss, pi):
     step = 1e-4 * c * (1 - c)
     assert oracle_minimum(loss, c + step)[0] > -1e-4
     assert float(loss.link(c - step)) < 0 < float(loss.link(c + step))
-
-
-def test_the_printed_sigma_of_lemma_2_would_refuse_the_papers_example():
-    """σ(z) = 1/(1 + e^z) as printed (slip 1) contradicts the paper's own unequal margins."""
-    pi, z = 0.2, math.log(4.0)
-    printed = (1 + math.exp(-z)) / (1 + math.exp(z))
-    assert printed == pytest.approx(pi / (1 - pi))
-    assert examples(pi)["unequal-margin"].lemma(pi)[0] == pytest.approx((1 - pi) / pi)
 
 
 @pytest.mark.parametrize("name", list(examples(0.2)))
@@ -183,11 +156,6 @@ def test_gamma_to_infinity_is_the_hinge_loss(name):
     assert loss.threshold == pytest.approx(0.2, rel=1e-6)
 
 
-def test_in_the_limit_the_margin_no_longer_matters_for_consistency():
-    off = [abs(examples(0.2, gamma=g)["balanced-margin"].threshold - 0.2) for g in (1, 8, 64)]
-    assert off[0] > 2e-2 > off[1] > 1e-2 > 1e-7 > off[2] > 0
-
-
 svms = st.builds(
     CostSensitiveSVM,
     omega_pos=st.floats(0.1, 10),
@@ -197,7 +165,7 @@ svms = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(svm=svms, p=st.floats(0.0, 1.0))
 def test_the_svms_bayes_risk_is_the_minimum_over_all_scores(svm, p):
     """A convex piecewise linear function is least at a kink; a fine grid adds nothing."""
@@ -210,12 +178,6 @@ def test_the_svms_bayes_risk_is_the_minimum_over_all_scores(svm, p):
     assert float(svm.bayes_risk(p)) == pytest.approx(min(risks), abs=1e-12)
     at_link = float(svm.conditional_risk(p, svm.link(p)))
     assert at_link == pytest.approx(min(risks), abs=1e-12)
-
-
-def test_the_svms_second_case_has_the_positive_weight():
-    """η·ω₊·(δ₋ + δ₊), not η·ω₋·(δ₋ + δ₊) as printed (slip 6)."""
-    svm = CostSensitiveSVM(5.0, 1.25, 1.0, 0.25)
-    assert float(svm.bayes_risk(0.1)) == pytest.approx(0.1 * 5.0 * 1.25)
 
 
 @pytest.mark.parametrize("pi", [0.05, 0.2, 0.4])
@@ -257,48 +219,30 @@ def test_the_tent_is_the_balanced_errors_bayes_risk():
 
 @pytest.mark.parametrize("positive", [0, 1])
 def test_from_margin_is_the_two_class_loss(positive):
-    margin = Margin.from_matrix([[0.0, 0.7], [-0.2, 0.0]], alpha=[0.5, 2.0])
+    margin = Margin([0.5, 2.0], [0.7, -0.2], [0.1, 0.3], scale=3.0)
     loss, f = BinaryLoss.from_margin(margin, positive=positive), 0.9
-    negative = 1 - positive
-    plus = margin.alpha[positive] * math.log(1 + math.exp(margin.matrix()[positive, negative] - f))
-    minus = margin.alpha[negative] * math.log(1 + math.exp(margin.matrix()[negative, positive] + f))
+    negative, delta = 1 - positive, margin.matrix()
+    plus = margin.alpha[positive] * math.log1p(math.exp(3 * (delta[positive, negative] - f)))
+    minus = margin.alpha[negative] * math.log1p(math.exp(3 * (delta[negative, positive] + f)))
     np.testing.assert_allclose(loss.loss(f), (plus, minus), rtol=1e-12)
-
-
-def test_from_margin_with_a_scale():
-    margin = margins.ldam(ClassPrior.from_counts([90, 10]))
-    loss, f = BinaryLoss.from_margin(margin), 0.1
-    expected = margin.alpha[1] * math.log(1 + math.exp(30.0 * (margin.positive[1] - f)))
-    assert float(loss.loss(f)[0]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: BinaryLoss(omega_pos=0.0), "`omega_pos` must be above zero; got 0"),
-        (lambda: BinaryLoss(gamma=-1.0), "`gamma` must be above zero; got -1"),
-        (lambda: BinaryLoss(delta_pos=math.nan), "`delta_pos` must be finite"),
         (lambda: BinaryLoss().link(1.5), "`p` must lie in [0, 1]"),
-        (lambda: BinaryLoss().bayes_risk(math.nan), "`p` must lie in [0, 1]"),
         (lambda: BinaryLoss().lemma(0.0), "`pi` must lie strictly between 0 and 1; got 0"),
-        (lambda: tent(0.5, 1.0), "`pi` must lie strictly between 0 and 1; got 1"),
-        (lambda: examples(0.2, gamma=0.0), "`gamma` must be above zero"),
         (
             lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(3))),
             "`margin` must have two classes; 'softmax' has 3",
         ),
-        (
-            lambda: BinaryLoss.from_margin(margins.softmax(ClassPrior.uniform(2)), positive=2),
-            "`positive` must be 0 or 1; got 2",
-        ),
         (lambda: CostSensitiveSVM(1.0, 1.0, -1.0), "`delta_pos` must not be negative; got -1"),
         (lambda: CostSensitiveSVM(1.0, 1.0, 0.0, 0.0), "both margins are 0"),
-        (lambda: CostSensitiveSVM(0.0, 1.0), "`omega_pos` must be above zero"),
         (
             lambda: CostSensitiveSVM.for_prior(0.2, omega_pos=6.0),
             "`omega_pos` must be at most 1/(pi · delta_pos) = 5",
         ),
-        (lambda: BinaryLoss(delta_pos=-1.0).limit(), "`delta_pos` must not be negative"),
     ],
 )
 def test_bad_input(call, message):

@@ -1,4 +1,4 @@
-"""What tells logits from probabilities, and how wide they are, through what takes them; lists."""
+"""Logits told from probabilities, and their width, through the public functions."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +18,6 @@ PROBS = torch.softmax(torch.tensor(LOGITS), 1)
 
 WANT_LOGITS = {
     "tune_tau": lambda x: tune_tau(x, TARGET, PRIOR, n_bootstrap=0),
-    "tune_tau by log-loss": lambda x: tune_tau(
-        x, TARGET, PRIOR, criterion="log_loss", n_bootstrap=0
-    ),
     "fit_temperature": lambda x: fit_temperature(x, TARGET),
     "fit_bias_corrected_temperature": lambda x: fit_bias_corrected_temperature(x, TARGET),
     "evaluate": lambda x: metrics.evaluate(TARGET, x),
@@ -39,10 +36,10 @@ ROUGH = {
 
 
 @pytest.mark.parametrize("dtype", ROUGH)
-@pytest.mark.parametrize("caller", WANT_LOGITS)
-def test_rough_probabilities_are_seen_for_what_they_are(caller, dtype):
-    with pytest.raises(InputError, match="look like probabilities"):
-        WANT_LOGITS[caller](ROUGH[dtype])
+def test_rough_probabilities_are_seen_for_what_they_are(dtype):
+    for call in WANT_LOGITS.values():
+        with pytest.raises(InputError, match="look like probabilities"):
+            call(ROUGH[dtype])
 
 
 @pytest.mark.parametrize("dtype", ROUGH)
@@ -94,12 +91,6 @@ def test_a_probability_may_exceed_1_by_rounding_alone():
         effective_prior(np.array([[1.00001, 0.0], [0.5, 0.5]]))
 
 
-def test_bfloat16_has_to_add_up_as_well():
-    with pytest.raises(InputError, match="must sum to 1"):
-        effective_prior((PROBS * 0.9).bfloat16())
-    WANT_LOGITS["evaluate"]((PROBS * 0.9).bfloat16())
-
-
 @pytest.mark.parametrize("caller", [name for name in WANT_LOGITS if name != "evaluate"])
 def test_probabilities_with_zeros_get_there_by_the_messages(caller):
     """As a user would: do what the refusal says."""
@@ -145,38 +136,8 @@ def test_one_score_of_two_classes_gets_there_by_the_message(caller):
     ONE_SCORE[caller](eval(advice, {"numpy": np, "d": d}))
 
 
-def test_margins_of_two_classes_in_one_dimension_get_there_by_the_message():
-    d = 3 * LOGITS[:, 0]
-    with pytest.raises(InputError, match=r"shape \(400,\); of one score d for") as refused:
-        adjust_logits(d, TWO)
-    advice = str(refused.value).split("d / 2, as ")[1].removesuffix(" makes them.")
-    wanted = d + np.log(900 / 100)
-    np.testing.assert_allclose(
-        np.diff(adjust_logits(eval(advice, {"numpy": np, "d": d}), TWO))[:, 0], wanted
-    )
-
-
-def test_a_prior_of_too_many_classes_is_not_to_be_widened():
-    with pytest.raises(InputError, match=r"10 classes but the logits have 9 columns") as refused:
-        adjust_logits(LOGITS[:, :9], PRIOR)
-    assert "num_classes" not in str(refused.value)
-    assert "one class for each column" in str(refused.value)
-
-
-@pytest.mark.parametrize("kind", [list, tuple, iter, np.array, dict.fromkeys])
+@pytest.mark.parametrize("kind", [list, iter])
 def test_a_listing_shows_the_first_and_counts_the_rest(kind):
     assert _checks.listing(kind([])) == ""
     assert _checks.listing(kind([3, 7, 9]), most=3) == "3, 7, 9"
     assert _checks.listing(kind([3, 7, 9, 1]), most=3) == "3, 7, 9 and 1 more"
-
-
-def test_a_listing_looks_at_no_more_than_it_shows():
-    class Countable(list):
-        def __iter__(self):
-            return (self.look(k) for k in range(len(self)))
-
-        def look(self, k):
-            assert k < 10
-            return self[k]
-
-    assert _checks.listing(Countable([1] * 1000)).endswith("and 990 more")

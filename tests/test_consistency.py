@@ -1,14 +1,11 @@
 """Verdicts against the paper's Table 1, and every witness against an independent minimiser."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-import longtail
 from longtail import ClassPrior, InputError, Margin, margins
 from longtail.consistency import (
     PosthocLogitAdjustment,
@@ -67,7 +64,7 @@ def adjusted(tau):
 def test_table_1_weight_normalization_is_not_consistent(prior):
     verdict = check_consistency(PosthocWeightNormalization(), prior)
     softmax = margins.softmax(prior)
-    for tau in (0.1, 1.0, 3.0):
+    for tau in (0.1, 3.0):
         for norms in (prior.probs, np.ones(len(prior.probs)), 1 / prior.probs):
             assert_refutes(
                 verdict, prior, softmax, lambda f, _, n=norms, t=tau: f / n**t
@@ -151,40 +148,6 @@ def test_post_hoc_adjustment_after_other_losses(prior):
     assert "after" in check_consistency(after, prior).subject
 
 
-# The witnesses that the notes on the paper list, the last class being right.
-
-
-def last_class_loses(margin, prior, eta, *, norms=None, tau=1.0):
-    f = minimizer(margin, np.array(eta))
-    scores = f if norms is None else f / norms**tau
-    assert int(np.argmax(np.array(eta) / prior.probs)) == prior.num_classes - 1
-    assert int(np.argmax(scores)) != prior.num_classes - 1
-
-
-@pytest.mark.parametrize(
-    ("make", "prior", "eta"),
-    [
-        (margins.adaptive, TWO, (0.826, 0.174)),
-        (margins.adaptive, THREE, (0.609, 0.217, 0.174)),
-        (margins.equalized, TWO, (0.936, 0.064)),
-        (margins.equalized, THREE, (0.690, 0.246, 0.064)),
-    ],
-)
-def test_known_witnesses_against_losses(make, prior, eta):
-    last_class_loses(make(prior), prior, eta)
-
-
-@pytest.mark.parametrize(("prior", "eta"), [(TWO, (0.8, 0.2)), (THREE, (0.5, 0.35, 0.15))])
-def test_known_witnesses_against_weight_normalization(prior, eta):
-    """Any norms and any tau: the right class's score is negative, another's positive."""
-    f = minimizer(margins.softmax(prior), np.array(eta))
-    assert f[-1] < 0 < f.max()
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        norms = rng.uniform(0.1, 10.0, prior.num_classes)
-        last_class_loses(margins.softmax(prior), prior, eta, norms=norms, tau=rng.uniform(0.1, 3.0))
-
-
 # The exact condition e^{s Δ_{yy'}} = δ_{y'} / (δ_y + κ), δ = α π.
 
 
@@ -198,7 +161,7 @@ def family(prior, alpha, kappa, *, scale=1.0, dense=False):
     return margin
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     classes=st.integers(2, 6),
@@ -227,7 +190,7 @@ def test_the_family_predicts_right_at_random_points(kappa):
             assert np.argmax(minimizer(margin, eta)) == np.argmax(eta / THREE.probs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 5), dense=st.booleans())
 def test_any_other_margin_is_refuted(seed, classes, dense):
     rng = np.random.default_rng(seed)
@@ -270,18 +233,6 @@ def test_under_a_uniform_prior_the_usual_margins_are_consistent(size, make):
     assert verdict.consistent is True
     if size > 2 and make is margins.adaptive:
         assert f"Δ_yy' = {size**0.25:.6g} for every pair" in verdict.reason
-
-
-def test_two_classes_are_judged_by_delta_itself():
-    """a = (3, 1), b = (0, 2) is Δ = (5, 1) like a = (5, 1), b = 0: neither is antisymmetric."""
-    prior = ClassPrior.from_probs([0.6, 0.4])
-    first, alpha = 0.7, np.array([1.0, 1.3])
-    # α_0 π_0 σ(Δ_01) = α_1 π_1 σ(Δ_10)
-    sigma = alpha[0] * 0.6 / (1 + math.exp(-first)) / (alpha[1] * 0.4)
-    second = math.log(sigma / (1 - sigma))
-    for moved in (0.0, 1.7):
-        margin = Margin(alpha, [first - moved, second], [0.0, moved])
-        assert check_consistency(margin, prior).consistent is True
 
 
 # How fine the judgement is.
@@ -358,6 +309,9 @@ def test_many_classes(size):
 
 def test_weight_normalization_can_change_nothing():
     uniform = ClassPrior.uniform(3)
+    depends = check_consistency(PosthocWeightNormalization(), uniform)
+    assert depends.consistent is None
+    assert "pass norms=" in depends.reason
     equal = PosthocWeightNormalization(norms=[2.0, 2.0, 2.0])
     assert check_consistency(equal, uniform).consistent is True
     assert check_consistency(PosthocWeightNormalization(tau=0.0), THREE).consistent is False
@@ -382,12 +336,6 @@ def test_weight_normalization_after_a_loss_that_only_fails_away_from_the_prior()
     assert_refutes(verdict, ClassPrior.uniform(3), cyclic, lambda f, _: f / norms)
 
 
-def test_without_norms_and_without_a_favourite_it_depends():
-    verdict = check_consistency(PosthocWeightNormalization(), ClassPrior.uniform(3))
-    assert verdict.consistent is None
-    assert "pass norms=" in verdict.reason
-
-
 # The object.
 
 
@@ -406,11 +354,6 @@ def test_a_verdict_is_not_a_truth_value():
         bool(Verdict("x", False, "because."))
 
 
-def test_the_names_are_public():
-    assert longtail.check_consistency is check_consistency
-    assert longtail.PosthocLogitAdjustment is PosthocLogitAdjustment
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -418,7 +361,6 @@ def test_the_names_are_public():
             lambda: check_consistency("adaptive", TWO),
             "got str; for a named loss pass margins.by_name('adaptive', prior)",
         ),
-        (lambda: check_consistency(None, TWO), "must be a Margin, a PosthocLogitAdjustment or a"),
         (
             lambda: check_consistency(margins.adaptive(TWO), [0.95, 0.05]),
             "`prior` must be a ClassPrior; got list",
@@ -428,30 +370,12 @@ def test_the_names_are_public():
             "`prior` has 3 classes but the margin 'adaptive' has 2",
         ),
         (
-            lambda: check_consistency(
-                PosthocLogitAdjustment(trained_with=margins.adaptive(TWO)), THREE
-            ),
-            "`prior` has 3 classes but the margin 'adaptive' has 2",
-        ),
-        (
             lambda: check_consistency(PosthocLogitAdjustment(trained_with="softmax"), TWO),
             "`trained_with` must be a Margin",
         ),
         (
-            lambda: check_consistency(PosthocLogitAdjustment(tau=math.inf), TWO),
-            "`tau` must be finite; got inf",
-        ),
-        (
             lambda: check_consistency(PosthocWeightNormalization(norms=[1.0, -1.0]), TWO),
             "`norms` must be finite and above zero, but class 1 has -1",
-        ),
-        (
-            lambda: check_consistency(PosthocWeightNormalization(norms=[1.0]), TWO),
-            "`norms` must have one value per class, 2; it has 1",
-        ),
-        (
-            lambda: check_consistency(margins.adaptive(TWO), TWO, tolerance=0.0),
-            "`tolerance` must be above zero; got 0",
         ),
         (
             lambda: check_consistency(PosthocLogitAdjustment(), ClassPrior.uniform(1)),
@@ -463,10 +387,3 @@ def test_bad_input(call, message):
     with pytest.raises(InputError) as caught:
         call()
     assert message in str(caught.value)
-
-
-def test_large_equal_margins_are_named_as_they_are():
-    prior = ClassPrior.uniform(3)
-    verdict = check_consistency(margins.ldam(prior, max_margin=1.7), prior)
-    assert verdict.consistent
-    assert "Δ_yy' = 1.7 for every pair" in verdict.reason

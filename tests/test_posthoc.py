@@ -94,18 +94,14 @@ def test_adjust_logits_is_equation_9(tau, target_prior, costs):
     assert vector.dtype == np.float64
 
 
-def test_without_target_exactly_tau_log_pi_is_subtracted():
-    logits = random_logits()
-    np.testing.assert_array_equal(
-        adjust_logits(logits, PRIOR, tau=0.7), logits - 0.7 * PRIOR.log_probs
-    )
-
-
 def test_uniform_target_differs_by_a_constant_only():
     logits = random_logits()
     plain = adjust_logits(logits, PRIOR, tau=2.0)
     uniform = adjust_logits(logits, PRIOR, tau=2.0, target_prior=ClassPrior.uniform(3))
     np.testing.assert_allclose(np.ptp(plain - uniform, axis=1), 0.0, atol=1e-12)
+    assert adjusted_twice(margins.logit_adjusted(PRIOR), ClassPrior.uniform(3)) is None
+    twice = adjusted_twice(margins.logit_adjusted(PRIOR), PRIOR, elsewhere=True)
+    assert "pass ClassPrior.uniform(3) as the prior, with the same target_prior or costs" in twice
     assert np.abs(plain - uniform).max() > 1.0
 
 
@@ -115,25 +111,11 @@ def test_normalize_weights_is_equation_8_with_each_bias_mode(mode, tau):
     logits = random_logits((2, 4, 3))
     got = normalize_weights(logits, norms=NORMS, tau=tau, bias=BIAS, bias_mode=mode)
     np.testing.assert_allclose(got, oracle_normalize(logits, NORMS, tau, BIAS, mode), rtol=1e-12)
+    got = normalize_weights(logits, norms=PRIOR, tau=tau)
+    np.testing.assert_allclose(got, logits / PRIOR.probs**tau, rtol=1e-12)
 
 
-def test_normalize_weights_by_the_prior():
-    logits = random_logits()
-    np.testing.assert_allclose(
-        normalize_weights(logits, norms=PRIOR, tau=0.5), logits / PRIOR.probs**0.5, rtol=1e-12
-    )
-
-
-def test_the_two_methods_order_labels_differently():
-    # Both favour the rare label, but only adding can lift a score across zero.
-    logits = np.array([[1.0, -0.5, -3.0]])
-    added = adjust_logits(logits, PRIOR, tau=1.0)
-    scaled = normalize_weights(logits, norms=PRIOR, tau=1.0)
-    assert added.argsort().tolist() == [[0, 2, 1]]
-    assert scaled.argsort().tolist() == [[2, 1, 0]]
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.floats(-50, 50), min_size=3, max_size=3),
     st.lists(st.floats(0.01, 100), min_size=3, max_size=3),
@@ -143,13 +125,10 @@ def test_a_negative_score_cannot_win_by_weight_normalization(scores, norms, tau)
     scores[0] = abs(scores[0]) + 1e-3  # one is positive
     winner = int(np.argmax(normalize_weights(np.array([scores]), norms=norms, tau=tau)))
     assert scores[winner] > 0
+    assert adjust_logits(np.array([[1.0, -1.0, -1.0]]), PRIOR).argmax() == 2  # here it can
 
 
-def test_a_negative_score_can_win_by_logit_adjustment():
-    assert adjust_logits(np.array([[1.0, -1.0, -1.0]]), PRIOR).argmax() == 2
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.05, 8.0))
 def test_tau_is_temperature(seed, tau):
     logits = random_logits((20, 3), seed)
@@ -169,46 +148,31 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_torch_dtype_device_and_values(call, dtype):
-    logits = torch.tensor(random_logits()).to(getattr(torch, dtype))
-    got = call(logits)
-    assert type(got) is torch.Tensor
-    assert got.dtype == logits.dtype
-    assert got.device == logits.device
-    # One rounding of the float64 result: half precision does its work in float32.
-    exact = call(logits.double())
-    eps = torch.finfo(logits.dtype).eps
-    assert torch.all((got.double() - exact).abs() <= 4 * eps * (1 + exact.abs()))
-    if dtype.endswith("16") and dtype != "float16":
-        assert torch.equal(got, exact.to(logits.dtype))
-
-
-def test_torch_device_follows_the_logits():
-    got = adjust_logits(torch.empty(4, 3, device="meta"), PRIOR)
-    assert got.device.type == "meta"
-    assert got.shape == (4, 3)
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
-def test_numpy_dtype(call, dtype):
-    logits = random_logits().astype(dtype)
-    got = call(logits)
-    assert isinstance(got, np.ndarray)
-    assert got.dtype == logits.dtype
-    exact = call(logits.astype(np.float64))
-    eps = np.finfo(dtype).eps
-    assert np.all(np.abs(got - exact) <= 4 * eps * (1 + np.abs(exact)))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", ">f8"])
+def test_dtype_library_and_values(call, dtype):
+    logits = random_logits()
+    given = [] if dtype == "bfloat16" else [logits.astype(dtype)]
+    if dtype != ">f8":
+        given.append(torch.tensor(logits).to(getattr(torch, dtype)))
+    for one in given:
+        got = call(one)
+        assert (type(got), got.dtype) == (type(one), one.dtype)
+        # One rounding of the float64 result: half precision does its work in float32.
+        exact = call(torch.as_tensor(one.astype("d") if dtype == ">f8" else one).double())
+        eps = 2.0**-7 if dtype == "bfloat16" else np.finfo(dtype).eps
+        values = torch.as_tensor(got.astype("d") if dtype == ">f8" else got).double()
+        assert torch.all((values - exact).abs() <= 2 * eps * (1 + exact.abs()))
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_half_precision_rounds_once(call):
     logits = random_logits((2000, 3)).astype(np.float16)
+    before = logits.copy()
     exact = call(logits.astype(np.float64)).astype(np.float16)
     # float32 on the way may fall on the middle between two neighbours, about once in 10,000.
     assert np.mean(call(logits) == exact) >= 0.999
     assert np.mean(call(torch.tensor(logits)).numpy() == exact) >= 0.999
+    np.testing.assert_array_equal(logits, before)  # the input is left alone
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -236,7 +200,7 @@ def test_gradients_flow(call):
     assert np.all(np.asarray(slope) > 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_torch_compile_in_one_graph(dtype):
     def model(logits, tau):
         adjusted = adjust_logits(logits, PRIOR, tau=tau, target_prior=TARGET)
@@ -248,6 +212,14 @@ def test_torch_compile_in_one_graph(dtype):
         torch.testing.assert_close(compiled(logits, tau), model(logits, tau))
 
 
+def test_torch_compile_with_costs():
+    def model(logits):
+        return adjust_logits(logits, PRIOR, target_prior=TARGET, costs=[1.0, 2.0, 3.0])
+
+    logits = torch.tensor(random_logits())
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(logits), model(logits))
+
+
 def test_torch_compile_sees_a_changed_array():
     # Arrays are not baked into the graph as immutable priors are.
     norms = NORMS.copy()
@@ -256,18 +228,6 @@ def test_torch_compile_sees_a_changed_array():
     first = compiled(logits)
     norms *= 2
     torch.testing.assert_close(compiled(logits), first / 2)
-
-
-@pytest.mark.parametrize("as_array", [list, np.asarray])
-def test_torch_compile_with_costs(as_array):
-    costs = as_array([1.0, 2.0, 3.0])
-
-    def model(logits):
-        return adjust_logits(logits, PRIOR, target_prior=TARGET, costs=costs)
-
-    compiled = torch.compile(model, backend="aot_eager")
-    logits = torch.tensor(random_logits())
-    torch.testing.assert_close(compiled(logits), model(logits))
 
 
 # Times its largest 1/π, 2000, a logit of 33 is beyond float16.
@@ -289,41 +249,9 @@ def test_factors_that_float16_cannot_hold_are_refused(half):
     ):
         with pytest.raises(InputError, match=r"logits by up to 2000, .*convert them to float32"):
             normalize_weights(logits, **options)
-
-
-@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
-def test_factors_that_float16_can_hold_leave_room_for_a_logit_of_64(half):
+    normalize_weights(logits, norms=STEEP, tau=0.5)
     got = normalize_weights(half(np.array([64.0, 0.0, 0.0])), norms=[1 / 1023, 1.0, 1.0])
     np.testing.assert_array_equal(np.asarray(got), np.array([65472.0, 0.0, 0.0], dtype=np.float16))
-    normalize_weights(half(random_logits()), norms=STEEP, tau=0.5)
-
-
-def test_wider_dtypes_take_any_factor():
-    logits = random_logits().astype(np.float32)
-    for wide in (logits, logits.astype(np.float64), torch.tensor(logits).bfloat16()):
-        got = np.asarray(torch.as_tensor(normalize_weights(wide, norms=STEEP)).double())
-        np.testing.assert_allclose(got, logits / STEEP.probs, rtol=2**-7)
-
-
-@pytest.mark.parametrize("tau", [1.0, 0.5])
-def test_factors_that_float16_cannot_hold_under_torch_compile(tau):
-    compiled = torch.compile(
-        lambda f: normalize_weights(f, norms=STEEP, tau=tau), fullgraph=True, backend="aot_eager"
-    )
-    logits = torch.tensor(random_logits()).half()
-    if tau == 0.5:
-        torch.testing.assert_close(
-            compiled(logits), normalize_weights(logits, norms=STEEP, tau=tau)
-        )
-    else:
-        with pytest.raises(Exception, match="by up to 2000"):
-            compiled(logits)
-
-
-def test_masked_classes_stay_masked():
-    logits = np.array([[1.0, -np.inf, 0.0]])
-    for call in CALLS.values():
-        assert np.isneginf(call(logits)[0]).tolist() == [False, True, False]
 
 
 def test_any_leading_shape_and_lists():
@@ -332,14 +260,6 @@ def test_any_leading_shape_and_lists():
     np.testing.assert_array_equal(
         adjust_logits([[2.0, 1.0, 0.0]], PRIOR), np.array([[2.0, 1.0, 0.0]]) - PRIOR.log_probs
     )
-
-
-def test_input_is_left_alone():
-    logits = random_logits()
-    before = logits.copy()
-    for call in CALLS.values():
-        call(logits)
-    np.testing.assert_array_equal(logits, before)
 
 
 # Probabilities in place of logits
@@ -355,13 +275,10 @@ TAKE_LOGITS = {
 @pytest.mark.parametrize(
     "probs",
     [
-        PROBS,
         PROBS.astype(np.float32),
         PROBS.astype(np.float16),
         PROBS.reshape(4, 10, 3),
         PROBS[:2].tolist(),
-        torch.tensor(PROBS),
-        torch.tensor(PROBS, requires_grad=True),
         torch.nn.Parameter(torch.tensor(PROBS)),
         jnp.asarray(PROBS),
         torch.tensor(PROBS).bfloat16(),
@@ -418,8 +335,6 @@ def test_values_that_are_not_at_hand_are_not_looked_at():
     "margin",
     [
         margins.logit_adjusted(PRIOR),
-        margins.weighted_logit_adjusted(PRIOR, tau=0.5),
-        margins.balanced(PRIOR),
         margins.consistent(PRIOR, delta=[1.0, 2.0, 3.0]),
         margins.class_balanced(ClassPrior.from_counts([5000, 500, 50])),  # nearly all of it
         margins.logit_adjusted(PRIOR, tau=2.0),  # and more than that
@@ -434,31 +349,14 @@ def test_adjusting_twice_warns(margin):
     assert issubclass(longtail.AdjustedTwiceWarning, UserWarning)
 
 
-@pytest.mark.parametrize("by_loss", [0.6, 0.7, 0.8])
-@pytest.mark.parametrize("asked", [1.0, 2.0])
-def test_a_loss_that_did_more_than_half_of_it_warns_of_what_is_left(by_loss, asked):
-    loss = margins.logit_adjusted(PRIOR, tau=by_loss)
-    with pytest.warns(AdjustedTwiceWarning) as caught:
-        adjust_logits(random_logits(), PRIOR, tau=asked, trained_with=loss)
-    left = f"{1 - by_loss:.1f}"
-    assert [str(one.message) for one in caught] == [
-        f"the loss 'logit-adjusted' leaves about tau = {left} to correct, so more "
-        f"than that favours the rare classes twice; take tau = {left}, or what held-out data ask "
-        f"for."
-    ]
-
-
 @pytest.mark.parametrize(
     ("by_loss", "asked", "little"),
     [
         (0.5, 1.0, False),  # just half
         (0.51, 1.0, True),
         (0.5, 2.0, False),  # what is above 1 no loss does
-        (0.0, 4.0, False),
-        (0.7, 0.27, False),
         (0.7, 0.5, False),
         (0.8, 0.5, True),
-        (1.5, 0.5, True),
     ],
 )
 @pytest.mark.parametrize("precision", [np.float32, np.float64])
@@ -467,62 +365,24 @@ def test_little_is_left_below_half_of_what_is_asked_for(by_loss, asked, little, 
     assert tau_left(residual, PRIOR) == pytest.approx(1 - by_loss, abs=1e-6)
     assert leaves_little(residual, PRIOR, tau=asked) is little
     assert not leaves_little(residual, ClassPrior.uniform(3), tau=asked)
-
-
-@pytest.mark.parametrize(
-    ("aim", "mix"),
-    [
-        ({"target_prior": ClassPrior.from_probs([0.1, 0.1, 0.8])}, [0.1, 0.1, 0.8]),
-        ({"costs": [1.0, 1.0, 8.0]}, [0.1, 0.1, 0.8]),
-        # The shift is 0 then, and yet not what such logits need.
-        ({"target_prior": PRIOR}, PRIOR.probs),
-    ],
-    ids=["target_prior", "costs", "the training prior"],
-)
-def test_the_advice_for_another_target_is_right(aim, mix):
-    """Logits of a model that was balanced by its loss, and the errors of data mixed as wanted."""
-    random = np.random.default_rng(0)
-    target = random.choice(3, 4000, p=mix)
-    balanced = 1.2 * (1.2 * np.eye(3)[target] + random.normal(size=(4000, 3)))
-    loss = margins.logit_adjusted(PRIOR)
-    with pytest.warns(
-        AdjustedTwiceWarning, match=r"pass ClassPrior.uniform\(3\) as the prior, with"
-    ):
-        twice = adjust_logits(balanced, PRIOR, **aim, trained_with=loss)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        advised = adjust_logits(balanced, ClassPrior.uniform(3), **aim, trained_with=loss)
-    as_advised, as_called, as_they_are = (
-        np.mean(scores.argmax(1) != target) for scores in (advised, twice, balanced)
-    )
-    assert as_advised < min(as_called, as_they_are) - 0.01
-
-
-@pytest.mark.parametrize("classes", [3, 6])  # the mean of six equal logarithms is not exact
-def test_a_uniform_prior_takes_nothing_off_and_warns_of_nothing(classes):
-    uniform = ClassPrior.uniform(classes)
-    prior = ClassPrior.from_counts([900, 90, 10, 9, 8, 7][:classes])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for target in (None, prior, uniform):
-            for loss in (margins.logit_adjusted(prior), margins.softmax(prior)):
-                logits = random_logits((5, classes))
-                adjust_logits(logits, uniform, target_prior=target, trained_with=loss)
+    if little:
+        with pytest.warns(AdjustedTwiceWarning, match=f"take tau = {1 - by_loss:.1f}, or what"):
+            adjust_logits(
+                random_logits(),
+                PRIOR,
+                tau=asked,
+                trained_with=margins.logit_adjusted(PRIOR, tau=by_loss),
+            )
 
 
 @pytest.mark.parametrize(
     ("margin", "tau"),
     [
-        (margins.softmax(PRIOR), 1.0),
         (margins.softmax(PRIOR), 3.0),  # a temperature too
-        (margins.logit_adjusted(PRIOR, tau=0.5), 0.5),
         (margins.logit_adjusted(PRIOR, tau=0.5), 1.0),
-        (margins.logit_adjusted(PRIOR, tau=0.7), 0.27),
         (margins.adaptive(PRIOR), 1.0),  # inconsistent: adjusting may well help
-        (margins.logit_adjusted(PRIOR), 0.0),
         (margins.logit_adjusted(PRIOR), -1.0),  # back to the frequencies of the training data
-        (margins.logit_adjusted(PRIOR), 0.1),  # small, as held-out data may ask for
-        (margins.logit_adjusted(PRIOR), 0.49),
+        (margins.logit_adjusted(PRIOR), 0.49),  # small, as held-out data may ask for
     ],
     ids=lambda v: getattr(v, "name", str(v)),
 )
@@ -542,8 +402,6 @@ def test_prior_of_another_width_is_design_s_message():
         "`prior` has 9 classes but the logits have 10 columns, shape (32, 10); "
         "pass num_classes=10 to ClassPrior.from_labels if a class has no examples."
     )
-    with pytest.raises(InputError, match=re.escape("shape (32, 10)")):
-        adjust_logits(torch.zeros(32, 10), ClassPrior.uniform(9))
     segmentation = re.escape("the classes must be the last axis: moveaxis(logits, 1, -1).")
     with pytest.raises(InputError, match=segmentation):
         adjust_logits(torch.zeros(2, 9, 20, 10), ClassPrior.uniform(9))
@@ -566,10 +424,6 @@ Z = np.zeros((2, 3))
         (
             lambda: adjust_logits(Z, PRIOR, costs=[1.0, -1.0, 1.0]),
             "`costs` must be finite and above zero, but class 1 has -1",
-        ),
-        (
-            lambda: adjust_logits(Z, PRIOR, costs=[1.0, 2.0]),
-            "`costs` must have one value per class",
         ),
         (
             lambda: adjust_logits(Z, PRIOR, trained_with="logit-adjusted"),
@@ -600,7 +454,7 @@ def test_bad_input(call, message):
         call()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_classes_that_tie_get_the_same_adjustment(seed):
     # π_y / (q_y c_y) is the same for all; the logarithms add up to it with rounding.
     rng = np.random.default_rng(seed)

@@ -80,7 +80,7 @@ def test_link_is_what_a_general_minimiser_finds(dense, seed):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.sampled_from([0.0, 0.3, 1.0, 3.0]))
 def test_link_and_inverse_link_undo_each_other(dense, seed, width):
     margin, rng = random_margin(seed, dense=dense, width=width)
@@ -93,7 +93,7 @@ def test_link_and_inverse_link_undo_each_other(dense, seed, width):
         assert np.abs(slope).max() < 1e-6 * margin.scale
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_additive_and_dense_forms_agree(seed):
     margin, rng = random_margin(seed, dense=False, width=1.5)
@@ -158,15 +158,6 @@ def test_extreme_probabilities_keep_their_digits():
         np.testing.assert_allclose(risk.inverse_link(margin, f), prior.probs, rtol=1e-10)
 
 
-def test_shapes_follow_the_input():
-    margin = margins.softmax(ClassPrior.uniform(3))
-    eta = np.random.default_rng(0).dirichlet(np.ones(3), size=(2, 4))
-    f = risk.link(margin, eta)
-    assert f.shape == (2, 4, 3)
-    assert risk.inverse_link(margin, f).shape == (2, 4, 3)
-    assert risk.conditional_risk(margin, eta, f).shape == (2, 4)
-
-
 MARGIN = margins.softmax(ClassPrior.uniform(3))
 
 
@@ -176,9 +167,7 @@ MARGIN = margins.softmax(ClassPrior.uniform(3))
         (lambda: risk.link(MARGIN, [0.5, 0.5]), "one value per class, 3; its shape is (2,)"),
         (lambda: risk.link(MARGIN, [0.5, 0.5, 0.0]), "`eta` must be positive"),
         (lambda: risk.link(MARGIN, [0.5, 0.4, 0.3]), "each row of `eta` must sum to 1"),
-        (lambda: risk.link(MARGIN, [1.5, -0.4, -0.1]), "`eta` must lie in [0, 1]"),
         (lambda: risk.inverse_link(MARGIN, [0.0, np.nan, 0.0]), "`scores` must be finite"),
-        (lambda: risk.conditional_risk(MARGIN, [1, 0, 0], 3.0), "its shape is ()"),
         (
             lambda: risk.inverse_link(Margin.from_matrix(np.eye(3)), [0.0, -2000.0, 2000.0]),
             "more than double precision can hold",

@@ -68,12 +68,14 @@ def shifted():
 
 
 @given(st.integers(0, 10_000), st.integers(2, 5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_em_is_the_maximum_and_a_fixed_point(seed, classes):
     rng = np.random.default_rng(seed)
     prior = ClassPrior.from_probs(rng.dirichlet(np.full(classes, 3.0)))
     probs = softmax(rng.normal(0, 2, (80, classes)))
-    estimate = shift.estimate_prior(probs, prior, tolerance=1e-10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shift, "_TOLERANCE", 1e-10)
+        estimate = shift.estimate_prior(probs, prior)
     assert estimate.converged
     np.testing.assert_allclose(
         slow_em_step(probs, prior.probs, estimate.probs), estimate.probs, atol=1e-7
@@ -90,7 +92,7 @@ def test_em_is_the_maximum_and_a_fixed_point(seed, classes):
 
 @ABSTENTION
 @pytest.mark.parametrize("from_labels", [True, False])
-def test_em_agrees_with_abstention(shifted, from_labels):
+def test_em_agrees_with_abstention(shifted, from_labels, monkeypatch):
     from abstention.label_shift import EMImbalanceAdapter
 
     _, source_y, source, _, probs = shifted
@@ -102,40 +104,9 @@ def test_em_agrees_with_abstention(shifted, from_labels):
         valid_labels=one_hot(source_y, 6),
     ).multipliers
     prior = ClassPrior.from_labels(source_y) if from_labels else shift.effective_prior(source)
-    ours = shift.estimate_prior(probs, prior, tolerance=1e-10)
+    monkeypatch.setattr(shift, "_TOLERANCE", 1e-10)
+    ours = shift.estimate_prior(probs, prior)
     np.testing.assert_allclose(ours.weights, theirs, rtol=1e-6)
-
-
-@pytest.mark.parametrize("classes", [2, 10, 40])
-def test_em_recovers_a_shifted_prior(classes):
-    mixture, rng = Mixture(classes, spread=1.5), np.random.default_rng(2)
-    q = mixture.prior.probs[::-1]
-    y, logits = mixture.sample(20_000, q, rng)
-    estimate = shift.estimate_prior(softmax(logits), mixture.prior)
-    assert estimate.shifted
-    assert estimate.p_value < 1e-6
-    assert total_variation(estimate.probs, q) < 0.03
-    assert total_variation(estimate.prior.probs, q) < 0.03
-    assert total_variation(mixture.prior.probs, q) > 0.3  # what there was to find
-    before = np.mean(logits.argmax(axis=1) == y)
-    adjusted = adjust_logits(logits, mixture.prior, target_prior=estimate.prior)
-    best = adjust_logits(logits, mixture.prior, target_prior=ClassPrior.from_probs(q))
-    after, possible = (np.mean(f.argmax(axis=1) == y) for f in (adjusted, best))
-    assert after > before + 0.02
-    assert after > possible - 0.005
-
-
-def test_em_takes_far_fewer_passes_than_the_plain_fixed_point():
-    mixture, rng = Mixture(10, spread=0.5), np.random.default_rng(3)
-    probs = softmax(mixture.sample(2000, mixture.prior.probs[::-1], rng)[1])
-    estimate = shift.estimate_prior(probs, mixture.prior)
-    q, ratio = mixture.prior.probs, probs / mixture.prior.probs
-    factors, plain = np.full(10, np.inf), 0
-    while factors.max() - 1 > 1e-6:
-        factors = np.mean(ratio / (ratio @ q)[:, None], axis=0)
-        q, plain = q * factors, plain + 1
-    np.testing.assert_allclose(estimate.probs, q, atol=1e-4)
-    assert estimate.iterations * 4 < plain
 
 
 def test_zero_probabilities_are_fine():
@@ -148,27 +119,17 @@ def test_zero_probabilities_are_fine():
     assert estimate.shifted
     assert estimate.prior.probs[2] > 0
     assert np.isfinite(estimate.prior.log_probs).all()
-    with pytest.raises(InputError, match=r"class\(es\) 2 have an estimated probability of 0"):
-        shift.estimate_prior(probs, prior, shrink=False)
 
 
-def test_running_out_of_passes_is_said(shifted, caplog):
+def test_running_out_of_passes_is_said(shifted, caplog, monkeypatch):
     mixture, *_, probs = shifted
+    monkeypatch.setattr(shift, "_MAX_PASSES", 3)
     with caplog.at_level(logging.WARNING, logger="longtail"):
-        estimate = shift.estimate_prior(probs, mixture.prior, max_iter=3)
+        estimate = shift.estimate_prior(probs, mixture.prior)
     assert not estimate.converged
     assert estimate.iterations == 3
-    assert "EM stopped at max_iter=3" in caplog.text
+    assert "EM stopped after 3 passes" in caplog.text
     np.testing.assert_allclose(estimate.probs.sum(), 1.0)
-
-
-def test_half_precision_rows_do_not_bias_the_test(shifted):
-    # Rows that add up to 1 only roughly scale both likelihoods alike.
-    mixture, *_, probs = shifted
-    exact = shift.estimate_prior(probs, mixture.prior)
-    half = shift.estimate_prior(probs.astype(np.float16), mixture.prior)
-    assert half.statistic == pytest.approx(exact.statistic, rel=2e-3)
-    np.testing.assert_allclose(half.probs, exact.probs, atol=2e-3)
 
 
 def test_chunks_of_a_memory_map_change_nothing(shifted, tmp_path, monkeypatch):
@@ -177,12 +138,12 @@ def test_chunks_of_a_memory_map_change_nothing(shifted, tmp_path, monkeypatch):
     mapped = np.load(tmp_path / "probs.npy", mmap_mode="r")
     options = {"method": "bbse", "source_probs": source, "source_target": source_y}
     whole = [
-        shift.estimate_prior(probs, mixture.prior, tolerance=1e-9),
+        shift.estimate_prior(probs, mixture.prior),
         shift.estimate_prior(probs, mixture.prior, **options),
     ]
     monkeypatch.setattr(metrics, "_CHUNK_ELEMENTS", 6 * 700)
     chunked = [
-        shift.estimate_prior(mapped, mixture.prior, tolerance=1e-9),
+        shift.estimate_prior(mapped, mixture.prior),
         shift.estimate_prior(torch.as_tensor(probs), mixture.prior, **options),
     ]
     for a, b in zip(whole, chunked, strict=True):
@@ -202,9 +163,7 @@ def test_no_shift_leaves_the_prior_alone():
     assert estimate.strength == 0.0
     assert estimate.prior is mixture.prior
     assert not np.array_equal(estimate.probs, mixture.prior.probs)  # noise, shown but not used
-    forced = shift.estimate_prior(probs, mixture.prior, significance=None, shrink=False)
-    assert forced.shifted
-    np.testing.assert_allclose(forced.prior.probs, estimate.probs, atol=1e-12)
+    assert shift.estimate_prior(probs, mixture.prior, significance=None).shifted
 
 
 def false_alarms(estimate_once, runs):
@@ -237,24 +196,6 @@ def test_false_alarms_stay_rare_when_the_calibration_was_fitted_on_few_examples(
     assert false_alarms(lambda rng: once(rng, known=True), 40) > 0.3
 
 
-@pytest.mark.parametrize("held_out", ["as trained", "counted", "balanced"])
-def test_false_alarms_of_bbse(held_out):
-    mixture = Mixture(5, spread=0.8)
-    mix = np.full(5, 0.2) if held_out == "balanced" else mixture.prior.probs
-
-    def once(rng):
-        y, logits = mixture.sample(800, mix, rng)
-        return shift.estimate_prior(
-            softmax(mixture.sample(600, mixture.prior.probs, rng)[1]),
-            ClassPrior.from_labels(y) if held_out == "counted" else mixture.prior,
-            method="bbse",
-            source_probs=softmax(logits),
-            source_target=y,
-        )
-
-    assert false_alarms(once, 60) <= 0.12
-
-
 def weak(examples, q, prior, strength, rng, *, every=False):
     """Labels and calibrated-looking predictions of a model that hardly predicts rare classes."""
     y = rng.choice(len(q), examples, p=q)
@@ -269,47 +210,22 @@ def profile(classes, imbalance):
     return ClassPrior.from_weights(imbalance ** (-np.arange(classes) / (classes - 1)))
 
 
-def test_bbse_sees_a_shift_of_classes_that_are_hardly_ever_predicted():
-    prior, rng = ClassPrior.from_probs([0.97, 0.02, 0.01]), np.random.default_rng(0)
-    q = np.array([0.34, 0.33, 0.33])
-    _, probs = weak(20_000, q, prior, 0.7, rng)
-    y, source = weak(20_000, prior.probs, prior, 0.7, rng)
-    assert np.mean(source.argmax(axis=1) > 0) < 0.001
-    options = {"method": "bbse", "source_probs": source, "source_target": y}
-    for significance in (0.05, None):
-        found = shift.estimate_prior(probs, prior, significance=significance, **options)
-        assert found.shifted
-        assert found.df == 2
-        assert found.p_value < 1e-6
-        assert found.strength > 0.99
-        assert total_variation(found.prior.probs, q) < 0.1
-
-
 @pytest.mark.parametrize(
     ("classes", "imbalance", "strength", "target", "held_out"),
     [
         (2, 20, 1.3, 50, 200),
         (2, 200, 1.3, 1500, 500),
-        (3, 100, 0.7, 500, 1500),
-        (10, 200, 1.3, 500, 3000),
         (10, 200, 3.0, 1500, 300),
         (100, 20, 1.3, 50, 200),
-        (100, 20, 1.3, 1500, 500),
-        (100, 100, 2.5, 3000, 500),
         (100, 200, 3.0, 500, 1500),
     ],
 )
-@pytest.mark.parametrize("soft", [True, False])
-def test_false_alarms_of_bbse_with_rare_classes(
-    classes, imbalance, strength, target, held_out, soft
-):
+def test_false_alarms_of_bbse_with_rare_classes(classes, imbalance, strength, target, held_out):
     prior = profile(classes, imbalance)
 
     def alarm(rng):
         y, source = weak(held_out, prior.probs, prior, strength, rng, every=True)
         probs = weak(target, prior.probs, prior, strength, rng)[1]
-        if not soft:
-            source, probs = source.argmax(axis=1), probs.argmax(axis=1)
         return p_value_of_bbse(source, y, probs, prior) < 0.05
 
     assert np.mean([alarm(np.random.default_rng(seed)) for seed in range(40)]) <= 0.15
@@ -319,10 +235,9 @@ def p_value_of_bbse(source, y, given, prior):
     """Of the test alone: labels that never occur make the estimate itself impossible."""
     from scipy.stats import chi2
 
-    rows, seen = ((p if p.ndim == 2 else one_hot(p, len(prior.probs))) for p in (source, given))
     statistic, df = shift._no_shift(
-        np.stack([rows[y == k].mean(axis=0) for k in range(len(prior.probs))], axis=1),
-        seen.mean(axis=0),
+        np.stack([source[y == k].mean(axis=0) for k in range(len(prior.probs))], axis=1),
+        given.mean(axis=0),
         source=source,
         source_target=y,
         given=given,
@@ -331,20 +246,8 @@ def p_value_of_bbse(source, y, given, prior):
     return chi2.sf(statistic, df) if df else 1.0
 
 
-@pytest.mark.parametrize(("classes", "imbalance", "least"), [(2, 200, 0.8), (10, 200, 0.6)])
-def test_bbse_finds_a_shift_towards_rare_classes(classes, imbalance, least):
-    prior = profile(classes, imbalance)
-    q = 0.7 * prior.probs + 0.3 / classes
-
-    def seen(rng):
-        y, source = weak(3000, prior.probs, prior, 1.3, rng, every=True)
-        return p_value_of_bbse(source, y, weak(500, q, prior, 1.3, rng)[1], prior) < 0.05
-
-    assert np.mean([seen(np.random.default_rng(seed)) for seed in range(30)]) > least
-
-
 def balanced(classes, each, target, strength, moved):
-    """p-values of soft and of hard predictions, with `each` held-out examples per class."""
+    """p-values of probabilities and of one-hot rows, with `each` held-out examples per class."""
     prior, y = profile(classes, 100), np.repeat(np.arange(classes), each)
     q = (1 - moved) * prior.probs + moved / classes
     found = []
@@ -353,14 +256,14 @@ def balanced(classes, each, target, strength, moved):
         evidence = strength * one_hot(y, classes) + rng.normal(size=(len(y), classes))
         source = softmax(prior.log_probs + strength * evidence)
         given = weak(target, q, prior, strength, rng)[1]
-        hard = source.argmax(axis=1), y, given.argmax(axis=1)
+        hard = one_hot(source.argmax(1), classes), y, one_hot(given.argmax(1), classes)
         found.append([p_value_of_bbse(*p, prior) for p in ((source, y, given), hard)])
     return np.array(found)
 
 
 @pytest.mark.parametrize(
     ("classes", "each", "target", "strength"),
-    [(3, 5, 3000, 3.0), (10, 10, 1000, 3.0), (50, 5, 2000, 3.0), (100, 20, 1000, 4.0)],
+    [(3, 5, 3000, 3.0), (10, 10, 1000, 3.0), (50, 5, 2000, 3.0)],
 )
 def test_bbse_sees_a_shift_with_few_held_out_examples_of_each_class(
     classes, each, target, strength
@@ -369,30 +272,27 @@ def test_bbse_sees_a_shift_with_few_held_out_examples_of_each_class(
     assert np.mean(balanced(classes, each, target, strength, 0.0) < 0.05, axis=0).max() <= 0.15
 
 
-@pytest.mark.parametrize(
-    ("classes", "each", "target", "strength"),
-    [(2, 20, 500, 1.5), (10, 1, 500, 1.5), (10, 50, 3000, 1.5), (50, 10, 500, 1.5)],
-)
-def test_false_alarms_of_bbse_with_few_held_out_examples_of_each_class(
-    classes, each, target, strength
-):
-    assert np.mean(balanced(classes, each, target, strength, 0.0) < 0.05, axis=0).max() <= 0.15
-
-
-def test_bbse_sees_a_shift_that_the_held_out_examples_share():
-    # "No shift" is about the prior that was given, not about the held-out mix.
-    mixture, rng = Mixture(5, spread=1.2), np.random.default_rng(12)
+@pytest.mark.parametrize("method", ["em", "bbse"])
+def test_a_shifted_prior_is_found_and_used(method):
+    mixture, rng = Mixture(6, spread=1.5), np.random.default_rng(5)
     q = mixture.prior.probs[::-1]
-    y, source = mixture.sample(5000, q, rng)
+    # "No shift" is about the prior that was given, not about the held-out mix.
+    source_y, source_logits = mixture.sample(20_000, q, rng)
+    y, logits = mixture.sample(20_000, q, rng)
+    options = {}
+    if method != "em":  # BBSE needs no calibration: distort both alike
+        source, probs = (softmax(2 * f + np.arange(6) / 3) for f in (source_logits, logits))
+        options = {"method": "bbse", "source_probs": source, "source_target": source_y}
     estimate = shift.estimate_prior(
-        softmax(mixture.sample(5000, q, rng)[1]),
-        mixture.prior,
-        method="bbse",
-        source_probs=softmax(source),
-        source_target=y,
+        softmax(logits) if method == "em" else probs, mixture.prior, **options
     )
     assert estimate.shifted
-    assert total_variation(estimate.prior.probs, q) < 0.05
+    assert estimate.p_value < 1e-6
+    assert total_variation(estimate.prior.probs, q) < 0.03
+    adjusted = adjust_logits(logits, mixture.prior, target_prior=estimate.prior)
+    best = adjust_logits(logits, mixture.prior, target_prior=ClassPrior.from_probs(q))
+    before, after, possible = (np.mean(f.argmax(1) == y) for f in (logits, adjusted, best))
+    assert after > max(before + 0.02, possible - 0.005)
 
 
 def test_shrinking_helps_when_classes_are_many_and_examples_few():
@@ -444,12 +344,11 @@ def test_the_result_is_strict_json(shifted):
 
 
 @ABSTENTION
-@pytest.mark.parametrize("soft", [True, False])
-def test_bbse_agrees_with_abstention(shifted, soft):
+def test_bbse_agrees_with_abstention(shifted):
     from abstention.label_shift import BBSEImbalanceAdapter
 
     _, source_y, source, _, probs = shifted
-    theirs = BBSEImbalanceAdapter(soft=soft)(
+    theirs = BBSEImbalanceAdapter(soft=True)(
         valid_labels=one_hot(source_y, 6),
         tofit_initial_posterior_probs=probs,
         valid_posterior_probs=source,
@@ -457,31 +356,14 @@ def test_bbse_agrees_with_abstention(shifted, soft):
     assert theirs.min() > 0  # nothing was clipped, so both solve the same system
     prior = ClassPrior.from_labels(source_y)
     ours = shift.estimate_prior(
-        probs, prior, method="bbse", source_probs=source, source_target=source_y, soft=soft
+        probs, prior, method="bbse", source_probs=source, source_target=source_y
     )
     np.testing.assert_allclose(ours.weights, theirs, rtol=1e-9)
     assert ours.condition >= 1
 
 
-@pytest.mark.parametrize("soft", [True, False])
-def test_bbse_recovers_a_shifted_prior(soft):
-    mixture, rng = Mixture(6, spread=1.5), np.random.default_rng(5)
-    q = mixture.prior.probs[::-1]
-    source_y, source_logits = mixture.sample(100_000, mixture.prior.probs, rng)
-    _, logits = mixture.sample(20_000, q, rng)
-    # BBSE needs no calibration: distort both alike.
-    source, probs = (softmax(3 * f + np.arange(6)) for f in (source_logits, logits))
-    estimate = shift.estimate_prior(
-        probs, mixture.prior, method="bbse", source_probs=source, source_target=source_y, soft=soft
-    )
-    assert estimate.shifted
-    assert total_variation(estimate.probs, q) < 0.03
-    # EM does: the same predictions mislead it.
-    assert total_variation(shift.estimate_prior(probs, mixture.prior).probs, q) > 0.06
-
-
 @given(st.integers(0, 10_000), st.integers(2, 6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_simplex_solution_is_the_least_squares_one(seed, classes):
     rng = np.random.default_rng(seed)
     matrix = rng.dirichlet(np.full(classes, 0.7), classes).T + 0.5 * np.eye(classes)
@@ -495,22 +377,6 @@ def test_the_simplex_solution_is_the_least_squares_one(seed, classes):
     assert np.all(gradient >= gradient @ q - 1e-9)
 
 
-def test_negative_solutions_end_on_the_simplex():
-    rng = np.random.default_rng(6)
-    mixture = Mixture(4, spread=0.4)
-    source_y, source_logits = mixture.sample(3000, mixture.prior.probs, rng)
-    _, logits = mixture.sample(500, [0.0, 0.0, 0.0, 1.0], rng)
-    source, probs = softmax(source_logits), softmax(logits)
-    matrix = np.stack([source[source_y == k].mean(axis=0) for k in range(4)], axis=1)
-    assert np.linalg.solve(matrix, probs.mean(axis=0)).min() < 0
-    estimate = shift.estimate_prior(
-        probs, mixture.prior, method="bbse", source_probs=source, source_target=source_y
-    )
-    assert estimate.probs.min() == 0.0
-    assert estimate.probs.sum() == pytest.approx(1.0)
-    assert estimate.prior.probs.min() > 0
-
-
 def statistic_of_labels(confusion, labels, prior):
     """The test statistic from a confusion matrix, true class by predicted label."""
     width = len(confusion)
@@ -518,9 +384,9 @@ def statistic_of_labels(confusion, labels, prior):
     return shift._no_shift(
         (confusion / confusion.sum(axis=1, keepdims=True)).T,
         np.bincount(labels, minlength=width) / len(labels),
-        source=where % width,
+        source=one_hot(where % width, width),
         source_target=where // width,
-        given=labels,
+        given=one_hot(labels, width),
         prior=prior,
     )
 
@@ -558,6 +424,8 @@ def test_bbse_statistic_pools_labels_that_are_too_rare_to_count():
 def test_a_label_that_never_occurs_is_no_degree_of_freedom():
     confusion = np.array([[900.0, 100, 0, 0], [200, 800, 0, 0], [60, 40, 0, 0], [50, 50, 0, 0]])
     prior = ClassPrior.from_probs([0.5, 0.4, 0.06, 0.04])
+    nothing = np.array([[50.0, 0], [5.0, 0]]), np.zeros(30, dtype=int)
+    assert statistic_of_labels(*nothing, PRIOR) == (0.0, 0)
     statistic, df = statistic_of_labels(confusion, np.repeat([0, 1], [300, 700]), prior)
     assert df == 1
     assert statistic > 50
@@ -565,12 +433,6 @@ def test_a_label_that_never_occurs_is_no_degree_of_freedom():
     once, df = statistic_of_labels(confusion, np.repeat([0, 1, 2], [575, 424, 1]), prior)
     assert df == 2
     assert once < 6
-
-
-def test_nothing_to_compare_is_no_shift():
-    confusion = np.array([[50.0, 0], [5.0, 0]])
-    labels = np.zeros(30, dtype=int)
-    assert statistic_of_labels(confusion, labels, PRIOR) == (0.0, 0)
 
 
 def slow_statistic(source, y, given, prior):
@@ -636,25 +498,6 @@ def test_calibration_agrees_with_abstention(shifted):
     assert their_loss - 1e-6 < ours_loss <= their_loss + 1e-12
 
 
-def test_calibration_undoes_a_distortion():
-    mixture, rng = Mixture(8, spread=1.0), np.random.default_rng(7)
-    y, logits = mixture.sample(20_000, mixture.prior.probs, rng)
-    bias = rng.normal(0, 1, 8)
-    calibrator = shift.fit_bias_corrected_temperature(4 * logits + bias, y)
-    assert calibrator.converged
-    assert calibrator.temperature == pytest.approx(4, rel=0.05)
-    expected = -bias / 4
-    np.testing.assert_allclose(calibrator.bias, expected - expected.mean(), atol=0.15)
-    assert abs(calibrator.bias.mean()) < 1e-12
-    assert calibrator.log_loss < calibrator.log_loss_before
-    # The property that label shift rests on.
-    frequencies = np.bincount(y) / len(y)
-    np.testing.assert_allclose(
-        calibrator.probs(4 * logits + bias).mean(axis=0), frequencies, atol=1e-6
-    )
-    np.testing.assert_array_equal(calibrator.prior.probs, frequencies)
-
-
 def test_calibration_first_makes_em_work_on_a_distorted_model():
     mixture, rng = Mixture(6, spread=1.2), np.random.default_rng(8)
     q = mixture.prior.probs[::-1]
@@ -663,6 +506,14 @@ def test_calibration_first_makes_em_work_on_a_distorted_model():
     bias = np.linspace(-1, 1, 6)
     held, logits = 3 * held + bias, 3 * logits + bias
     calibrator = shift.fit_bias_corrected_temperature(held, held_y)
+    assert calibrator.converged
+    assert calibrator.temperature == pytest.approx(3, rel=0.05)
+    np.testing.assert_allclose(calibrator.bias, -bias / 3, atol=0.15)
+    assert abs(calibrator.bias.mean()) < 1e-12
+    assert calibrator.log_loss < calibrator.log_loss_before
+    frequencies = np.bincount(held_y) / len(held_y)  # what label shift rests on
+    np.testing.assert_allclose(calibrator.probs(held).mean(axis=0), frequencies, atol=1e-6)
+    np.testing.assert_array_equal(calibrator.prior.probs, frequencies)
     estimate = shift.estimate_prior(calibrator.probs(logits), calibrator.prior)
     plain = shift.estimate_prior(softmax(logits), calibrator.prior)
     assert total_variation(estimate.prior.probs, q) < 0.03
@@ -673,7 +524,7 @@ def test_calibration_first_makes_em_work_on_a_distorted_model():
     assert np.mean(adjusted.argmax(axis=1) == y) > np.mean(logits.argmax(axis=1) == y) + 0.05
 
 
-def test_calibrated_logits_and_probabilities_fit_together(tmp_path):
+def test_calibrated_logits_and_probabilities_fit_together():
     mixture, rng = Mixture(4), np.random.default_rng(9)
     y, logits = mixture.sample(2000, mixture.prior.probs, rng)
     calibrator = shift.fit_bias_corrected_temperature(logits, y)
@@ -682,11 +533,6 @@ def test_calibrated_logits_and_probabilities_fit_together(tmp_path):
     np.testing.assert_allclose(calibrator.probs(logits), softmax(adjusted))
     single = logits.astype(np.float32)
     assert calibrator.adjust(single).dtype == calibrator.probs(single).dtype == np.float32
-    out = np.lib.format.open_memmap(tmp_path / "p.npy", "w+", np.float32, logits.shape)
-    assert calibrator.probs(single, out=out) is out
-    np.testing.assert_allclose(out, softmax(adjusted), atol=1e-6)
-    with pytest.raises(InputError, match=r"`out` must have the shape of the logits, \(2000, 4\)"):
-        calibrator.probs(logits, out=np.empty((1, 4)))
     with pytest.raises(InputError, match="has 4 classes but the logits have 3 columns"):
         calibrator.adjust(logits[:, :3])
     assert repr(calibrator).startswith("BiasCorrectedTemperature(temperature=1")
@@ -710,15 +556,21 @@ GOOD = np.array([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]])
 PRIOR = ClassPrior.from_probs([0.8, 0.2])
 
 
+def test_a_target_that_is_mixed_just_like_the_source_is_not_shifted_at_any_level():
+    """The mean prediction is π itself: a p-value of 1, which is below no significance."""
+    probs, prior = np.array([[1.0, 0.0], [0.5, 0.5]] * 4), ClassPrior.from_probs([0.75, 0.25])
+    found = shift.estimate_prior(probs, prior, significance=1.0)
+    assert (found.statistic, found.p_value, found.shifted) == (0.0, 1.0, False)
+    assert found.prior == prior
+
+
 @pytest.mark.parametrize(
     ("probs", "message"),
     [
         ([[2.0, -1.0], [0.5, 0.5]], r"must lie in \[0, 1\].*look like logits: apply a softmax"),
         ([[0.5, 0.2], [0.5, 0.5]], r"row of `probs` must sum to 1, but row 0 sums to 0\.7"),
         ([[np.nan, 0.2], [0.5, 0.5]], "`probs` must be finite, but row 0, column 0 is nan"),
-        (np.empty((0, 2)), "`probs` is empty"),
         ([0.5, 0.5], r"`probs` must have shape \(examples, classes\)"),
-        ([[1.0], [1.0]], "one column per class, at least two"),
     ],
 )
 def test_bad_probabilities_are_refused(probs, message):
@@ -727,96 +579,61 @@ def test_bad_probabilities_are_refused(probs, message):
             call()
 
 
-def test_constant_predictions_are_refused():
+ALIKE = {"source_probs": [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "bbsl"}, "`method` must be one of 'em', 'bbse'; got 'bbsl'"),
+        ({"prior": ClassPrior.uniform(3)}, "`prior` has 3 classes but `probs` has 2 columns"),
+        ({"prior": [0.8, 0.2]}, "`prior` must be a ClassPrior; got list"),
+        ({"significance": 5}, r"`significance` must lie in \[0, 1\]; got 5"),
+        ({"method": "em", "source_probs": GOOD}, "method='em' takes no held-out data"),
+        ({"probs": np.tile([0.7, 0.3], (9, 1))}, "every row of `probs` is the same"),
+        ({"method": "bbse"}, "needs `source_probs` and `source_target`"),
+        ({"source_target": [0, 0, 0]}, "`source_target` has none of 1; use method='em'"),
+        ({"source_target": [0, 1]}, "`source_probs` has 3 rows but there are 2 labels"),
+        ({"source_target": [0, 1, 2]}, r"`source_target` must lie in 0 \.\. 1, but 2 occurs"),
+        ({"source_probs": GOOD * 0.5}, "each row of `source_probs` must sum to 1"),
+        ({"source_probs": np.full((3, 3), 1 / 3)}, "as many columns as `probs`, 2"),
+        (
+            {**ALIKE, "source_target": [0, 1, 0, 1]},
+            r"singular .*some classes are predicted alike.*; use met",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(options, message):
+    given = {"probs": GOOD, "prior": PRIOR, **options}
+    if "source_probs" in options or "source_target" in options:
+        held_out = {"source_probs": GOOD, "source_target": [0, 1, 0]}
+        given = {"method": "bbse", **held_out, **given}
+    with pytest.raises(InputError, match=message):
+        shift.estimate_prior(**given)
+
+
+def test_one_constant_row_and_a_class_that_no_row_knows():
     constant = np.tile([0.7, 0.3], (10, 1))
-    with pytest.raises(InputError, match="every row of `probs` is the same"):
-        shift.estimate_prior(constant, PRIOR)
     np.testing.assert_allclose(shift.effective_prior(constant).probs, [0.7, 0.3])
     assert not shift.estimate_prior(constant[:1], PRIOR).shifted
-
-
-def test_bad_settings_are_refused():
-    def call(probs=GOOD, prior=PRIOR, **options):
-        return shift.estimate_prior(probs, prior, **options)
-
-    with pytest.raises(InputError, match="`method` must be one of 'em', 'bbse'; got 'bbsl'"):
-        call(method="bbsl")
-    with pytest.raises(InputError, match="`prior` has 3 classes but `probs` has 2 columns"):
-        call(prior=ClassPrior.uniform(3))
-    with pytest.raises(InputError, match="`prior` must be a ClassPrior; got list"):
-        call(prior=[0.8, 0.2])
-    with pytest.raises(InputError, match=r"`significance` must lie in \[0, 1\]; got 5"):
-        call(significance=5)
-    with pytest.raises(InputError, match="`tolerance` must be above zero"):
-        call(tolerance=0)
-    with pytest.raises(InputError, match="`max_iter` must be a whole number, at least 1"):
-        call(max_iter=0)
-    with pytest.raises(InputError, match="`soft` plays no part in method='em'"):
-        call(soft=True)
-    with pytest.raises(InputError, match="`source_probs` plays no part in method='em'"):
-        call(source_probs=GOOD)
-    with pytest.raises(InputError, match="`max_iter` plays no part in method='bbse'"):
-        call(method="bbse", source_probs=GOOD, source_target=[0, 1, 0], max_iter=5)
-    with pytest.raises(InputError, match="`smoothing` must not be negative"):
-        shift.effective_prior(GOOD, smoothing=-1)
     with pytest.raises(InputError, match=r"class\(es\) 1 have probability 0 .* smoothing=1"):
         shift.effective_prior([[1.0, 0.0]])
 
 
-def test_bbse_refuses_what_it_cannot_use():
-    def call(source, target, **options):
-        return shift.estimate_prior(
-            GOOD, PRIOR, method="bbse", source_probs=source, source_target=target, **options
-        )
-
-    with pytest.raises(InputError, match="needs `source_probs` and `source_target`"):
-        call(None, [0, 1])
-    with pytest.raises(InputError, match="`source_probs` must have as many columns as `probs`, 2"):
-        call(np.full((3, 3), 1 / 3), [0, 1, 2])
-    with pytest.raises(InputError, match="`source_target` has none of 1; use method='em'"):
-        call(GOOD, [0, 0, 0])
-    with pytest.raises(InputError, match="`source_probs` has 3 rows but there are 2 labels"):
-        call(GOOD, [0, 1])
-    with pytest.raises(InputError, match=r"`source_target` must lie in 0 \.\. 1, but 2 occurs"):
-        call(GOOD, [0, 1, 2])
-    with pytest.raises(InputError, match="each row of `source_probs` must sum to 1"):
-        call(GOOD * 0.5, [0, 1, 0])
-    never = [[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]
-    with pytest.raises(
-        InputError, match=r"singular .*class\(es\) 1 are never predicted.*pass soft=True, or use"
-    ):
-        call(never, [0, 1, 0], soft=False)
-    alike = [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]
-    with pytest.raises(InputError, match=r"singular .*some classes are predicted alike.*; use met"):
-        call(alike, [0, 1, 0, 1])
+LOGITS, TARGET = np.random.default_rng(11).normal(0, 1, (60, 3)), np.arange(60) % 3
 
 
-def test_calibration_refuses_what_has_no_optimum():
-    fit = shift.fit_bias_corrected_temperature
-    rng = np.random.default_rng(11)
-    logits = rng.normal(0, 1, (60, 3))
-    target = np.arange(60) % 3
-    with pytest.raises(InputError, match=r"class\(es\) 2 have none, so their bias"):
-        fit(logits, np.arange(60) % 2)
-    with pytest.raises(InputError, match="separate the classes of `target` perfectly"):
-        fit(logits + 50 * one_hot(target, 3), target)
-    with pytest.raises(InputError, match="say nothing about `target`"):
-        fit(logits - 3 * one_hot(target, 3), target)
-    with pytest.raises(InputError, match="every row of `logits` is constant"):
-        fit(np.ones((3, 3)), [0, 1, 2])
-    with pytest.raises(InputError, match="look like probabilities; take longtail"):
-        fit(softmax(logits), target)
-    bad = logits.copy()
-    bad[5, 1] = np.inf
-    with pytest.raises(InputError, match="must be finite, but row 5, column 1 is inf"):
-        fit(bad, target)
-    with pytest.raises(InputError, match="`logits` has 60 rows but there are 2 labels"):
-        fit(logits, [0, 1])
-
-
-def test_a_target_that_is_mixed_just_like_the_source_is_not_shifted_at_any_level():
-    """The mean prediction is π itself: a p-value of 1, which is below no significance."""
-    probs, prior = np.array([[1.0, 0.0], [0.5, 0.5]] * 4), ClassPrior.from_probs([0.75, 0.25])
-    found = shift.estimate_prior(probs, prior, significance=1.0)
-    assert (found.statistic, found.p_value, found.shifted) == (0.0, 1.0, False)
-    assert found.prior == prior
+@pytest.mark.parametrize(
+    ("logits", "target", "message"),
+    [
+        (LOGITS, np.arange(60) % 2, r"class\(es\) 2 have none, so their bias"),
+        (LOGITS + 50 * one_hot(TARGET, 3), TARGET, "separate the classes of `target` perfectly"),
+        (LOGITS - 3 * one_hot(TARGET, 3), TARGET, "say nothing about `target`"),
+        (softmax(LOGITS), TARGET, "look like probabilities; take longtail"),
+        (np.where(LOGITS > 2, np.inf, LOGITS), TARGET, "must be finite, but row .* is inf"),
+        (LOGITS, [0, 1], "`logits` has 60 rows but there are 2 labels"),
+    ],
+)
+def test_calibration_refuses_what_has_no_optimum(logits, target, message):
+    with pytest.raises(InputError, match=message):
+        shift.fit_bias_corrected_temperature(logits, target)

@@ -1,7 +1,7 @@
-"""Checks of what users pass: each returns the cleaned value or raises an InputError.
+"""Checks of user input: each returns the cleaned value or raises an InputError.
 
-A message says which argument breaks which rule, what came, and what to do next; the traceback
-names the function. (`caller` is accepted and ignored while its last users are being rewritten.)
+A message names the argument, the rule, what came and what to do next. (`caller` is accepted and
+ignored while its last users are being rewritten.)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import islice
 from numbers import Integral
@@ -34,9 +35,9 @@ BY_ONE_LIST = (
 
 
 class InputError(ValueError):
-    """A value that the caller passed breaks a rule; the message says which and what to do."""
+    """An argument breaks a rule; the message says which and what to do."""
 
-    __module__ = "longtail"  # where people find it, and what a traceback should say
+    __module__ = "longtail"  # the public path, shown in tracebacks
 
 
 class MissingExtraError(ImportError):
@@ -56,12 +57,7 @@ def listing(items: Iterable[object], *, most: int = 10) -> str:
 
 
 def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
-    """Some classes for messages, by name where they have names; empty if there are none.
-
-    Examples:
-        >>> class_words([0, 2], None), class_words([1], ["cat", "dog"]), class_words([], None)
-        ('class(es) 0, 2', 'class(es) dog', '')
-    """
+    """Some classes for messages, by name where they have names; empty if there are none."""
     found = [str(k) if names is None else names[k] for k in classes]
     return f"class(es) {listing(found)}" if found else ""
 
@@ -96,16 +92,14 @@ def tau(value: Any, caller: str = "", *, name: str = "tau") -> float:
 
 def positive(value: Any, caller: str = "", *, name: str) -> float:
     """A finite number above zero."""
-    number = tau(value, name=name)
-    if number <= 0:
+    if (number := tau(value, name=name)) <= 0:
         raise InputError(f"`{name}` must be above zero; got {number:g}.")
     return number
 
 
 def not_negative(value: Any, *, name: str) -> float:
     """A finite number, at least zero."""
-    number = tau(value, name=name)
-    if number < 0:
+    if (number := tau(value, name=name)) < 0:
         raise InputError(f"`{name}` must not be negative; got {number:g}.")
     return number
 
@@ -139,19 +133,16 @@ def choice(value: Any, options: Sequence[str], caller: str = "", *, name: str) -
 def settings(
     given: Mapping[str, Any], function: Callable[..., Any], caller: str = "", *, of: str
 ) -> None:
-    """Names of keyword-only arguments that `function` takes, all those without default among them.
-
-    `of` is what the function makes, for the message.
-    """
+    """Keyword-only arguments that `function` takes, the required ones among them."""
     parameters = inspect.signature(function).parameters.values()
     takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
-    listed = " and ".join(f"`{name}`" for name in takes) or "no settings"
-    for name in given:
-        if name not in takes:
-            raise InputError(f"{of} has no setting `{name}`; it takes {listed}.")
-    for name, required in takes.items():
-        if required and name not in given:
-            raise InputError(f"{of} needs `{name}`, which is missing; it takes {listed}.")
+    unknown = [f"has no setting `{name}`" for name in given if name not in takes]
+    missing = [
+        f"needs `{k}`, which is missing" for k, must in takes.items() if must and k not in given
+    ]
+    if unknown or missing:
+        listed = " and ".join(f"`{name}`" for name in takes) or "no settings"
+        raise InputError(f"{of} {(unknown + missing)[0]}; it takes {listed}.")
 
 
 def prior(
@@ -183,17 +174,17 @@ def prior(
 
 
 def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] | None) -> str:
-    """What to do about logits that have not one column for each class of a prior."""
-    if num_classes == 2 and (num_columns == 1 or (shape is not None and len(shape) == 1)):
+    """What to do about logits whose columns are not the classes of a prior."""
+    shape = shape or ()
+    if num_classes == 2 and (num_columns == 1 or len(shape) == 1):
         return (
             "of one score d for two classes pass two columns, -d / 2 and d / 2, as "
             "numpy.c_[-d / 2, d / 2] makes them"
         )
-    if shape is not None and len(shape) > 2:
-        if shape[-1] == num_columns and shape[1] == num_classes:
-            return "the classes must be the last axis: moveaxis(logits, 1, -1)"
-        if shape[1] == num_columns and shape[-1] == num_classes:
-            return "the classes must be the second axis: moveaxis(logits, -1, 1)"
+    if len(shape) > 2 and (shape[1], shape[-1]) == (num_classes, num_columns):
+        return "the classes must be the last axis: moveaxis(logits, 1, -1)"
+    if len(shape) > 2 and (shape[-1], shape[1]) == (num_classes, num_columns):
+        return "the classes must be the second axis: moveaxis(logits, -1, 1)"
     if num_classes < num_columns:
         return (
             f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
@@ -223,20 +214,14 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return array
 
 
-def _row(values: Any, name: str) -> NDArray[Any]:
-    """A non-empty one-dimensional array."""
+def vector(values: Any, *, caller: str = "", name: str, kinds: str = "iufb") -> NDArray[Any]:
+    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
     array = as_numpy(values)
     if array.ndim != 1:
         raise InputError(f"`{name}` must be one-dimensional; its shape is {array.shape}.")
     if array.size == 0:
         raise InputError(f"`{name}` is empty.")
-    return array
-
-
-def vector(values: Any, *, caller: str = "", name: str) -> NDArray[Any]:
-    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
-    array = _row(values, name)
-    if array.dtype.kind not in "iufb":
+    if array.dtype.kind not in kinds:
         raise InputError(
             f"`{name}` must hold numbers; its dtype is {array.dtype} "
             f"(first value {array.flat[0]!r})."
@@ -264,15 +249,15 @@ def matrix(
 
 def all_finite(array: NDArray[Any], *, caller: str = "", name: str, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
-    # A sum is one pass without a mask; only a suspicious one pays for the exact look. Its own
-    # dtype is the fast one, except in half precision, where honest sums overflow.
+    # One pass without a mask; only a suspicious sum pays for the exact look. Sums in half
+    # precision would overflow.
     wide = np.float64 if array.dtype.itemsize < 4 else None
     with np.errstate(over="ignore", invalid="ignore"):
         if array.dtype.kind != "f" or math.isfinite(float(array.sum(dtype=wide))):
             return
     bad = np.argwhere(~np.isfinite(array))
     if len(bad):
-        row, column = (*(int(i) for i in bad[0]), 0)[:2]
+        row, column = (*bad[0].tolist(), 0)[:2]
         value = array[tuple(bad[0])]
         of_zero = (
             "; if it is the logarithm of a probability of 0, take longtail.posthoc.log_probs(probs)"
@@ -313,8 +298,8 @@ def labels(
 
     With `names`, strings are taken too, if every class occurs among them: see `numbered`.
     """
-    array = _row(values, name)
-    if names and array.dtype.kind not in "iu" and _are_names(array):
+    array = vector(values, name=name, kinds="biufcmMOSUVT")
+    if names:
         (array,) = numbered(array, num_classes=num_classes)
     if array.dtype.kind not in "iu":
         hint = "number names first, " + BY_ONE_LIST
@@ -335,20 +320,13 @@ def labels(
     return array.astype(np.int64, copy=False)
 
 
-def _are_names(array: NDArray[Any]) -> bool:
-    return array.dtype.kind in "UT" or (
-        array.dtype == object and array.size > 0 and isinstance(array.flat[0], str)
-    )
-
-
 def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]]:
-    """Labels as NumPy; names as their places in one sorted list of all that occur.
-
-    That is how scikit-learn orders `classes_`, so that columns of scores agree if every class
-    occurs. Numbers stay as they are.
-    """
+    """Labels as NumPy; names as their places among all that occur, sorted as in scikit-learn."""
     arrays = [as_numpy(column) for column in columns]
-    named = [_are_names(array) for array in arrays]
+    named = [
+        a.dtype.kind in "UT" or (a.dtype == object and a.size > 0 and isinstance(a.flat[0], str))
+        for a in arrays
+    ]
     if not any(named):
         return arrays
     if not all(named):
@@ -400,11 +378,8 @@ def sample_weight(values: Any, num_examples: int, *, caller: str = "") -> FloatA
 def slack_of_sums(array: NDArray[Any], *, least: float = 1e-4) -> float:
     """How far sums of probabilities may be from 1: half-precision ones add up their rounding."""
     own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
-    if array.dtype == np.float32 and array.flags.c_contiguous:
-        # Whether all are bfloat16's, which NumPy lacks and `as_numpy` makes float32.
-        bits = array.view(np.uint32)
-        if not np.any(bits[0] & 0xFFFF) and not np.any(bits & 0xFFFF):
-            own = 2.0**-7
+    if array.dtype == np.float32 and not np.any(array.view(np.uint32) & 0xFFFF):
+        own = 2.0**-7  # bfloat16, which `as_numpy` makes float32
     return max(least, 4 * own)
 
 
@@ -417,7 +392,7 @@ def like_probabilities(array: NDArray[Any]) -> bool:
 
 
 def not_probabilities(array: NDArray[Any], *, caller: str = "", hint: str) -> None:
-    """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
+    """Refuse "logits" whose rows are all probabilities; `hint` says how to pass those."""
     if like_probabilities(array):
         raise InputError(
             f"every row of `logits` lies in [0, 1] and sums to 1, so these look like "
@@ -460,14 +435,10 @@ def probability_rows(
 
 
 def by_label(values: Any, *, caller: str = "", name: str) -> dict[Any, Any] | None:
-    """The numbers by label if they came in a mapping or a Series, else None.
-
-    The index of a Series goes with its values: `value_counts()` sorts by frequency, so that the
-    order of its values says nothing about the classes.
-    """
+    """The numbers by label if they came in a mapping or a Series, else None."""
     if isinstance(values, Mapping):
         return dict(values)
-    # A Series is known by its looks; arrow's arrays have a method called `index`.
+    # A Series, by its looks: arrow's arrays have a method called `index`.
     if not hasattr(values, "to_numpy") or callable(getattr(values, "index", len)):
         return None
     if values.ndim != 1:
@@ -478,21 +449,20 @@ def by_label(values: Any, *, caller: str = "", name: str) -> dict[Any, Any] | No
 
 def each_once(labels: Iterable[Any], where: str, *, caller: str = "", name: str) -> list[Any]:
     """The labels of an `index` or of `columns`, refusing one that stands there twice."""
-    seen: set[Any] = set()
-    for label in (labels := list(labels)):
-        if label in seen:
-            verb = "holds" if where == "index" else "hold"
-            raise InputError(
-                f"`{name}` must have one value per class, but its {where} {verb} {label!r} twice."
-            )
-        seen.add(label)
+    labels = list(labels)
+    twice = [label for label, times in Counter(labels).items() if times > 1]
+    if twice:
+        raise InputError(
+            f"`{name}` must have one value per class, but its {where} "
+            f"hold{'s' * (where == 'index')} {twice[0]!r} twice."
+        )
     return labels
 
 
 def per_class(values: Any, *, caller: str = "", name: str, absent: str = "...") -> NDArray[Any]:
     """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number.
 
-    `absent` is what a class that does not occur is worth, for the message.
+    `absent` is the value of a class that does not occur, for the message.
     """
     found = by_label(values, name=name)
     if found is None:
@@ -547,16 +517,16 @@ def totals(values: Any, *, name: str) -> NDArray[Any]:
 def counts(values: Any, *, caller: str = "", name: str = "counts") -> IntArray:
     """Whole, non-negative class counts, not all zero (float storage of whole numbers is fine)."""
     array = totals(values, name=name)
-    if array.dtype.kind == "f":  # half precision can't hold the bound
-        array = array.astype(np.promote_types(array.dtype, np.float64))
+    with np.errstate(invalid="ignore"):
+        whole_ones = array.astype(np.int64)
     _every(
-        (array == np.floor(array)) & (array < 2**63),
+        whole_ones == array,
         array,
         f"`{name}` must be whole numbers of examples below 2**63, but class",
         "; use ClassPrior.from_weights for fractional or larger totals, or ClassPrior.from_probs "
         "for probabilities",
     )
-    return array.astype(np.int64)
+    return whole_ones
 
 
 def weights(values: Any, *, caller: str = "", name: str = "weights") -> FloatArray:
@@ -577,32 +547,10 @@ def distribution(values: Any, *, caller: str = "", name: str = "probs") -> Float
             f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts, "
             f"ClassPrior.from_labels for labels or ClassPrior.from_weights for totals."
         )
-    _none_empty(array, name)
-    return array if abs(total - 1.0) <= 1e-6 else array / total
-
-
-def frequencies(values: Any, *, name: str = "prior") -> FloatArray:
-    """Probabilities or counts of examples as probabilities: positive, summing to 1.
-
-    What sums to 1 are probabilities; other whole numbers are counts.
-    """
-    given = totals(values, name=name)
-    total = float(given.sum(dtype=np.float64))
-    if abs(total - 1.0) <= slack_of_sums(given, least=1e-6):
-        return distribution(given, name=name)
-    if np.any(given != np.floor(given)):
-        raise InputError(
-            f"`{name}` must be probabilities, which sum to 1, or whole numbers of examples; "
-            f"they sum to {total:g}."
-        )
-    _none_empty(given, name)
-    return np.asarray(given / total, dtype=np.float64)
-
-
-def _none_empty(array: NDArray[Any], name: str) -> None:
     empty = np.flatnonzero(array == 0)
     if len(empty):
         raise InputError(
             f"`{name}` must be positive, but class(es) {listing(empty)} have 0, whose log is "
             f"infinite; give them a small value, or leave them out of the problem."
         )
+    return array if abs(total - 1.0) <= 1e-6 else array / total

@@ -1,11 +1,8 @@
 """Labels and predictions to errors and calibration, each with the counts behind it.
 
 Everything is NumPy in float64 and goes over memory-mapped logits in chunks. Results hold sums over
-examples, so that those of the parts of a data set add (`+`, `sum`) to the result of the whole.
-
-Two-dimensional predictions are logits or probabilities and are decided by argmax, ties going
-to the lowest class index. What needs probabilities is told which it got: `inputs="logits"`
-(the default, through a softmax) or `inputs="probs"`. Labels may be strings, which are numbered in
+examples, so that those of shards add up to the result of the whole. Two-dimensional predictions
+are decided by argmax, ties going to the lowest class index. Labels may be strings, numbered in
 sorted order as in scikit-learn; beside logits or probabilities every class must then occur.
 """
 
@@ -37,7 +34,7 @@ _CHUNK_ELEMENTS = 1 << 18
 
 
 class _Mergeable:
-    """Results that are sums over examples: the parts of a data set add up to the whole."""
+    """Results that are sums over examples, and so add up."""
 
     def __add__(self, other: Self) -> Self:
         if type(other) is not type(self):
@@ -47,7 +44,7 @@ class _Mergeable:
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             fixed = item.metadata.get("fixed", False)
             alike = np.array_equal(mine, theirs) if fixed else np.shape(mine) == np.shape(theirs)
-            # Equal priors may be of other numbers of examples, which make the groups.
+            # Equal priors may hold other numbers of examples, which make the groups.
             if isinstance(mine, ClassPrior) and alike:
                 alike = np.array_equal(mine.counts, theirs.counts)  # type: ignore[arg-type]
             if not alike:
@@ -59,8 +56,7 @@ class _Mergeable:
         return type(self)(**merged)
 
     def __radd__(self, other: object) -> Self:
-        # sum() starts from the number 0.
-        return self if other == 0 else NotImplemented
+        return self if other == 0 else NotImplemented  # sum() starts from 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,12 +92,12 @@ class PerClassError(_Mergeable):
 
     @property
     def missing_classes(self) -> IntArray:
-        """The classes without examples: they have no error, and no part in any mean."""
+        """The classes without examples, which have no error and no part in any mean."""
         return np.flatnonzero(self.counts == 0)
 
     @property
     def balanced_error(self) -> float:
-        """Mean over the classes that have examples of each class's error."""
+        """Mean error of the classes that have examples."""
         some = self.counts > 0
         return float(np.mean(self.wrong[some] / self.weight[some]))
 
@@ -124,7 +120,7 @@ class PerClassError(_Mergeable):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists for JSON; NaN becomes None."""
+        """Return plain lists for JSON."""
         return {"values": _plain(self.values), "counts": self.counts.tolist()}
 
     def __repr__(self) -> str:
@@ -155,15 +151,15 @@ class GroupError:
         return self.values[_checks.choice(name, GROUPS, name="name")]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers for JSON, by group; NaN becomes None."""
+        """Return plain numbers for JSON, by group."""
         return {
             name: {
-                "error": _plain(self.values[name]),
+                "error": _plain(error),
                 "counts": self.counts[name],
                 "num_classes": self.num_classes[name],
                 "num_present": self.num_present[name],
             }
-            for name in GROUPS
+            for name, error in self.values.items()
         }
 
 
@@ -200,27 +196,19 @@ class Reliability(_Mergeable):
 
     @property
     def ece(self) -> float:
-        """Expected calibration error, Σ_b (n_b / n) |accuracy_b − confidence_b|.
-
-        Class-wise it is the mean of that over the classes.
-        """
+        """Calibration error, Σ_b (n_b / n) |accuracy_b − confidence_b|; class-wise the mean."""
         return float(np.mean(self.ece_per_class))
 
     @property
     def ece_per_class(self) -> FloatArray:
-        """The ECE of each class, shape (num_classes,); of shape () for the top label."""
+        """The ECE of each class, shape (num_classes,), or of the top label, shape ()."""
         gaps = np.abs(self.hit_sum - self.confidence_sum).sum(axis=-1)
         return np.asarray(gaps / self.weight.sum(axis=-1))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain lists for JSON; NaN becomes None."""
-        arrays = {
-            "edges": self.edges,
-            "counts": self.counts,
-            "mean_confidence": self.mean_confidence,
-            "accuracy": self.accuracy,
-        }
-        return {"ece": self.ece, **{name: _plain(array) for name, array in arrays.items()}}
+        """Return plain lists for JSON."""
+        names = ("ece", "edges", "counts", "mean_confidence", "accuracy")
+        return {name: _plain(getattr(self, name)) for name in names}
 
     def __repr__(self) -> str:
         return (
@@ -272,13 +260,18 @@ class Evaluation(_Mergeable):
         return int(self.per_class.counts.sum())
 
     @property
+    def num_classes(self) -> int:
+        """L, the number of classes."""
+        return self.per_class.num_classes
+
+    @property
     def missing_classes(self) -> IntArray:
-        """Classes without evaluated examples; `balanced_error` leaves them out."""
+        """Classes without evaluated examples."""
         return self.per_class.missing_classes
 
     @property
     def balanced_error(self) -> float:
-        """See the function `balanced_error`."""
+        """Mean error of the classes that have examples (equation 2)."""
         return self.per_class.balanced_error
 
     @property
@@ -320,20 +313,11 @@ class Evaluation(_Mergeable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON; NaN and infinity become None."""
-        scalars = ("balanced_error", "error", "ece", "classwise_ece")
-        scores = ("log_loss", "brier_score", "sharpness")
-        return {
-            "num_examples": self.num_examples,
-            "num_classes": self.per_class.num_classes,
-            "missing_classes": self.missing_classes.tolist(),
-            **{name: _plain(getattr(self, name)) for name in (*scalars, *scores)},
-            "zero_probability": self.zero_probability,
-            "groups": None if self.groups is None else self.groups.to_dict(),
-            "per_class": self.per_class.to_dict(),
-            "reliability": self.reliability.to_dict(),
-            "classwise_ece_per_class": _plain(self.classwise.ece_per_class),
-            "confusion": None if self.confusion is None else self.confusion.tolist(),
-        }
+        names = "num_examples num_classes missing_classes balanced_error error ece classwise_ece"
+        names += " log_loss brier_score sharpness zero_probability groups per_class reliability"
+        plain = {name: _plain(getattr(self, name)) for name in names.split()}
+        plain["classwise_ece_per_class"] = _plain(self.classwise.ece_per_class)
+        return {**plain, "confusion": _plain(self.confusion)}
 
     def __repr__(self) -> str:
         return (
@@ -350,7 +334,9 @@ def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
 
 
 def _plain(value: Any) -> Any:
-    """Floats and nested lists as JSON has them: no NaN, no infinity."""
+    """The value as JSON has it: results as dicts, arrays as lists, no NaN, no infinity."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
@@ -376,15 +362,11 @@ def balanced_error(
     Args:
         target: true labels, shape (examples,), integers or strings.
         predictions: predicted labels, shape (examples,), or logits or probabilities, shape
-            (examples, num_classes), decided by argmax (the lowest index among equals).
-        num_classes: L; for 2-D predictions their width. For labels, if absent, the largest
-            label that occurs + 1.
-        missing: a class without examples has no error. "error" refuses and names it; "skip"
-            leaves it out of the mean and logs how many were (see `per_class_error` for which).
+            (examples, num_classes).
+        num_classes: L; by default the width of 2-D predictions, or the largest label + 1.
+        missing: what to do about classes without examples: "error" refuses and names them; "skip"
+            leaves them out of the mean and logs how many they were.
         sample_weight: shape (examples,); an integer weight equals repetition.
-
-    Returns:
-        The balanced error, in [0, 1].
 
     Examples:
         >>> balanced_error([0, 0, 0, 1], [0, 0, 0, 0])
@@ -413,24 +395,13 @@ def per_class_error(
 ) -> PerClassError:
     """Return the error of each class, with counts; parts of a data set add up.
 
-    Args:
-        target: as in `balanced_error`.
-        predictions: as in `balanced_error`.
-        num_classes: as in `balanced_error`.
-        missing: "skip" makes the error of a class without examples NaN; "error" refuses.
-        sample_weight: as in `balanced_error`.
-
-    Returns:
-        `.values`, `.counts`, `.missing_classes`, `.balanced_error`, `.error`, `.by_group(prior)`.
+    The arguments are those of `balanced_error`; with "skip", a class without examples is NaN.
 
     Examples:
         >>> per_class_error([0, 0, 1, 1], [0, 1, 1, 1]).values
         array([0.5, 0. ])
     """
-    target, predicted, width = _decide(target, predictions, num_classes)
-    if sample_weight is not None:
-        sample_weight = _checks.sample_weight(sample_weight, len(target))
-    return _errors(target, predicted, width, sample_weight, missing)
+    return _errors(*_decide(target, predictions, num_classes, sample_weight), missing)
 
 
 def group_error(
@@ -451,12 +422,12 @@ def group_error(
         prior: of the training data, made from labels or counts.
         many: classes with more training examples than this are "many".
         few: classes with fewer are "few"; all others are "medium".
-        missing: as in `per_class_error`.
+        missing: as in `balanced_error`.
         sample_weight: as in `balanced_error`.
 
     Returns:
-        `.values`, `.counts` (evaluated examples), `.num_classes` and `.num_present` by group; a
-        group without classes or without examples is NaN with count 0.
+        `.values`, `.counts`, `.num_classes` and `.num_present` by group; NaN where a group has no
+        examples.
 
     Examples:
         >>> prior = ClassPrior.from_counts([500, 50, 5])
@@ -481,24 +452,14 @@ def confusion_matrix(
 ) -> IntArray | FloatArray:
     """Return how often each true class (row) was predicted as each class (column).
 
-    Args:
-        target: as in `balanced_error`.
-        predictions: as in `balanced_error`.
-        num_classes: as in `balanced_error`.
-        sample_weight: shape (examples,).
-
-    Returns:
-        Shape (num_classes, num_classes), integers, or floats if weighted; parts add up.
+    The arguments are those of `balanced_error`; the counts are floats if weighted.
 
     Examples:
         >>> confusion_matrix([0, 0, 1], [0, 1, 1])
         array([[1, 1],
                [0, 1]])
     """
-    target, predicted, width = _decide(target, predictions, num_classes)
-    if sample_weight is not None:
-        sample_weight = _checks.sample_weight(sample_weight, len(target))
-    return confusion_counts(target, predicted, width, sample_weight)
+    return confusion_counts(*_decide(target, predictions, num_classes, sample_weight))
 
 
 # --- errors and calibration at once --------------------------------------------------------------
@@ -526,16 +487,10 @@ def evaluate(
         many: as in `group_error`.
         few: as in `group_error`.
         inputs: "logits" or "probs".
-        bins: number of equal-width bins of confidence on (0, 1], closed on the right (Guo et al.
-            2017). torchmetrics closes them on the left, which differs only on an edge.
-        missing: "error" refuses if a class has no examples; "skip" leaves it out of the
-            balanced error and lists it in `.missing_classes` (use it for shards).
+        bins: number of equal-width bins of confidence on (0, 1], closed on the right.
+        missing: as in `balanced_error`; use "skip" for shards.
         confusion: also keep the matrix of `confusion_matrix`, num_classes² numbers.
         sample_weight: shape (examples,).
-
-    Returns:
-        An Evaluation: `.balanced_error`, `.ece`, `.log_loss` and so on; `.to_dict()` is ready for
-        JSON, and shards add up with `+`.
 
     Examples:
         >>> logits = [[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
@@ -557,8 +512,8 @@ def evaluate(
     if prior is not None:
         of = None if inputs == "logits" else inputs
         _checks.prior(prior, num_classes=width, shape=scores.shape, of=of)
-        prior.groups(many=many, few=few)  # refuses a prior without counts before the work
-    _errors(target, target, width, weight, missing)  # and a class without examples
+        prior.groups(many=many, few=few)  # refuses a prior without counts,
+    _errors(target, target, width, weight, missing)  # and this a class without examples
 
     top, classwise = np.zeros((4, 1, bins)), np.zeros((4, width, bins))
     predicted = np.empty(len(target), dtype=np.int64)
@@ -566,23 +521,30 @@ def evaluate(
     for rows in row_slices(scores):
         labels = target[rows]
         w = np.ones(len(labels)) if weight is None else weight[rows]
-        probs, loss, predicted[rows] = _probabilities(scores[rows], labels, inputs, rows.start)
+        probs, loss, choice = _probabilities(scores[rows], labels, inputs, rows.start)
+        predicted[rows] = choice
         kept = w > 0
         if not kept.all():
-            probs, loss, labels, w = probs[kept], loss[kept], labels[kept], w[kept]
-        choice, order = predicted[rows][kept], np.arange(len(labels))
+            probs, loss, choice = probs[kept], loss[kept], choice[kept]
+            labels, w = labels[kept], w[kept]
+        order = np.arange(len(labels))
         hit = np.where(choice == labels, 0, -1)
         top += _binned(probs[order, choice][:, None], hit, w, edges)
         classwise += _binned(probs, labels, w, edges)
         squares = w @ np.einsum("ij,ij->i", probs, probs)
         probs[order, labels] -= 1.0
-        brier = w @ np.einsum("ij,ij->i", probs, probs)
-        sums += [w @ loss, brier, squares]
+        sums += [w @ loss, w @ np.einsum("ij,ij->i", probs, probs), squares]
         infinite += int(np.isinf(loss).sum())
+
+    def reliability(sums: FloatArray) -> Reliability:
+        # `_binned` may leave rounding in an empty first bin.
+        counts, *others = np.where(sums[0] > 0.5, sums, 0.0)
+        return Reliability(edges, counts.astype(np.int64), *others)
+
     return Evaluation(
         per_class=_errors(target, predicted, width, weight, missing),
-        reliability=_reliability(edges, top[:, 0]),
-        classwise=_reliability(edges, classwise),
+        reliability=reliability(top[:, 0]),
+        classwise=reliability(classwise),
         loss_sum=float(sums[0]),
         brier_sum=float(sums[1]),
         sharpness_sum=float(sums[2]),
@@ -625,16 +587,6 @@ def score_columns(values: Any, name: str, num_classes: int | None = None) -> NDA
     return scores
 
 
-def decide_in_chunks(scores: NDArray[Any], name: str) -> IntArray:
-    """Return the argmax of each row, the lowest index among equals, refusing NaN and infinity."""
-    predicted = np.empty(len(scores), dtype=np.int64)
-    for rows in row_slices(scores):
-        chunk = scores[rows]
-        _checks.all_finite(chunk, name=name, first_row=rows.start)
-        predicted[rows] = chunk.argmax(axis=1)
-    return predicted
-
-
 def confusion_counts(
     target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
 ) -> IntArray | FloatArray:
@@ -644,10 +596,7 @@ def confusion_counts(
 
 
 def softmax_rows(scores: FloatArray) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return softmax(f), log Σ exp(f − max f) and argmax f of each row, f being overwritten.
-
-    The sum is exact where it is next to 0: log1p of what the others add to the leader.
-    """
+    """Return softmax(f), log Σ exp(f − max f), exact next to 0, and argmax f; f is overwritten."""
     order, choice = np.arange(len(scores)), scores.argmax(axis=1)
     scores -= scores[order, choice][:, None]
     probs = np.exp(scores, out=scores)
@@ -670,26 +619,34 @@ def bin_of(confidence: FloatArray, edges: FloatArray) -> IntArray:
 
 
 def _decide(
-    target: Any, predictions: Any, num_classes: int | None
-) -> tuple[IntArray, IntArray, int]:
-    """Checked labels, predicted labels and the number of classes."""
+    target: Any, predictions: Any, num_classes: int | None, sample_weight: Any
+) -> tuple[IntArray, IntArray, int, FloatArray | None]:
+    """Checked labels, predicted labels, the number of classes and weights."""
     if num_classes is not None:
         num_classes = _checks.whole(num_classes, name="num_classes")
     predictions = _checks.as_numpy(predictions)
     if predictions.ndim == 2:
         scores = score_columns(predictions, "predictions", num_classes)
-        target = _checks.labels(target, num_classes=scores.shape[1], names=True)
+        num_classes = scores.shape[1]
+        target = _checks.labels(target, num_classes=num_classes, names=True)
         _checks.same_length(scores, target, name="predictions")
-        return target, decide_in_chunks(scores, "predictions"), scores.shape[1]
-    target, predictions = _checks.numbered(target, predictions)
-    target = _checks.labels(target, num_classes=num_classes)
-    predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
-    _checks.same_length(predicted, target, name="predictions")
-    if num_classes is None:
-        _checks.not_ids(target, name="target")
-        _checks.not_ids(predicted, name="predictions")
-        num_classes = int(max(target.max(), predicted.max())) + 1
-    return target, predicted, num_classes
+        predicted = np.empty(len(scores), dtype=np.int64)
+        for rows in row_slices(scores):
+            chunk = scores[rows]
+            _checks.all_finite(chunk, name="predictions", first_row=rows.start)
+            predicted[rows] = chunk.argmax(axis=1)
+    else:
+        target, predictions = _checks.numbered(target, predictions)
+        target = _checks.labels(target, num_classes=num_classes)
+        predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+        _checks.same_length(predicted, target, name="predictions")
+        if num_classes is None:
+            _checks.not_ids(target, name="target")
+            _checks.not_ids(predicted, name="predictions")
+            num_classes = int(max(target.max(), predicted.max())) + 1
+    if sample_weight is not None:
+        sample_weight = _checks.sample_weight(sample_weight, len(target))
+    return target, predicted, num_classes, sample_weight
 
 
 def _errors(
@@ -698,15 +655,10 @@ def _errors(
     """Errors by class; refuses a class without examples unless missing="skip"."""
     _checks.choice(missing, ("error", "skip"), name="missing")
     wrong = predicted != target
-    misses: NDArray[Any]
-    totals: NDArray[Any]
-    if weight is None:
-        counts = totals = np.bincount(target, minlength=width)
-        misses = np.bincount(target[wrong], minlength=width)
-    else:
-        counts = np.bincount(target[weight > 0], minlength=width)
-        totals = np.bincount(target, weights=weight, minlength=width)
-        misses = np.bincount(target[wrong], weights=weight[wrong], minlength=width)
+    counts = np.bincount(target if weight is None else target[weight > 0], minlength=width)
+    totals = np.bincount(target, weights=weight, minlength=width)
+    part = None if weight is None else weight[wrong]
+    misses = np.bincount(target[wrong], weights=part, minlength=width)
     absent = np.flatnonzero(counts == 0)
     if len(absent) and missing == "error":
         raise InputError(
@@ -739,13 +691,11 @@ def _probabilities(
 def _binned(
     probs: FloatArray, labels: IntArray, weight: FloatArray, edges: FloatArray
 ) -> FloatArray:
-    """Counts, weights, confidences and hits of one chunk, shape (4, num_classes, bins).
-
-    A label of −1 is none of these classes.
-    """
+    """Counts, weights, confidences and hits of one chunk, shape (4, num_classes, bins); label −1
+    is none of these classes."""
     width, bins = probs.shape[1], len(edges) - 1
-    # All but a few of many classes' probabilities are in the first bin: these alone are sorted,
-    # and the first bin gets what they leave.
+    # Of many classes' probabilities all but a few are in the first bin, which gets what the others
+    # leave.
     row, column = np.nonzero(probs > edges[1])
     confidence, w = probs[row, column], weight[row]
     place = column * bins + bin_of(confidence, edges)
@@ -760,26 +710,17 @@ def _binned(
     return np.asarray(sums)
 
 
-def _reliability(edges: FloatArray, sums: FloatArray) -> Reliability:
-    """The bins, without the rounding that `_binned` leaves in an empty first one."""
-    counts, *others = np.where(sums[0] > 0.5, sums, 0.0)
-    return Reliability(edges, counts.astype(np.int64), *others)
-
-
 # --- chance -----------------------------------------------------------------------------------
 
 
 def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> float:
     """Return the variance of Σ_y share_y (plus_y − minus_y) / n_y, however small n.
 
-    That of a class's term, p₊ + p₋ − (p₊ − p₋)² over n_y, uses rates that are drawn a little
-    towards the common ones, since a class of one or two examples shows no spread of its own: one
-    example's worth of the pooled rates is added to each class, and two examples, spread evenly
-    over the possible outcomes, to all classes together (Agresti and Min 2005 do that for one
-    class). The class that may vary most is an exception: it counts at least as it would alone,
-    with both of these examples to itself. For where a few examples of one class decide, the
-    pooled rates are those of others. `tuning` and `predictions` take their standard errors from
-    here.
+    A class's term varies by p₊ + p₋ − (p₊ − p₋)² over n_y. As a class of one or two examples shows
+    no spread of its own, one example's worth of the pooled rates is added to each class, and two
+    examples, spread evenly over the outcomes, to all together (Agresti and Min 2005, for one
+    class); the class that may vary most counts at least as it would alone, with these two to
+    itself.
 
     Args:
         plus: events that add, per class, shape (classes,).
@@ -794,30 +735,22 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         >>> round(mean_variance(0 * one, None, one, one) ** 0.5, 2)
         0.5
     """
-    classes = len(counts)
-    pooled = float(classes > 1)
-    together = share**2 * _variances(plus, minus, counts, pooled=pooled, spread=2.0 / classes)
-    alone = share**2 * _variances(plus, minus, counts, pooled=0.0, spread=2.0)
-    # How often intervals hold the truth is simulated by benchmarks/bench_coverage.py. Without this
+
+    def variances(pooled: float, spread: float) -> FloatArray:
+        padded = counts + pooled + spread
+        shares = (0.5,) if minus is None else (0.25, 0.25)
+        up, *down = (
+            (events + pooled * (events.sum() / counts.sum()) + spread * part) / padded
+            for events, part in zip((plus, minus), shares, strict=False)
+        )
+        apart, both = (up - down[0], up + down[0]) if down else (up, up)
+        # The estimated rates vary themselves, which takes n / padded² of the variance away.
+        within = (both - apart**2) / counts / (1.0 - counts / padded**2)
+        return np.asarray(share**2 * within)
+
+    # benchmarks/bench_coverage.py simulates how often intervals hold the truth. Without the last
     # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
     # a hundred classes of two examples would have far too wide ones.
+    together, alone = variances(float(len(counts) > 1), 2.0 / len(counts)), variances(0.0, 2.0)
     most = int(np.argmax(alone))
     return float(together.sum() + max(0.0, alone[most] - together[most]))
-
-
-def _variances(plus: Any, minus: Any, counts: Any, *, pooled: float, spread: float) -> FloatArray:
-    """Variances of each class's (plus − minus) / n, from padded rates.
-
-    `pooled` examples with the rates of all classes together and `spread` examples, as many of
-    every possible outcome, are added to each class.
-    """
-    padded = counts + pooled + spread
-
-    def rate(events: Any, share_of_spread: float) -> FloatArray:
-        common = events.sum() / counts.sum()
-        return np.asarray((events + pooled * common + spread * share_of_spread) / padded)
-
-    up = rate(plus, 0.5 if minus is None else 0.25)
-    down = np.zeros(len(counts)) if minus is None else rate(minus, 0.25)
-    # The estimated rates vary themselves, which takes n / padded² of the variance away.
-    return np.asarray((up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2))

@@ -1,8 +1,7 @@
 """Logits to logits: adjustment, weight normalization and temperature, without retraining.
 
 The same code serves NumPy, torch and JAX arrays (the array API standard); dtype and device stay,
-gradients flow. Choosing tau is in `tuning`; folding an adjustment into a model's own weights is
-in `bake`. `adjusted_twice` recognises models whose training favours the rare classes already.
+gradients flow. `adjusted_twice` recognises models whose training favours the rare classes already.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import array_api_compat
 import numpy as np
@@ -21,12 +20,11 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
-from longtail.priors import LIVING, ClassPrior
+from longtail.priors import ClassPrior
 
 if TYPE_CHECKING:
     from longtail.margins import Margin
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 BiasMode = Literal["scale", "keep", "drop"]
 BIAS_MODES = ("scale", "keep", "drop")
 
@@ -37,16 +35,6 @@ LOG_ZERO = math.log(SMALLEST_PROB)
 
 # Rows along each leading axis that are looked at to tell logits from probabilities.
 _FIRST = 16
-
-
-def _traced_as_constant(function: _F) -> _F:
-    """Mark as torch.compiler.assume_constant_result does, without importing torch.
-
-    Only for functions of immutable objects, which are named by their ids (see `priors.LIVING`):
-    torch.compile guards on these, and would not notice a changed array.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 def adjust_logits(
@@ -62,16 +50,15 @@ def adjust_logits(
 
     Args:
         logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX. Of probabilities
-            pass `log_probs(probs)`; where they are seen for what they are, they are refused.
+            pass `log_probs(probs)`.
         prior: π, of the data that the model was trained on.
         tau: τ; 1 is right for calibrated logits, `tune_tau` chooses it on held-out data.
         target_prior: q, of the data that the model will meet; None means all classes alike,
             which is the balanced error.
         costs: c, shape (num_classes,), positive: what an error on each class costs; or a dict or
             Series by class number 0 .. K − 1.
-        trained_with: the Margin of the loss that the model was trained with, if any; with it an
-            AdjustedTwiceWarning is given where that loss leaves little to correct, see
-            `adjusted_twice`.
+        trained_with: the Margin of the training loss, if any; an AdjustedTwiceWarning is given
+            where that loss leaves little to correct.
 
     Returns:
         Adjusted logits: same shape, dtype, device and array library. Half-precision logits are
@@ -108,16 +95,7 @@ def adjustment(
     target_prior: ClassPrior | None = None,
     costs: Any = None,
 ) -> FloatArray:
-    """Return the vector that `adjust_logits` adds: −τ (log π_y − log q_y − log c_y).
-
-    Args:
-        prior: as in `adjust_logits`.
-        tau: as in `adjust_logits`.
-        target_prior: as in `adjust_logits`.
-        costs: as in `adjust_logits`.
-
-    Returns:
-        Shape (num_classes,), float64.
+    """Return the vector that `adjust_logits` adds, shape (num_classes,), float64.
 
     Examples:
         >>> adjustment(ClassPrior.from_probs([0.9, 0.1]), tau=2.0).round(3)
@@ -141,8 +119,7 @@ def normalize_weights(
     Args:
         logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
         norms: ν, shape (num_classes,), positive: the norms of the last layer's weight vectors;
-            or a ClassPrior, for ν = π. Of float16 logits a factor 1/ν_y^τ above 1000 or so is
-            refused: it would make ordinary logits infinite.
+            or a ClassPrior, for ν = π.
         tau: τ; 0 changes nothing.
         bias: b, shape (num_classes,), of the last layer; "keep" and "drop" need it.
         bias_mode: "scale" divides the whole logit, as in the paper (the bias is the weight of a
@@ -165,7 +142,7 @@ def normalize_weights(
     tau = _checks.tau(tau)
     log_nu = log_norms(norms, num_classes=logits.shape[-1])
     if str(logits.dtype).removeprefix("torch.") == "float16":
-        low, high = _span(id(norms)) if isinstance(norms, ClassPrior) else _extremes(log_nu)
+        low, high = _span(norms) if isinstance(norms, ClassPrior) else _extremes(log_nu)
         steepest = max(-tau * low, -tau * high)
         if steepest > math.log(1024):  # so that a logit of 64 stays below float16's end, 65504
             raise InputError(
@@ -182,8 +159,6 @@ def normalize_weights(
 
 def scale_temperature(logits: Any, *, temperature: float) -> Any:
     """Return scaled logits, f / T; T above 1 softens the probabilities, the argmax stays.
-
-    With T = τ it is one half of logit adjustment: argmax f − τ log π = argmax f/τ − log π.
 
     Args:
         logits: f, shape (..., num_classes), floating point; NumPy, torch or JAX.
@@ -203,16 +178,13 @@ def scale_temperature(logits: Any, *, temperature: float) -> Any:
 
 
 def log_probs(probs: Any) -> FloatArray:
-    """Return logits of probabilities: log(max(p, 2⁻¹²⁶)), finite where p is 0.
+    """Return logits of probabilities in float64: log(max(p, 2⁻¹²⁶)), finite where p is 0.
 
-    A class of probability 0, as forests and nearest neighbours give without a vote, so stays
-    below every other class whatever the adjustment. Baked models do the same.
+    A class of probability 0 stays below every other class whatever the adjustment, as in baked
+    models.
 
     Args:
         probs: any shape, in [0, 1].
-
-    Returns:
-        float64, of the same shape.
 
     Examples:
         >>> log_probs([0.5, 0.5, 0.0]).round(3)
@@ -225,8 +197,7 @@ def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
     """Return logits of `log_probs` with milder zeros, to choose tau or a temperature on.
 
     One true class of probability 0 would outweigh every other example in a log-loss. Zeros are
-    read as min(m / 2, π_y / 10), with m the smallest positive probability: small beside a vote and
-    beside the prior. Only for choosing: what is adjusted and given out keeps its zeros.
+    read as min(m / 2, π_y / 10), with m the smallest positive probability.
 
     Args:
         logits: shape (examples, num_classes).
@@ -253,7 +224,7 @@ def log_ratio(
     """Return log π − log q − log c, each part only if given; shape (num_classes,)."""
     if target_prior is not None:
         _checks.prior(target_prior, num_classes=len(prior.probs), name="target_prior")
-    of_priors = _log_ratio_of_priors(id(prior), None if target_prior is None else id(target_prior))
+    of_priors = _log_ratio_of_priors(prior, target_prior)
     if costs is None:
         return of_priors
     return _same_where_equal(of_priors - np.log(class_costs(costs, num_classes=len(of_priors))))
@@ -270,7 +241,7 @@ def log_norms(norms: Any, *, num_classes: int, caller: str = "") -> FloatArray:
     """Return log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
     if isinstance(norms, ClassPrior):
         _checks.prior(norms, num_classes=num_classes, name="norms")
-        return _log_ratio_of_priors(id(norms), None)
+        return _log_ratio_of_priors(norms, None)
     if norms is None:
         raise InputError(
             "weight normalization needs `norms`: the norms of the last layer's weight vectors, or "
@@ -297,13 +268,11 @@ def checked_bias(
     return array
 
 
-@_traced_as_constant
-def _log_ratio_of_priors(prior: int, target_prior: int | None) -> FloatArray:
+def _log_ratio_of_priors(prior: ClassPrior, target_prior: ClassPrior | None) -> FloatArray:
     """log π − log q, or log π alone."""
-    log_pi = LIVING[prior].log_probs
     if target_prior is None:
-        return log_pi
-    return _same_where_equal(log_pi - LIVING[target_prior].log_probs)
+        return prior.log_probs
+    return _same_where_equal(prior.log_probs - target_prior.log_probs)
 
 
 def _same_where_equal(values: FloatArray) -> FloatArray:
@@ -321,10 +290,14 @@ def _extremes(values: FloatArray) -> tuple[float, float]:
     return float(values.min()), float(values.max())
 
 
-@_traced_as_constant
-def _span(prior: int) -> tuple[float, float]:
+def _span(prior: ClassPrior) -> tuple[float, float]:
     """Least and greatest log π, as numbers that torch.compile may branch on."""
-    return _extremes(LIVING[prior].log_probs)
+    return _extremes(prior.log_probs)
+
+
+# As torch.compiler.assume_constant_result does, without importing torch: priors are immutable.
+_log_ratio_of_priors._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_span._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # --- arrays of three libraries ----------------------------------------------------------------
@@ -345,18 +318,12 @@ def _logits(logits: Any) -> Any:
 
 
 def _refuse_probabilities(logits: Any) -> None:
-    """Refuse rows that are probabilities, where looking at them costs next to nothing.
+    """Refuse rows that are probabilities, where their values are at hand: on a CPU, untraced.
 
-    That is not on a GPU, which would have to be waited for, nor where a computation is only being
-    recorded: torch.compile, vmap and the like, JAX's transformations. One row of honest logits may
-    add up to 1 by chance, about once in a million, and a service that asks row by row must not
-    stop for that: it is warned, and goes on.
+    A single row of honest logits may add up to 1 by chance: that is a warning.
     """
-    first = (slice(_FIRST),) * (logits.ndim - 1)
     jax = sys.modules.get("jax")
-    if isinstance(logits, np.ndarray):
-        found = logits[first]
-    elif hasattr(logits, "new_tensor"):
+    if hasattr(logits, "new_tensor"):
         import torch
 
         recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -364,15 +331,14 @@ def _refuse_probabilities(logits: Any) -> None:
         plain = type(logits) in (torch.Tensor, torch.nn.Parameter)
         if recorded or not plain or logits.device.type != "cpu":
             return
-        try:
-            found = _checks.as_numpy(logits[first])
-        except RuntimeError:  # what a tensor inside vmap or torch.func.grad says of its values
-            return
     elif jax is not None and isinstance(logits, jax.Array):
         if isinstance(logits, jax.core.Tracer) or {d.platform for d in logits.devices()} != {"cpu"}:
             return
-        found = _checks.as_numpy(logits)[first]
-    else:
+    elif not isinstance(logits, np.ndarray):
+        return
+    try:
+        found = _checks.as_numpy(logits[(slice(_FIRST),) * (logits.ndim - 1)])
+    except RuntimeError:  # inside vmap or torch.func.grad, whose tensors have no values to show
         return
     rows = found.reshape(-1, logits.shape[-1])
     if rows.size == 0 or not _checks.like_probabilities(rows):
@@ -413,8 +379,8 @@ class AdjustedTwiceWarning(UserWarning):
     """A model whose training favours the rare classes already is being adjusted again."""
 
 
-# The least τ that may be adjusting twice. A negative one is the way back to the frequencies of the
-# training data, and a small one is what held-out data may ask for.
+# The least τ that may be adjusting twice: a small one is what held-out data may ask for, and a
+# negative one is the way back to the frequencies of the training data.
 LEAST_AGAIN = 0.5
 
 
@@ -423,10 +389,8 @@ def adjusted_twice(
 ) -> str | None:
     """Return why adjusting by `tau` would favour the rare classes twice, and what to do; or None.
 
-    A loss counts if it has done more than half of the adjustment (see `tau_left`); a classifier
-    if it, or what decides in it, weighs or resamples classes, was told even class frequencies, or
-    is adjusted already. A CalibratedClassifierCV around such a one does not: it learns the
-    frequencies of the labels again.
+    A loss counts if it has done more than half of the adjustment; a classifier if it, or what
+    decides in it, weighs or resamples classes, was told even class frequencies, or is adjusted.
 
     Args:
         model: the Margin of the training loss; or a fitted classifier with scikit-learn's
@@ -451,28 +415,25 @@ def adjusted_twice(
     if tau < LEAST_AGAIN or np.ptp(prior.log_probs) == 0:
         return None
     favours = "adjusting again favours the rare classes twice"
-    from_uniform = (
-        f"; for another target pass ClassPrior.uniform({prior.num_classes}) as the prior, with the "
-        f"same target_prior or costs"
-    )
     if isinstance(model, str):
         return f"{model}, so {favours}."
     if not hasattr(model, "residual_adjustment"):
-        found = next(_own_corrections(model, prior), None)
-        if found is None:
-            return None
-        what, instead = found
-        return (
-            f"{what}, so the prior that it learned is not that of the labels, and {favours}; "
-            f"{instead}, or adjust by the prior that effective_prior finds."
-        )
+        for what, instead in _own_corrections(model, prior):
+            return (
+                f"{what}, so the prior that it learned is not that of the labels, and {favours}; "
+                f"{instead}, or adjust by the prior that effective_prior finds."
+            )
+        return None
     if model.num_classes != prior.num_classes or not model.is_antisymmetric:
         return None
     residual = model.residual_adjustment(prior)
     if not leaves_little(residual, prior, tau=tau):
         return None
-    left = tau_left(residual, prior)
-    loss, otherwise = f"the loss '{model.name}'", from_uniform * elsewhere
+    left, loss = tau_left(residual, prior), f"the loss '{model.name}'"
+    otherwise = (
+        f"; for another target pass ClassPrior.uniform({prior.num_classes}) as the prior, with the "
+        f"same target_prior or costs"
+    ) * elsewhere
     if left < 0.1:
         return (
             f"{loss} already aims at the balanced error, so {favours}; use the logits as they are "
@@ -489,11 +450,12 @@ def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
 
         Σ r_y ρ_y / Σ ρ_y²,   ρ = −log π less its mean
 
-    It is 1 after the softmax, 0 after a consistent loss, negative where a loss goes beyond that.
+    It is 1 after the softmax (and for a uniform prior), 0 after a consistent loss, negative where
+    a loss goes beyond that.
 
     Args:
         residual: r, what is left to add to the logits, see `Margin.residual_adjustment`.
-        prior: π, of the training data; of a uniform one, which corrects nothing, all is left.
+        prior: π, of the training data.
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
@@ -506,20 +468,9 @@ def tau_left(residual: FloatArray, prior: ClassPrior) -> float:
 
 
 def leaves_little(residual: FloatArray, prior: ClassPrior, *, tau: float = 1.0) -> bool:
-    """Return whether training has done more than half of an adjustment by τ.
+    """Return whether training has done more than half of an adjustment by min(τ, 1).
 
-    Of a τ above 1, which is a temperature too, only 1 is what a loss could have done.
-
-    Args:
-        residual: as in `tau_left`.
-        prior: as in `tau_left`.
-        tau: τ, what is asked for.
-
-    Examples:
-        >>> prior = ClassPrior.from_probs([0.9, 0.1])
-        >>> left = -0.3 * prior.log_probs
-        >>> leaves_little(left, prior), leaves_little(left, prior, tau=0.5)
-        (True, False)
+    What is above 1 no loss does: it is a temperature.
     """
     # A loss that did just half may look as if it did more: modules hold their margins in float32.
     return tau_left(residual, prior) < 0.4999 * min(tau, 1.0)

@@ -1,14 +1,13 @@
 """Class frequencies of the training data, from labels, counts, weights or probabilities.
 
-Everything else in this package takes its class frequencies from here, as one
-immutable object, so that counts, probabilities and logs can't be mixed up.
+Everything else in this package takes them from here, as one immutable object, so that counts,
+probabilities and logs can't be mixed up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -16,10 +15,6 @@ from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 
 GROUPS = ("many", "medium", "few")
-
-# All living priors by id: torch.compile can fold a function of a number into a constant, but in
-# some versions (2.11 among them) not a function of an object of ours.
-LIVING: WeakValueDictionary[int, ClassPrior] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,8 +44,8 @@ class ClassPrior:
     log_probs: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
-        # Probabilities are kept as they are, not normalised again, so that those read back from a
-        # record are the same to the bit; and copied, so that the caller's array stays writable.
+        # Copied, so that the caller's array stays writable; not normalised again, so that a prior
+        # read back from a record is the same to the bit.
         probs, counts = _checks.distribution(self.probs), None
         if self.counts is not None:
             counts = np.array(_checks.totals(self.counts, name="counts"))
@@ -62,11 +57,10 @@ class ClassPrior:
             if array is not None:
                 array.setflags(write=False)
             object.__setattr__(self, name, array)
-        LIVING[id(self)] = self
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.probs, self.counts)  # so that a copy is among the LIVING too
+        return type(self), (self.probs, self.counts)  # so that copies are read-only, too
 
     @classmethod
     def from_labels(
@@ -75,11 +69,9 @@ class ClassPrior:
         """Return the prior of the given labels.
 
         Args:
-            labels: shape (examples,), integers in 0 .. num_classes - 1; a list, NumPy
-                array, torch tensor or pandas Series. Strings are taken in sorted order, as
-                scikit-learn's `classes_` has them.
-            num_classes: how many classes the model has, if more than the largest label + 1. Without
-                it, a largest label far above the number of examples is refused as an id.
+            labels: shape (examples,), integers in 0 .. num_classes - 1, of any array library; or
+                strings, numbered in sorted order as in scikit-learn's `classes_`.
+            num_classes: how many classes the model has, if more than the largest label + 1.
             smoothing: added to every count (1.0 is Laplace's rule), see `from_counts`.
 
         Examples:
@@ -102,10 +94,8 @@ class ClassPrior:
 
         Args:
             counts: shape (num_classes,), whole numbers, in the order of the logits' columns; or a
-                dict, Counter or pandas Series (`value_counts()`) by class number 0 .. K − 1, in
-                any order. One by name is refused: `counts.reindex(classes).to_numpy()` orders it.
-            smoothing: s ≥ 0, added to every count; needed if a class has no examples. The
-                prior's `counts` are those given, unsmoothed.
+                dict, Counter or Series (`value_counts()`) by class number 0 .. K − 1.
+            smoothing: s ≥ 0, needed if a class has no examples; `counts` stay unsmoothed.
 
         Examples:
             >>> ClassPrior.from_counts([9, 0], smoothing=1.0).probs
@@ -122,7 +112,6 @@ class ClassPrior:
 
         Args:
             weights: shape (num_classes,), non-negative, or by class number as in `from_counts`.
-                They are the prior's `counts`.
             smoothing: as in `from_counts`.
 
         Examples:
@@ -161,19 +150,13 @@ class ClassPrior:
         cls, totals: FloatArray | IntArray, smoothing: float, otherwise: str = ""
     ) -> ClassPrior:
         smoothed = totals + _checks.not_negative(smoothing, name="smoothing")
-        with np.errstate(over="ignore"):
-            total = smoothed.sum()
-        probs = smoothed / total
+        probs = smoothed / smoothed.sum()
         empty = np.flatnonzero(probs == 0)
         if len(empty):
-            advice = (
-                f"have no examples, so log π is infinite; pass smoothing=1.0 to count one more "
-                f"example of every class{otherwise}"
-                if smoothed.min() == 0
-                else f"are so small a part of the total, {total:g}, that π is 0 in float64; bring "
-                f"the totals to one unit, or leave such classes out of the problem"
+            raise InputError(
+                f"class(es) {_checks.listing(empty)} have no examples, so log π is infinite; pass "
+                f"smoothing=1.0 to count one more example of every class{otherwise}."
             )
-            raise InputError(f"class(es) {_checks.listing(empty)} {advice}.")
         return cls.__new__(cls)._keep(probs, totals)
 
     @property
@@ -183,16 +166,7 @@ class ClassPrior:
 
     @property
     def sample(self) -> IntArray | None:
-        """The counts if they are numbers of examples, which vary by chance, else None.
-
-        None for a prior without counts, and for sums of weights, whose scale says nothing.
-
-        Examples:
-            >>> ClassPrior.from_counts([9, 1]).sample
-            array([9, 1])
-            >>> ClassPrior.from_weights([9.0, 1.0]).sample is None
-            True
-        """
+        """The counts if they are numbers of examples, which vary by chance, else None."""
         if self.counts is None or self.counts.dtype.kind != "i":
             return None
         return np.asarray(self.counts, dtype=np.int64)
@@ -229,9 +203,6 @@ class ClassPrior:
 
         Args:
             beta: β in [0, 1); 0 gives 1 for every class, and β → 1 gives the counts.
-
-        Returns:
-            Shape (num_classes,).
 
         Examples:
             >>> ClassPrior.from_counts([1, 1000]).effective_numbers(beta=0.99).round(3)

@@ -1,22 +1,20 @@
 """Unlabelled target data to a target prior: has the class mix changed, and to what?
 
-Label shift means that classes look as they did in training but occur at other rates. Then the
-model's own predictions on unlabelled target data reveal the new rates: by maximum likelihood
-(EM, Saerens et al. 2002) or by inverting the confusion matrix (BBSE, Lipton et al. 2018). Both
-want calibrated or at least honest predictions, so a bias-corrected temperature (Alexandari et
-al. 2020) comes first. Using the result is `posthoc.adjust_logits(..., target_prior=...)`:
+Under label shift classes look as they did in training but occur at other rates, which the model's
+predictions on unlabelled target data reveal: by maximum likelihood (EM, Saerens et al. 2002) or by
+inverting the confusion matrix (BBSE, Lipton et al. 2018). EM wants calibrated predictions, so a
+bias-corrected temperature (Alexandari et al. 2020) comes first:
 
     calibrator = fit_bias_corrected_temperature(held_out_logits, held_out_target)
     estimate = estimate_prior(calibrator.probs(logits), calibrator.prior)
     adjust_logits(calibrator.adjust(logits), calibrator.prior, target_prior=estimate.prior)
-
-Nothing is adjusted here, and nothing of this is for a balanced target: that prior is known.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -25,16 +23,14 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.metrics import (
-    confusion_counts,
-    decide_in_chunks,
-    row_slices,
-    score_columns,
-    softmax_rows,
-)
+from longtail.metrics import row_slices, score_columns, softmax_rows
 from longtail.priors import ClassPrior
 
 METHODS = ("em", "bbse")
+
+# EM stops when the mean log-likelihood is provably this near to its maximum, or after so many
+# passes over the data.
+_TOLERANCE, _MAX_PASSES = 1e-6, 1000
 
 _logger = logging.getLogger("longtail")
 
@@ -48,7 +44,7 @@ class ShiftEstimate:
         probs: the estimate as the method gives it, shape (num_classes,); may hold zeros.
         source: π, the training prior that was given.
         shifted: whether the target differs from π by more than chance (`p_value` below
-            `significance`); True also with `significance=None`, which asks for no test.
+            `significance`); True without a test.
         strength: share of the estimated change that is kept, 1 − df / statistic, in [0, 1].
         statistic: likelihood-ratio (EM) or Wald (BBSE) statistic of "no shift".
         df: its degrees of freedom.
@@ -111,11 +107,7 @@ def estimate_prior(
     method: Literal["em", "bbse"] = "em",
     source_probs: Any = None,
     source_target: Any = None,
-    soft: bool | None = None,
     significance: float | None = 0.05,
-    shrink: bool = True,
-    tolerance: float | None = None,
-    max_iter: int | None = None,
 ) -> ShiftEstimate:
     """Estimate how often each class occurs in unlabelled target data.
 
@@ -124,36 +116,22 @@ def estimate_prior(
     needs probabilities that are calibrated under π: see `fit_bias_corrected_temperature`.
 
     "bbse" solves A q = m over the simplex by least squares, with m the mean target prediction
-    and A_jk the mean prediction of j on held-out examples of class k. It needs labelled
-    held-out predictions, but no calibration.
+    and A_jk the mean prediction of j on held-out examples of class k. It needs no calibration.
 
-    **Leaving things alone.** "No shift" is tested: for EM by the likelihood ratio against q = π,
-    scaled by N / (N + n) if `prior` counts N examples, since it and the calibration are then a
-    sample too; for BBSE by a χ² test of m against A π, with the noise of both, in which classes
-    that rest on too few examples are taken together. Unless that rejects at `significance`,
-    `.prior` is the training prior itself. Otherwise, as the estimate of many rare classes is
-    mostly noise, only the share 1 − df / statistic of the change is kept (positive-part
-    James-Stein); `.probs` is the estimate without that.
+    "No shift" is tested: for EM by the likelihood ratio against q = π, for BBSE by a χ² test of m
+    against A π. Unless that rejects, `.prior` is the training prior itself; if it does, only the
+    share 1 − df / statistic of the change is kept (positive-part James-Stein), since the estimate
+    of many rare classes is mostly noise. `.probs` is the estimate without that.
 
     Args:
         probs: predicted probabilities on the target, shape (examples, num_classes); may be a
             memory map, which is read in chunks, once per iteration.
-        prior: π, which the probabilities refer to: of the data that the model, or its
-            calibrator, was fitted on.
+        prior: π, of the data that the model, or its calibrator, was fitted on.
         method: "em" or "bbse".
         source_probs: for "bbse": predictions on held-out examples of every class, in any mix,
             shape (held-out examples, num_classes).
         source_target: for "bbse": their labels.
-        soft: for "bbse": True (default) uses the probabilities, False the predicted labels, in
-            the estimate and in the test; the labels of a rare class that is hardly ever
-            predicted say nothing about it, while its probabilities do.
-        significance: level of the test, in (0, 1]; None uses the estimate without a test, so that
-            `.shifted` is True whatever the data say; shrinking still applies, see `shrink`.
-        shrink: whether to keep only the part of the change that is beyond noise.
-        tolerance: for "em", default 1e-6: stops when the mean log-likelihood is provably
-            within it of the maximum.
-        max_iter: for "em", default 1000: passes over the data; running out is logged and
-            leaves `.converged` False.
+        significance: level of the test, in (0, 1]; None uses the estimate without a test.
 
     Returns:
         A ShiftEstimate; pass its `.prior` as `target_prior` to `adjust_logits`.
@@ -177,34 +155,19 @@ def estimate_prior(
     _checks.prior(prior, num_classes=given.shape[1], shape=given.shape, of="probs")
     if significance is not None:
         significance = _checks.fraction(significance, name="significance")
-    idle = {"source_probs": source_probs, "source_target": source_target, "soft": soft}
-    if method == "bbse":
-        idle = {"tolerance": tolerance, "max_iter": max_iter}
-    for name, value in idle.items():
-        if value is not None:
-            raise InputError(f"`{name}` plays no part in method={method!r}; leave it out.")
     if method == "em":
-        tolerance = _checks.positive(1e-6 if tolerance is None else tolerance, name="tolerance")
-        max_iter = _checks.whole(1000 if max_iter is None else max_iter, name="max_iter")
+        if source_probs is not None or source_target is not None:
+            raise InputError("method='em' takes no held-out data; leave them out, or use 'bbse'.")
         _mean_prediction(given, "probs")
-        found = _by_em(given, prior, tolerance=tolerance, max_iter=max_iter)
+        found = _by_em(given, prior)
     else:
-        found = _by_bbse(given, prior, source_probs, source_target, soft is not False)
+        found = _by_bbse(given, prior, source_probs, source_target)
 
-    # With no degree of freedom there is nothing to test: no prediction varies.
     p_value = float(chi2.sf(found.statistic, found.df)) if found.df else 1.0
-    shifted = significance is None or p_value < significance
-    strength = float(shifted)
-    if shifted and shrink:
-        strength = 1.0 - found.df / found.statistic if found.statistic > found.df else 0.0
-    kept = prior
-    if strength > 0.0:
+    shifted, strength, kept = significance is None or p_value < significance, 0.0, prior
+    if shifted and found.statistic > found.df:
+        strength = 1.0 - found.df / found.statistic
         mixed = prior.probs + strength * (found.probs - prior.probs)
-        if np.any(mixed <= 0):
-            raise InputError(
-                f"class(es) {_checks.listing(np.flatnonzero(mixed <= 0))} have an estimated "
-                f"probability of 0, whose log is infinite; leave shrink=True."
-            )
         kept = ClassPrior.from_probs(mixed / mixed.sum())
     return ShiftEstimate(
         prior=kept,
@@ -222,15 +185,12 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     """Return the prior that a model has actually learned: its mean predicted probability.
 
     It differs from the counts where training was regularised, resampled, reweighted or stopped
-    early; adjusting by it instead of by the counts removes what the model really leans to.
+    early; adjust by it in their stead.
 
     Args:
-        probs: predictions on data distributed as the training data, shape (examples,
-            num_classes), best held out; may be a memory map.
+        probs: predictions on data distributed as the training data, best held out, shape
+            (examples, num_classes); may be a memory map.
         smoothing: added to every class's total, as in `ClassPrior.from_counts`.
-
-    Returns:
-        A ClassPrior without counts.
 
     Examples:
         >>> effective_prior([[0.9, 0.1], [0.5, 0.5]])
@@ -261,7 +221,7 @@ class _Found:
 
 
 def _mean_prediction(probs: NDArray[Any], name: str, *, constant: bool = False) -> FloatArray:
-    """Mean row; refuses what is not probabilities and, unless allowed, rows that are all equal."""
+    """Mean row of checked probabilities, which must not be `constant` unless that is allowed."""
     total = np.zeros(probs.shape[1])
     varies = constant or len(probs) == 1
     for rows in row_slices(probs):
@@ -296,22 +256,18 @@ class _Point:
         return float(self.factors.max() - 1.0)
 
     def step(self) -> FloatArray:
-        """One step of plain EM."""
         q = self.q * self.factors
         return np.asarray(q / q.sum())
 
 
-def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter: int) -> _Found:
-    """Maximum likelihood, and twice the gain in log-likelihood over "no shift".
-
-    EM is extrapolated (Varadhan and Roland 2008), never downhill.
-    """
+def _by_em(probs: NDArray[Any], prior: ClassPrior) -> _Found:
+    """Maximum likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
     start = here = _look(probs, prior, prior.probs)
     passes, longest = 1, 4.0
-    while here.gap > tolerance and passes < max_iter:
+    while here.gap > _TOLERANCE and passes < _MAX_PASSES:
         first = _look(probs, prior, here.step())
         passes += 1
-        if first.gap <= tolerance or passes >= max_iter:
+        if first.gap <= _TOLERANCE or passes >= _MAX_PASSES:
             here = first
             break
         second = first.step()
@@ -319,35 +275,29 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior, *, tolerance: float, max_iter
         bend = (second - first.q) - change
         length = float(np.linalg.norm(change) / max(float(np.linalg.norm(bend)), 1e-300))
         length = min(max(length, 1.0), longest)
-        leap = here.q + 2.0 * length * change + length**2 * bend
         # Inside the simplex: no class falls below a hundredth of what EM gives it.
-        leap = np.maximum(leap, 0.01 * second)
-        there = _look(probs, prior, leap / leap.sum())
+        leap = np.maximum(here.q + 2.0 * length * change + length**2 * bend, 0.01 * second)
+        here = _look(probs, prior, leap / leap.sum())
         passes += 1
-        if there.height >= first.height:
+        if here.height >= first.height:
             longest = 4.0 * longest if length == longest else longest
-        elif passes >= max_iter:
-            there = first
+        elif passes >= _MAX_PASSES:
+            here = first
         else:
             longest = max(4.0, 0.5 * length)
-            there = _look(probs, prior, second)
+            here = _look(probs, prior, second)
             passes += 1
-        here = there
-    if here.gap > tolerance:
+    if here.gap > _TOLERANCE:
         _logger.warning(
-            "estimate_prior: EM stopped at max_iter=%d with a gap of %.3g above tolerance=%.3g",
-            max_iter,
-            here.gap,
-            tolerance,
+            "estimate_prior: EM stopped after %d passes, %.3g below the maximum", passes, here.gap
         )
     statistic = max(0.0, 2.0 * (here.height - start.height))
     if prior.sample is not None:
-        # The biases that the probabilities carry were fitted on as many examples as the prior
-        # counts. Their noise moves the estimate just as a sample of that size would, so the
-        # variance is 1/n + 1/size and not 1/n.
+        # The calibration was fitted on as many examples as the prior counts, whose noise moves the
+        # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
         size = float(prior.sample.sum())
         statistic *= size / (size + len(probs))
-    return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= tolerance)
+    return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= _TOLERANCE)
 
 
 def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
@@ -366,7 +316,7 @@ def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
 
 
 def _by_bbse(
-    probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any, soft: bool
+    probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any
 ) -> _Found:
     """Solve A q = m, and compare m with A π."""
     if source_probs is None or source_target is None:
@@ -391,30 +341,16 @@ def _by_bbse(
             f"of {_checks.listing(np.flatnonzero(counts == 0))}; use method='em'."
         )
     mean = _mean_prediction(probs, "probs")
-    guesses = decide_in_chunks(source, "source_probs")
-    held_out: NDArray[Any] = source if soft else guesses
-    given: NDArray[Any] = probs if soft else decide_in_chunks(probs, "probs")
-    if soft:
-        totals = _class_totals(source, target)
-    else:
-        mean = np.bincount(given, minlength=width) / len(given)
-        totals = confusion_counts(target, guesses, width, None).astype(np.float64)
-    matrix = np.asarray((totals / counts[:, None]).T)
+    matrix = np.asarray((_class_totals(source, target) / counts[:, None]).T)
     condition = float(np.linalg.cond(matrix))
     if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
-        never = np.flatnonzero(np.bincount(guesses, minlength=width) == 0)
-        why = (
-            f"class(es) {_checks.listing(never)} are never predicted on the held-out examples"
-            if len(never)
-            else "some classes are predicted alike"
-        )
         raise InputError(
             f"the confusion matrix of `source_probs` is singular (condition number "
-            f"{condition:.1e}): {why}, so BBSE can't tell them apart; "
-            f"{'use' if soft else 'pass soft=True, or use'} method='em'."
+            f"{condition:.1e}): some classes are predicted alike, so BBSE can't tell them apart; "
+            f"use method='em'."
         )
     statistic, df = _no_shift(
-        matrix, mean, source=held_out, source_target=target, given=given, prior=prior
+        matrix, mean, source=source, source_target=target, given=probs, prior=prior
     )
     return _Found(_simplex_solve(matrix, mean), statistic, df, condition=condition)
 
@@ -439,8 +375,8 @@ def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:
     q = np.linalg.solve(matrix, mean)
     if q.min() >= 0:
         return np.asarray(q / q.sum())
-    # With Σ q = 1, A q − m = B q for B = A − m 1ᵀ. Minimising ‖B x‖² + (Σ x − 1)² over x ≥ 0
-    # gives a multiple of the q that minimises ‖B q‖, so the sum needs no constraint.
+    # With Σ q = 1, A q − m = B q for B = A − m 1ᵀ, and the x ≥ 0 that minimises
+    # ‖B x‖² + (Σ x − 1)² is a multiple of the q that minimises ‖B q‖.
     rows = np.vstack([matrix - mean[:, None], np.ones(len(mean))])
     x, _ = nnls(rows, np.append(np.zeros(len(mean)), 1.0))
     return np.asarray(x / x.sum())
@@ -469,9 +405,7 @@ def _no_shift(
     """Wald statistic of m = A π, and its degrees of freedom, 0 if nothing can be compared.
 
     The noise is that of the target's mean, of each held-out class's mean, and of the prior's own
-    counts. Without a shift, source and target are draws from one distribution, so its covariance
-    is taken from both: then a class that only one of them predicts has noise too. Predictions
-    (`source`, `given`) are probabilities by row, or labels, which stand for one-hot rows.
+    counts, with a covariance taken from source and target together.
     """
     pi, size = prior.probs, len(given)
     counts = np.bincount(source_target, minlength=len(pi))
@@ -489,7 +423,13 @@ def _no_shift(
     if prior.sample is not None:
         noise += (apart * pi) @ apart.T / float(prior.sample.sum())
 
-    freedom = _freedom(np.trace(overall) / size, np.trace(noise), held + size, share, counts)
+    # Satterthwaite's degrees of freedom: the target's part of the noise rests on all examples, the
+    # rest on each held-out class's own, which count by half as predictions are skewed.
+    freedom, whole = held + size, np.trace(noise)
+    if whole > 0.0:
+        own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
+        part = np.trace(overall) / size / whole
+        freedom = 1.0 / (part**2 / freedom + (1.0 - part) ** 2 / own)
     level = (held * expected + size * mean) / (held + size)
     cells, rare = _cells(pi, level, noise, freedom)
     gap, noise, level = cells @ gap, cells @ noise @ cells.T, cells @ level
@@ -508,10 +448,6 @@ def _scatter(
     predictions: NDArray[Any], center: FloatArray, weight: FloatArray | None = None
 ) -> FloatArray:
     """Σ_i w_i (p_i − c)(p_i − c)ᵀ, with w = 1 if absent."""
-    if predictions.ndim == 1:
-        sums = np.bincount(predictions, weights=weight, minlength=len(center)).astype(np.float64)
-        cross = np.outer(sums, center)
-        return np.asarray(np.diag(sums) - cross - cross.T + sums.sum() * np.outer(center, center))
     total = np.zeros((len(center), len(center)))
     for rows in row_slices(predictions):
         apart = predictions[rows] - center
@@ -519,31 +455,14 @@ def _scatter(
     return total
 
 
-def _freedom(
-    target: float, noise: float, pooled: float, share: FloatArray, counts: IntArray
-) -> float:
-    """Degrees of freedom of the estimated covariance (Satterthwaite's formula).
-
-    The target's part of it rests on all examples, the rest on each held-out class's own. These
-    count by half: predictions are skewed, so that few tell less of their spread than normal ones.
-    """
-    if noise <= 0.0:
-        return pooled
-    own = 0.5 * float(share.sum()) ** 2 / float((share**2 / counts).sum())
-    part = target / noise
-    return 1.0 / (part**2 / pooled + (1.0 - part) ** 2 / own)
-
-
 def _cells(
     pi: FloatArray, level: FloatArray, noise: FloatArray, freedom: float
 ) -> tuple[FloatArray, bool]:
     """Rows that add up classes to be compared, and whether the last one rests on too little.
 
-    Cells are runs of classes in the order of π, for a shift between common and rare classes to
-    stay visible, and no more than the covariance can carry. A cell C is complete once
-    (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests on if predictions are
-    labels, is large enough. The first one follows from the others, as the mean predictions sum
-    to 1, and is left out.
+    Cells are runs of classes in the order of π, no more than the covariance can carry. A cell C is
+    complete once (Σ_{k∈C} level_k)² / Σ_{j,k∈C} noise_jk, the examples that it rests on, is large
+    enough. The first follows from the others, as the mean predictions sum to 1, and is left out.
     """
     order = np.argsort(-pi, kind="stable")
     level, noise = level[order], noise[np.ix_(order, order)]
@@ -570,10 +489,7 @@ def _cells(
 
 
 def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, int]:
-    """gapᵀ noise⁻¹ gap over the directions that have noise, and how many these are.
-
-    The factor (as in Hotelling's T²) makes up for a covariance that is itself an estimate.
-    """
+    """gapᵀ noise⁻¹ gap over the directions that have noise, and how many these are."""
     if len(gap) == 0:
         return 0.0, 0
     # As correlations: the variances of common and rare classes differ by orders of magnitude.
@@ -582,6 +498,7 @@ def _wald(gap: FloatArray, noise: FloatArray, freedom: float) -> tuple[float, in
     kept = values > 1e-10 * values[-1]
     along = (vectors.T @ (gap / scale))[kept]
     df = int(kept.sum())
+    # As in Hotelling's T², for a covariance that is itself an estimate.
     factor = max(freedom - df + 1.0, 1.0) / max(freedom, 1.0)
     return float(np.sum(along**2 / values[kept]) * min(factor, 1.0)), df
 
@@ -613,45 +530,22 @@ class BiasCorrectedTemperature:
     converged: bool
 
     def adjust(self, logits: Any) -> NDArray[Any]:
-        """Return the calibrated logits, logits / T + b.
+        """Return the calibrated logits, logits / T + b, as NumPy in their floating dtype."""
+        return self._by_chunk(logits, lambda scores: scores)
 
-        Args:
-            logits: shape (examples, num_classes).
+    def probs(self, logits: Any) -> NDArray[Any]:
+        """Return the calibrated probabilities, softmax(logits / T + b), shape as the logits'."""
+        return self._by_chunk(logits, lambda scores: softmax_rows(scores)[0])
 
-        Returns:
-            A NumPy array of the same shape and floating dtype.
-        """
-        given, dtype = self._checked(logits)
-        _checks.all_finite(given, name="logits")
-        return (given * (1.0 / self.temperature) + self.bias).astype(dtype, copy=False)
-
-    def probs(self, logits: Any, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the calibrated probabilities, softmax(logits / T + b).
-
-        Args:
-            logits: shape (examples, num_classes); a memory map is read in chunks.
-            out: array or memory map of that shape to write into, if the result is large.
-
-        Returns:
-            `out`, or a new NumPy array of the logits' floating dtype.
-        """
-        given, dtype = self._checked(logits)
-        if out is None:
-            out = np.empty(given.shape, dtype)
-        elif out.shape != given.shape:
-            raise InputError(
-                f"`out` must have the shape of the logits, {given.shape}; its shape is {out.shape}."
-            )
+    def _by_chunk(self, logits: Any, finish: Callable[[Any], Any]) -> NDArray[Any]:
+        given = score_columns(logits, "logits")
+        _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
+        out = np.empty(given.shape, given.dtype if given.dtype.kind == "f" else np.float64)
         for rows in row_slices(given):
             chunk = given[rows]
             _checks.all_finite(chunk, name="logits", first_row=rows.start)
-            out[rows] = softmax_rows(chunk * (1.0 / self.temperature) + self.bias)[0]
+            out[rows] = finish(chunk * (1.0 / self.temperature) + self.bias)
         return out
-
-    def _checked(self, logits: Any) -> tuple[NDArray[Any], Any]:
-        given = score_columns(logits, "logits")
-        _checks.prior(self.prior, num_classes=given.shape[1], shape=given.shape)
-        return given, given.dtype if given.dtype.kind == "f" else np.dtype(np.float64)
 
     def __repr__(self) -> str:
         return (
@@ -663,19 +557,14 @@ class BiasCorrectedTemperature:
 def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTemperature:
     """Fit T and b of softmax(logits / T + b) by log-loss on held-out examples.
 
-    In 1/T and b the log-loss is convex, so the optimum is unique (up to a constant in b, whose
-    mean is set to zero). At the optimum the mean predicted probability of each class equals its
-    frequency among these examples, which is what estimating a shifted prior rests on.
+    In 1/T and b the log-loss is convex, so the optimum is unique (with b of mean zero). There the
+    mean predicted probability of each class is its frequency among these examples, which is what
+    estimating a shifted prior rests on.
 
     Args:
         logits: of held-out examples, shape (examples, num_classes); of a model that gives
             probabilities only, `posthoc.log_probs` of them. May be a memory map.
-        target: their labels; every class needs at least one, and rare ones more for a bias
-            that is not mostly noise.
-
-    Returns:
-        The calibrator, with `.temperature`, `.bias`, `.prior`, `.adjust(logits)` and
-        `.probs(logits)`.
+        target: their labels; every class needs at least one.
 
     Examples:
         >>> rng = np.random.default_rng(0)
@@ -708,14 +597,9 @@ def fit_bias_corrected_temperature(logits: Any, target: Any) -> BiasCorrectedTem
         if rows.start == 0:
             _checks.not_probabilities(chunk, hint="take longtail.posthoc.log_probs(probs)")
         square += float(chunk.var(axis=1, dtype=np.float64).sum())
-    if square == 0.0:
-        raise InputError(
-            "every row of `logits` is constant, so they say nothing about the classes; check the "
-            "model's inputs."
-        )
     # Variables of like curvature make L-BFGS quick: 1/T in units of the logits' spread, and each
     # bias in units of one over the root of its class's frequency.
-    units = np.append(np.sqrt(square / len(target)), np.sqrt(counts / len(target)))
+    units = np.append(np.sqrt(square / len(target)) or 1.0, np.sqrt(counts / len(target)))
 
     def log_loss(x: FloatArray) -> tuple[float, FloatArray]:
         slope, bias = float(x[0] / units[0]), x[1:] / units[1:]

@@ -3,25 +3,21 @@
 At a point with class probabilities η the balanced error is least for argmax_y η_y/π_y
 (equation 7). A loss is consistent if, for every η, only such classes have the highest score
 among the scores f* = link(η) that minimise its conditional risk (`risk`). For every
-pairwise-margin loss and any number of classes this can be read off: with δ_y = α_y π_y,
+pairwise-margin loss this can be read off: with δ_y = α_y π_y,
 
     consistent  ⇔  e^{s Δ_{yy'}} = δ_{y'} / (δ_y + κ) for all y ≠ y', with one number κ > −min δ
 
-κ = 0 is Theorem 1 of the paper, which is therefore not only sufficient but, for antisymmetric
-margins, necessary. For two classes it is Lemma 2, with σ(z) = 1/(1 + e^{−z}). Equal margins and
-equal δ_y are the case in which nothing tells the classes apart, so adaptive and equalized margins
-are consistent under a uniform prior.
+κ = 0 is Theorem 1 of the paper, which for antisymmetric margins is therefore necessary, too. For
+two classes it is Lemma 2, with σ(z) = 1/(1 + e^{−z}).
 
 Sufficient: with x_y = e^{s f_y} scaled to Σ δ_y x_y = 1, the equation in `risk` reads
 η_y/π_y ∝ x_y (1 + κ x_y), and x_i > x_j implies a larger value for i, because
 1 + κ (x_i + x_j) > 1 − δ_i x_i − δ_j x_j ≥ 0 if κ < 0.
 
-Necessary: if i and j share the highest score, they must share the highest η/π: else an
-arbitrarily small change of score makes the wrong one win. For two classes this is one equation,
-Lemma 2, which determines Δ_{21} from Δ_{12} as the condition does. Otherwise let i and j lead at
-x = 1, a third class k have x_k = ε, and let all others tend to 0. Equality of η_i/π_i and η_j/π_j
-is then a quadratic equation in ε that must hold for all ε in (0, 1]. Its leading coefficient
-gives e^{s Δ_{ki}}/δ_i = e^{s Δ_{kj}}/δ_j, hence e^{s Δ_{ki}} = δ_i/c_k with some c_k; its constant
+Necessary: if i and j share the highest score, they must share the highest η/π. For two classes
+this is Lemma 2. Otherwise let i and j lead at x = 1, a third class k have x_k = ε, and let all
+others tend to 0: equality of η_i/π_i and η_j/π_j is a quadratic equation in ε that must hold for
+all ε in (0, 1]. Its leading coefficient gives e^{s Δ_{ki}} = δ_i/c_k with some c_k; its constant
 one then gives c_i − δ_i = c_j − δ_j, which is κ.
 
 A rule that adds to the scores only changes Δ. One that divides them is judged by the sign of the
@@ -31,7 +27,8 @@ at its η.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -40,15 +37,6 @@ import numpy as np
 from longtail import _checks, margins, posthoc
 from longtail._checks import FloatArray, InputError
 from longtail.consistency import risk
-from longtail.consistency._witness import (
-    Rule,
-    Witness,
-    break_tie,
-    certify,
-    log_ratio,
-    present,
-    raise_lowest,
-)
 from longtail.consistency.binary import BinaryLoss
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
@@ -63,6 +51,66 @@ __all__ = [
 
 # Above it, a witness is built from scores to η, which takes one pass; from η to scores takes many.
 _MANY_CLASSES = 10_000
+# Differences below this can't be told from rounding, and prove nothing.
+_RESOLUTION = 1e-12
+# Above this many classes a witness is not rounded, and above this many not written out.
+_READABLE, _SHOWN = 20, 8
+
+# What a post-hoc rule makes of the scores.
+Rule = Callable[[FloatArray], FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """A point at which minimising the risk does not minimise the balanced error.
+
+    Attributes:
+        eta: η, the class probabilities there, shape (num_classes,).
+        ratio: η_y / π_y, largest for the class that should win.
+        trained_scores: f*, what minimises the risk at η, with Σ_y f*_y = 0.
+        scores: what the argmax is taken of: f*, or what a post-hoc rule makes of it.
+        wins: the class with the highest score.
+        should_win: the class with the highest η_y / π_y.
+        note: why no setting of the rule can help, or empty.
+    """
+
+    eta: FloatArray
+    ratio: FloatArray
+    trained_scores: FloatArray
+    scores: FloatArray
+    wins: int
+    should_win: int
+    note: str = ""
+
+    def __str__(self) -> str:
+        w, r = self.wins, self.should_win
+        if len(self.eta) <= _SHOWN:
+            eta, ratio, scores = (
+                f"({', '.join(f'{value:.4g}' for value in values)})"
+                for values in (self.eta, self.ratio, self.scores)
+            )
+            text = (
+                f"at η = {eta} class {r} should win, with η/π = {ratio}, but the scores {scores} "
+                f"make class {w} win"
+            )
+        else:
+            text = (
+                f"where η_{r} = {self.eta[r]:.4g} and η_{w} = {self.eta[w]:.4g} class {r} should "
+                f"win, with η/π = {self.ratio[r]:.4g} against {self.ratio[w]:.4g}, but its score "
+                f"is {self.scores[r]:.4g} and that of class {w}, which wins, is "
+                f"{self.scores[w]:.4g}"
+            )
+        return f"{text} ({self.note})" if self.note else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values = asdict(self)
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+
+    def strength(self) -> float:
+        """Return the lesser of the winner's lead in score and the right class's in log η/π."""
+        lead = self.scores[self.wins] - self.scores[self.should_win]
+        return float(min(lead, np.log(self.ratio[self.should_win] / self.ratio[self.wins])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +145,22 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosthocLogitAdjustment:
+class _PosthocRule:
+    tau: float = 1.0
+    trained_with: Margin | None = None
+
+    @property
+    def name(self) -> str:
+        """What to call it in tables."""
+        adjusts = isinstance(self, PosthocLogitAdjustment)
+        name = f"post-hoc {'logit adjustment' if adjusts else 'weight normalization'}"
+        if self.tau != 1.0:
+            name += f" (tau={self.tau:g})"
+        return name if self.trained_with is None else f"{name} after {self.trained_with.name}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PosthocLogitAdjustment(_PosthocRule):
     """The rule argmax_y f_y − τ log π_y on the scores of a trained model (equation 9).
 
     Attributes:
@@ -113,17 +176,9 @@ class PosthocLogitAdjustment:
         False
     """
 
-    tau: float = 1.0
-    trained_with: Margin | None = None
-
-    @property
-    def name(self) -> str:
-        """What to call it in tables."""
-        return _rule_name("post-hoc logit adjustment", self.tau, self.trained_with)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosthocWeightNormalization:
+class PosthocWeightNormalization(_PosthocRule):
     """The rule argmax_y f_y / ν_y^τ on the scores of a trained model (equation 3).
 
     Scores are only known up to a constant, which this rule does not forgive: Σ_y f_y = 0 is
@@ -142,20 +197,7 @@ class PosthocWeightNormalization:
         (False, 0, 1)
     """
 
-    tau: float = 1.0
     norms: Any = None
-    trained_with: Margin | None = None
-
-    @property
-    def name(self) -> str:
-        """What to call it in tables."""
-        return _rule_name("post-hoc weight normalization", self.tau, self.trained_with)
-
-
-def _rule_name(name: str, tau: float, trained_with: Margin | None) -> str:
-    if tau != 1.0:
-        name += f" (tau={tau:g})"
-    return name if trained_with is None else f"{name} after {trained_with.name}"
 
 
 def check_consistency(
@@ -189,18 +231,19 @@ def check_consistency(
     tolerance = _checks.positive(tolerance, name="tolerance")
     if prior.num_classes < 2:
         raise InputError("`prior` has one class; there is nothing to confuse.")
-    if isinstance(margin_or_rule, Margin):
-        return _judge_margin(_fitting(margin_or_rule, prior), prior, tolerance)
-    if isinstance(margin_or_rule, PosthocLogitAdjustment):
-        return _judge_adjustment(margin_or_rule, prior, tolerance)
-    if isinstance(margin_or_rule, PosthocWeightNormalization):
-        return _judge_normalization(margin_or_rule, prior, tolerance)
+    subject = margin_or_rule
+    if isinstance(subject, Margin):
+        return _judge_margin(_fitting(subject, prior), prior, tolerance)
+    if isinstance(subject, PosthocLogitAdjustment):
+        return _judge_adjustment(subject, prior, tolerance)
+    if isinstance(subject, PosthocWeightNormalization):
+        return _judge_normalization(subject, prior, tolerance)
     hint = ""
-    if isinstance(margin_or_rule, str):
-        hint = f"; for a named loss pass margins.by_name({margin_or_rule!r}, prior)"
+    if isinstance(subject, str):
+        hint = f"; for a named loss pass margins.by_name({subject!r}, prior)"
     raise InputError(
         f"the first argument must be a Margin, a PosthocLogitAdjustment or a "
-        f"PosthocWeightNormalization; got {type(margin_or_rule).__name__}{hint}."
+        f"PosthocWeightNormalization; got {type(subject).__name__}{hint}."
     )
 
 
@@ -238,41 +281,55 @@ def _judge_two_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> V
     s = "" if margin.scale == 1.0 else f"{margin.scale:g}·"
     # The left side of the lemma in this package's symbols.
     above, below = f"α_{rare}·σ({s}Δ_{rare}{common})", f"α_{common}·σ({s}Δ_{common}{rare})"
-    ratio = f"{above} / ({below})"
+    ratio, pi = f"{above} / ({below})", f"π_{rare} = {prior.probs[rare]:.6g}"
     if abs(np.log(left) - np.log(right)) <= tolerance:
         return Verdict(
             margin.name,
             True,
             f"Lemma 2 holds: {ratio} = {left:.6g} = π_{common}/π_{rare}, so class {rare} wins "
-            f"exactly where η_{rare} > π_{rare} = {prior.probs[rare]:.6g}.",
+            f"exactly where η_{rare} > {pi}.",
         )
     reason = (
         f"Lemma 2 fails: {ratio} is {left:.6g} but must be π_{common}/π_{rare} = {right:.6g}, so "
         f"class {rare} wins where η_{rare} > {loss.threshold:.6g} instead of where "
-        f"η_{rare} > π_{rare} = {prior.probs[rare]:.6g}."
+        f"η_{rare} > {pi}."
     )
-    return _refuted(margin.name, reason, _witness_near_prior(margin, prior))
+    return _refuted(margin.name, reason, _Search(margin, prior).near_prior())
 
 
 def _judge_many_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> Verdict:
     """The exact condition of this module's first lines, for three classes and more."""
     log_delta = np.log(margin.alpha) + prior.log_probs
     log_delta -= np.logaddexp.reduce(log_delta)
-    spread, kappa, deviation = _spread_and_kappa(margin, log_delta)
+    spread, kappa, deviation, suspects = _condition(margin, log_delta)
     if spread <= tolerance and np.all(deviation <= tolerance):
         return Verdict(margin.name, True, _why_consistent(margin, log_delta, kappa, tolerance))
-    at_tie = log_ratio(margin, prior, np.zeros(prior.num_classes))
-    favored, slighted = int(np.argmin(at_tie)), int(np.argmax(at_tie))
-    if at_tie[slighted] - at_tie[favored] > tolerance:
-        reason = _why_not(margin, prior, log_delta, favored, slighted, tolerance)
-        return _refuted(margin.name, reason, _witness_near_prior(margin, prior))
+    search, zeros = _Search(margin, prior), np.zeros(prior.num_classes)
+    favored, slighted, width = search.apart(zeros)
+    if width > tolerance:
+        parts = risk.additive_parts(margin)
+        if parts is not None and np.abs(parts[0] + parts[1]).max() <= tolerance:
+            constant = np.exp(log_delta - parts[1])
+            reason = (
+                f"Theorem 1's condition, which for Δ_yy' = b_y' − b_y is necessary too, fails: "
+                f"α_yπ_ye^(−b_y) must be the same for every class, but class {favored} has "
+                f"{constant[favored] / constant[slighted]:.6g} times that of class {slighted}."
+            )
+        else:
+            slope = risk.gradient(margin, prior.probs, zeros)
+            reason = (
+                f"At η = π every class is as right as any other, so equal scores must minimise "
+                f"the risk there, but its gradient at f = 0 does not vanish: it is "
+                f"{slope[favored]:.4g} for class {favored} and {slope[slighted]:.4g} for class "
+                f"{slighted}."
+            )
+        return _refuted(margin.name, reason, search.near_prior())
     # Beside leaders of small δ a frequent class counts, unless it is as far below as the last.
     rests = (2.0, 6.0, 12.0, 12.0 + float(np.ptp(log_delta)))
-    triples = _suspects(margin, log_delta)
-    ties = [_worst_tie(margin, prior, triples, rest=rest) for rest in rests]
+    ties = [search.worst_tie(suspects, rest=rest) for rest in rests]
     for tie in sorted(ties, key=lambda tie: -tie[3]):
         tied, favored, slighted, width = tie
-        witness = break_tie(margin, prior, tied, favored=favored, slighted=slighted)
+        witness = search.break_tie(tied, favored=favored, slighted=slighted)
         if witness is not None:
             break
     reason = (
@@ -292,55 +349,45 @@ def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
     )
 
 
-def _witness_near_prior(margin: Margin, prior: ClassPrior) -> Witness | None:
-    """A witness against a loss whose gradient at f = 0 does not vanish at η = π."""
-    witness = None
-    if prior.num_classes <= _MANY_CLASSES:
-        witness = raise_lowest(margin, prior, lead=lambda f, k: float(f.max() - f[k]))
-    if witness is not None:
-        return witness
-    tied = np.zeros(prior.num_classes)
-    at_tie = log_ratio(margin, prior, tied)
-    favored, slighted = int(np.argmin(at_tie)), int(np.argmax(at_tie))
-    return break_tie(margin, prior, tied, favored=favored, slighted=slighted)
+def _condition(
+    margin: Margin, log_delta: FloatArray
+) -> tuple[float, float, FloatArray, list[tuple[int, int, int]]]:
+    """By how much the exact condition fails, and for which classes most.
 
-
-def _excess(margin: Margin, log_delta: FloatArray) -> FloatArray:
-    """sΔ_{yy'} − log δ_{y'} of dense margins, NaN on the diagonal."""
-    excess = np.asarray(margin.scale * margin.matrix() - log_delta[None, :])
-    np.fill_diagonal(excess, np.nan)
-    return excess
-
-
-def _spread_and_kappa(margin: Margin, log_delta: FloatArray) -> tuple[float, float, FloatArray]:
-    """How far sΔ_{yy'} − log δ_{y'} varies with y', κ of the rarest class, and how far others' is.
-
-    The last is in units of what it does to log η/π at most, shape (num_classes,); κ, in units of
-    Σ δ = 1, means something only where the first is 0.
+    Returns:
+        How far sΔ_{yy'} − log δ_{y'} varies with y'; κ of the rarest class, in units of Σ δ = 1;
+        how far the other classes' κ is from it, in units of what that does to log η/π at most,
+        shape (num_classes,); and suspects i, j and k, with k = −1 where it takes no third class.
     """
+    s = margin.scale
     if margin.dense is None:
         # a and b are unique up to a constant t for three classes and more: b = log δ + t.
-        excess = margin.scale * margin.negative - log_delta
-        spread, shift = float(np.ptp(excess)), excess.mean()
-        log_c = -margin.scale * margin.positive - shift
+        excess = s * margin.negative - log_delta
+        spread = float(np.ptp(excess))
+        log_c = -s * margin.positive - excess.mean()
+        suspects = [(int(np.argmax(excess)), int(np.argmin(excess)), -1)]
     else:
-        excess = _excess(margin, log_delta)
-        spread = float(np.max(np.nanmax(excess, axis=1) - np.nanmin(excess, axis=1)))
-        log_c = -np.nanmean(excess, axis=1)
+        excess = s * margin.matrix() - log_delta[None, :]
+        np.fill_diagonal(excess, np.nan)
+        widths = np.nanmax(excess, axis=1) - np.nanmin(excess, axis=1)
+        spread, log_c = float(np.max(widths)), -np.nanmean(excess, axis=1)
+        suspects = [
+            (int(np.nanargmax(excess[k])), int(np.nanargmin(excess[k])), int(k))
+            for k in np.argsort(-widths)[:5]
+        ]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         c, delta = np.exp(log_c), np.exp(log_delta)
         kappa = c - delta
         # Where i and j lead, η_i/π_i : η_j/π_j = (1 + κ_i x) : (1 + κ_j x) with
-        # x ≤ 1/(δ_i + δ_j), so this is what a difference of κ can do at most. The rarest
-        # class has the smallest denominator.
+        # x ≤ 1/(δ_i + δ_j), which is largest beside the rarest class.
         rarest = int(np.argmin(delta))
         deviation = np.abs(kappa - kappa[rarest]) / (delta + c[rarest])
-    return spread, float(kappa[rarest]), deviation
+    suspects.append((int(np.argmin(log_delta)), int(np.argmax(deviation)), -1))
+    return spread, float(kappa[rarest]), deviation, suspects
 
 
 def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, tolerance: float) -> str:
-    delta = np.exp(log_delta)
-    if abs(kappa) <= tolerance * delta.min():
+    if abs(kappa) <= tolerance * np.exp(log_delta).min():
         return (
             "Theorem 1 holds: Δ_yy' = log(δ_y'/δ_y) with δ_y ∝ α_yπ_y for every pair, so the best "
             "scores are log(η_y/π_y) plus a constant."
@@ -358,69 +405,6 @@ def _why_consistent(margin: Margin, log_delta: FloatArray, kappa: float, toleran
         f"e^(sΔ_yy') = δ_y' / (δ_y + κ) for every pair, with δ_y ∝ α_yπ_y summing to 1 and "
         f"κ = {kappa:.6g}, so the best scores increase with η_y/π_y."
     )
-
-
-def _why_not(
-    margin: Margin,
-    prior: ClassPrior,
-    log_delta: FloatArray,
-    favored: int,
-    slighted: int,
-    tolerance: float,
-) -> str:
-    parts = risk.additive_parts(margin)
-    if parts is not None and np.abs(parts[0] + parts[1]).max() <= tolerance:
-        constant = np.exp(log_delta - parts[1])
-        return (
-            f"Theorem 1's condition, which for Δ_yy' = b_y' − b_y is necessary too, fails: "
-            f"α_yπ_ye^(−b_y) must be the same for every class, but class {favored} has "
-            f"{constant[favored] / constant[slighted]:.6g} times that of class {slighted}."
-        )
-    slope = risk.gradient(margin, prior.probs, np.zeros(prior.num_classes))
-    return (
-        f"At η = π every class is as right as any other, so equal scores must minimise the risk "
-        f"there, but its gradient at f = 0 does not vanish: it is {slope[favored]:.4g} for class "
-        f"{favored} and {slope[slighted]:.4g} for class {slighted}."
-    )
-
-
-def _suspects(margin: Margin, log_delta: FloatArray) -> list[tuple[int, int, int]]:
-    """Classes i, j and k for which the condition fails by most; k = −1 where it takes no third."""
-    _, _, deviation = _spread_and_kappa(margin, log_delta)
-    of_kappa = (int(np.argmin(log_delta)), int(np.argmax(deviation)), -1)
-    if margin.dense is None:
-        spread = margin.scale * margin.negative - log_delta
-        return [(int(np.argmax(spread)), int(np.argmin(spread)), -1), of_kappa]
-    excess = _excess(margin, log_delta)
-    widths = np.nanmax(excess, axis=1) - np.nanmin(excess, axis=1)
-    of_rows = [
-        (int(np.nanargmax(excess[k])), int(np.nanargmin(excess[k])), int(k))
-        for k in np.argsort(-widths)[:5]
-    ]
-    return [*of_rows, of_kappa]
-
-
-def _worst_tie(
-    margin: Margin, prior: ClassPrior, triples: list[tuple[int, int, int]], *, rest: float
-) -> tuple[FloatArray, int, int, float]:
-    """Scores at which two classes lead and differ in η/π, although at η = π none does.
-
-    The quadratic of this module's first lines has at most two roots, so a few depths of the
-    third class, with the others `rest` below, are enough to miss them.
-    """
-    best: tuple[FloatArray, int, int, float] = (np.zeros(prior.num_classes), 0, 1, 0.0)
-    for i, j, k in triples:
-        for third in (0.1, 0.7, 2.0, 4.0):
-            scores = np.full(prior.num_classes, -rest / margin.scale)
-            if k >= 0:
-                scores[k] = -third / margin.scale
-            scores[[i, j]] = 0.0
-            ratio = log_ratio(margin, prior, scores)
-            width = float(ratio[i] - ratio[j])
-            if abs(width) > best[3]:
-                favored, slighted = (j, i) if width > 0 else (i, j)
-                best = (scores, favored, slighted, abs(width))
-    return best
 
 
 # --- post-hoc rules ---------------------------------------------------------------------------
@@ -454,12 +438,12 @@ def _judge_normalization(
     log_factor, division = None, None
     if rule.norms is not None:
         log_factor = tau * posthoc.log_norms(rule.norms, num_classes=prior.num_classes)
-        division = partial(_divide, log_factor)
-    unmoved = None
+        division = partial(posthoc.normalize_weights, norms=np.exp(log_factor))
+    search, unmoved = _Search(loss, prior, division), None
     if tau == 0.0 or (log_factor is not None and np.ptp(log_factor) <= tolerance):
         unmoved = "Equal factors ν_y^τ change no winner"
-    elif np.ptp(log_ratio(loss, prior, np.zeros(prior.num_classes))) > tolerance:
-        return _refute_all_norms(name, loss, prior, division)
+    elif search.apart(np.zeros(prior.num_classes))[2] > tolerance:
+        return _refute_all_norms(name, search)
     elif prior.num_classes == 2:
         unmoved = (
             "Two scores with sum 0 have opposite signs, so that no positive norms change the winner"
@@ -467,48 +451,37 @@ def _judge_normalization(
     verdict = _judge_margin(loss, prior, tolerance)
     if unmoved is not None:
         return replace(verdict, subject=name, reason=f"{unmoved}: {verdict.reason}")
-    if log_factor is None or division is None:
+    if log_factor is None:
         return Verdict(
             name,
             None,
             f"It depends on the norms, since '{loss.name}' favours no class at η = π; pass "
             f"norms=, the weight vectors' norms or a ClassPrior.",
         )
-    return _refute_norms(name, loss, prior, log_factor, division, verdict)
+    return _refute_norms(name, search, log_factor, verdict)
 
 
-def _divide(log_factor: FloatArray, scores: FloatArray) -> FloatArray:
-    return np.asarray(posthoc.normalize_weights(scores, norms=np.exp(log_factor)))
-
-
-def _refute_all_norms(name: str, loss: Margin, prior: ClassPrior, division: Rule | None) -> Verdict:
+def _refute_all_norms(name: str, search: _Search) -> Verdict:
     """A class with the lowest score at η = π stays below zero when it becomes the right one."""
     try:
-        at_prior = risk.link(loss, prior.probs)
+        at_prior = risk.link(search.margin, search.prior.probs)
     except InputError:
-        return Verdict(
-            name, None, f"'{loss.name}' has no best scores that double precision resolves."
-        )
+        reason = f"'{search.margin.name}' has no best scores that double precision resolves."
+        return Verdict(name, None, reason)
     k = int(np.argmin(at_prior))
     note = f"class {k}'s score is negative and another's is not, which no positive norms change"
-    witness = raise_lowest(loss, prior, lead=lambda f, k: float(-f[k]), rule=division, note=note)
     reason = (
         f"At η = π the best scores, with sum 0, leave class {k} at {at_prior[k]:.4g}; slightly "
         f"above its prior it is the right answer, yet its score stays negative and can't win "
         f"for any positive norms and any τ."
     )
+    witness = replace(search, note=note).raise_lowest(lambda f, k: float(-f[k]))
     return _refuted(name, reason, witness)
 
 
-def _refute_norms(
-    name: str,
-    loss: Margin,
-    prior: ClassPrior,
-    log_factor: FloatArray,
-    division: Rule,
-    verdict: Verdict,
-) -> Verdict:
+def _refute_norms(name: str, search: _Search, log_factor: FloatArray, verdict: Verdict) -> Verdict:
     """Unequal norms separate two classes that lead together; one of them is then wrong."""
+    loss, size = search.margin, len(log_factor)
     small, large = int(np.argmin(log_factor)), int(np.argmax(log_factor))
     spread = float(log_factor[large] - log_factor[small])
     reason = (
@@ -518,25 +491,174 @@ def _refute_norms(
     )
     if not verdict.consistent:
         reason = f"'{loss.name}' is not consistent, and these norms do not make up for it."
-    witnesses = []
+    attempts = []
     for height in (0.25, 1.0, 4.0):
         for part in (0.5, 0.1, 0.9):
             # `large` leads in f by less than the norms take away.
-            scores = np.empty(prior.num_classes)
+            scores = np.empty(size)
             scores[small] = height / loss.scale
             scores[large] = scores[small] * np.exp(min(part * spread, 1.0))
-            rest = np.delete(np.arange(prior.num_classes), [small, large])
+            rest = np.delete(np.arange(size), [small, large])
             scores[rest] = -(scores[small] + scores[large]) / len(rest)
-            witnesses.append(partial(present, loss, prior, scores, rule=division))
+            attempts.append(partial(search.near, scores))
     if verdict.witness is not None:
-        witnesses.append(partial(certify, loss, prior, verdict.witness.eta, rule=division))
-    for find in witnesses:
-        witness = find()
+        attempts.append(partial(search.certify, verdict.witness.eta))
+    for attempt in attempts:
+        witness = attempt()
         if witness is not None:
             return Verdict(name, False, reason, witness)
     return Verdict(
         name,
         None,
-        f"'{loss.name}' favours no class at η = π, and none of {len(witnesses)} points at which "
+        f"'{loss.name}' favours no class at η = π, and none of {len(attempts)} points at which "
         f"the norms decide between two classes refutes the rule.",
     )
+
+
+# --- witnesses --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Searches for witnesses against a loss, or a rule on its scores; `note` goes with them."""
+
+    margin: Margin
+    prior: ClassPrior
+    rule: Rule | None = None
+    note: str = ""
+
+    def log_ratio(self, scores: FloatArray) -> FloatArray:
+        """log η_y/π_y of the η at which these scores minimise the risk."""
+        return np.asarray(risk.log_inverse_link(self.margin, scores) - self.prior.log_probs)
+
+    def apart(self, scores: FloatArray) -> tuple[int, int, float]:
+        """The classes with the least and the greatest η/π there, and their distance in logs."""
+        ratio = self.log_ratio(scores)
+        least, most = int(np.argmin(ratio)), int(np.argmax(ratio))
+        return least, most, float(ratio[most] - ratio[least])
+
+    def certify(self, eta: FloatArray, scores: FloatArray | None = None) -> Witness | None:
+        """The Witness that η is, or None if it proves nothing.
+
+        The risk is minimised at η itself (by `scores`, where known), the gradient must vanish, and
+        the winner is compared with the class that should win.
+        """
+        if eta.min() < np.finfo(np.float64).tiny:
+            return None
+        try:
+            f = risk.link(self.margin, eta) if scores is None else scores - scores.mean()
+        except InputError:
+            return None  # too extreme for double precision: no proof
+        slope = risk.gradient(self.margin, eta, f) / (self.margin.scale * eta * self.margin.alpha)
+        final = f if self.rule is None else self.rule(f)
+        ratio = np.log(eta) - self.prior.log_probs
+        wins, should_win = int(np.argmax(final)), int(np.argmax(ratio))
+        lead = final[wins] - final[should_win]
+        if (
+            np.abs(slope).max() > 1e-8
+            or lead <= _RESOLUTION * (1.0 + np.abs(final).max())
+            or ratio[should_win] - ratio[wins] <= _RESOLUTION
+        ):
+            return None
+        return Witness(eta, np.exp(ratio), f, final, wins, should_win, self.note)
+
+    def rounded(self, eta: FloatArray) -> Witness | None:
+        """The witness η with as few decimals as keep half of its lead; as it is for many."""
+        exact = self.certify(eta)
+        if exact is None or len(eta) > _READABLE:
+            return exact
+        for decimals in range(2, 13):
+            short = np.round(eta, decimals)
+            top = int(np.argmax(short))
+            short[top] = np.round(1.0 - np.delete(short, top).sum(), decimals)
+            witness = self.certify(short)
+            if witness is not None and witness.strength() >= 0.5 * exact.strength():
+                return witness
+        return exact
+
+    def near(self, scores: FloatArray) -> Witness | None:
+        """A certified witness near the η of these scores."""
+        eta = risk.inverse_link(self.margin, scores)
+        return self.rounded(eta) or self.certify(eta, scores)
+
+    def near_prior(self) -> Witness | None:
+        """A witness against a loss whose gradient at f = 0 does not vanish at η = π."""
+        witness = None
+        if self.prior.num_classes <= _MANY_CLASSES:
+            witness = self.raise_lowest(lambda f, k: float(f.max() - f[k]))
+        if witness is not None:
+            return witness
+        tied = np.zeros(self.prior.num_classes)
+        favored, slighted, _ = self.apart(tied)
+        return self.break_tie(tied, favored=favored, slighted=slighted)
+
+    def raise_lowest(self, lead: Callable[[FloatArray, int], float]) -> Witness | None:
+        """A witness near η = π, where equal η/π should mean equal scores, but one is lowest.
+
+        Raising that class's probability alone makes it the right answer, while by continuity its
+        score stays too low. It is raised until it leads in log η/π by as much as it lacks in
+        score, which `lead` says of the scores and the class.
+        """
+        margin, pi = self.margin, self.prior.probs
+        try:
+            at_prior = risk.link(margin, pi)
+            k = int(np.argmin(at_prior))
+            low, high, eta = 0.0, margin.scale * lead(at_prior, k), pi
+            for _ in range(8):
+                rise = 0.5 * (low + high)
+                raised = pi.copy()
+                raised[k] *= np.exp(rise)
+                raised /= raised.sum()
+                if margin.scale * lead(risk.link(margin, raised), k) >= rise:
+                    low, eta = rise, raised
+                else:
+                    high = rise
+        except InputError:
+            return None  # too extreme for double precision: no proof
+        return self.rounded(eta)
+
+    def worst_tie(
+        self, triples: list[tuple[int, int, int]], *, rest: float
+    ) -> tuple[FloatArray, int, int, float]:
+        """Scores at which two classes lead and differ in η/π, although at η = π none does.
+
+        The quadratic of this module's first lines has at most two roots, so a few depths of the
+        third class, with the others `rest` below, are enough to miss them.
+        """
+        size, s = self.prior.num_classes, self.margin.scale
+        best: tuple[FloatArray, int, int, float] = (np.zeros(size), 0, 1, 0.0)
+        for i, j, k in triples:
+            for third in (0.1, 0.7, 2.0, 4.0):
+                scores = np.full(size, -rest / s)
+                if k >= 0:
+                    scores[k] = -third / s
+                scores[[i, j]] = 0.0
+                ratio = self.log_ratio(scores)
+                width = float(ratio[i] - ratio[j])
+                if abs(width) > best[3]:
+                    favored, slighted = (j, i) if width > 0 else (i, j)
+                    best = (scores, favored, slighted, abs(width))
+        return best
+
+    def break_tie(self, tied: FloatArray, *, favored: int, slighted: int) -> Witness | None:
+        """A witness near scores at which two classes lead together but differ in η/π.
+
+        If `slighted` has the larger η/π of the two, `favored` can be given the lead by a little,
+        and is then wrong. How little is chosen to make the lesser of the two leads, in score and
+        in log η/π, as large as it gets.
+        """
+        s, gap = self.margin.scale, self.log_ratio(tied)
+        best, best_scores = 0.0, None
+        for step in float(gap[slighted] - gap[favored]) * 1.5 ** np.arange(8, -14, -1):
+            scores = tied.copy()
+            scores[favored] += 0.5 * step / s
+            scores[slighted] -= 0.5 * step / s
+            try:
+                ratio = self.log_ratio(scores)
+            except InputError:
+                continue
+            lead = s * (scores[favored] - np.delete(scores, favored).max())
+            strength = min(lead, ratio.max() - ratio[favored])
+            if strength > best:
+                best, best_scores = float(strength), scores
+        return None if best_scores is None else self.near(best_scores)

@@ -45,7 +45,7 @@ def _prior(pi: Any) -> float:
 
 
 class _Losses:
-    """What `BinaryLoss` and `CostSensitiveSVM` have in common."""
+    """Base of `BinaryLoss` and `CostSensitiveSVM`."""
 
     def loss(self, f: Any) -> tuple[FloatArray, FloatArray]:
         """Return ℓ(+1, f) and ℓ(−1, f)."""
@@ -55,8 +55,6 @@ class _Losses:
         """Return the expected loss p · ℓ(+1, f) + (1 − p) · ℓ(−1, f).
 
         Examples:
-            >>> round(float(BinaryLoss().conditional_risk(0.5, 0.0)), 4)
-            0.6931
             >>> CostSensitiveSVM(2.0, 1.0).conditional_risk(0.5, 0.0)
             array(1.5)
         """
@@ -102,11 +100,7 @@ class BinaryLoss(_Losses):
 
     @classmethod
     def from_margin(cls, margin: Margin, *, positive: int = 1) -> BinaryLoss:
-        """Return a two-class Margin as a function of the scalar score f₊ − f₋.
-
-        Args:
-            margin: for two classes.
-            positive: which of them is class +1.
+        """Return a two-class Margin as a function of the scalar score f₊ − f₋, +1 being `positive`.
 
         Examples:
             >>> from longtail import ClassPrior, margins
@@ -118,8 +112,6 @@ class BinaryLoss(_Losses):
             raise InputError(
                 f"`margin` must have two classes; '{margin.name}' has {margin.num_classes}."
             )
-        if positive not in (0, 1):
-            raise InputError(f"`positive` must be 0 or 1; got {positive!r}.")
         negative, delta, s = 1 - positive, margin.matrix(), margin.scale
         return cls(
             omega_pos=s * margin.alpha[positive],
@@ -162,12 +154,7 @@ class BinaryLoss(_Losses):
         return np.asarray(log_g / self.gamma)
 
     def inverse_link(self, f: Any) -> FloatArray:
-        """Return Ψ⁻¹(f) = 1 / (1 − ℓ'(+1, f)/ℓ'(−1, f)), the P(+1) at which f is the best score.
-
-        Examples:
-            >>> BinaryLoss(delta_pos=1.0, delta_neg=-1.0).inverse_link(1.0)
-            array(0.5)
-        """
+        """Return Ψ⁻¹(f) = 1 / (1 − ℓ'(+1, f)/ℓ'(−1, f)), the P(+1) at which f is the best score."""
         return np.asarray(expit(-self._log_slope_ratio(np.asarray(f, dtype=np.float64))))
 
     def _log_slope_ratio(self, f: FloatArray) -> FloatArray:
@@ -199,10 +186,6 @@ class BinaryLoss(_Losses):
     def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
         """Return whether minimising this loss minimises the balanced error (Lemma 2).
 
-        Args:
-            pi: π = P(+1), in (0, 1).
-            tolerance: relative difference of the lemma's two sides that counts as none.
-
         Examples:
             >>> BinaryLoss().is_consistent(0.5), BinaryLoss().is_consistent(0.2)
             (True, False)
@@ -211,12 +194,7 @@ class BinaryLoss(_Losses):
         return math.isclose(left, right, rel_tol=tolerance)
 
     def bayes_risk(self, p: Any) -> FloatArray:
-        """Return the least conditional risk, L(p) = p · ℓ(+1, Ψ(p)) + (1 − p) · ℓ(−1, Ψ(p)).
-
-        Examples:
-            >>> BinaryLoss().bayes_risk([0.0, 0.5, 1.0]).round(4)  # the entropy
-            array([0.    , 0.6931, 0.    ])
-        """
+        """Return the least conditional risk, L(p) = p · ℓ(+1, Ψ(p)) + (1 − p) · ℓ(−1, Ψ(p))."""
         return self.conditional_risk(p, self.link(p))
 
     def peak(self) -> tuple[float, float]:
@@ -231,8 +209,7 @@ class BinaryLoss(_Losses):
         """
 
         def difference(f: float) -> float:
-            plus, minus = self.loss(f)
-            return float(plus - minus)
+            return float(np.subtract(*self.loss(f)))
 
         # ℓ(+1) falls and ℓ(−1) rises, so a bracket is found by doubling.
         reach = 1.0 + abs(self.delta_pos) + abs(self.delta_neg) + 1.0 / self.gamma
@@ -245,10 +222,6 @@ class BinaryLoss(_Losses):
         """Return the hinge losses that γ → ∞ leads to, with this loss's weights and margins.
 
         0 ≤ L_γ(p) − L_∞(p) ≤ (p ω₊ + (1 − p) ω₋) · log(2)/γ for every p.
-
-        Examples:
-            >>> BinaryLoss(delta_pos=1.0, delta_neg=1.0).limit().threshold
-            0.5
         """
         return CostSensitiveSVM(
             self.omega_pos, self.omega_neg, self.delta_pos, self.delta_neg, self.name
@@ -293,12 +266,7 @@ class CostSensitiveSVM(_Losses):
     def for_prior(cls, pi: float, *, omega_pos: float, delta_pos: float = 1.0) -> CostSensitiveSVM:
         """Return losses consistent for the balanced error, with a Bayes risk of maximum 1.
 
-        ω₋ = ω₊ · π/(1 − π) and δ₋ + δ₊ = 1/(π ω₊); ω₊ and δ₊ are free.
-
-        Args:
-            pi: π = P(+1).
-            omega_pos: ω₊, at most 1/(π δ₊).
-            delta_pos: δ₊.
+        ω₋ = ω₊ · π/(1 − π) and δ₋ + δ₊ = 1/(π ω₊); ω₊, at most 1/(π δ₊), and δ₊ are free.
 
         Examples:
             >>> CostSensitiveSVM.for_prior(0.2, omega_pos=2.5).delta_neg
@@ -337,14 +305,7 @@ class CostSensitiveSVM(_Losses):
         )
 
     def is_consistent(self, pi: float, *, tolerance: float = 1e-9) -> bool:
-        """Return whether the best score's sign is right for the balanced error.
-
-        That is ω₊/ω₋ = (1 − π)/π; the margins play no part, as long as both are positive.
-
-        Examples:
-            >>> CostSensitiveSVM(4.0, 1.0, delta_neg=0.1).is_consistent(0.2)
-            True
-        """
+        """Return whether ω₊/ω₋ = (1 − π)/π, which with positive margins is consistency."""
         pi = _prior(pi)
         # A best score of exactly 0 predicts neither class.
         signed = self.delta_pos > 0 and self.delta_neg > 0
@@ -360,12 +321,7 @@ class CostSensitiveSVM(_Losses):
         return np.asarray(np.where(_unit(p) > self.threshold, self.delta_pos, -self.delta_neg))
 
     def bayes_risk(self, p: Any) -> FloatArray:
-        """Return the least conditional risk, (δ₋ + δ₊) · min(p ω₊, (1 − p) ω₋).
-
-        Examples:
-            >>> CostSensitiveSVM(4.0, 1.0).bayes_risk([0.1, 0.2, 0.6])
-            array([0.8, 1.6, 0.8])
-        """
+        """Return the least conditional risk, (δ₋ + δ₊) · min(p ω₊, (1 − p) ω₋)."""
         p = _unit(p)
         least = np.minimum(p * self.omega_pos, (1.0 - p) * self.omega_neg)
         return np.asarray((self.delta_neg + self.delta_pos) * least)
@@ -389,16 +345,11 @@ def tent(p: Any, pi: float) -> FloatArray:
 
 
 def examples(pi: float, *, gamma: float = 1.0) -> dict[str, BinaryLoss]:
-    """Return the parameter choices that the paper's appendix discusses, by name.
+    """Return the parameter choices that the paper's appendix discusses, by name and in its order.
 
-    Args:
-        pi: π = P(+1), in (0, 1).
-        gamma: γ.
-
-    Returns:
-        In the paper's order. "balanced" and "unequal-margin" are consistent for every γ,
-        "balanced-margin" and "balanced-margin-pi" only as γ → ∞, "logistic", "both" and
-        "small-margin" not at all (unless π = 1/2).
+    "balanced" and "unequal-margin" are consistent for every γ,
+    "balanced-margin" and "balanced-margin-pi" only as γ → ∞, "logistic", "both" and
+    "small-margin" not at all (unless π = 1/2).
 
     Examples:
         >>> losses = examples(0.2, gamma=8.0)

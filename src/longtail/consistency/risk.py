@@ -30,14 +30,7 @@ _LOG2, _LOG4 = np.log(2.0), np.log(4.0)
 
 
 def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
-    """Return the expected loss R(η, f), shape (...).
-
-    Examples:
-        >>> from longtail import ClassPrior, margins
-        >>> softmax = margins.softmax(ClassPrior.uniform(2))
-        >>> round(float(conditional_risk(softmax, [0.5, 0.5], [0.0, 0.0])), 4)  # log 2
-        0.6931
-    """
+    """Return the expected loss R(η, f), shape (...)."""
     eta, f, s = _probabilities(eta, margin), _by_class(scores, margin, "scores"), margin.scale
     if margin.dense is None:
         # The loss of every target class at once; the target stays out of the sum.
@@ -49,26 +42,12 @@ def conditional_risk(margin: Margin, eta: Any, scores: Any) -> FloatArray:
 
 
 def inverse_link(margin: Margin, scores: Any) -> FloatArray:
-    """Return the class probabilities η at which the given scores minimise the risk.
-
-    Examples:
-        >>> from longtail import ClassPrior, margins
-        >>> prior = ClassPrior.from_probs([0.8, 0.2])
-        >>> inverse_link(margins.logit_adjusted(prior), [0.0, 0.0])  # a tie at η = π
-        array([0.8, 0.2])
-    """
+    """Return the class probabilities η at which the given scores minimise the risk."""
     return np.asarray(np.exp(log_inverse_link(margin, _by_class(scores, margin, "scores"))))
 
 
 def log_inverse_link(margin: Margin, scores: FloatArray) -> FloatArray:
-    """Return log η of `inverse_link`, accurate where η itself is tiny.
-
-    Examples:
-        >>> from longtail import ClassPrior, margins
-        >>> softmax = margins.softmax(ClassPrior.uniform(2))
-        >>> log_inverse_link(softmax, np.array([1000.0, 0.0]))
-        array([    0., -1000.])
-    """
+    """Return log η of `inverse_link`, accurate where η itself is tiny."""
     additive = additive_parts(margin)
     if additive is None:
         log_w = _log_stationary(margin, scores)
@@ -108,12 +87,7 @@ def link(margin: Margin, eta: Any) -> FloatArray:
 
 
 def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
-    """Return s·a and s·b where Δ_{yy'} = a_y + b_{y'}, as for two classes always, else None.
-
-    Examples:
-        >>> additive_parts(Margin.from_matrix([[0.0, 1.0], [2.0, 0.0]]))
-        (array([1., 2.]), array([0., 0.]))
-    """
+    """Return s·a and s·b where Δ_{yy'} = a_y + b_{y'}, as for two classes always, else None."""
     s = margin.scale
     if margin.dense is None:
         return s * margin.positive, s * margin.negative
@@ -123,14 +97,7 @@ def additive_parts(margin: Margin) -> tuple[FloatArray, FloatArray] | None:
 
 
 def gradient(margin: Margin, eta: Any, scores: Any) -> FloatArray:
-    """Return ∂R(η, f)/∂f for one η and f, shape (num_classes,); it vanishes at f = link(η).
-
-    Examples:
-        >>> from longtail import ClassPrior, margins
-        >>> softmax = margins.softmax(ClassPrior.uniform(2))
-        >>> gradient(softmax, [0.9, 0.1], [0.0, 0.0]).round(9)
-        array([-0.4,  0.4])
-    """
+    """Return ∂R(η, f)/∂f for one η and f, shape (num_classes,); it vanishes at f = link(η)."""
     eta = _probabilities(_checks.vector(eta, name="eta"), margin)
     scores = _by_class(_checks.vector(scores, name="scores"), margin, "scores")
     f, s, w = margin.scale * scores, margin.scale, eta * margin.alpha
@@ -264,8 +231,15 @@ def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
         if found >= error and error < 1e-6:
             break  # as good as double precision has it
         error, best = found, f
-        step = np.zeros_like(f)
-        step[free] = _newton_step(gradient[free], hessian[np.ix_(free, free)])
+        # Rare classes have tiny rows; an equilibrated system keeps their digits.
+        step, system = np.zeros_like(f), hessian[np.ix_(free, free)]
+        size = 1.0 / np.sqrt(np.diag(system))
+        system = system * size[:, None] * size[None, :]
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                step[free] = -size * np.linalg.solve(system, size * gradient[free])
+            except np.linalg.LinAlgError:
+                break
         if error < 1e-15 or not np.all(np.isfinite(step)):
             break
         step *= min(1.0, 50.0 / np.abs(step).max())  # on a plateau the model reaches too far
@@ -282,20 +256,6 @@ def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
             "precision; use less extreme ones."
         )
     return best
-
-
-def _newton_step(gradient: FloatArray, hessian: FloatArray) -> FloatArray:
-    """−H⁻¹g, or NaN where double precision has lost H.
-
-    Rare classes have tiny rows; an equilibrated system keeps their digits.
-    """
-    size = 1.0 / np.sqrt(np.diag(hessian))
-    system = hessian * size[:, None] * size[None, :]
-    with np.errstate(over="ignore", invalid="ignore"):
-        try:
-            return np.asarray(-size * np.linalg.solve(system, size * gradient))
-        except np.linalg.LinAlgError:
-            return np.full_like(gradient, np.nan)
 
 
 def _derivatives(delta: FloatArray, w: FloatArray, f: FloatArray) -> tuple[FloatArray, FloatArray]:
