@@ -531,39 +531,3 @@ def _deciding(model: Any) -> list[Any]:
     if name == "BaggingClassifier":
         return list(model.estimators_[:1])  # all are alike
     return [model.final_estimator_] if name == "StackingClassifier" else []
-
-
-# --- what bake, cli and sklearn said of it before `adjusted_twice` -----------------------------
-
-LEFT_BALANCED = (
-    "its logits are not those of the training prior, and adjusting to it changes nothing"
-)
-
-
-def adjusts_again(tau: float) -> bool:
-    """Return whether a τ is large enough to be adjusting twice."""
-    return tau >= LEAST_AGAIN
-
-
-def in_words(
-    left: float,
-    *,
-    again: str = "adjusting its logits favours the rare classes twice",
-    instead: str = "use them as they are, or at most with a small tau that held-out data ask for",
-) -> tuple[str, str, str]:
-    """Return what a loss does that leaves a τ, what adjusting again means, what to do instead."""
-    if left < 0.1:
-        return "already aims at the balanced error", again, instead
-    return (
-        f"leaves about tau = {left:.1f} to correct",
-        "more than that favours the rare classes twice",
-        f"take tau = {left:.1f}, or what held-out data ask for",
-    )
-
-
-def from_uniform(num_classes: int) -> str:
-    """Return how logits that training has balanced are brought to a target of their own."""
-    return (
-        f"what training has balanced is adjusted to another target from the uniform prior: pass "
-        f"ClassPrior.uniform({num_classes}) as the prior, with the same target_prior or costs"
-    )

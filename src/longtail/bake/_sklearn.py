@@ -25,10 +25,9 @@ from longtail.bake._change import (
     original_tensors,
     refuse_twice,
 )
-from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
+from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.sklearn._baked import ATTRIBUTE, PARTS, is_intact
 from longtail.sklearn._scores import final_estimator
-from longtail.sklearn._twice import own_correction
 
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16"}
 
@@ -113,16 +112,10 @@ def _written(model: Any) -> BakeRecord | None:
 
 def _warn_if_twice(classifier: Any, name: str, change: Change) -> None:
     """Warn if a classifier favours rare classes already, by its training or an earlier baking."""
-    if change.prior is None or not adjusts_again(change.tau):
+    if change.prior is None or change.tau < LEAST_AGAIN:
         return
-    found, earlier, text = own_correction(classifier, change.prior), _written(classifier), None
-    if found is not None:
-        text = (
-            f"{name} {found.what}, so the prior that it learned is not that of the labels. Unless "
-            f"`prior` is what effective_prior gives, adjusting by it favours rare classes twice; "
-            f"{found.instead}, or pass that."
-        )
-    elif earlier is not None and (
+    earlier, text = _written(classifier), adjusted_twice(classifier, change.prior, tau=change.tau)
+    if (text is None and earlier is not None) and (
         hasattr(classifier, "partial_fit") or getattr(classifier, "warm_start", False)
     ):
         text = (

@@ -269,7 +269,7 @@ def warn_if_adjusted(
     """
     if run is None or 1 in (run.prior.imbalance_ratio, prior.imbalance_ratio):
         return False
-    from longtail.posthoc import LEAST_AGAIN, in_words, leaves_little, tau_left
+    from longtail.posthoc import LEAST_AGAIN, leaves_little, tau_left
 
     from_equal = ""
     if elsewhere is not None:
@@ -283,10 +283,15 @@ def warn_if_adjusted(
         residual = _residual(method, run.prior)
         asked = LEAST_AGAIN if tau is None else tau
         if residual is not None and leaves_little(residual, run.prior, tau=asked):
-            does, again, instead = in_words(tau_left(residual, run.prior))
+            left = tau_left(residual, run.prior)
+            does = "already aims at the balanced error: adjusting its logits"
+            instead = "use them as they are, or at most with a small tau that held-out data ask for"
+            if left >= 0.1:
+                does = f"leaves about tau = {left:.1f} to correct: more than that"
+                instead = f"take tau = {left:.1f}, or what held-out data ask for"
             _console.warning_line(
-                f"{run.folder} was trained with {method.name}, which {does}: {again}; "
-                f"{from_equal or instead}."
+                f"{run.folder} was trained with {method.name}, which {does} favours the rare "
+                f"classes twice; {from_equal or instead}."
             )
             return True
     return False

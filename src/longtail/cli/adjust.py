@@ -132,7 +132,7 @@ def adjust(
       longtail adjust RUN --split test --tau 1.2
     """
     from longtail.cli import _inputs
-    from longtail.posthoc import adjusts_again
+    from longtail.posthoc import LEAST_AGAIN
     from longtail.predictions import adjust_predictions
 
     _refuse_contradictions(tau, tune_on, cross_fit, effective_prior)
@@ -154,7 +154,7 @@ def adjust(
         optional=effective_prior,
     )
     aim = _inputs.read_target(target, found.num_classes, found.class_names)
-    if prior is not None and not effective_prior and (tau is None or adjusts_again(tau)):
+    if prior is not None and not effective_prior and (tau is None or tau >= LEAST_AGAIN):
         elsewhere = None if aim is None else "--target"
         _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, tau=tau, elsewhere=elsewhere)
     with _console.progress("reading") as progress:

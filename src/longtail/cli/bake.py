@@ -140,7 +140,7 @@ def bake(
     """
     from longtail._checks import InputError
     from longtail.bake import bake_logit_adjustment, bake_record, bake_weight_normalization, unbake
-    from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
+    from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning
 
     _console.refuse_overwrite(out, force)
     given: dict[str, Any] = {"--counts": counts, "--train-labels": train_labels, "--prior": prior}
@@ -177,7 +177,7 @@ def bake(
                     f"--classes has {len(names)} names, but there are {width} classes."
                 )
             elsewhere = " and ".join(name for name in ("--target", "--costs") if name in named)
-            much = adjusts_again(common["tau"]) and found.imbalance_ratio > 1
+            much = common["tau"] >= LEAST_AGAIN and found.imbalance_ratio > 1
             asked = common["tau"] if tau_from is None else None
             told = much and warn_if_adjusted(run, found, tau=asked, elsewhere=elsewhere or None)
             # What held-out data chose is right for whatever the model was trained with.

@@ -31,10 +31,10 @@ from sklearn.utils.validation import (
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError
-from longtail.posthoc import AdjustedTwiceWarning, adjusts_again
+from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.priors import ClassPrior
-from longtail.sklearn._scores import METHODS, choose_method, read_logits
-from longtail.sklearn._twice import own_correction
+from longtail.sklearn._baked import baked_tau
+from longtail.sklearn._scores import METHODS, choose_method, final_estimator, read_logits
 
 if TYPE_CHECKING:
     from longtail.sklearn import LogitAdjustedClassifier
@@ -486,17 +486,14 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def _warn_if_twice(self) -> None:
         """Warn if the fitted estimator favours rare classes itself."""
         by_labels = isinstance(self.prior, str) and self.prior == "train"
-        if not by_labels or not adjusts_again(self._tau) or np.ptp(self.adjustment_) == 0:
+        if not by_labels or np.ptp(self.adjustment_) == 0:
             return
-        found = own_correction(self.estimator_, self.prior_)
-        if found is not None:
-            warnings.warn(
-                f"the estimator {found.what}, so the prior that it learns is not that of the "
-                f"labels and adjusting by it favours rare classes twice; {found.instead}, or "
-                f"prior='effective'.",
-                AdjustedTwiceWarning,
-                stacklevel=3,
-            )
+        model, baked = self.estimator_, baked_tau(final_estimator(self.estimator_))
+        if baked is not None and baked >= LEAST_AGAIN:
+            model = f"the estimator has an adjustment baked in already (tau = {baked:.4g})"
+        text = adjusted_twice(model, self.prior_, tau=self._tau)
+        if text is not None:
+            warnings.warn(text, AdjustedTwiceWarning, stacklevel=3)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
