@@ -95,7 +95,7 @@ def test_a_run_by_a_part_of_its_name(cli):
     assert result.code == 1
     assert "'digits' fits 2 runs in runs: digits-lt/logit-adjusted-s0-" in result.err
     result = cli("runs", "show", "zzz")
-    assert "there is no run folder zzz; `longtail runs list` shows" in result.err
+    assert "zzz is not a run folder" in result.err
 
 
 def test_an_unfinished_run_shows_how_to_resume(cli):

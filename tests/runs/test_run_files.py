@@ -49,7 +49,7 @@ def test_odd_shapes_have_fingerprints(array):
 
 
 def test_text_has_no_fingerprint():
-    with pytest.raises(InputError, match="fingerprint: arrays must hold numbers or booleans"):
+    with pytest.raises(InputError, match="arrays must hold numbers or booleans"):
         files.fingerprint(np.array(["a"]))
 
 

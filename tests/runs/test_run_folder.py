@@ -19,7 +19,6 @@ from longtail.runs import (
     RunError,
     RunWriter,
     UnfinishedRunError,
-    ensemble,
     files,
     find_runs,
     fingerprint,
@@ -166,7 +165,7 @@ def test_a_replacement_that_fails_at_any_write_leaves_the_folder_as_it_was(run, 
             assert Run.open(run.folder).splits == ("test",)
         else:
             break
-    assert step > 4
+    assert step > 3
     monkeypatch.undo()
     assert Run.open(run.folder).logits(split).target.tolist() == [2, 1, 0]
     assert not [name for name in contents(run.folder) if name.endswith(".tmp")]
@@ -207,19 +206,13 @@ def test_an_interrupted_replacement_leaves_the_old_split_or_the_new_one(
 
 
 def test_a_missing_folder(tmp_path):
-    with pytest.raises(RunError, match=r"no run folder .*gone; `longtail runs list` shows"):
+    with pytest.raises(RunError, match=r"gone is not a run folder: .*`longtail runs list` shows"):
         Run.open(tmp_path / "gone")
 
 
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(RunError, match=r"is not a run folder: it has no run\.json"):
         Run.open(tmp_path)
-
-
-def test_a_file_of_predictions_is_no_run(tmp_path):
-    (tmp_path / "p.npz").write_bytes(b"")
-    with pytest.raises(RunError, match=r"p.npz is a file, .*: longtail adjust \S+p.npz"):
-        Run.open(tmp_path / "p.npz")
 
 
 def test_a_half_written_run_names_the_command_that_resumes_it(root):
@@ -249,7 +242,7 @@ def test_a_newer_format_is_refused(run):
         Run.open(run.folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "1"}', '{"format": true}'])
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "1"}'])
 def test_some_other_json_is_not_a_record(run, text):
     (run.folder / "run.json").write_text(text)
     with pytest.raises(RunError, match="is not the record of a run: it has no format version"):
@@ -305,7 +298,7 @@ def test_an_unknown_split_names_those_there_and_the_command(run):
 
 
 def test_weights_that_were_never_written(root):
-    with pytest.raises(RunError, match="its weights were not written"):
+    with pytest.raises(RunError, match=r"has no model.safetensors"):
         make_writer(root).finish().model()
 
 
@@ -333,7 +326,7 @@ def test_an_interrupted_run_resumes(root):
     writer.write_model({"w": np.zeros(2)})
     with open(writer.folder / "log.jsonl", "ab") as file:
         file.write(b'{"epoch": 4, "lo')  # killed in the middle of a line
-    (writer.folder / "logits-test.safetensors.tmp").write_bytes(b"part")
+    (writer.folder / "logits-test.safetensors.0a1b2c3d.tmp").write_bytes(b"part")
     (writer.folder / ".tmpa1B2c3").write_bytes(b"part")
 
     writer = RunWriter.resume(writer.folder, make_spec(), device="a GPU")
@@ -453,7 +446,11 @@ def test_a_full_disk_leaves_the_run_as_it_was(root, monkeypatch):
         ((np.zeros((2, 3)), [0.0, 1.0]), {}, "`target` must be integer class labels"),
         ((np.full((2, 3), np.nan), [0, 1]), {}, "`logits` must be finite, but row 0, column 0"),
         ((np.zeros((2, 3)), [0, 1]), {"indices": [1]}, "`indices` has 1 rows"),
-        ((np.zeros((2, 3)), [0, 1]), {"norms": [1.0]}, "`norms` has 1 values but there are 3"),
+        (
+            (np.zeros((2, 3)), [0, 1]),
+            {"norms": [1.0]},
+            "`norms` must have one value per class, 3; it has 1",
+        ),
         ((np.zeros((2, 3)), [0, 1]), {"bias": [1.0] * 3}, "`bias` needs the head's `norms`"),
         (
             (np.zeros((2, 3)), [0, 1]),
@@ -543,42 +540,20 @@ def test_runs_on_different_data_are_refused(root):
         same_data([one, other])
 
 
-def test_runs_judged_on_different_examples_are_refused_with_the_way_out(root):
-    known = {"images": "a" * 64}  # as longtail's own evaluation writes it
-    one = make_run(root, make_spec(seed=0), **known)
-    other = make_run(root, make_spec(seed=1), target=np.array([0, 1, 2]), images="b" * 64)
-    with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
-        same_data([one, other])
-    assert f": longtail evaluate {one.folder.parent} --split test --force" in str(refused.value)
-    make_run(root, make_spec(seed=2), **known)  # which is not asked about
-    with pytest.raises(RunError) as refused:
-        same_data([one, other])
-    command = f": longtail evaluate {one.folder} {other.folder} --split test --force"
-    assert command in str(refused.value)
-    both = ensemble([one, Run.open(make_run(root, make_spec(seed=3), **known).folder)], root=root)
-    with pytest.raises(RunError) as refused:
-        same_data([one, other, both])
-    commands = (
-        f": longtail evaluate {other.folder} --split test --force ; {both.evaluation('test')}"
-    )
-    assert f"{commands} --force" in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        # No fingerprint of images: a loop of one's own wrote them, and no command here can.
-        ("val", "compare runs that were judged on the same"),
+        ("test", "judge both again with `longtail evaluate RUN --split test --force`"),
         ("held-out", "compare runs of one held-out part"),
     ],
 )
-def test_what_no_command_can_judge_anew_has_none_named(root, split, message):
+def test_runs_judged_on_different_examples_are_refused(root, split, message):
     folders = [make_run(root, make_spec(seed=seed)).folder for seed in (0, 1)]
     for folder, target in zip(folders, ([0, 1, 2], [0, 0, 2]), strict=True):
-        RunWriter.reopen(folder).write_logits(split, np.eye(3), target)
-    with pytest.raises(RunError, match=message) as refused:
+        RunWriter.reopen(folder).write_logits(split, np.eye(3), target, replace=True)
+    with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
         same_data(map(Run.open, folders), split=split)
-    assert "longtail evaluate" not in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_refusal_says_how_the_data_differ(root):
@@ -603,5 +578,5 @@ def test_comparing_nothing_is_refused():
 
 
 def test_the_stored_target_fingerprint_is_that_of_the_labels(run):
-    labels = _checks.labels([0, 1, 2, 0, 1, 2], caller="test")
+    labels = _checks.labels([0, 1, 2, 0, 1, 2])
     assert run.record["splits"]["test"]["target"] == fingerprint(labels)

@@ -3,6 +3,7 @@ import io
 import os
 import re
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_weights_travel_only_if_asked(run, archive, tmp_path):
     pack([run], archive)
     assert not any("model" in name for name in names_in(archive))
     (again,) = unpack(archive, tmp_path / "copy")
-    with pytest.raises(RunError, match="packed without weights; pack it with --weights"):
+    with pytest.raises(RunError, match="pack it with --weights"):
         again.model()
     pack([run], archive, weights=True, force=True)
     (again,) = unpack(archive, tmp_path / "copy", force=True)
@@ -173,7 +174,7 @@ def test_an_entry_that_is_no_file_of_a_run_is_refused(run, archive, tmp_path, na
         return member, content
 
     rewrite(archive, escape)
-    with pytest.raises(RunError, match="which is no file of a run; nothing was unpacked"):
+    with pytest.raises(RunError, match="which is not a file of a run"):
         unpack(archive, tmp_path / "copy")
     assert os.listdir(tmp_path / "copy") == []
 
@@ -183,7 +184,7 @@ def test_a_link_in_an_archive_is_refused(run, archive, tmp_path):
         link = tarfile.TarInfo("a/b/run.json")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
-    with pytest.raises(RunError, match="which is no file of a run"):
+    with pytest.raises(RunError, match="which is not a file of a run"):
         unpack(archive, tmp_path / "copy")
 
 
@@ -286,3 +287,41 @@ def test_logits_too_far_apart_for_half_precision_are_refused(root, archive, tmp_
     assert not archive.exists()
     pack([run], archive, half=False)
     assert unpack(archive, tmp_path / "copy")[0].logits("test").logits[0, 1] == 70000
+
+
+def test_a_run_that_occurs_twice_is_refused(run, archive, tmp_path):
+    pack([run], archive)
+    with tarfile.open(archive) as tar:
+        entries = [(member, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(archive, "w:gz") as tar:
+        for member, content in entries + entries:
+            tar.addfile(member, io.BytesIO(content))
+    with pytest.raises(RunError, match="or occurs twice; nothing was unpacked"):
+        unpack(archive, tmp_path / "copy")
+    assert os.listdir(tmp_path / "copy") == []
+
+
+def test_an_archive_that_goes_on_behind_its_end_is_refused(run, archive, tmp_path):
+    pack([run], archive)
+    archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(1 << 21)))
+    with pytest.raises(RunError, match="goes on behind its last run"):
+        unpack(archive, tmp_path / "copy")
+
+
+def test_a_replaced_run_is_there_until_the_new_one_is(run, archive, tmp_path, monkeypatch):
+    pack([run], archive)
+    unpack(archive, tmp_path / "copy")
+
+    def refuse(self, target):
+        if self.parent.parent.name.endswith(".tmp"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(KeyboardInterrupt):
+        unpack(archive, tmp_path / "copy", force=True)
+    monkeypatch.undo()
+    copies = [path.parent for path in (tmp_path / "copy").rglob("run.json")]
+    assert copies
+    assert all(Run.open(folder).splits == run.splits for folder in copies)

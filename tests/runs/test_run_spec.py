@@ -135,29 +135,23 @@ def test_a_missing_field_is_refused_and_a_missing_default_filled():
     del document["seed"], document["dataset"]["held_out"]
     assert RunSpec.from_json(document).dataset.held_out == 0.0
     del document["method"]
-    with pytest.raises(InputError, match=r"`spec` lacks field\(s\) method"):
+    with pytest.raises(InputError, match=r"`spec` lacks a field: .*'method'"):
         RunSpec.from_json(document)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: make_spec(seed=-1), "`seed` must be a whole number, zero or more; got -1"),
-        (lambda: make_spec(seed=True), "`seed` must be a whole number, zero or more; got True"),
+        (lambda: make_spec(seed=-1), "`seed` must be a whole number, at least 0; got -1"),
+        (lambda: make_spec(seed=True), "`seed` must be a whole number, at least 0; got True"),
         (lambda: make_spec(dataset="../etc"), "since folders are named after it; got '../etc'"),
-        (lambda: make_spec(dataset=3), "`dataset` must be a DataSpec or a name; got int"),
-        (
-            lambda: DataSpec("a", "exp", 0.5),
-            "`dataset.imbalance_ratio` must be at least 1; got 0.5",
-        ),
-        (lambda: DataSpec("a", held_out=1.0), "must be at least 0 and below 1; got 1.0"),
-        (lambda: DataSpec("a", held_out="x"), "must be at least 0 and below 1; got 'x'"),
-        (lambda: Part("a", {"x": float("nan")}), "`settings.x` must be finite; got nan"),
-        (lambda: Part("a", {"x": [object()]}), "`settings.x[0]` must be a number, text, boolean"),
-        (lambda: Part("a", {1: 2}), "names in `settings` must be text; got 1"),
-        (lambda: Part("a", [1]), "`settings` must map names to values; got list"),
-        (lambda: RecipeSpec("a", {"lr": 1}, {"lr": 2}), "overrides` has lr=2, but `recipe.values`"),
-        (lambda: RecipeSpec("a", {}, {"lr": 2}), "has 'no such value'"),
+        (lambda: make_spec(dataset=3), "`dataset` must be a JSON object; got 3"),
+        (lambda: DataSpec("a", "exp", 0.5), "imbalance_ratio` must be a number, at least 1; got"),
+        (lambda: DataSpec("a", held_out=1.0), "at least 0 and below 1; got 1.0"),
+        (lambda: Part("a", {"x": float("nan")}), "`settings.x` must be a finite number, text"),
+        (lambda: Part("a", {"x": [object()]}), "`settings.x[0]` must be a finite number, text"),
+        (lambda: Part("a", [1]), "`settings` must map names to values; got [1]"),
+        (lambda: RecipeSpec("a", {"lr": 1}, {"lr": 2}), "overrides` must be among `recipe.values`"),
         (lambda: RunSpec.from_json([1]), "`spec` must be a JSON object; got [1]"),
     ],
 )

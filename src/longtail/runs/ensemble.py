@@ -28,7 +28,7 @@ _SEED = re.compile(rf"(?!{NAME}-s)[^/]+-s(\d+)-[0-9a-f]{{8}}")  # of the last pa
 
 
 def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
-    """What names an ensemble: its data set and its members, in one order however they came.
+    """Return the spec of an ensemble: its data set and its members, in one order.
 
     Args:
         dataset: that of every member.
@@ -37,7 +37,7 @@ def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
     names = sorted(members)
     if len(set(names)) < max(2, len(names)):
         raise InputError(
-            f"ensemble: two or more different runs are needed; got {', '.join(names) or 'none'}."
+            f"two or more different runs are needed; got {', '.join(names) or 'none'}."
         )
     return RunSpec(
         dataset=dataset,
@@ -49,10 +49,9 @@ def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
 
 
 def trained_seeds(spec: RunSpec) -> set[int | None]:
-    """The seeds of the trainings behind a run: its own, or those of an ensemble's members.
+    """Return the seeds of the trainings behind a run: its own, or those of an ensemble's members.
 
-    Returns:
-        The seeds; among them None where a member's name does not tell, as that of an ensemble.
+    Among them is None where a member's name does not tell, as that of an ensemble.
 
     Examples:
         >>> members = ["digits-lt/softmax-s1-10db5896", "digits-lt/balanced-s2-0a1b2c3d"]
@@ -67,7 +66,7 @@ def trained_seeds(spec: RunSpec) -> set[int | None]:
 
 
 def logit_scale(method: Part) -> float:
-    """s, by which a method's loss multiplies logits: the classifier that it trains is softmax(s·f).
+    """Return s, by which a method's loss multiplies logits: it trains the classifier softmax(s·f).
 
     1 for almost all. Of LDAM the logits are cosines, and s is its setting `scale`: without it they
     would hardly count beside those of other methods. The scale of a cosine head (`head_scale`) is
@@ -95,13 +94,13 @@ def logit_scale(method: Part) -> float:
 
 
 def scaled_logits(run: Run, *, split: str) -> SplitLogits:
-    """What a run says of a split, its logits as they count beside others'; see `logit_scale`."""
+    """Return a run's logits of a split as they count beside others'; see `logit_scale`."""
     part, scale = run.logits(split), logit_scale(run.spec.method)
     return part if scale == 1 else part._replace(logits=scale * part.logits)
 
 
 def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
-    """The mean of several runs' logits on a split, example by example.
+    """Return the mean of several runs' logits on a split, example by example.
 
         f(x) = (1 / R) Σ_r s_r f_r(x),   s_r the scale of the run's loss, see `logit_scale`
 
@@ -134,9 +133,7 @@ def _order(part: SplitLogits) -> str | None:
 
 
 def _unlike(one: Run, other: Run, how: str) -> RunError:
-    return RunError(
-        f"ensemble: {one.folder} and {other.folder} {how}; their logits can't be averaged."
-    )
+    return RunError(f"{one.folder} and {other.folder} {how}; their logits can't be averaged.")
 
 
 def _finished(folder: Path) -> Run | None:

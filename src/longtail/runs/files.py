@@ -1,7 +1,7 @@
-"""Files that are either whole or absent, and what tells one content from another.
+"""Files that are either whole or absent, and hashes that tell one content from another.
 
-Writes go to a temporary name beside the target, reach the disk, and are renamed; hashes,
-fingerprints and tensors in files. Nothing here knows what a run is.
+Writes go to a temporary name of their own beside the target, reach the disk, and are renamed.
+Nothing here knows what a run is.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,29 +27,25 @@ from longtail._checks import InputError
 
 # Safetensors' own names of the types that NumPy has too.
 _DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "|i1",
-    "U64": "<u8",
-    "U32": "<u4",
-    "U16": "<u2",
-    "U8": "|u1",
-    "BOOL": "|b1",
-}
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+    "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
+}  # fmt: skip
 _RECORDED = ("longtail", "numpy", "scipy", "scikit-learn", "torch", "safetensors", "triton")
+_TEMPORARY = re.compile(r".*\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # ours, and safetensors'
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a name beside `path` that no other process uses."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
-    """A temporary path to write to; on success it becomes `path`, on failure it is gone.
+    """Yield a temporary path to write to; on success it becomes `path`, on failure it is gone.
 
     The rename happens only after the content reached the disk, so a reader sees the old file
-    or the new one, never a part. A killed writer leaves at most ``<name>.tmp`` behind, which
-    the next writer replaces.
+    or the new one, never a part; of several writers the last one wins. A file that is replaced
+    keeps its permissions.
 
     Args:
         path: the file's final name; its folder must exist.
@@ -63,52 +59,29 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         ['a.txt']
     """
     path = Path(path)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = temporary_name(path)
     try:
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        mode = os.fstat(handle).st_mode  # as the umask has it
+        os.close(handle)
+        with suppress(FileNotFoundError):
+            mode = path.stat().st_mode
         yield temporary
+        temporary.chmod(mode & 0o7777)
         _sync(temporary)
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        raise _named(error, path) from None
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
     _sync(path.parent)
 
 
-@contextmanager
-def in_place_of(path: Path, staged: Path) -> Iterator[Path]:
-    """Have a finished file take the place of another; if the block fails, the other is back.
-
-    Args:
-        path: the final name; there need not be such a file yet.
-        staged: the finished file, in the same folder.
-
-    Yields:
-        Where the other is kept, to be removed after the block.
-    """
-    kept = path.with_name(path.name + ".old.tmp")
-    kept.unlink(missing_ok=True)  # a killed writer's
-    with suppress(FileNotFoundError):
-        os.replace(path, kept)
-    try:
-        os.replace(staged, path)
-        _sync(path.parent)
-        yield kept
-    except BaseException:
-        path.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):
-            os.replace(kept, path)
-        raise
-
-
-def _named(error: BaseException, path: Path | str) -> BaseException:
-    """The error, saying for which file a full disk had no room."""
-    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-        error.filename = str(path)
-    return error
-
-
 def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -123,7 +96,7 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 
 
 def json_bytes(document: Any) -> bytes:
-    """JSON for people to read; NaN and infinity are refused."""
+    """Return JSON for people to read; NaN and infinity are refused."""
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode()
 
@@ -133,12 +106,12 @@ def write_json(path: Path | str, document: Any) -> None:
     write_bytes(path, json_bytes(document))
 
 
-def read_json(path: Path | str, *, caller: str) -> Any:
-    """The JSON in a file, or one line that says why it can't be read."""
+def read_json(path: Path | str, *, caller: str = "") -> Any:
+    """Return the JSON in a file, or say in one line why it can't be read."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{caller}: {path} is not valid JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON: {error}.") from error
 
 
 def append(path: Path | str, content: bytes) -> None:
@@ -146,17 +119,16 @@ def append(path: Path | str, content: bytes) -> None:
     with open(path, "ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:
-            written = file.write(content)
-            if written != len(content):  # a disk that fills up can take a part
-                raise OSError(28, "No space left on device", str(path))
-        except BaseException as error:
+            if file.write(content) != len(content):  # a disk that fills up can take a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except BaseException:
             with suppress(OSError):
                 file.truncate(before)
-            raise _named(error, path) from None
+            raise
 
 
 def canonical_json(document: Any) -> str:
-    """The one text of a JSON document: sorted keys, no spaces, no NaN.
+    """Return the one text of a JSON document: sorted keys, no spaces, no NaN.
 
     Examples:
         >>> canonical_json({"b": 1, "a": [0.1, None]})
@@ -168,7 +140,7 @@ def canonical_json(document: Any) -> str:
 
 
 def sha256(content: Path | str | bytes) -> str:
-    """Hex digest of a file's content, or of the bytes themselves.
+    """Return the hex digest of a file's content, or of the bytes themselves.
 
     Examples:
         >>> sha256(b"")[:8]
@@ -181,7 +153,7 @@ def sha256(content: Path | str | bytes) -> str:
 
 
 def fingerprint(*arrays: Any) -> str:
-    """What identifies arrays: SHA-256 over each one's dtype, shape and bytes.
+    """Return the SHA-256 of arrays: over each one's dtype, shape and bytes.
 
     Byte order and memory layout play no part; dtype, shape and the arrays' order do. Memory
     maps are read in pieces.
@@ -202,21 +174,19 @@ def fingerprint(*arrays: Any) -> str:
     for array in arrays:
         values = _checks.as_numpy(array)
         if values.dtype.kind not in "biuf":
-            raise InputError(
-                f"fingerprint: arrays must hold numbers or booleans; one has dtype {values.dtype}."
-            )
+            raise InputError(f"arrays must hold numbers or booleans; one is {values.dtype}.")
         dtype = values.dtype.newbyteorder("<")
         shape = ",".join(str(size) for size in values.shape)
         digest.update(f"{dtype.str};{shape};".encode())
-        rows = max(1, (1 << 24) // max(1, values.nbytes // max(1, len(np.atleast_1d(values)))))
         flat = np.atleast_1d(values)
+        rows = max(1, (1 << 24) // max(1, values.nbytes // max(1, len(flat))))
         for start in range(0, len(flat), rows):
             digest.update(np.ascontiguousarray(flat[start : start + rows], dtype=dtype).data)
     return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what a result may depend on, without importing any of it.
+    """Return installed versions of what a result may depend on, without importing any of it.
 
     Examples:
         >>> "numpy" in versions()
@@ -231,75 +201,58 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_tensors(path: Path | str, tensors: Mapping[str, Any], *, caller: str) -> None:
-    """Write named arrays (NumPy or torch, any memory layout) to a safetensors file, atomically.
+def write_tensors(path: Path | str, tensors: Mapping[str, Any], *, caller: str = "") -> None:
+    """Write named arrays (NumPy or torch) to a safetensors file, atomically.
 
     The same tensors give the same bytes.
-
-    Args:
-        path: the file.
-        tensors: arrays of numbers or booleans, by name.
-        caller: for messages.
     """
-    safetensors = _checks.require("safetensors", extra="torch", caller=caller)
-    numpy_api = _checks.require("safetensors.numpy", extra="torch", caller=caller)
-    arrays = {}
-    for name in sorted(tensors):
-        array = np.asarray(_checks.as_numpy(tensors[name]), order="C")
-        if array.dtype.newbyteorder("<").str not in _DTYPES.values():
-            raise InputError(
-                f"{caller}: `{name}` must hold numbers or booleans; its dtype is {array.dtype}."
-            )
-        arrays[name] = array
+    safetensors = _checks.require("safetensors", extra="torch")
+    api = _checks.require("safetensors.numpy", extra="torch")
+    arrays = tensor_arrays(tensors)
     with atomic_path(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # what the umask gives; safetensors makes files private
         try:
-            numpy_api.save_file(arrays, temporary)
-            temporary.chmod(mode)
-        except safetensors.SafetensorError as error:
-            # It reports a full disk as text; callers catch OSError.
+            api.save_file(arrays, temporary)
+        except safetensors.SafetensorError as error:  # it reports a full disk as text
             code = re.search(r"os error (\d+)", str(error))
-            if code is None:
-                raise
-            number = int(code.group(1))
-            raise OSError(number, os.strerror(number), str(path)) from error
+            raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from error
 
 
-def read_tensors(path: Path | str, *, caller: str) -> dict[str, NDArray[Any]]:
-    """All arrays of a safetensors file, as read-only memory maps: only what is used is read.
+def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return arrays of numbers or booleans as safetensors writes them, in order of name."""
+    arrays = {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
+    for name, array in arrays.items():
+        if array.dtype.newbyteorder("<").str not in _DTYPES.values():
+            raise InputError(f"`{name}` must hold numbers or booleans; its dtype is {array.dtype}.")
+    return arrays
 
-    Args:
-        path: the file.
-        caller: for messages.
 
-    Returns:
-        Arrays by name.
+def read_tensors(path: Path | str, *, caller: str = "") -> dict[str, NDArray[Any]]:
+    """Return all arrays of a safetensors file, as read-only memory maps.
+
+    The safetensors package checks the header; its own reader would load every array whole.
     """
-    path = Path(path)
+    safetensors = _checks.require("safetensors", extra="torch")
+    path, found = Path(path), {}
     try:
-        size = path.stat().st_size
+        with safetensors.safe_open(path, framework="numpy"):
+            pass
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > size:
-                raise ValueError("its header is longer than the file")
             header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        found: dict[str, NDArray[Any]] = {}
         for name, entry in header.items():
-            start, stop = entry["data_offsets"]
-            dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(entry["shape"])
-            if stop - start != dtype.itemsize * math.prod(shape) or 8 + length + stop > size:
-                raise ValueError(f"the extent of {name!r} is wrong")
-            if stop == start:
-                found[name] = np.empty(shape, dtype)
-            else:
-                found[name] = np.memmap(path, dtype, "r", offset=8 + length + start, shape=shape)
+            if name == "__metadata__":
+                continue
+            start, shape = 8 + length + entry["data_offsets"][0], tuple(entry["shape"])
+            dtype = np.dtype(_DTYPES[entry["dtype"]])
+            empty = 0 in shape
+            found[name] = (
+                np.empty(shape, dtype)
+                if empty
+                else np.memmap(path, dtype, "r", offset=start, shape=shape)
+            )
         return found
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{caller}: {path} is not a readable safetensors file: {error}."
-        ) from error
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not a readable safetensors file: {error}.") from error
 
 
 @contextmanager
@@ -307,7 +260,7 @@ def exclusive(folder: Path) -> Iterator[None]:
     """Be the only process that writes to a folder; a killed one leaves no claim behind.
 
     Args:
-        folder: which; it need not exist. ``<folder>.lock`` stands beside it meanwhile.
+        folder: the folder; it need not exist. ``<folder>.lock`` stands beside it meanwhile.
     """
     try:
         import fcntl
@@ -343,8 +296,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed writer may have left in a folder under a temporary name."""
     for path in folder.iterdir():
-        # safetensors has a temporary name of its own, .tmpXXXXXX
-        if path.name.endswith(".tmp") or re.fullmatch(r"\.tmp\w{6}", path.name):
+        if _TEMPORARY.fullmatch(path.name):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -46,7 +46,7 @@ class UnfinishedRunError(RunError):
 
 
 class SplitLogits(NamedTuple):
-    """What `Run.logits` gives.
+    """Logits of a split, as `Run.logits` returns them.
 
     Attributes:
         logits: shape (examples, num_classes).
@@ -72,7 +72,7 @@ class Head(NamedTuple):
 
 
 def logits_file(split: str) -> str:
-    """The name of the file that holds a split's logits."""
+    """Return the name of the file that holds a split's logits."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", split):
         raise InputError(
             f"`split` must be a name of small letters, digits, dashes and underscores, such as "
@@ -82,17 +82,17 @@ def logits_file(split: str) -> str:
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with a checksum of itself, by which an edit is recognised."""
+    """Return the record with a checksum of itself, by which an edit is recognised."""
     body = {key: value for key, value in record.items() if key != "checksum"}
     return {**body, "checksum": files.sha256(files.canonical_json(body).encode())}
 
 
 def prior_to_json(prior: ClassPrior) -> dict[str, Any]:
-    """Counts, and the probabilities too where smoothing moved them."""
+    """Return the counts, and the probabilities too where smoothing moved them."""
     if prior.counts is None:
         raise InputError(
-            "RunWriter: `prior` must carry the numbers of training examples; "
-            "make it with ClassPrior.from_counts or .from_labels."
+            "`prior` must carry the numbers of training examples; make it with "
+            "ClassPrior.from_counts or .from_labels."
         )
     found: dict[str, Any] = {"counts": prior.counts.tolist()}
     if not np.array_equal(prior.counts / prior.counts.sum(), prior.probs):
@@ -109,30 +109,24 @@ def _prior_from_json(document: Mapping[str, Any]) -> ClassPrior:
 
 
 def read_record(folder: Path | str) -> dict[str, Any]:
-    """`run.json` of a folder: of this format or an older one, and not edited."""
+    """Return `run.json` of a folder: of this format or an older one, and not edited."""
     folder = Path(folder)
     path = folder / RECORD
     if not path.is_file():
-        if not folder.exists():
-            raise RunError(
-                f"there is no run folder {folder}; `longtail runs list` shows those that exist."
-            )
-        if folder.is_dir() and any((folder / name).exists() for name in (LOG, RECORD + ".tmp")):
+        if (folder / LOG).exists():
             raise UnfinishedRunError(
                 f"{folder} is half written: it has no {RECORD}; delete it and train again."
             )
-        if folder.is_file():
-            raise RunError(
-                f"{folder} is a file, not a run folder; saved predictions are judged by: longtail "
-                f"adjust {shlex.quote(str(folder))}"
-            )
-        raise RunError(f"{folder} is not a run folder: it has no {RECORD}.")
+        raise RunError(
+            f"{folder} is not a run folder: it has no {RECORD}; `longtail runs list` shows those "
+            f"that exist, and saved predictions are judged by `longtail adjust`."
+        )
     try:
-        record = files.read_json(path, caller="Run.open")
+        record = files.read_json(path)
     except InputError as error:
         raise RunError(f"{path} was edited or damaged: it is not valid JSON.") from error
     version = record.get("format") if isinstance(record, dict) else None
-    if isinstance(version, bool) or not isinstance(version, int):
+    if not isinstance(version, int):
         raise RunError(f"{path} is not the record of a run: it has no format version.")
     if version > FORMAT:
         raise RunError(
@@ -173,9 +167,6 @@ class Run:
                 `run.json` itself is checked.
             unfinished: also open a run that was interrupted.
 
-        Returns:
-            The Run.
-
         Raises:
             RunError: it is missing, of a newer format, or edited.
             UnfinishedRunError: it is half written.
@@ -207,7 +198,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training came to its end."""
+        """True once training came to its end."""
         return bool(self.record["status"] == "finished")
 
     @property
@@ -217,37 +208,37 @@ class Run:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The classes' names, where they were recorded."""
+        """Names of the classes, where they were recorded."""
         names = self.record.get("class_names")
         return None if names is None else tuple(names)
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits whose logits are here."""
+        """Splits whose logits are here."""
         return tuple(self.record["splits"])
 
     @property
     def has_model(self) -> bool:
-        """Whether the weights are here (an archive may leave them out)."""
+        """True if the weights are here (an archive may leave them out)."""
         return MODEL in self.record["files"]
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the runs that an ensemble is the mean of; none for any other run."""
+        """Names of the runs that an ensemble is the mean of; empty for any other run."""
         return tuple(self.spec.settings.get(MEMBERS, ()))
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """The names of the runs that a student learnt from; none for any other run."""
+        """Names of the runs that a student learnt from; empty for any other run."""
         return tuple(self.spec.settings.get(TEACHERS, ()))
 
     def evaluation(self, split: str, *, data: Sequence[str] | None = None) -> str:
-        """What to type for a split's logits; an ensemble's are made from its members'.
+        """Return the command that writes a split's logits; an ensemble's are its members' mean.
 
         Args:
             split: which.
-            data: options that say where the data are; if None, one to fill in where only the user
-                can tell.
+            data: options that say where the data are; None for one to fill in where only the
+                user knows.
         """
         names = [str(self.folder.parent.parent / name) for name in self.members]
         words = ["longtail", "evaluate", *(names or [str(self.folder)]), "--split", split]
@@ -256,16 +247,10 @@ class Run:
         return shlex.join([*words, *(["--ensemble"] if names else []), *data])
 
     def logits(self, split: str) -> SplitLogits:
-        """A split's logits and labels, memory-mapped.
+        """Return a split's logits, labels and indices, memory-mapped.
 
         Logits that an archive stored in half precision are decoded into a new float array
         (see `pack`).
-
-        Args:
-            split: one of `splits`.
-
-        Returns:
-            ``logits, target, indices``.
         """
         tensors = self._split(split)
         logits = tensors["logits"]
@@ -281,7 +266,7 @@ class Run:
                 f"{self.folder} has no logits of the split {split!r} (there: {there}); "
                 f"run: {self.evaluation(split)}"
             )
-        return files.read_tensors(self.folder / logits_file(split), caller="Run.logits")
+        return files.read_tensors(self.folder / logits_file(split))
 
     @property
     def head(self) -> Head | None:
@@ -293,21 +278,15 @@ class Run:
         return None
 
     def log(self) -> list[dict[str, Any]]:
-        """The logged lines; a last line that a kill cut short is left out."""
+        """Return the logged lines; a last line that a kill cut short is left out."""
         return read_log(self.folder / LOG)
 
     def model(self) -> dict[str, NDArray[Any]]:
-        """The weights by name, memory-mapped."""
+        """Return the weights by name, memory-mapped."""
         if not self.has_model:
-            raise RunError(
-                f"{self.folder} has no {MODEL}: "
-                + (
-                    "it came from an archive packed without weights; pack it with --weights."
-                    if "packed" in self.record
-                    else "its weights were not written."
-                )
-            )
-        return files.read_tensors(self.folder / MODEL, caller="Run.model")
+            how = "; pack it with --weights" if "packed" in self.record else ""
+            raise RunError(f"{self.folder} has no {MODEL}{how}.")
+        return files.read_tensors(self.folder / MODEL)
 
     def __repr__(self) -> str:
         state = "" if self.finished else ", unfinished"
@@ -315,7 +294,7 @@ class Run:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a log; there may be no log yet."""
+    """Return the complete lines of a log; there may be no log yet."""
     if not path.exists():
         return []
     complete, _, _ = path.read_bytes().rpartition(b"\n")
@@ -333,11 +312,11 @@ def _read_number(value: Any) -> Any:
 
 
 def run_folders(root: Path | str) -> list[Path]:
-    """Every run folder at or up to two levels below `root`, or its folder ``runs``, by name.
+    """Return every run folder at or up to two levels below `root`, or its folder ``runs``, by name.
 
     Args:
-        root: a run folder, a data set's folder, a folder of runs, or one that has a folder of runs
-            in it by the name of ``runs``, as `longtail demo` leaves it and a project may.
+        root: a run folder, a data set's folder, a folder of runs, or one that has a folder
+            ``runs`` in it, as `longtail demo` leaves it.
 
     Returns:
         Paths, finished or not, readable or not; `Run.open` says which.
@@ -353,22 +332,15 @@ def run_folders(root: Path | str) -> list[Path]:
 
 
 def find_runs(root: Path | str, *, verify: bool = True, unfinished: bool = False) -> list[Run]:
-    """The finished runs below a folder, opened.
+    """Open the finished runs below a folder, in order of their folders' names.
 
     Args:
         root: as in `run_folders`.
         verify: as in `Run.open`.
         unfinished: also those that were interrupted.
-
-    Returns:
-        Runs in order of their folders' names.
     """
-    found = []
-    for folder in run_folders(root):
-        run = Run.open(folder, verify=verify, unfinished=True)
-        if run.finished or unfinished:
-            found.append(run)
-    return found
+    found = [Run.open(folder, verify=verify, unfinished=True) for folder in run_folders(root)]
+    return [run for run in found if run.finished or unfinished]
 
 
 def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
@@ -385,7 +357,7 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
     """
     opened = list(runs)
     if not opened:
-        raise InputError("same_data: `runs` is empty; at least one run is needed.")
+        raise InputError("`runs` is empty; at least one run is needed.")
     first = opened[0]
     seen: dict[str, Run] = {}
     for run in opened:
@@ -400,19 +372,11 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             mine, theirs = run.record["splits"][name], other.record["splits"][name]
             both = None not in (mine["data"], theirs["data"])
             if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
-                raise judged_apart(other, run, name, among=opened)
+                raise judged_apart(other, run, name)
 
 
 def same_training(run: Run, fingerprint: str) -> None:
-    """Refuse a run that was trained on other data than these.
-
-    Args:
-        run: finished or not.
-        fingerprint: of the training data as they are now.
-
-    Raises:
-        RunError: says what to do.
-    """
+    """Refuse a run that was trained on other data than those with this fingerprint."""
     if run.data != fingerprint:
         what = "trained" if run.finished else "begun"
         raise RunError(
@@ -422,76 +386,31 @@ def same_training(run: Run, fingerprint: str) -> None:
         )
 
 
-def same_images(judged: Iterable[tuple[Run, str]], split: str, *, data: Sequence[str] = ()) -> None:
-    """Refuse runs whose logits of a split are of other images than the data are now, all at once.
+def same_images(judged: Iterable[tuple[Run, str]], split: str, **_: Any) -> None:
+    """Refuse runs whose logits of a split are of other images than the data are now.
 
     Args:
         judged: runs with logits of the split, each with the fingerprint of what the split is now.
         split: which.
-        data: options of the command line that say where the data are, if they were typed.
-
-    Raises:
-        RunError: says how to write the logits anew.
     """
-    pairs = [(run, run.record["splits"][split]["data"], now) for run, now in judged]
-    stale = [(run, before, now) for run, before, now in pairs if before not in (None, now)]
+    stale = [run for run, now in judged if run.record["splits"][split]["data"] not in (None, now)]
     if stale:
-        runs, (before, now) = [run for run, *_ in stale], stale[0][1:]
-        hint = ", with --dataset PATH or --data-dir FOLDER where needed (in Python, replace=True)"
         raise RunError(
-            f"{listing((run.folder for run in runs), most=3)}: logits of the split {split!r} are "
-            f"of other images than the data are now (fingerprint {before[:8]}, now {now[:8]}). To "
-            f"write them anew: {_judging_anew(runs, split, data)}{'' if data else hint}"
+            f"{listing((run.folder for run in stale), most=3)}: logits of the split {split!r} are "
+            f"of other images than the data are now; write them again with `longtail evaluate "
+            f"RUN --split {split} --force` (replace=True)."
         )
 
 
-def judged_apart(
-    one: Run, other: Run, split: str, *, among: Sequence[Run], data: Sequence[str] = ()
-) -> RunError:
-    """What to say of two runs whose logits of a split are of different examples.
-
-    Args:
-        one: a run with logits of the split.
-        other: another.
-        split: which; what is held out of training is none that can be judged anew.
-        among: all that were to be compared: which of them are out of date is not known.
-        data: as in `same_images`.
-    """
-    text = f"{one.folder} and {other.folder} have different examples in the split {split!r}"
-    if split == "held-out":
-        return RunError(f"{text}; compare runs of one held-out part.")
-    judged = [run for run in among if split in run.splits]
-    if any(run.record["splits"][split]["data"] is None for run in judged):
-        # Logits that a training loop of one's own wrote: no command here can write them again.
-        return RunError(f"{text}; compare runs that were judged on the same ones.")
-    hint = "" if data else " (with --dataset or --data-dir where they need it)"
+def judged_apart(one: Run, other: Run, split: str, **_: Any) -> RunError:
+    """Return the error for two runs whose logits of a split are of different examples."""
+    way_out = "compare runs of one held-out part"
+    if split != "held-out":
+        way_out = f"judge both again with `longtail evaluate RUN --split {split} --force`"
     return RunError(
-        f"{text}, so they can't be compared. To judge all anew{hint}: "
-        f"{_judging_anew(judged, split, data)}"
+        f"{one.folder} and {other.folder} have different examples in the split {split!r}; "
+        f"{way_out}."
     )
-
-
-def _judging_anew(runs: Sequence[Run], split: str, data: Sequence[str]) -> str:
-    """What to type to write several runs' logits of a split again; an ensemble's with its members'.
-
-    One command does it, but for ensembles, which have one each.
-    """
-    ensembles = [run for run in runs if run.members]
-    covered = {name for run in ensembles for name in run.members}
-    alone = [run.folder for run in runs if not run.members and run.name not in covered]
-    commands = [run.evaluation(split, data=data) for run in ensembles]
-    if alone:
-        named = map(str, _together(alone))
-        commands.insert(0, shlex.join(["longtail", "evaluate", *named, "--split", split, *data]))
-    return " ; ".join(f"{command} --force" for command in commands)
-
-
-def _together(folders: list[Path]) -> list[Path]:
-    """The folder that holds these runs and no others, if there is one, or the runs' own."""
-    parents = {folder.parent for folder in folders}
-    if len(folders) > 1 and len(parents) == 1 and set(run_folders(*parents)) == set(folders):
-        return list(parents)
-    return folders
 
 
 def _different(one: Run, other: Run, how: str) -> RunError:

@@ -1,8 +1,4 @@
-"""What runs are called where several stand side by side: in tables, on pages and in JSON.
-
-A run's folder has a name of its own. Here are the names of methods, over the seeds, with what
-tells them apart where one method was trained in several ways.
-"""
+"""Names of methods in tables, on pages and in JSON, with what tells runs of one method apart."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from longtail.runs.spec import Part, RunSpec
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but the seed, under the name of their method.
+    """Group runs that differ in nothing but the seed, under the name of their method.
 
     Where a method was trained in several ways, what tells them apart is in the name.
 
@@ -36,7 +32,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of one method and its settings, by what else tells them apart but for the seed.
+    """Group runs of one method by what else tells them apart but for the seed.
 
     Args:
         runs: of one method.
@@ -67,7 +63,7 @@ def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def trained_unlike(runs: Sequence[Run]) -> list[str]:
-    """What differs in how methods were trained, so that their errors compare more than methods.
+    """Return what differs in how methods were trained, so that errors compare more than methods.
 
     Where there are runs of all methods that were trained alike, what tells the others apart is in
     the names of `by_method`.
@@ -94,7 +90,7 @@ def trained_unlike(runs: Sequence[Run]) -> list[str]:
 
 
 def _training(spec: RunSpec) -> dict[str, str]:
-    """How a run was trained, by the names that ``--set`` has; without what its method says."""
+    """Return how a run was trained, by the names that ``--set`` has; without its method."""
     return {
         "model": spec.model.name,
         "held out": f"{100 * spec.dataset.held_out:.3g}%" if spec.dataset.held_out else "nothing",
@@ -106,14 +102,14 @@ def _training(spec: RunSpec) -> dict[str, str]:
 
 
 def _typed(value: Any) -> str:
-    """A value of a recipe as it is typed; 1 and 1.0 train alike."""
+    """Return a recipe's value as it is typed; 1 and 1.0 train alike."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_typed, value))}]"
     return str(value).lower() if isinstance(value, bool) else _number(value)
 
 
 def _details(spec: RunSpec) -> list[str]:
-    """What a method's name does not say, in words; empty where there is nothing special."""
+    """Return what a method's name does not say; empty where there is nothing special."""
     overrides = ", ".join(f"{key}={value}" for key, value in spec.recipe.overrides.items())
     members, teachers = (len(spec.settings.get(key, ())) for key in (MEMBERS, TEACHERS))
     return [
@@ -128,7 +124,7 @@ def _details(spec: RunSpec) -> list[str]:
 
 
 def method_words(spec: RunSpec) -> str:
-    """A method with its settings: ``logit-adjusted+drw (tau=2)``."""
+    """Return a method with its settings: ``logit-adjusted+drw (tau=2)``."""
     pairs = [f"{key}={_number(value)}" for key, value in spec.method.settings.items()]
     return f"{spec.method.name} ({', '.join(pairs)})" if pairs else spec.method.name
 

@@ -30,7 +30,7 @@ _LEAST = np.float16(-(2.0**-24))
 
 
 def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any], float]:
-    """Logits as each row's maximum, exact, and float16 distances from it.
+    """Return logits as each row's maximum, exact, and float16 distances from it.
 
     A distance is off by at most 2⁻¹¹ of itself (3·10⁻⁸ near zero), so the error is smallest
     where a decision is closest. The maximum, its ties and so the argmax stay exactly what they
@@ -60,7 +60,7 @@ def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any]
         distance = block - peak[:, None]
         if distance.min() < np.finfo(np.float16).min:
             raise InputError(
-                f"pack: logits in one row lie {-distance.min():g} apart, more than half precision "
+                f"logits in one row lie {-distance.min():g} apart, more than half precision "
                 f"holds (65504); pack with --full-precision (half=False)."
             )
         rounded = distance.astype(np.float16)
@@ -98,21 +98,21 @@ def pack(
     """
     archive = Path(archive)
     if not weights and not logits:
-        raise InputError("pack: without logits nothing would be left; take the weights along.")
+        raise InputError("without logits nothing would be left; take the weights along.")
     if not archive.name.endswith(_SUFFIXES):
-        raise InputError(f"pack: `archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
+        raise InputError(f"`archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
     if archive.exists() and not force:
-        raise InputError(f"pack: {archive} exists; pass --force (force=True) to replace it.")
+        raise InputError(f"{archive} exists; pass --force (force=True) to replace it.")
     if not archive.parent.is_dir():
-        raise InputError(f"pack: there is no folder {archive.parent} to put the archive in.")
+        raise InputError(f"there is no folder {archive.parent} to put the archive in.")
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     opened = sorted((Run.open(folder) for folder in folders), key=lambda run: run.name)
     if not opened:
-        raise InputError("pack: `runs` is empty; at least one finished run is needed.")
+        raise InputError("`runs` is empty; at least one finished run is needed.")
     for one, other in itertools.pairwise(opened):
         if one.name == other.name:
             raise InputError(
-                f"pack: {one.folder} and {other.folder} are both the run {one.name}; "
+                f"{one.folder} and {other.folder} are both the run {one.name}; "
                 f"name only one of them."
             )
     with files.atomic_path(archive) as temporary, open(temporary, "wb") as file:
@@ -136,7 +136,7 @@ def pack(
 def _packed_files(
     run: Run, splits: Sequence[str], *, weights: bool, half: bool
 ) -> dict[str, bytes | Path]:
-    """What an archive holds of a run, by file name; its record is made to match."""
+    """Return the files that an archive holds of a run; its record is made to match."""
     kept = {split: run.record["splits"][split] for split in splits}
     record = {**run.record, "splits": kept, "files": {}}
     content: dict[str, bytes | Path] = {}
@@ -146,7 +146,7 @@ def _packed_files(
         content[MODEL] = run.folder / MODEL
     for split in splits:
         name = logits_file(split)
-        tensors = files.read_tensors(run.folder / name, caller="pack")
+        tensors = files.read_tensors(run.folder / name)
         content[name] = run.folder / name
         if half and "row_max" not in tensors and tensors["logits"].dtype != np.float16:
             tensors["logits"], tensors["row_max"], change = half_logits(tensors["logits"])
@@ -168,9 +168,8 @@ def _packed_files(
 
 
 def _tensor_bytes(tensors: dict[str, NDArray[Any]]) -> bytes:
-    api = _checks.require("safetensors.numpy", extra="torch", caller="pack")
-    ordered = {name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}
-    return bytes(api.save(ordered))
+    api = _checks.require("safetensors.numpy", extra="torch")
+    return bytes(api.save(files.tensor_arrays(tensors)))
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
@@ -193,7 +192,8 @@ def unpack(
 ) -> list[Run]:
     """Take the runs out of an archive that `pack` made.
 
-    All of them are unpacked and verified before the first is put in its place.
+    All of them are unpacked and verified before the first is put in its place; a run that is
+    replaced is removed last.
 
     Args:
         archive: the file.
@@ -206,37 +206,38 @@ def unpack(
     """
     archive, root = Path(archive), Path(root)
     if not archive.is_file():
-        raise InputError(f"unpack: there is no archive {archive}.")
+        raise InputError(f"there is no archive {archive}.")
     root.mkdir(parents=True, exist_ok=True)
-    staging = root / f".{archive.name}.tmp"
-    if staging.exists():
-        shutil.rmtree(staging)
+    staging = files.temporary_name(root / f".{archive.name}")
     staging.mkdir()
     try:
         try:
             _extract(archive, staging)
         except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise InputError(
-                f"unpack: {archive} is truncated or not an archive of runs: {error}."
+                f"{archive} is truncated or not an archive of runs: {error}."
             ) from error
         staged = [Run.open(path.parent) for path in sorted(staging.glob(f"*/*/{RECORD}"))]
-        if not staged:
-            raise InputError(f"unpack: {archive} holds no runs.")
-        taken = [run.name for run in staged if (root / run.name).exists()]
+        names = [run.name for run in staged]
+        if not staged or len(set(names)) < len(names):
+            raise InputError(f"{archive} holds {'one run twice' if staged else 'no runs'}.")
+        taken = [name for name in names if (root / name).exists()]
         if taken and not force:
             raise InputError(
-                f"unpack: {root} has {_checks.listing(taken, most=3)} already; pass --force "
-                f"(force=True) to replace."
+                f"{root} has {_checks.listing(taken, most=3)} already; pass --force (force=True) "
+                f"to replace."
             )
         for done, run in enumerate(staged):
             if progress is not None:
                 progress(done, len(staged), run.name)
             place = root / run.name
             place.parent.mkdir(parents=True, exist_ok=True)
+            aside = files.temporary_name(place)
             if place.exists():
-                shutil.rmtree(place)
+                place.rename(aside)
             run.folder.rename(place)
-        return [Run.open(root / run.name, verify=False) for run in staged]
+            shutil.rmtree(aside, ignore_errors=True)
+        return [Run.open(root / name, verify=False) for name in names]
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -245,17 +246,17 @@ def _extract(archive: Path, folder: Path) -> None:
     with gzip.open(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
         for member in tar:
             parts = PurePosixPath(member.name).parts
-            safe = len(parts) == 3 and all(not part.startswith(".") for part in parts)
+            safe = len(parts) == 3 and all(not part.startswith((".", "/")) for part in parts)
             source = tar.extractfile(member) if member.isreg() and safe else None
-            if source is None or member.name.startswith("/"):
-                raise RunError(
-                    f"unpack: {archive} holds {member.name!r}, which is no file of a run; "
-                    f"nothing was unpacked."
-                )
             path = folder.joinpath(*parts)
+            if source is None or path.exists():
+                raise RunError(
+                    f"{archive} holds {member.name!r}, which is not a file of a run or occurs "
+                    f"twice; nothing was unpacked."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
                 shutil.copyfileobj(source, file)
-        # tarfile stops at its own end mark; gzip's checksum stands behind it.
-        while zipped.read(1 << 20):
-            pass
+        # gzip's checksum stands behind tarfile's end mark, after at most a block of zeros.
+        if len(zipped.read(1 << 20)) == 1 << 20:
+            raise RunError(f"{archive} goes on behind its last run; nothing was unpacked.")

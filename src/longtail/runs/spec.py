@@ -1,7 +1,7 @@
 """RunSpec: everything that decides a run's result, as data; to JSON and back, and its hash.
 
-Which names and settings exist is for `data`, `models` and `train` to say: this file only
-keeps them, exactly.
+The names and settings that exist are the business of `data`, `models` and `train`; here they are
+only kept, exactly.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 from longtail._checks import InputError
 from longtail.runs.files import canonical_json, sha256
 
-# The setting of data read from a folder of one's own: what it held. Its name leads to no files.
 POOL = "pool"
+"""Setting of data read from a folder of one's own: a fingerprint of what it held."""
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -25,7 +26,7 @@ class Settings(dict[str, Any]):
     """A mapping of names to JSON values that can't be changed once made.
 
     Lists become tuples and nested mappings Settings, so that a spec reads the same before and
-    after a trip through a file.
+    after a trip through a file, and can be hashed.
 
     Examples:
         >>> Settings({"milestones": [160, 180]})["milestones"]
@@ -33,15 +34,10 @@ class Settings(dict[str, Any]):
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, *, where: str = "settings"):
-        super().__init__()
-        if not isinstance(values or {}, Mapping):
-            raise InputError(
-                f"RunSpec: `{where}` must map names to values; got {type(values).__name__}."
-            )
-        for key, value in (values or {}).items():
-            if not isinstance(key, str):
-                raise InputError(f"RunSpec: names in `{where}` must be text; got {key!r}.")
-            super().__setitem__(key, _frozen(value, f"{where}.{key}"))
+        values = values or {}
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            raise InputError(f"RunSpec: `{where}` must map names to values; got {values!r}.")
+        super().__init__({key: _frozen(item, f"{where}.{key}") for key, item in values.items()})
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("the settings of a RunSpec can't be changed; make a new spec")
@@ -57,20 +53,20 @@ class Settings(dict[str, Any]):
 
 
 def _frozen(value: Any, where: str) -> Any:
-    """An unchangeable copy of a JSON value; NumPy scalars become Python's."""
+    """Return an unchangeable copy of a JSON value; NumPy scalars become Python's."""
     if isinstance(value, Mapping):
         return Settings(value, where=where)
     if isinstance(value, list | tuple):
         return tuple(_frozen(item, f"{where}[{i}]") for i, item in enumerate(value))
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"RunSpec: `{where}` must be finite; got {value}.")
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     raise InputError(
-        f"RunSpec: `{where}` must be a number, text, boolean, None, list or mapping; "
-        f"got {type(value).__name__}."
+        f"RunSpec: `{where}` must be a finite number, text, boolean, None, list or mapping; "
+        f"got {value!r}."
     )
 
 
@@ -80,20 +76,21 @@ def _thawed(value: Any) -> Any:
     return [_thawed(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _name(value: Any, where: str) -> str:
+def _check_name(value: Any, where: str) -> None:
     if not isinstance(value, str) or not _SAFE_NAME.fullmatch(value):
         raise InputError(
             f"RunSpec: `{where}` must be a name of letters, digits, dots, dashes and underscores, "
             f"since folders are named after it; got {value!r}."
         )
-    return value
 
 
-def _whole(value: Any, where: str) -> int:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"RunSpec: `{where}` must be a whole number, zero or more; got {value!r}.")
+def _number(value: Any, where: str, *, low: float, high: float, whole: bool = False) -> Any:
+    value = _frozen(value, where)
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < high:
+        what = "a whole number" if whole else "a number"
+        rule = f"{what}, at least {low:g}" + ("" if high == math.inf else f" and below {high:g}")
+        raise InputError(f"RunSpec: `{where}` must be {rule}; got {value!r}.")
     return value
 
 
@@ -102,27 +99,22 @@ class _Document:
 
     @classmethod
     def _from_json(cls, document: Any, where: str) -> Any:
+        """Make the object; without an unknown field two different runs might look alike."""
         if not isinstance(document, Mapping):
             raise InputError(f"RunSpec: `{where}` must be a JSON object; got {document!r}.")
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        unknown = sorted(set(document) - known)
-        if unknown:
-            # Dropping a field could make two different runs look alike.
+        if unknown := sorted(set(document) - known):
             raise InputError(
-                f"RunSpec: `{where}` has unknown field(s) {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(known))}. A newer longtail may know them."
+                f"RunSpec: `{where}` has unknown field(s) {', '.join(unknown)}; known are "
+                f"{', '.join(sorted(known))}. A newer longtail may know them."
             )
-        missing = sorted(
-            f.name
-            for f in fields(cls)  # type: ignore[arg-type]
-            if f.default is MISSING and f.default_factory is MISSING and f.name not in document
-        )
-        if missing:
-            raise InputError(f"RunSpec: `{where}` lacks field(s) {', '.join(missing)}.")
-        return cls(**document)
+        try:
+            return cls(**document)
+        except TypeError as error:
+            raise InputError(f"RunSpec: `{where}` lacks a field: {error}.") from error
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object, with every field."""
+        """Return the JSON object, with every field."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {
             key: value.to_json() if isinstance(value, _Document) else _thawed(value)
@@ -151,16 +143,17 @@ class DataSpec(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        _name(self.name, "dataset.name")
-        object.__setattr__(self, "seed", _whole(self.seed, "dataset.seed"))
-        for key, low, high in (("imbalance_ratio", 1, math.inf), ("held_out", 0, 1)):
-            value = _frozen(getattr(self, key), f"dataset.{key}")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and low <= value < high):
-                rule = f"at least {low}" + ("" if high == math.inf else f" and below {high}")
-                raise InputError(f"RunSpec: `dataset.{key}` must be {rule}; got {value!r}.")
-            object.__setattr__(self, key, value)
-        object.__setattr__(self, "settings", Settings(self.settings, where="dataset.settings"))
+        _check_name(self.name, "dataset.name")
+        known = {
+            "seed": _number(self.seed, "dataset.seed", low=0, high=math.inf, whole=True),
+            "held_out": _number(self.held_out, "dataset.held_out", low=0, high=1),
+            "settings": Settings(self.settings, where="dataset.settings"),
+        }
+        if self.imbalance_ratio is not None:
+            known["imbalance_ratio"] = _number(
+                self.imbalance_ratio, "dataset.imbalance_ratio", low=1, high=math.inf
+            )
+        self.__dict__.update(known)
 
 
 @dataclass(frozen=True)
@@ -176,8 +169,8 @@ class Part(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        _name(self.name, "name")
-        object.__setattr__(self, "settings", Settings(self.settings))
+        _check_name(self.name, "name")
+        self.__dict__.update(settings=Settings(self.settings))
 
 
 @dataclass(frozen=True)
@@ -195,16 +188,14 @@ class RecipeSpec(_Document):
     overrides: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        _name(self.name, "recipe.name")
-        object.__setattr__(self, "values", Settings(self.values, where="recipe.values"))
-        object.__setattr__(self, "overrides", Settings(self.overrides, where="recipe.overrides"))
-        for key, value in self.overrides.items():
-            if key not in self.values or self.values[key] != value:
-                raise InputError(
-                    f"RunSpec: `recipe.overrides` has {key}={value!r}, but `recipe.values` "
-                    f"has {self.values.get(key, 'no such value')!r}; values are those in force, "
-                    f"overrides included."
-                )
+        _check_name(self.name, "recipe.name")
+        values = Settings(self.values, where="recipe.values")
+        overrides = Settings(self.overrides, where="recipe.overrides")
+        if not overrides.items() <= values.items():
+            raise InputError(
+                "RunSpec: `recipe.overrides` must be among `recipe.values`, the values in force."
+            )
+        self.__dict__.update(values=values, overrides=overrides)
 
 
 @dataclass(frozen=True)
@@ -235,30 +226,19 @@ class RunSpec(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        kinds: dict[str, type[_Document]] = {
-            "dataset": DataSpec,
-            "model": Part,
-            "method": Part,
-            "recipe": RecipeSpec,
-        }
-        for key, kind in kinds.items():
+        known: dict[str, Any] = {}
+        for key, kind in _PARTS.items():
             value = getattr(self, key)
-            if isinstance(value, str):
-                value = kind._from_json({"name": value}, key)
-            elif isinstance(value, Mapping):
-                value = kind._from_json(value, key)
             if not isinstance(value, kind):
-                raise InputError(
-                    f"RunSpec: `{key}` must be a {kind.__name__} or a name; "
-                    f"got {type(value).__name__}."
-                )
-            object.__setattr__(self, key, value)
-        object.__setattr__(self, "seed", _whole(self.seed, "seed"))
-        object.__setattr__(self, "settings", Settings(self.settings))
+                document = {"name": value} if isinstance(value, str) else value
+                value = kind._from_json(document, key)
+            known[key] = value
+        known["seed"] = _number(self.seed, "seed", low=0, high=math.inf, whole=True)
+        self.__dict__.update(known, settings=Settings(self.settings))
 
     @classmethod
     def from_json(cls, document: Any) -> RunSpec:
-        """The spec that `to_json` wrote; a field that is not known is refused."""
+        """Return the spec that `to_json` wrote; a field that is not known is refused."""
         spec: RunSpec = cls._from_json(document, "spec")
         return spec
 
@@ -283,11 +263,11 @@ class RunSpec(_Document):
 
     @property
     def folder(self) -> Path:
-        """Where the run lives below a folder of runs: ``<dataset>/<method>-s<seed>-<hash8>``."""
+        """Place of the run in a folder of runs: ``<dataset>/<method>-s<seed>-<hash8>``."""
         return Path(self.dataset.name) / f"{self.method.name}-s{self.seed}-{self.hash8}"
 
     def difference(self, other: RunSpec) -> list[str]:
-        """One line for each value in which another spec's result-deciding part differs.
+        """Return a line for each value in which another spec's result-deciding part differs.
 
         Examples:
             >>> one = RunSpec("digits-lt", "mlp", "softmax", "digits")
@@ -295,12 +275,21 @@ class RunSpec(_Document):
             ['method.name: softmax against balanced', 'seed: 0 against 1']
         """
         mine, theirs = dict(_leaves(self.to_json())), dict(_leaves(other.to_json()))
-        lines = []
-        for key in sorted(mine.keys() | theirs.keys()):
-            here, there = mine.get(key, "nothing"), theirs.get(key, "nothing")
-            if here != there and key != "recipe.name" and not key.startswith("recipe.overrides."):
-                lines.append(f"{key}: {here} against {there}")
-        return lines
+        return [
+            f"{key}: {mine.get(key, 'nothing')} against {theirs.get(key, 'nothing')}"
+            for key in sorted(mine.keys() | theirs.keys())
+            if mine.get(key) != theirs.get(key)
+            and key != "recipe.name"
+            and not key.startswith("recipe.overrides.")
+        ]
+
+
+_PARTS: dict[str, type[_Document]] = {
+    "dataset": DataSpec,
+    "model": Part,
+    "method": Part,
+    "recipe": RecipeSpec,
+}
 
 
 def _without_defaults(document: Any) -> dict[str, Any]:

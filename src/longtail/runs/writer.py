@@ -5,7 +5,6 @@ The folder's layout is described in `folder`.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import shutil
@@ -37,6 +36,8 @@ from longtail.runs.folder import (
     seal,
 )
 from longtail.runs.spec import RunSpec
+
+_HEAD = ("head_norms", "head_bias")
 
 
 class RunWriter:
@@ -97,14 +98,13 @@ class RunWriter:
         names = None if class_names is None else [str(name) for name in class_names]
         if names is not None and len(names) != prior.num_classes:
             raise InputError(
-                f"RunWriter.create: `class_names` has {len(names)} names for "
-                f"{prior.num_classes} classes."
+                f"`class_names` has {len(names)} names for {prior.num_classes} classes."
             )
         record = {
             "format": FORMAT,
             "status": "running",
             "spec": spec.to_json(),
-            "prior": prior_to_json(_checks.prior(prior, "RunWriter.create")),
+            "prior": prior_to_json(_checks.prior(prior)),
             "data": str(data),
             "class_names": names,
             "command": command,
@@ -153,10 +153,8 @@ class RunWriter:
         if writer.finished:
             raise RunError(f"{folder} is finished; there is nothing to resume.")
         files.remove_leftovers(folder)
-        writer._record["resumed"].append(
-            {"at": _now(), "device": str(device), "versions": files.versions()}
-        )
-        writer._save()
+        now = {"at": _now(), "device": str(device), "versions": files.versions()}
+        writer._save(resumed=[*writer._record["resumed"], now])
         return writer
 
     @classmethod
@@ -167,12 +165,12 @@ class RunWriter:
 
     @property
     def finished(self) -> bool:
-        """Whether the run's training has ended."""
+        """True once the run's training has ended."""
         return bool(self._record["status"] == "finished")
 
     def log(self, **values: Any) -> None:
         """Append one line to the log; NaN and infinity are kept, as text."""
-        self._refuse_if_finished("log")
+        self._refuse_if_finished()
         line = json.dumps(
             {key: _written_number(value) for key, value in values.items()},
             ensure_ascii=False,
@@ -182,7 +180,7 @@ class RunWriter:
 
     def rewind_log(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep only the log lines that `keep` says yes to, such as those before a checkpoint."""
-        self._refuse_if_finished("rewind_log")
+        self._refuse_if_finished()
         lines = [line for line in read_log(self.folder / LOG) if keep(line)]
         texts = [
             json.dumps({k: _written_number(v) for k, v in line.items()}, ensure_ascii=False) + "\n"
@@ -215,68 +213,72 @@ class RunWriter:
             data: fingerprint of the split's examples.
             replace: write again what is there already.
         """
-        caller = "RunWriter.write_logits"
-        tensors = _logits_tensors(
-            logits, target, indices, norms, bias, classes=len(self._record["prior"]["counts"])
-        )
         if split in self._record["splits"] and not replace:
             raise RunError(
                 f"{self.folder} has the logits of the split {split!r} already; pass --force "
                 f"(replace=True) to write them again."
             )
-        head = [tensors[key] for key in ("head_norms", "head_bias") if key in tensors]
-        entry = {
+        tensors = _logits_tensors(
+            logits, target, indices, norms, bias, classes=len(self._record["prior"]["counts"])
+        )
+        head = [tensors[key] for key in _HEAD if key in tensors]
+        entry: dict[str, Any] = {
             "examples": len(tensors["target"]),
             "dtype": tensors["logits"].dtype.name,
             "target": files.fingerprint(tensors["target"]),
             "data": data,
             "head": files.fingerprint(*head) if head else None,
         }
-        for other, found in self._record["splits"].items():
-            if other == split or None in (entry["head"], found["head"]):
-                continue
-            if entry["head"] == found["head"]:
-                continue
-            if not _same_head(tensors, self.folder / logits_file(other)):
-                raise InputError(
-                    f"{caller}: the head's `norms` or `bias` differ from those stored with the "
-                    f"split {other!r}, so these logits come from other weights."
-                )
-        self._put_split(split, entry, tensors)
-
-    def _put_split(
-        self, split: str, entry: dict[str, Any], tensors: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """Write and list a split that was checked; if that fails, the folder is as before."""
-        name, before = logits_file(split), copy.deepcopy(self._record)
-        staged = self.folder / f"{name}.new.tmp"
+        self._refuse_other_head(split, entry["head"], tensors)
+        name, before = logits_file(split), self._record
+        others = {key: value for key, value in before["splits"].items() if key != split}
+        listed = {key: value for key, value in before["files"].items() if key != name}
+        path = self.folder / name
+        aside = files.temporary_name(path)
         try:
-            # A full disk ends it here, before anything is changed.
-            files.write_tensors(staged, tensors, caller="RunWriter.write_logits")
-            digest = files.sha256(staged)
-            if split in self._record["splits"]:
-                # Unlisted first: a kill before the new hash is known must not look like an edit.
-                del self._record["splits"][split], self._record["files"][name]
-                self._save()
-            with files.in_place_of(self.folder / name, staged) as replaced:
-                self._record["splits"][split] = entry
-                self._record["files"][name] = digest
-                self._save()
+            if split in before["splits"]:
+                # Unlisted while it is replaced: a kill must not make it look like an edit.
+                self._save(splits=others, files=listed)
+                path.rename(aside)
+            files.write_tensors(path, tensors)
+            digest = files.sha256(path)
+            self._save(splits={**others, split: entry}, files={**listed, name: digest})
         except BaseException:
-            self._record = before
-            with suppress(OSError):  # the first error is the one to tell of
-                self._save()
-            with suppress(OSError):
-                staged.unlink(missing_ok=True)
+            with suppress(OSError):  # the first error is the one to raise
+                if aside.exists():
+                    aside.replace(path)
+                elif split not in before["splits"]:
+                    path.unlink(missing_ok=True)
+                self._save(**before)
             raise
-        with suppress(OSError):  # all is written: what is left over does no harm
-            replaced.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+    def _refuse_other_head(
+        self, split: str, head: str | None, tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Refuse logits whose head differs from another split's: they are of other weights."""
+        for other, found in self._record["splits"].items():
+            if other == split or None in (head, found["head"]) or head == found["head"]:
+                continue
+            theirs = files.read_tensors(self.folder / logits_file(other))
+            if any(
+                (name in tensors) != (name in theirs)
+                # Another machine may add the norms up in another order.
+                or (name in tensors and not np.allclose(tensors[name], theirs[name], 1e-9, 1e-12))
+                for name in _HEAD
+            ):
+                raise InputError(
+                    f"the head's `norms` or `bias` differ from those stored with the split "
+                    f"{other!r}, so these logits come from other weights."
+                )
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""
-        self._refuse_if_finished("write_model")
-        files.write_tensors(self.folder / MODEL, tensors, caller="RunWriter.write_model")
-        self._list_file(MODEL)
+        self._refuse_if_finished()
+        files.write_tensors(self.folder / MODEL, tensors)
+        digest = files.sha256(self.folder / MODEL)
+        self._save(files={**self._record["files"], MODEL: digest})
 
     def finish(self, *, seconds: float | None = None, **facts: Any) -> Run:
         """Declare the run finished.
@@ -288,49 +290,33 @@ class RunWriter:
         Returns:
             The finished run.
         """
-        self._refuse_if_finished("finish")
+        self._refuse_if_finished()
+        listed = dict(self._record["files"])
         if (self.folder / LOG).exists():
             self.rewind_log(lambda line: True)  # puts it on the disk, without a torn line
-            self._record["files"][LOG] = files.sha256(self.folder / LOG)
-        self._record["seconds"] = float(
-            time.monotonic() - self._started if seconds is None else seconds
+            listed[LOG] = files.sha256(self.folder / LOG)
+        taken = time.monotonic() - self._started if seconds is None else seconds
+        self._save(
+            files=listed,
+            seconds=float(taken),
+            **({"facts": facts} if facts else {}),
+            finished=_now(),
+            status="finished",
         )
-        if facts:
-            self._record["facts"] = facts
-        self._record["finished"] = _now()
-        self._record["status"] = "finished"
-        try:
-            self._save()
-        except BaseException:
-            self._record["status"] = "running"
-            raise
         return Run.open(self.folder, verify=False)
 
-    def _list_file(self, name: str) -> None:
-        self._record["files"][name] = files.sha256(self.folder / name)
-        self._save()
+    def _save(self, **changes: Any) -> None:
+        record = seal({**self._record, **changes})
+        files.write_json(self.folder / RECORD, record)
+        self._record = record
 
-    def _save(self) -> None:
-        self._record = seal(self._record)
-        files.write_json(self.folder / RECORD, self._record)
-
-    def _refuse_if_finished(self, method: str) -> None:
+    def _refuse_if_finished(self) -> None:
         if self.finished:
-            raise RunError(f"RunWriter.{method}: {self.folder} is finished.")
-
-
-def _same_head(tensors: Mapping[str, NDArray[Any]], path: Path) -> bool:
-    """Whether a file has these norms and bias, up to how another machine would add them up."""
-    theirs = files.read_tensors(path, caller="RunWriter.write_logits")
-    return all(
-        (name in tensors) == (name in theirs)
-        and (name not in tensors or np.allclose(tensors[name], theirs[name], rtol=1e-9, atol=1e-12))
-        for name in ("head_norms", "head_bias")
-    )
+            raise RunError(f"{self.folder} is finished.")
 
 
 def _written_number(value: Any) -> Any:
-    """JSON has no NaN, but a diverging loss is worth logging: non-finite numbers become text."""
+    """Return a number for JSON: non-finite ones, which a diverging loss may be, as text."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -341,32 +327,27 @@ def _written_number(value: Any) -> Any:
 def _logits_tensors(
     logits: Any, target: Any, indices: Any, norms: Any, bias: Any, *, classes: int
 ) -> dict[str, NDArray[Any]]:
-    caller = "RunWriter.write_logits"
-    scores = _checks.matrix(logits, caller=caller)
+    scores = _checks.matrix(logits)
     if scores.shape[1] != classes:
         raise InputError(
-            f"{caller}: `logits` has {scores.shape[1]} columns but the run has {classes} classes."
+            f"`logits` has {scores.shape[1]} columns but the run has {classes} classes."
         )
     if scores.dtype.kind != "f":
         scores = scores.astype(np.float64)
-    labels = _checks.labels(target, caller=caller, num_classes=classes)
-    _checks.same_length(scores, labels, caller=caller)
+    labels = _checks.labels(target, num_classes=classes)
+    _checks.same_length(scores, labels)
     tensors: dict[str, NDArray[Any]] = {"logits": scores, "target": labels}
     if indices is not None:
-        tensors["index"] = _checks.labels(indices, caller=caller, name="indices")
-        _checks.same_length(tensors["index"], labels, caller=caller, name="indices")
+        tensors["index"] = _checks.labels(indices, name="indices")
+        _checks.same_length(tensors["index"], labels, name="indices")
     for name, values in (("norms", norms), ("bias", bias)):
-        if values is None:
-            continue
-        array = _checks.per_class(values, caller=caller, name=name)
-        _checks.all_finite(array, caller=caller, name=name)
-        if len(array) != classes:
-            raise InputError(
-                f"{caller}: `{name}` has {len(array)} values but there are {classes} classes."
-            )
-        tensors[f"head_{name}"] = array
+        if values is not None:
+            array = _checks.per_class(values, name=name)
+            _checks.all_finite(array, name=name)
+            _checks.width(array, classes, name=name)
+            tensors[f"head_{name}"] = array
     if bias is not None and norms is None:
-        raise InputError(f"{caller}: `bias` needs the head's `norms` beside it.")
+        raise InputError("`bias` needs the head's `norms` beside it.")
     return tensors
 
 
