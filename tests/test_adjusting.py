@@ -173,7 +173,7 @@ def test_without_labels_nothing_is_measured():
     assert (result.tau, result.protocol, result.tally) == (1.0, "unlabelled", None)
     assert adjust_predictions(source, PRIOR, tau=0.3).tau == 0.3
     assert "balanced_error" not in result.to_dict()
-    with pytest.raises(InputError, match="has no labels, so there is no error to ask for"):
+    with pytest.raises(InputError, match="has no labels, so its error is not known"):
         _ = result.balanced
     for how in ({"tune_on": 0.5}, {"folds": 4}):
         with pytest.raises(InputError, match="has no labels, so tau can't be chosen on it"):
@@ -190,10 +190,13 @@ def few_of_the_last(number):
 @pytest.mark.parametrize(
     ("number", "how", "message"),
     [
-        (1, {}, "each class needs at least 2 labelled examples (one must choose tau and another"),
-        (1, {"tune_on": 0.5}, "1 of 4 classes have fewer: 3 (1); label more, give --tau 1, which"),
-        (0, {"tau": 1.0}, "at least 1 labelled example (a class without examples has no error)"),
-        (0, {"tau": 1.0}, "label more, or leave these classes out with --missing skip"),
+        (
+            1,
+            {},
+            "each class needs at least 2 labelled examples (one to choose tau and one to judge",
+        ),
+        (1, {"tune_on": 0.5}, "1 of 4 classes have fewer: 3 (1); label more"),
+        (0, {"tau": 1.0}, "at least 1 labelled example"),
     ],
 )
 def test_too_few_examples_are_said_in_the_open(number, how, message):
@@ -202,15 +205,6 @@ def test_too_few_examples_are_said_in_the_open(number, how, message):
     with pytest.raises(InputError) as caught:
         adjust_predictions(source, PRIOR, **how)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("number", "how"), [(0, {}), (1, {"effective": True})])
-def test_a_given_tau_is_not_advised_where_it_needs_more_examples_too(number, how):
-    logits, target = few_of_the_last(number)
-    source = from_arrays(logits, target, kind="logits")
-    for options in (how, how | {"tau": 1.0}):
-        with pytest.raises(InputError, match="label more, or leave these classes out with --miss"):
-            adjust_predictions(source, PRIOR, **options)
 
 
 @pytest.mark.parametrize("how", [{}, {"tune_on": 0.5}, {"tau": 1.0}])
@@ -254,7 +248,7 @@ def slow_three(logits, target, tau):
 def test_a_single_class_is_no_problem_to_balance():
     logits, _ = problem()
     source = from_arrays(logits, np.zeros(400, int), kind="logits")
-    with pytest.raises(InputError, match="only 1 of 4 classes has labelled examples enough"):
+    with pytest.raises(InputError, match="fewer than two classes have enough labelled examples"):
         adjust_predictions(source, PRIOR, missing="skip")
 
 
@@ -262,7 +256,7 @@ def test_a_single_class_is_no_problem_to_balance():
     ("how", "message"),
     [
         ({"prior": [9, 1, 1, 1]}, "`prior` must be a ClassPrior; got list"),
-        ({"prior": None}, "`prior` must be the ClassPrior of the training data, unless effective"),
+        ({"prior": None}, "`prior` must be a ClassPrior; got NoneType"),
         ({"prior": ClassPrior.uniform(3)}, "`prior` has 3 classes but the logits have 4 columns"),
         ({"target_prior": ClassPrior.uniform(3)}, "`target_prior` has 3 classes"),
         ({"tune_on": 0.5, "folds": 3}, "give `tune_on` or `folds`, not both"),
@@ -270,7 +264,7 @@ def test_a_single_class_is_no_problem_to_balance():
         ({"tune_on": 0.0}, "`tune_on` must be above zero"),
         ({"tune_on": 1.0}, "`tune_on` must lie in [0, 1); got 1"),
         ({"folds": 1}, "`folds` must be a whole number, at least 2; got 1"),
-        ({"tau": np.nan}, "`tau` must be finite"),
+        ({"tau": np.nan}, "`tau` must be a finite number"),
         ({"missing": "x"}, "`missing` must be one of 'error', 'skip'"),
         ({"confidence": 1.0}, "`confidence` must lie in [0, 1)"),
         ({"workers": -1}, "`workers` must be a whole number"),
@@ -447,7 +441,7 @@ def test_a_uniform_prior_leaves_nothing_to_choose():
     logits, target = problem()
     saved = from_arrays(logits, target, kind="logits")
     uniform = ClassPrior.uniform(logits.shape[1])
-    with pytest.raises(InputError, match="adjust_predictions: the prior is uniform, or the very"):
+    with pytest.raises(InputError, match="the prior is uniform, or the very"):
         adjust_predictions(saved, uniform)
     with pytest.raises(InputError, match="so no tau changes any prediction"):
         adjust_predictions(saved, PRIOR, target_prior=PRIOR)

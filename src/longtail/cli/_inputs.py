@@ -1,8 +1,4 @@
-"""What `adjust`, `tune` and `bake` have in common: options, and what they name.
-
-Files are read in `longtail.predictions`; here are only the options, spelt the same in every
-command, the priors that they give, and what is refused or warned of in the options' own words.
-"""
+"""Options that `adjust`, `tune` and `bake` share, and the priors and files that they name."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from longtail.cli import _console
 
 if TYPE_CHECKING:
     from longtail._checks import FloatArray
-    from longtail.predictions import Kind, Predictions
+    from longtail.predictions import Predictions
     from longtail.priors import ClassPrior
     from longtail.runs import Run
     from longtail.runs.spec import Part
@@ -88,10 +84,10 @@ LogitsOption = Annotated[
 ProbsOption = Annotated[
     bool, typer.Option("--probs", help="The scores are probabilities, if FILE doesn't say.")
 ]
-ColumnsOption = Annotated[
+ScoresOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAMES", help="Score columns of a csv or parquet file, such as 'logit_*'."
+        metavar="NAMES", help="The array of scores, or the score columns, such as 'score_*'."
     ),
 ]
 ClassesOption = Annotated[
@@ -106,11 +102,11 @@ def open_file(
     labels: str | None,
     logits: bool,
     probs: bool,
-    columns: str | None,
+    scores: str | None,
     classes: str | None,
     split: str | None,
 ) -> Predictions:
-    """The predictions that the options name."""
+    """Open the predictions that the options name."""
     from longtail.predictions import open_predictions
     from longtail.predictions.labels import read_class_names
 
@@ -118,24 +114,33 @@ def open_file(
         raise typer.BadParameter("the scores are either --logits or --probs, not both")
     if split is not None and file.is_file():
         raise typer.BadParameter(f"--split is for run folders, and {file} is a file")
-    kind: Kind | None = "logits" if logits else "probs" if probs else None
-    return open_predictions(
+    found = open_predictions(
         file,
-        kind=kind,
+        kind="logits" if logits else "probs" if probs else None,
         labels=labels,
-        columns=columns,
+        scores=scores,
         classes=None if classes is None else read_class_names(classes),
         split=split or "held-out",
     )
+    for text in found.notes:
+        _console.note(f"longtail: note: {text}")
+    return found
 
 
-def warn_of_training_images(file: Path, split: str | None) -> None:
-    """Say so where a run's logits are those that distillation learns from, of its own images."""
-    if file.is_dir() and split == "train":
+def warn_of_split(file: Path, split: str | None, *, chosen: bool) -> None:
+    """Warn where a run's logits are no honest ground for a choice or an error."""
+    if not file.is_dir():
+        return
+    if split == "train":
         _console.warning_line(
             "these logits are of the images that the run was trained on: neither a tau that is "
             "chosen on them nor an error that is measured on them holds for others. Take the "
             "held-out part of a run that was trained with --held-out 0.2, or --split dev."
+        )
+    if split == "test" and chosen:
+        _console.warning_line(
+            "tau was chosen on the test set: it is an oracle's, and its errors there are no estimate "
+            "for new data; choose it on another split."
         )
 
 
@@ -147,13 +152,11 @@ def read_prior(
     smoothing: float,
     optional: bool = False,
 ) -> ClassPrior | None:
-    """The prior of the training data: from an option if there is one, else from the source."""
+    """Return the prior of the training data: from an option if there is one, else from the file."""
     import numpy as np
 
     from longtail._checks import InputError
-    from longtail.predictions.arrays import ArrayPredictions
-    from longtail.predictions.base import hinting
-    from longtail.predictions.labels import LabelEncoder, one_number_each, read_numbers
+    from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
 
     if counts is not None and train_labels is not None:
         raise InputError("give either --counts or --train-labels, not both.")
@@ -162,16 +165,12 @@ def read_prior(
     if train_labels is not None:
         source = "--train-labels"
         encode = LabelEncoder(width, names, name=f"{source} {train_labels}")
-        with hinting(found.hint):
-            numbers = np.bincount(encode(train_labels), minlength=width)
+        numbers = np.bincount(encode(read_labels(train_labels, names)), minlength=width)
     elif counts is not None:
         source = "--counts"
-        with hinting(found.hint):
-            numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
+        numbers = read_numbers(counts, option=source, num_classes=width, class_names=names)
     elif found.counts is not None:
         source, numbers = f"`counts` in {found.name}", found.counts
-        with hinting(found.hint):
-            one_number_each(numbers, width, source=source)
     elif found.prior is not None:
         if not smoothing or found.prior.counts is None:
             return found.prior
@@ -183,103 +182,55 @@ def read_prior(
             "the numbers of training examples per class are needed: pass --counts 900,90,10, "
             "--counts FILE or --train-labels FILE."
         )
-    columns = names is not None and not isinstance(found, ArrayPredictions)
-    return prior_of_counts(
-        numbers,
-        source=source,
-        smoothing=smoothing,
-        label=found.label,
-        no_class="; if a column is no class, choose the others with --columns" if columns else "",
-    )
+    return prior_of_counts(numbers, source=source, smoothing=smoothing, label=found.label)
 
 
 def prior_of_counts(
-    counts: Any,
-    *,
-    source: str,
-    smoothing: float,
-    label: Callable[[int], str] = str,
-    fractions: str = "give counts, say the shares times the number of training examples",
-    no_class: str = "",
+    counts: Any, *, source: str, smoothing: float, label: Callable[[int], str] = str
 ) -> ClassPrior:
-    """The prior of counts, one per class, whose faults are told by the classes' `label`.
-
-    Args:
-        counts: what the user gave.
-        source: the option that it came from, for messages.
-        smoothing: added to every count.
-        label: a class as people read it.
-        fractions: what to do with numbers that are not whole.
-        no_class: what else to do about a class without examples.
-
-    Returns:
-        The prior.
-    """
+    """Return the prior of counts, one per class; `source` is the option that they came from."""
     import numpy as np
 
     from longtail import _checks
     from longtail._checks import InputError
     from longtail.priors import ClassPrior
 
-    counts = _no_less_than_zero(counts, source, label)
-    part = np.flatnonzero(counts != np.floor(counts))
-    if len(part):
-        raise InputError(
-            f"{source} must be whole numbers of training examples, but class "
-            f"{label(int(part[0]))} has {counts[part[0]]:g}; {fractions}."
-        )
-    if not smoothing and np.any(counts == 0):
+    counts = np.asarray(counts)
+    if not smoothing and counts.ndim == 1 and counts.any() and np.any(counts == 0):
         never = _checks.listing(label(int(k)) for k in np.flatnonzero(counts == 0))
         raise InputError(
             f"{source}: class(es) {never} have no training examples, so log π is infinite; pass "
-            f"--smoothing 1 to count one more example of every class{no_class}."
+            f"--smoothing 1 to count one more example of every class."
         )
-    return ClassPrior.from_counts(counts, smoothing=smoothing)
+    try:
+        return ClassPrior.from_counts(counts, smoothing=smoothing)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
 
 
 def label_of(class_names: Sequence[str] | None) -> Callable[[int], str]:
-    """How a class is called in messages: by its name, or without names by its number."""
+    """Return what a class is called in messages: its name, or without names its number."""
     return str if class_names is None else class_names.__getitem__
 
 
 def above_zero(numbers: Any, source: str, class_names: Sequence[str] | None) -> Any:
-    """One finite number above zero per class, or a complaint that names option and class."""
-    import numpy as np
-
-    from longtail._checks import InputError
-
-    label = label_of(class_names)
-    numbers = _no_less_than_zero(numbers, source, label)
-    if np.any(numbers == 0):
-        raise InputError(
-            f"{source} must be above zero for every class, but class "
-            f"{label(int(np.flatnonzero(numbers == 0)[0]))} has 0; give it a number that is small "
-            f"beside the others."
-        )
-    return numbers
-
-
-def _no_less_than_zero(numbers: Any, source: str, label: Callable[[int], str]) -> Any:
+    """Return finite numbers above zero, or refuse the first class whose is not."""
     import numpy as np
 
     from longtail._checks import InputError
 
     numbers = np.asarray(numbers)
-    if numbers.ndim != 1:
-        raise InputError(f"{source} must be one number per class; its shape is {numbers.shape}.")
-    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
     if len(bad):
         raise InputError(
-            f"{source} must be finite and must not be negative, but class {label(int(bad[0]))} "
-            f"has {numbers[bad[0]]:g}."
+            f"{source} must be finite and above zero for every class, but class "
+            f"{label_of(class_names)(int(bad[0]))} has {numbers[bad[0]]:g}."
         )
-    if not np.any(numbers > 0):
-        raise InputError(f"{source}: the numbers are all zero; at least one class needs more.")
     return numbers
 
 
 def read_target(text: str, width: int, class_names: Sequence[str] | None) -> ClassPrior | None:
-    """The class frequencies that --target names; None for all alike."""
+    """Return the class frequencies that --target names; None for all alike."""
     if text == "balanced":
         return None
     from longtail.predictions.labels import read_numbers
@@ -287,27 +238,6 @@ def read_target(text: str, width: int, class_names: Sequence[str] | None) -> Cla
 
     numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
     return ClassPrior.from_weights(above_zero(numbers, "--target", class_names))
-
-
-def refuse_nothing_to_tune(prior: ClassPrior, target: ClassPrior | None = None) -> None:
-    """Refuse to choose a tau where none changes any prediction."""
-    import numpy as np
-
-    from longtail._checks import InputError
-    from longtail.posthoc import adjustment
-
-    if np.ptp(adjustment(prior, target_prior=target)) > 0:
-        return
-    if target is not None:
-        raise InputError(
-            "--target has the class frequencies of the training data, so no tau changes any "
-            "prediction; leave the predictions as they are."
-        )
-    raise InputError(
-        "the prior is uniform, every class having as many training examples, so no tau changes "
-        "any prediction; if these are counts of held-out data, give those of the training data "
-        "with --counts or --train-labels."
-    )
 
 
 def opened_run(file: Path) -> Run | None:

@@ -15,11 +15,11 @@ from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._inputs import (
     BoundsOption,
     ClassesOption,
-    ColumnsOption,
     CountsOption,
     LabelsOption,
     LogitsOption,
     ProbsOption,
+    ScoresOption,
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
@@ -103,7 +103,7 @@ def adjust(
         Missing,
         typer.Option(help="Classes with too few labels: refuse, or leave them out."),
     ] = Missing.error,
-    columns: ColumnsOption = None,
+    scores: ScoresOption = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     split: SplitOption = None,
@@ -141,7 +141,7 @@ def adjust(
         labels=labels,
         logits=logits,
         probs=probs,
-        columns=columns,
+        scores=scores,
         classes=classes,
         split=split,
     )
@@ -154,13 +154,9 @@ def adjust(
         optional=effective_prior,
     )
     aim = _inputs.read_target(target, found.num_classes, found.class_names)
-    if prior is not None and not effective_prior:
-        if tau is None and found.labelled:
-            _inputs.refuse_nothing_to_tune(prior, aim)
-        if tau is None or adjusts_again(tau):
-            elsewhere = None if aim is None else "--target"
-            run = _inputs.opened_run(file)
-            _inputs.warn_if_adjusted(run, prior, tau=tau, elsewhere=elsewhere)
+    if prior is not None and not effective_prior and (tau is None or adjusts_again(tau)):
+        elsewhere = None if aim is None else "--target"
+        _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, tau=tau, elsewhere=elsewhere)
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,
@@ -175,13 +171,7 @@ def adjust(
             random_state=seed,
             progress=progress,
         )
-    _inputs.warn_of_training_images(file, split)
-    if file.is_dir() and split == "test" and tau is None:
-        how = "on a part of the test set" if tune_on else "on the test set, by cross-fitting"
-        _console.warning_line(
-            f"tau was chosen {how}, which is then no test set for what follows; choose it on "
-            f"another split and give it here with --tau."
-        )
+    _inputs.warn_of_split(file, split, chosen=tau is None)
     _finish(result, out, report, force=force, json=json)
 
 
@@ -199,10 +189,8 @@ def _refuse_contradictions(
 def _refuse_early(found: Predictions, out: Path | None, report: Path | None, force: bool) -> None:
     """What would fail after the work is refused before it."""
     from longtail import _checks
-    from longtail.predictions.result import check_output
+    from longtail.predictions.adjusting import check_output
 
-    for note in found.notes:
-        _console.note(f"longtail: note: {note}")
     if out is not None:
         check_output(found, out, force=force)
         if not out.parent.is_dir():

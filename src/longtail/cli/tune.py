@@ -13,12 +13,12 @@ from longtail.cli._console import JsonOption
 from longtail.cli._inputs import (
     BoundsOption,
     ClassesOption,
-    ColumnsOption,
     CountsOption,
     LabelsOption,
     LogitsOption,
     Method,
     ProbsOption,
+    ScoresOption,
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
@@ -70,7 +70,7 @@ def tune(
     labels: LabelsOption = None,
     logits: LogitsOption = False,
     probs: ProbsOption = False,
-    columns: ColumnsOption = None,
+    scores: ScoresOption = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     split: SplitOption = None,
@@ -121,7 +121,7 @@ def tune(
         opened_run,
         read_prior,
         warn_if_adjusted,
-        warn_of_training_images,
+        warn_of_split,
     )
 
     by_norms = method is Method.weight_normalization
@@ -131,7 +131,7 @@ def tune(
         labels=labels,
         logits=logits,
         probs=probs,
-        columns=columns,
+        scores=scores,
         classes=classes,
         split=split,
     )
@@ -155,12 +155,7 @@ def tune(
         _console.print_json(result.to_dict(curve_points=curve))
     else:
         _console.line(result.describe(class_names=found.class_names))
-    warn_of_training_images(file, split)
-    if file.is_dir() and split == "test":
-        _console.warning_line(
-            "this tau was chosen on the test set: it is an oracle's, and its "
-            "error is no estimate for new data."
-        )
+    warn_of_split(file, split, chosen=True)
 
 
 def _refuse_contradictions(
@@ -194,7 +189,7 @@ def _tuned(
     **settings: Any,
 ) -> TauResult:
     from longtail._checks import InputError
-    from longtail.cli._inputs import refuse_nothing_to_tune
+    from longtail.predictions.adjusting import refuse_nothing_to_tune
     from longtail.predictions.passes import tau_intervals, whole_logits
     from longtail.tuning import tune_from_intervals, tune_tau
 

@@ -1,23 +1,24 @@
-"""Saved predictions and a prior in; out: tau, and what it is worth on examples that did not
-choose it.
+"""Choice of tau for saved predictions, and its worth on examples that did not choose it.
 
 One pass finds each example's interval of tau (`passes`). All else is masks over these: the part
-that chooses, the part that judges, folds that do both in turn. Counting and confidence intervals
-are in `estimates`, the result in `result`.
+that chooses, the part that judges, folds that do both in turn.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.predictions.base import Predictions, hinting
-from longtail.predictions.estimates import Tally
+from longtail.predictions.estimates import Change, Tally
+from longtail.predictions.files import Predictions
 from longtail.predictions.passes import (
     Progress,
     collect_target,
@@ -25,16 +26,225 @@ from longtail.predictions.passes import (
     in_order,
     learnt_prior,
     tau_intervals,
+    write_adjusted,
 )
-from longtail.predictions.result import AdjustResult
-from longtail.priors import ClassPrior
-from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals
-from longtail.tuning._intervals import refuse_nothing_to_tune
+from longtail.priors import GROUPS, ClassPrior
+from longtail.tuning import TauCurve, TauIntervals, TauResult, tune_from_intervals
 
-Missing = Literal["error", "skip"]
 BoolArray = NDArray[np.bool_]
+Split = tuple[BoolArray, BoolArray]
+"""The examples that choose tau, and those that judge it."""
 
 DEFAULT_FOLDS = 5
+
+
+class Written(NamedTuple):
+    """What `AdjustResult.write` did: the files, rows whose predicted label changed, all rows."""
+
+    paths: tuple[Path, ...]
+    changed: int
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class AdjustResult:
+    """A tau for saved predictions, and the error before and after it.
+
+    Attributes:
+        predictions: what was read.
+        prior: π that is divided out: of the training data, or as the model has learnt it.
+        target_prior: q that is aimed at; None for all classes alike.
+        tau: what `write` applies.
+        protocol: "split": tau was chosen on one part and judged on the other. "cross-fit": each
+            fold was judged with the tau of all others, and `tau` is of all together. "given":
+            nothing was chosen. "unlabelled": nothing could be judged.
+        effective: True if `prior` is the one that the model has learnt.
+        tuning: how `tau` was chosen, or None if it was given.
+        fold_taus: of the folds, shape (folds,), or empty.
+        num_tuned: examples that chose `tau`.
+        tally: judged examples by class, or None without labels.
+        left_out: classes with too few examples to be judged; they have no part in any mean.
+        num_left_out: labelled examples of these classes.
+        intervals: of the judged examples, without the classes left out; None without labels.
+        level: of the confidence intervals.
+        many: bound of the group "many".
+        few: bound of the group "few".
+    """
+
+    predictions: Predictions
+    prior: ClassPrior
+    target_prior: ClassPrior | None
+    tau: float
+    protocol: str
+    effective: bool = False
+    tuning: TauResult | None = None
+    fold_taus: FloatArray = dataclasses.field(default_factory=lambda: np.empty(0))
+    num_tuned: int = 0
+    tally: Tally | None = None
+    left_out: IntArray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+    num_left_out: int = 0
+    intervals: TauIntervals | None = None
+    level: float = 0.95
+    many: float = 100
+    few: float = 20
+
+    @property
+    def num_judged(self) -> int:
+        """Number of examples that the errors were counted on."""
+        return 0 if self.tally is None else int(self.tally.counts.sum())
+
+    @cached_property
+    def judged_curve(self) -> TauCurve:
+        """Error of the judged examples as a function of tau; its minimum is an oracle's.
+
+        By position its classes are those that were not left out.
+        """
+        self._judged()
+        assert self.intervals is not None  # is there whenever examples were judged
+        bounds = (0.0, 4.0) if self.tuning is None else self.tuning.bounds
+        return TauCurve(self.intervals, bounds=bounds)
+
+    @property
+    def balanced(self) -> Change:
+        """Balanced error: the mean of the classes' errors."""
+        return self._change(np.ones(self.prior.num_classes))
+
+    @property
+    def expected(self) -> Change | None:
+        """Error under the target prior, Σ_y q_y error_y; None if that is the balanced one."""
+        return None if self.target_prior is None else self._change(self.target_prior.probs)
+
+    @property
+    def overall(self) -> Change:
+        """Plain error: the share of wrong examples, classes as they come."""
+        return self._change(self._judged().counts.astype(np.float64))
+
+    @property
+    def groups(self) -> dict[str, Change]:
+        """Mean error of the classes with many, a medium number of, and few training examples.
+
+        Only groups with judged classes; empty if the training counts are not known.
+        """
+        if self.prior.counts is None:
+            return {}
+        judged, found = self._judged().counts > 0, {}
+        for name, members in self.prior.groups(many=self.many, few=self.few).items():
+            weight = np.zeros(self.prior.num_classes)
+            weight[members] = 1.0
+            if np.any(judged[members]):
+                found[name] = self._change(weight)
+        return {name: found[name] for name in GROUPS if name in found}
+
+    def of_class(self, index: int) -> Change:
+        """Return the error of one class."""
+        return self._change(np.eye(1, self.prior.num_classes, index)[0])
+
+    def most_changed(self, number: int = 5) -> tuple[list[int], list[int]]:
+        """Return the classes whose error fell most, and those whose error rose most.
+
+        Args:
+            number: at most this many of each.
+
+        Returns:
+            Class indices, the greatest change first; among equals the class with more judged
+            examples.
+        """
+        tally = self._judged()
+        change = (tally.broken - tally.fixed) / np.maximum(tally.counts, 1)
+        falling = np.lexsort((-tally.counts, change))
+        rising = np.lexsort((-tally.counts, -change))
+        better = [int(k) for k in falling if change[k] < 0][:number]
+        worse = [int(k) for k in rising if change[k] > 0][:number]
+        return better, worse
+
+    def write(
+        self, path: str | Path, *, force: bool = False, progress: Progress | None = None
+    ) -> Written:
+        """Write the adjusted predictions, in the format that they came in.
+
+        Args:
+            path: the new file. Beside the scores it has `predicted` and a mark with tau, by which
+                it is not adjusted again; what else the source had is copied, but for other
+                scores of the same classes (`predictions.left_out`). For .npy the predicted labels
+                are a second file, NAME.predicted.npy, which is the mark as well.
+            force: replace a file of that name.
+            progress: told (rows done, rows in all or 0, "").
+
+        Returns:
+            The paths and how many predictions changed.
+        """
+        path = Path(path)
+        check_output(self.predictions, path, force=force)
+        changed, rows = write_adjusted(
+            self.predictions,
+            path,
+            self.prior,
+            tau=self.tau,
+            target_prior=self.target_prior,
+            progress=progress,
+        )
+        return Written(self.predictions.outputs(path), changed, rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, lists and dicts for JSON."""
+        out: dict[str, Any] = {
+            "file": self.predictions.name,
+            "kind": self.predictions.kind,
+            "num_classes": self.prior.num_classes,
+            "class_names": self.predictions.class_names,
+            "tau": self.tau,
+            "protocol": self.protocol,
+            "effective_prior": self.effective,
+            "tuning": None if self.tuning is None else self.tuning.to_dict(),
+            "fold_taus": self.fold_taus.tolist(),
+            "num_tuned": self.num_tuned,
+            "num_judged": self.num_judged,
+            "prior": self.prior.probs.tolist(),
+            "target_prior": None if self.target_prior is None else self.target_prior.probs.tolist(),
+            "left_out": self.left_out.tolist(),
+            "confidence_level": self.level,
+        }
+        if self.tally is None:
+            return out
+        tally, expected = self.tally, self.expected
+        return out | {
+            "balanced_error": self.balanced.to_dict(),
+            "expected_error": None if expected is None else expected.to_dict(),
+            "error": self.overall.to_dict(),
+            "groups": {name: change.to_dict() for name, change in self.groups.items()},
+            "per_class": {
+                "judged": tally.counts.tolist(),
+                "wrong_before": tally.wrong.tolist(),
+                "wrong_after": (tally.wrong - tally.fixed + tally.broken).tolist(),
+                "fixed": tally.fixed.tolist(),
+                "broken": tally.broken.tolist(),
+            },
+        }
+
+    def _judged(self) -> Tally:
+        if self.tally is None:
+            raise InputError(f"{self.predictions.name} has no labels, so its error is not known.")
+        return self.tally
+
+    def _change(self, weight: FloatArray) -> Change:
+        return self._judged().change(weight, level=self.level)
+
+
+def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
+    """Refuse to replace a file unless told to, and the source in any case."""
+    source = Path(predictions.name)
+    for out in predictions.outputs(path):
+        if out.exists() and source.exists() and out.samefile(source):
+            raise InputError(
+                f"{out} is the file that is being adjusted; choose another name, or a second run "
+                f"would adjust it twice."
+            )
+        if out.exists() and not force:
+            raise InputError(f"{out} exists; pass --force (force=True) to replace it.")
+    if source.is_file() and path.suffix != source.suffix:
+        raise InputError(
+            f"{path} must end in {source.suffix}: adjusted predictions keep the format of {source}."
+        )
 
 
 def adjust_predictions(
@@ -46,7 +256,7 @@ def adjust_predictions(
     folds: int | None = None,
     target_prior: ClassPrior | None = None,
     effective: bool = False,
-    missing: Missing = "error",
+    missing: Literal["error", "skip"] = "error",
     bounds: tuple[float, float] = (0.0, 4.0),
     confidence: float = 0.95,
     n_bootstrap: int = 1000,
@@ -104,54 +314,65 @@ def adjust_predictions(
         >>> round(change.before.value, 2), round(change.after.value, 2), change.beyond_noise
         (0.49, 0.15, True)
     """
-    caller = "adjust_predictions"
-    _check_priors(predictions, prior, target_prior, effective, caller)
-    _checks.choice(missing, ("error", "skip"), caller, name="missing")
-    tau = None if tau is None else _checks.tau(tau, caller)
-    protocol, amount = _protocol(tau, tune_on, folds, effective, caller)
-    settings: dict[str, Any] = {
-        "bounds": bounds,
-        "confidence": _checks.fraction(confidence, caller, name="confidence", below_one=True),
-        "n_bootstrap": n_bootstrap,
-        "random_state": _checks.whole(random_state, caller, name="random_state", at_least=0),
-    }
-    found: dict[str, Any] = {
-        "target_prior": target_prior,
-        "effective": effective,
-        "level": settings["confidence"],
-        "many": many,
-        "few": few,
-    }
+    width = predictions.num_classes
+    if prior is not None or not effective:
+        _checks.prior(prior, num_classes=width)
+    if target_prior is not None:
+        _checks.prior(target_prior, num_classes=width, name="target_prior")
+    _checks.choice(missing, ("error", "skip"), name="missing")
+    tau = None if tau is None else _checks.tau(tau)
+    protocol, amount = _protocol(tau, tune_on, folds, effective)
+    level = _checks.fraction(confidence, name="confidence", below_one=True)
+    seed = _checks.whole(random_state, name="random_state", at_least=0)
+    workers = _checks.whole(workers or default_workers(), name="workers")
+    found: dict[str, Any] = {"effective": effective, "level": level, "many": many, "few": few}
     if not predictions.labelled:
-        _refuse_tuning(predictions, tune_on, folds)
+        if tune_on is not None or folds is not None:
+            raise InputError(
+                f"{predictions.name} has no labels, so tau can't be chosen on it; name them with "
+                f"--labels, or give --tau (default 1)."
+            )
         if effective or prior is None:
             prior = learnt_prior(predictions, prior, None)
-        found |= {"protocol": "unlabelled", "tau": 1.0 if tau is None else tau}
-        return AdjustResult(predictions, prior, **found)
+        tau = 1.0 if tau is None else tau
+        return AdjustResult(predictions, prior, target_prior, tau, "unlabelled", **found)
+
     if tau is None and prior is not None and not effective:
-        refuse_nothing_to_tune(posthoc.log_ratio(prior, target_prior, None, caller=caller), caller)
-    workers = _checks.whole(workers or default_workers(), caller, name="workers")
+        refuse_nothing_to_tune(prior, target_prior)
     source = _Source(predictions, prior, target_prior, effective, workers, progress)
     needed = 1 if protocol == "given" else 2
-    kept = _judgeable(predictions, source.target, needed, missing, effective=effective)
-    splits = _splits(source.target, kept, protocol, amount, settings["random_state"])
-    chosen_on = _union(tune for tune, _ in splits)
+    kept = _judgeable(predictions, source.target, needed, missing)
+    splits = _splits(source.target, kept, protocol, amount, seed)
+    chosen_on = _union(choose for choose, _ in splits)
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
-        tuning = tune_from_intervals(source.intervals(chosen_on, kept), **settings)
+        tuning = tune_from_intervals(
+            source.intervals(chosen_on, kept),
+            bounds=bounds,
+            confidence=level,
+            n_bootstrap=n_bootstrap,
+            random_state=seed,
+        )
         tau = tuning.tau
         if protocol == "cross-fit":
-            fold_taus = _fold_taus(splits, source, kept, bounds, workers)
-    left_out = np.setdiff1d(np.arange(predictions.num_classes), kept)
+
+            def choose(split: Split) -> float:
+                return TauCurve(source.intervals(split[0], kept), bounds=bounds).minimizer()[0]
+
+            # With a prior for each fold every choice is a pass over the file, itself threaded.
+            found_taus = in_order(choose, splits, workers=1 if effective else workers)
+            fold_taus = np.array(list(found_taus))
     taus = fold_taus if len(fold_taus) else np.full(len(splits), tau)
+    left_out = np.setdiff1d(np.arange(width), kept)
     return AdjustResult(
         predictions,
         source.prior(chosen_on),
-        tau=tau,
-        protocol=protocol,
+        target_prior,
+        tau,
+        protocol,
         tuning=tuning,
         fold_taus=fold_taus,
-        num_tuned=0 if tuning is None else int(tuning.counts.sum()),
+        num_tuned=0 if tuning is None else int(chosen_on.sum()),
         tally=_judge(splits, taus, source),
         intervals=source.intervals(_union(judge for _, judge in splits), kept),
         left_out=left_out,
@@ -160,43 +381,47 @@ def adjust_predictions(
     )
 
 
+@dataclass(eq=False)
 class _Source:
-    """Intervals of tau under the prior that fits the examples which may choose it."""
+    """Intervals of tau under the prior that is known to the examples which choose it."""
 
-    def __init__(
-        self,
-        predictions: Predictions,
-        prior: ClassPrior | None,
-        target_prior: ClassPrior | None,
-        effective: bool,
-        workers: int,
-        progress: Progress | None,
-    ) -> None:
-        self.predictions, self._prior, self.effective = predictions, prior, effective
+    predictions: Predictions
+    given: ClassPrior | None
+    target_prior: ClassPrior | None
+    effective: bool
+    workers: int
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
         self._found: dict[bytes, tuple[ClassPrior, TauIntervals]] = {}
-        self._settings: dict[str, Any] = {
-            "target_prior": target_prior,
-            "workers": workers,
-            "progress": progress,
-        }
-        if effective or prior is None:
-            self.target = collect_target(predictions)
+        if self.effective:
+            self.target = collect_target(self.predictions)
         else:
-            parts = tau_intervals(predictions, prior, **self._settings)
-            self._found[b""] = prior, parts
-            self.target = parts.target
+            self.target = self.under(np.ones(0, dtype=bool))[1].target
+
+    def under(self, rows: BoolArray) -> tuple[ClassPrior, TauIntervals]:
+        """Return the prior as known to these rows, and the intervals of all examples under it."""
+        key = np.packbits(rows).tobytes() if self.effective else b""
+        if key not in self._found:
+            prior = self._learnt(rows) if self.effective else self.given
+            assert prior is not None  # None is refused unless it is to be learnt
+            parts = tau_intervals(
+                self.predictions,
+                prior,
+                target_prior=self.target_prior,
+                workers=self.workers,
+                progress=self.progress,
+            )
+            self._found[key] = prior, parts
+        return self._found[key]
 
     def prior(self, rows: BoolArray) -> ClassPrior:
-        """The prior as known to these rows."""
-        return self._under(rows)[0]
-
-    def all_intervals(self, rows: BoolArray) -> TauIntervals:
-        """The intervals of all examples, under the prior as known to these rows."""
-        return self._under(rows)[1]
+        """Return the prior as known to these rows."""
+        return self.under(rows)[0]
 
     def intervals(self, rows: BoolArray, kept: IntArray) -> TauIntervals:
-        """The intervals of these examples alone, with no other classes than the kept ones."""
-        parts = self.all_intervals(rows)
+        """Return the intervals of these rows alone, with no other classes than the kept ones."""
+        parts = self.under(rows)[1]
         place = np.full(parts.num_classes, -1)
         place[kept] = np.arange(len(kept))
         importance = parts.importance[kept]
@@ -209,112 +434,70 @@ class _Source:
             importance=importance / importance.sum(),
         )
 
-    def _under(self, rows: BoolArray) -> tuple[ClassPrior, TauIntervals]:
-        key = np.packbits(rows).tobytes() if self.effective else b""
-        if key not in self._found:
-            prior = self._learnt(rows)
-            self._found[key] = prior, tau_intervals(self.predictions, prior, **self._settings)
-        return self._found[key]
-
     def _learnt(self, rows: BoolArray) -> ClassPrior:
-        """The model's mean prediction over these rows, mixed like the training data."""
+        """Return the model's mean prediction over these rows, mixed like the training data."""
         weight = rows.astype(np.float64)
-        if self._prior is not None:
+        if self.given is not None:
             counts = np.bincount(self.target[rows], minlength=self.predictions.num_classes)
-            weight *= (self._prior.probs / np.maximum(counts, 1))[self.target]
-        return learnt_prior(self.predictions, self._prior, weight)
+            weight *= (self.given.probs / np.maximum(counts, 1))[self.target]
+        return learnt_prior(self.predictions, self.given, weight)
 
 
-def _check_priors(
-    predictions: Predictions,
-    prior: ClassPrior | None,
-    target_prior: ClassPrior | None,
-    effective: bool,
-    caller: str,
-) -> None:
-    width = predictions.num_classes
-    if prior is not None:
-        with hinting(predictions.hint):
-            _checks.prior(prior, caller, num_classes=width)
-    elif not effective:
+def refuse_nothing_to_tune(prior: ClassPrior, target_prior: ClassPrior | None = None) -> None:
+    """Refuse to choose a tau where none changes any prediction."""
+    if np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
         raise InputError(
-            f"{caller}: `prior` must be the ClassPrior of the training data, unless "
-            f"effective=True; got None."
+            "the prior is uniform, or the very target prior, so no tau changes any prediction; if "
+            "these are counts of held-out data, give those of the training data (--counts or "
+            "--train-labels)."
         )
-    if target_prior is not None:
-        _checks.prior(target_prior, caller, num_classes=width, name="target_prior")
 
 
 def _protocol(
-    tau: float | None, tune_on: float | None, folds: int | None, effective: bool, caller: str
+    tau: float | None, tune_on: float | None, folds: int | None, effective: bool
 ) -> tuple[str, float]:
-    """How the result is kept honest, with the fraction or the number of folds."""
+    """Return how tau is judged on examples that did not choose it: its name and the amount."""
     if tune_on is not None and folds is not None:
-        raise InputError(f"{caller}: give `tune_on` or `folds`, not both.")
-    if tau is not None and not effective:
+        raise InputError("give `tune_on` or `folds`, not both.")
+    if tau is not None and not effective:  # a prior that is learnt is still judged on others
         if tune_on is not None or folds is not None:
             raise InputError(
-                f"{caller}: with a given `tau` there is nothing to choose; leave `tune_on` and "
-                f"`folds` out."
+                "with a given `tau` there is nothing to choose; leave `tune_on` and `folds` out."
             )
         return "given", 0.0
     if tune_on is None:
         folds = DEFAULT_FOLDS if folds is None else folds
-        return "cross-fit", _checks.whole(folds, caller, name="folds", at_least=2)
-    fraction = _checks.fraction(tune_on, caller, name="tune_on", below_one=True)
-    if fraction == 0:
-        raise InputError(f"{caller}: `tune_on` must be above zero; got 0.")
-    return "split", fraction
+        return "cross-fit", _checks.whole(folds, name="folds", at_least=2)
+    fraction = _checks.fraction(tune_on, name="tune_on", below_one=True)
+    return "split", _checks.positive(fraction, name="tune_on")
 
 
-def _refuse_tuning(predictions: Predictions, tune_on: float | None, folds: int | None) -> None:
-    if tune_on is not None or folds is not None:
-        raise InputError(
-            f"{predictions.name} has no labels, so tau can't be chosen on it; name them with "
-            f"--labels, or give --tau (default 1)."
-        )
-
-
-def _judgeable(
-    predictions: Predictions, target: IntArray, needed: int, missing: Missing, *, effective: bool
-) -> IntArray:
-    """The classes with labelled examples enough, in the open about the others."""
+def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing: str) -> IntArray:
+    """Return the classes with enough labelled examples; refuse the others, or skip them."""
     counts = np.bincount(target, minlength=predictions.num_classes)
-    short = np.flatnonzero(counts < needed)
-    kept = np.flatnonzero(counts >= needed)
+    short, kept = np.flatnonzero(counts < needed), np.flatnonzero(counts >= needed)
     if len(short) and missing == "error":
         listed = _checks.listing(
             (f"{predictions.label(int(k))} ({counts[k]})" for k in short), most=6
         )
-        why = (
-            "a class without examples has no error"
-            if needed == 1
-            else "one must choose tau and another judge it"
-        )
-        # It needs one example of each class, and two where the prior is still found on some.
-        given = needed > 1 and counts.min() > 0 and not effective
-        instead = "give --tau 1, which needs no choice, " if given else ""
-        examples = "example" if needed == 1 else "examples"
         raise InputError(
-            f"{predictions.name}: each class needs at least {needed} labelled {examples} ({why}), "
-            f"but {len(short)} of {len(counts)} classes have fewer: {listed}; label more, "
-            f"{instead}or leave these classes out with --missing skip (missing='skip')."
+            f"{predictions.name}: each class needs at least {needed} labelled example"
+            f"{'' if needed == 1 else 's (one to choose tau and one to judge it)'}, but "
+            f"{len(short)} of {len(counts)} classes have fewer: {listed}; label more, or leave "
+            f"these classes out with --missing skip (missing='skip')."
         )
     if len(kept) < 2:
         raise InputError(
-            f"{predictions.name}: only {len(kept)} of {len(counts)} classes has labelled "
-            f"examples enough; the balanced error compares at least two."
+            f"{predictions.name}: fewer than two classes have enough labelled examples."
         )
     return kept
 
 
 def _splits(
     target: IntArray, kept: IntArray, protocol: str, amount: float, seed: int
-) -> list[tuple[BoolArray, BoolArray]]:
-    """Pairs of examples that choose tau and examples that judge it, each class in both."""
-    rows = np.ones(len(target), dtype=bool)
-    if len(kept) <= target.max():
-        rows = np.isin(target, kept)
+) -> list[Split]:
+    """Return pairs of examples that choose tau and examples that judge it, each class in both."""
+    rows = np.isin(target, kept)
     if protocol == "given":
         return [(rows, rows)]
     order, rank = shuffled_by_class(target, seed)
@@ -322,8 +505,7 @@ def _splits(
         # Consecutive places go to different folds, so each class of two or more is in several.
         fold = np.empty(len(target), np.int64)
         fold[order] = np.arange(len(target)) % int(amount)
-        used = np.unique(fold[rows])
-        return [(rows & (fold != k), rows & (fold == k)) for k in used]
+        return [(rows & (fold != k), rows & (fold == k)) for k in np.unique(fold[rows])]
     counts = np.bincount(target)
     take = np.clip(np.rint(amount * counts), 1, np.maximum(counts - 1, 1))
     tune = np.empty(len(target), dtype=bool)
@@ -332,7 +514,7 @@ def _splits(
 
 
 def shuffled_by_class(target: IntArray, seed: int) -> tuple[IntArray, IntArray]:
-    """Examples class by class, shuffled within each, and the rank of each in its class.
+    """Return examples class by class, shuffled within each, and the rank of each in its class.
 
     Examples:
         >>> order, rank = shuffled_by_class(np.array([1, 0, 1, 0, 1]), 0)
@@ -351,28 +533,12 @@ def _union(masks: Any) -> BoolArray:
     return np.asarray(np.logical_or.reduce(list(masks)))
 
 
-def _fold_taus(
-    splits: list[tuple[BoolArray, BoolArray]],
-    source: _Source,
-    kept: IntArray,
-    bounds: tuple[float, float],
-    workers: int,
-) -> FloatArray:
-    """The tau that each fold is judged with: that of all others."""
-
-    def choose(split: tuple[BoolArray, BoolArray]) -> float:
-        return TauCurve(source.intervals(split[0], kept), bounds=bounds).minimizer()[0]
-
-    # With a prior for each fold every choice is a pass over the file, threaded by itself.
-    return np.array(list(in_order(choose, splits, workers=1 if source.effective else workers)))
-
-
-def _judge(splits: list[tuple[BoolArray, BoolArray]], taus: FloatArray, source: _Source) -> Tally:
+def _judge(splits: list[Split], taus: FloatArray, source: _Source) -> Tally:
     """Count who was right before and after, each example in the split that judges it."""
     judged = _union(judge for _, judge in splits)
     before, after = np.zeros((2, len(judged)), dtype=bool)
     for (tune, judge), tau in zip(splits, taus, strict=True):
-        parts = source.all_intervals(tune)
+        parts = source.under(tune)[1]
         lower, upper = parts.lower[judge], parts.upper[judge]
         before[judge] = (lower <= 0.0) & (upper > 0.0)
         after[judge] = (lower <= tau) & (tau < upper)

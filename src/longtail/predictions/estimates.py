@@ -1,8 +1,4 @@
-"""Errors before and after an adjustment, of one class or averaged over several, with intervals.
-
-Everything is counted per class: how many examples were judged, how many were wrong, how many
-became right or wrong. Nothing here knows of tau or of files.
-"""
+"""Error rates before and after an adjustment, averaged over classes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ class Estimate:
     high: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
+        """Return plain numbers for JSON."""
         return {
             "value": self.value,
             "standard_error": self.standard_error,
@@ -61,11 +57,11 @@ class Change:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the difference's interval excludes zero."""
+        """True if the difference's interval excludes zero."""
         return self.difference.low > 0 or self.difference.high < 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
+        """Return plain numbers for JSON."""
         return {
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
@@ -113,14 +109,11 @@ class Tally:
         )
 
     def change(self, weight: FloatArray, *, level: float) -> Change:
-        """The weighted mean error of the classes, Σ_y w_y wrong_y / n_y, before and after.
+        """Return Σ_y w_y wrong_y / n_y before and after, with w scaled to sum to 1.
 
         Args:
-            weight: w, shape (num_classes,); zero leaves a class out. Scaled to sum to 1.
+            weight: w, shape (num_classes,); zero leaves a class out.
             level: of the confidence intervals.
-
-        Returns:
-            The Change.
         """
         some = np.flatnonzero((weight > 0) & (self.counts > 0))
         counts, wrong = self.counts[some], self.wrong[some]
@@ -138,20 +131,16 @@ class Tally:
 def estimate(
     plus: IntArray, minus: IntArray | None, counts: IntArray, share: FloatArray, *, level: float
 ) -> Estimate:
-    """Σ_y share_y (plus_y − minus_y) / n_y, with a normal interval.
+    """Return Σ_y share_y (plus_y − minus_y) / n_y, with a normal interval cut to what is possible.
 
-    Few examples widen the interval instead of closing it (`mean_variance`). The value itself is
-    as counted.
+    Few examples widen the interval instead of closing it (`mean_variance`).
 
     Args:
         plus: events that add, per class, shape (classes,).
-        minus: events that subtract; None if there is no such thing, as for a plain error.
+        minus: events that subtract; None for a plain error.
         counts: n, examples per class, at least 1.
         share: weights that sum to 1.
         level: of the interval.
-
-    Returns:
-        The Estimate, its interval cut to what is possible.
 
     Examples:
         >>> one = np.array([1])

@@ -9,7 +9,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail.predictions import AdjustResult, Change
-from longtail.predictions.result import Written
+from longtail.predictions.adjusting import Written
 from longtail.report.names import shortened
 from longtail.report.tables import Table, percent, plural, signed
 from longtail.tuning import TauResult

@@ -1,0 +1,611 @@
+"""Checks of what users pass: each returns the cleaned value or raises an InputError.
+
+A message says which argument breaks which rule, what came, and what to do next; the traceback
+names the function. (`caller` is accepted and ignored while its last users are being rewritten.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from itertools import islice
+from numbers import Integral
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from longtail.priors import ClassPrior
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Not numpy.unique, which numbers each array by the names that happen to be in it.
+BY_ONE_LIST = (
+    "all arrays by one list `classes` in the order of the logits' columns (scikit-learn: "
+    "model.classes_): number = {name: k for k, name in enumerate(classes)}, then "
+    "[number[name] for name in names]"
+)
+
+
+class InputError(ValueError):
+    """A value that the caller passed breaks a rule; the message says which and what to do."""
+
+    __module__ = "longtail"  # where people find it, and what a traceback should say
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is absent; the message is the command that installs it."""
+
+    __module__ = "longtail"
+
+
+# --- words ------------------------------------------------------------------------------------
+
+
+def listing(items: Iterable[object], *, most: int = 10) -> str:
+    """A short, readable enumeration for messages: ``3, 7, 9 and 4 more``."""
+    items = items if isinstance(items, Sized) else list(items)
+    shown = ", ".join(str(item) for item in islice(items, most))
+    return f"{shown} and {len(items) - most} more" if len(items) > most else shown
+
+
+def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
+    """Some classes for messages, by name where they have names; empty if there are none.
+
+    Examples:
+        >>> class_words([0, 2], None), class_words([1], ["cat", "dog"]), class_words([], None)
+        ('class(es) 0, 2', 'class(es) dog', '')
+    """
+    found = [str(k) if names is None else names[k] for k in classes]
+    return f"class(es) {listing(found)}" if found else ""
+
+
+# --- single values ----------------------------------------------------------------------------
+
+
+def require(module: str, *, extra: str, caller: str = "") -> ModuleType:
+    """Import `module`, or say in one line how to install the extra that brings it."""
+    package = module.split(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A broken import inside an installed package is not a missing extra.
+        if error.name is None or error.name.split(".")[0] != package:
+            raise
+        raise MissingExtraError(
+            f"{package} is needed here but not installed; run: pip install 'longtail[{extra}]'"
+        ) from error
+
+
+def tau(value: Any, caller: str = "", *, name: str = "tau") -> float:
+    """A finite real number, not a boolean."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"`{name}` must be a number; got {value!r}.") from error
+    if not -math.inf < number < math.inf:  # as a comparison, torch.compile can trace it
+        raise InputError(f"`{name}` must be a finite number; got {value}.")
+    return number
+
+
+def positive(value: Any, caller: str = "", *, name: str) -> float:
+    """A finite number above zero."""
+    number = tau(value, name=name)
+    if number <= 0:
+        raise InputError(f"`{name}` must be above zero; got {number:g}.")
+    return number
+
+
+def not_negative(value: Any, *, name: str) -> float:
+    """A finite number, at least zero."""
+    number = tau(value, name=name)
+    if number < 0:
+        raise InputError(f"`{name}` must not be negative; got {number:g}.")
+    return number
+
+
+def fraction(value: Any, caller: str = "", *, name: str, below_one: bool = False) -> float:
+    """A number in [0, 1], or in [0, 1) with `below_one`."""
+    number = tau(value, name=name)
+    if number < 0 or number > 1 or (below_one and number == 1):
+        raise InputError(
+            f"`{name}` must lie in [0, 1{')' if below_one else ']'}; got {number:g}."
+        )
+    return number
+
+
+def whole(value: Any, caller: str = "", *, name: str, at_least: int = 1) -> int:
+    """A whole number, at least `at_least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < at_least:
+        raise InputError(f"`{name}` must be a whole number, at least {at_least}; got {value!r}.")
+    return number
+
+
+def choice(value: Any, options: Sequence[str], caller: str = "", *, name: str) -> str:
+    """One of the listed names."""
+    if value not in options:
+        raise InputError(f"`{name}` must be one of {', '.join(map(repr, options))}; got {value!r}.")
+    return str(value)
+
+
+def settings(
+    given: Mapping[str, Any], function: Callable[..., Any], caller: str = "", *, of: str
+) -> None:
+    """Names of keyword-only arguments that `function` takes, all those without default among them.
+
+    `of` is what the function makes, for the message.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    listed = " and ".join(f"`{name}`" for name in takes) or "no settings"
+    for name in given:
+        if name not in takes:
+            raise InputError(f"{of} has no setting `{name}`; it takes {listed}.")
+    for name, required in takes.items():
+        if required and name not in given:
+            raise InputError(f"{of} needs `{name}`, which is missing; it takes {listed}.")
+
+
+def prior(
+    value: Any,
+    caller: str = "",
+    *,
+    num_classes: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    name: str = "prior",
+    of: str | None = None,
+) -> ClassPrior:
+    """A ClassPrior, as wide as the logits, or as the argument `of`, where a width is given."""
+    from longtail.priors import ClassPrior
+
+    if not isinstance(value, ClassPrior):
+        raise InputError(
+            f"`{name}` must be a ClassPrior; got {type(value).__name__}. Counts and "
+            f"probabilities are easily mistaken for each other, so say which: "
+            f"ClassPrior.from_counts(...), .from_probs(...) or .from_labels(...)."
+        )
+    if num_classes is not None and len(value.probs) != num_classes:
+        shaped = f", shape {tuple(shape)}" if shape is not None else ""
+        raise InputError(
+            f"`{name}` has {value.num_classes} classes but "
+            f"{'the logits have' if of is None else f'`{of}` has'} {num_classes} columns{shaped}; "
+            f"{advice_on_width(value.num_classes, num_classes, shape)}."
+        )
+    return value
+
+
+def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] | None) -> str:
+    """What to do about logits that have not one column for each class of a prior."""
+    if num_classes == 2 and (num_columns == 1 or (shape is not None and len(shape) == 1)):
+        return (
+            "of one score d for two classes pass two columns, -d / 2 and d / 2, as "
+            "numpy.c_[-d / 2, d / 2] makes them"
+        )
+    if shape is not None and len(shape) > 2:
+        if shape[-1] == num_columns and shape[1] == num_classes:
+            return "the classes must be the last axis: moveaxis(logits, 1, -1)"
+        if shape[1] == num_columns and shape[-1] == num_classes:
+            return "the classes must be the second axis: moveaxis(logits, -1, 1)"
+    if num_classes < num_columns:
+        return f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
+    return "there must be one class for each column, in the same order"
+
+
+# --- arrays -----------------------------------------------------------------------------------
+
+
+def as_numpy(values: Any) -> NDArray[Any]:
+    """NumPy view or copy of a list, array, torch tensor (any device), JAX array or Series."""
+    # torch, without importing it; under torch.compile a NumPy array would pass for one.
+    if hasattr(values, "detach") and not isinstance(values, np.ndarray):
+        values = values.detach().cpu()
+        if "bfloat16" in str(values.dtype):
+            values = values.float()  # NumPy has no bfloat16; float32 holds it exactly
+        return np.asarray(values.numpy())
+    if np.ma.is_masked(values):
+        raise InputError(
+            "an array is masked, and its mask would be lost; drop the masked entries first, or "
+            "give them a value with .filled(...)."
+        )
+    array = np.asarray(values)
+    if array.dtype.name == "bfloat16":  # JAX's own NumPy extension type
+        return array.astype(np.float32)
+    return array
+
+
+def _row(values: Any, name: str) -> NDArray[Any]:
+    """A non-empty one-dimensional array."""
+    array = as_numpy(values)
+    if array.ndim != 1:
+        raise InputError(f"`{name}` must be one-dimensional; its shape is {array.shape}.")
+    if array.size == 0:
+        raise InputError(f"`{name}` is empty.")
+    return array
+
+
+def vector(values: Any, *, caller: str = "", name: str) -> NDArray[Any]:
+    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
+    array = _row(values, name)
+    if array.dtype.kind not in "iufb":
+        raise InputError(
+            f"`{name}` must hold numbers; its dtype is {array.dtype} "
+            f"(first value {array.flat[0]!r})."
+        )
+    return array
+
+
+def matrix(
+    values: Any, *, caller: str = "", name: str = "logits", finite: bool = True
+) -> NDArray[Any]:
+    """A non-empty (examples, classes) array of numbers, as NumPy; memory maps stay maps."""
+    array = as_numpy(values)
+    if array.ndim != 2:
+        raise InputError(
+            f"`{name}` must have shape (examples, classes); its shape is {array.shape}."
+        )
+    if 0 in array.shape:
+        raise InputError(f"`{name}` is empty, shape {array.shape}.")
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"`{name}` must hold numbers; its dtype is {array.dtype}.")
+    if finite:
+        all_finite(array, name=name)
+    return array
+
+
+def all_finite(array: NDArray[Any], *, caller: str = "", name: str, first_row: int = 0) -> None:
+    """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
+    # A sum is one pass without a mask; only a suspicious one pays for the exact look. Its own
+    # dtype is the fast one, except in half precision, where honest sums overflow.
+    wide = np.float64 if array.dtype.itemsize < 4 else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if array.dtype.kind != "f" or math.isfinite(float(array.sum(dtype=wide))):
+            return
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        row, column = (*(int(i) for i in bad[0]), 0)[:2]
+        value = array[tuple(bad[0])]
+        of_zero = (
+            "; if it is the logarithm of a probability of 0, take longtail.posthoc.log_probs(probs)"
+            if name == "logits" and value < 0
+            else ""
+        )
+        raise InputError(
+            f"`{name}` must be finite, but row {row + first_row}, column {column} is "
+            f"{value}{of_zero}."
+        )
+
+
+def same_length(array: Any, target: Any, *, caller: str = "", name: str = "logits") -> None:
+    """Refuse different numbers of examples."""
+    if len(array) != len(target):
+        raise InputError(f"`{name}` has {len(array)} rows but there are {len(target)} labels.")
+
+
+# --- labels and weights: one per example ------------------------------------------------------
+
+
+def labels(
+    values: Any,
+    *,
+    caller: str = "",
+    name: str = "target",
+    num_classes: int | None = None,
+    names: bool = False,
+) -> IntArray:
+    """Integer class labels, one per example, in 0 .. num_classes - 1.
+
+    With `names`, strings are taken too, if every class occurs among them: see `numbered`.
+    """
+    array = _row(values, name)
+    if names and _are_names(array):
+        (array,) = numbered(array, num_classes=num_classes)
+    if array.dtype.kind not in "iu":
+        hint = "number names first, " + BY_ONE_LIST
+        if array.dtype.kind in "fb":
+            hint = "cast them with .astype(int) if they are class numbers"
+        raise InputError(
+            f"`{name}` must be integer class labels; their dtype is {array.dtype}; {hint}."
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or (num_classes is not None and high >= num_classes):
+        wrong = low if low < 0 else high
+        last = "num_classes - 1" if num_classes is None else num_classes - 1
+        advice = "; drop ignored or unlabelled examples first" if low < 0 else ""
+        raise InputError(
+            f"`{name}` must lie in 0 .. {last}, but {wrong} occurs (first at position "
+            f"{int(np.flatnonzero(array == wrong)[0])}){advice}."
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def _are_names(array: NDArray[Any]) -> bool:
+    return array.dtype.kind in "UT" or (
+        array.dtype == object and array.size > 0 and isinstance(array.flat[0], str)
+    )
+
+
+def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]]:
+    """Labels as NumPy; names as their places in one sorted list of all that occur.
+
+    That is how scikit-learn orders `classes_`, so that columns of scores agree if every class
+    occurs. Numbers stay as they are.
+    """
+    arrays = [as_numpy(column) for column in columns]
+    named = [_are_names(array) for array in arrays]
+    if not any(named):
+        return arrays
+    if not all(named):
+        raise InputError(f"some labels are names and others numbers; number {BY_ONE_LIST}.")
+    try:
+        classes, places = np.unique(np.concatenate(arrays), return_inverse=True)
+    except TypeError as error:
+        raise InputError("some labels are names and others are not (None or NaN?).") from error
+    if num_classes is not None and len(classes) != num_classes:
+        raise InputError(
+            f"{len(classes)} names occur among the labels, {listing(map(repr, classes), most=5)}, "
+            f"but there are {num_classes} classes; number {BY_ONE_LIST}."
+        )
+    return np.split(places, np.cumsum([len(array) for array in arrays])[:-1])
+
+
+def not_ids(array: IntArray, *, name: str) -> None:
+    """Refuse labels that are ids, before memory is taken for every number up to the largest."""
+    highest = int(array.max())
+    if highest >= max(10 * len(array), 100_000):
+        raise InputError(
+            f"`{name}` must be class numbers, but {highest} occurs among {len(array)} examples, "
+            f"so they look like ids; number {BY_ONE_LIST}. If there are that many classes, pass "
+            f"num_classes={highest + 1}."
+        )
+
+
+def sample_weight(values: Any, num_examples: int, *, caller: str = "") -> FloatArray:
+    """One finite, non-negative weight per example, with a sum that is finite and not zero."""
+    array = vector(values, name="sample_weight").astype(np.float64)
+    if len(array) != num_examples:
+        raise InputError(
+            f"`sample_weight` must have one value per example, {num_examples}; it has {len(array)}."
+        )
+    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if len(bad):
+        raise InputError(
+            f"`sample_weight` must be finite and not negative, but example {int(bad[0])} has "
+            f"{array[bad[0]]:g}."
+        )
+    with np.errstate(over="ignore"):
+        total = float(array.sum())
+    if not 0 < total < math.inf:
+        what = "is zero for every example" if total == 0 else "has a sum that is infinite"
+        raise InputError(f"`sample_weight` {what}.")
+    return array
+
+
+# --- probabilities: one row per example -------------------------------------------------------
+
+
+def slack_of_sums(array: NDArray[Any], *, least: float = 1e-4) -> float:
+    """How far sums of probabilities may be from 1: half-precision ones add up their rounding."""
+    own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
+    if array.dtype == np.float32 and array.flags.c_contiguous:
+        # Whether all are bfloat16's, which NumPy lacks and `as_numpy` makes float32.
+        bits = array.view(np.uint32)
+        if not np.any(bits[0] & 0xFFFF) and not np.any(bits & 0xFFFF):
+            own = 2.0**-7
+    return max(least, 4 * own)
+
+
+def like_probabilities(array: NDArray[Any]) -> bool:
+    """Whether every row lies in [0, 1] and sums to 1."""
+    if array.min() < 0 or array.max() > 1:
+        return False
+    sums = array.sum(axis=1, dtype=np.float64)
+    return bool(np.all(np.abs(sums - 1) <= slack_of_sums(array)))
+
+
+def not_probabilities(array: NDArray[Any], *, caller: str = "", hint: str) -> None:
+    """Refuse "logits" whose every row is a probability vector; `hint` says how to pass those."""
+    if like_probabilities(array):
+        raise InputError(
+            f"every row of `logits` lies in [0, 1] and sums to 1, so these look like "
+            f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "
+            f"which changes nothing else."
+        )
+
+
+def probability_rows(
+    array: NDArray[Any],
+    *,
+    caller: str = "",
+    name: str = "probs",
+    first_row: int = 0,
+    hint: str = "pass them as logits instead",
+) -> None:
+    """Refuse rows that are not probabilities: outside [0, 1], or not summing to 1."""
+    all_finite(array, name=name, first_row=first_row)
+    low, high = float(array.min()), float(array.max())
+    if low < 0 or high > 1 + 1e-6:
+        advice = f"these look like logits: {hint}"
+        if low >= -1e-6 and high <= 1 + 1e-6:
+            advice = "if that is a rounding error of 0, clip them there"
+        elif low >= 0 and np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 100) < 1):
+            advice = "these look like percentages: divide them by 100"
+        raise InputError(
+            f"`{name}` must lie in [0, 1], but {low if low < 0 else high:g} occurs; {advice}."
+        )
+    sums = array.sum(axis=1, dtype=np.float64)
+    off = np.flatnonzero(np.abs(sums - 1) > slack_of_sums(array))
+    if len(off):
+        raise InputError(
+            f"each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} sums to "
+            f"{sums[off[0]]:g} ({len(off)} such rows); if they were only rounded, divide each "
+            f"row by its sum."
+        )
+
+
+# --- counts, weights, probabilities: one number per class -------------------------------------
+
+
+def by_label(values: Any, *, caller: str = "", name: str) -> dict[Any, Any] | None:
+    """The numbers by label if they came in a mapping or a Series, else None.
+
+    The index of a Series goes with its values: `value_counts()` sorts by frequency, so that the
+    order of its values says nothing about the classes.
+    """
+    if isinstance(values, Mapping):
+        return dict(values)
+    # A Series is known by its looks; arrow's arrays have a method called `index`.
+    if not hasattr(values, "to_numpy") or callable(getattr(values, "index", len)):
+        return None
+    if values.ndim != 1:
+        return None
+    index = each_once(values.index, "index", name=name)
+    return dict(zip(index, values.to_numpy().tolist(), strict=True))
+
+
+def each_once(labels: Iterable[Any], where: str, *, caller: str = "", name: str) -> list[Any]:
+    """The labels of an `index` or of `columns`, refusing one that stands there twice."""
+    seen: set[Any] = set()
+    for label in (labels := list(labels)):
+        if label in seen:
+            verb = "holds" if where == "index" else "hold"
+            raise InputError(
+                f"`{name}` must have one value per class, but its {where} {verb} {label!r} twice."
+            )
+        seen.add(label)
+    return labels
+
+
+def per_class(values: Any, *, caller: str = "", name: str, absent: str = "...") -> NDArray[Any]:
+    """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number.
+
+    `absent` is what a class that does not occur is worth, for the message.
+    """
+    found = by_label(values, name=name)
+    if found is None:
+        return vector(values, name=name)
+    numbers = all(isinstance(key, Integral) and not isinstance(key, bool) for key in found)
+    if numbers and all(k in found for k in range(len(found))):
+        return vector([found[k] for k in range(len(found))], name=name)
+    advice = f"pass [{name}[label] for label in classes], `classes` being the order of the columns"
+    if numbers:
+        width = max(max(found) + 1, len(found))
+        advice = (
+            f"for missing classes pass [{name}.get(k, {absent}) for k in range({width})]; if the "
+            f"labels are other numbers, {advice}"
+        )
+    held = listing(repr(key.item() if isinstance(key, np.generic) else key) for key in found)
+    raise InputError(
+        f"`{name}` is a {type(values).__name__}, so its "
+        f"{'keys' if isinstance(values, Mapping) else 'index'} must be the class numbers "
+        f"0 .. {len(found) - 1}, in any order, but it holds {held}; {advice}."
+    )
+
+
+def width(array: NDArray[Any], num_classes: int, *, caller: str = "", name: str) -> None:
+    """Refuse another number of values than there are classes."""
+    if len(array) != num_classes:
+        raise InputError(
+            f"`{name}` must have one value per class, {num_classes}; it has {len(array)}."
+        )
+
+
+def positive_per_class(values: Any, num_classes: int, *, caller: str = "", name: str) -> FloatArray:
+    """One finite number above zero per class."""
+    array = per_class(values, name=name).astype(np.float64)
+    width(array, num_classes, name=name)
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+    if len(bad):
+        raise InputError(
+            f"`{name}` must be finite and above zero, but class {int(bad[0])} has {array[bad[0]]:g}."
+        )
+    return array
+
+
+def totals(values: Any, *, name: str) -> NDArray[Any]:
+    """Finite, non-negative class totals, not all zero, of whatever numeric dtype came."""
+    array = per_class(values, name=name, absent="0")
+    if array.dtype.kind == "b":
+        raise InputError(f"`{name}` must be numbers of examples, not booleans.")
+    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if len(bad):
+        raise InputError(
+            f"`{name}` must be finite and not negative, but class {int(bad[0])} has "
+            f"{array[bad[0]]:g}."
+        )
+    if not array.any():
+        raise InputError(f"`{name}` are all zero; at least one class needs examples.")
+    return array
+
+
+def counts(values: Any, *, caller: str = "", name: str = "counts") -> IntArray:
+    """Whole, non-negative class counts, not all zero (float storage of whole numbers is fine)."""
+    array = totals(values, name=name)
+    if array.dtype.kind == "f":  # half precision can't hold the bound
+        array = array.astype(np.promote_types(array.dtype, np.float64))
+    bad = np.flatnonzero((array != np.floor(array)) | (array >= 2**63))
+    if len(bad):
+        raise InputError(
+            f"`{name}` must be whole numbers of examples below 2**63, but class {int(bad[0])} has "
+            f"{array[bad[0]]:g}; use ClassPrior.from_weights for fractional or larger totals, or "
+            f"ClassPrior.from_probs for probabilities."
+        )
+    return array.astype(np.int64)
+
+
+def weights(values: Any, *, caller: str = "", name: str = "weights") -> FloatArray:
+    """Non-negative class totals, not all zero, fractional allowed."""
+    return totals(values, name=name).astype(np.float64)
+
+
+def distribution(values: Any, *, caller: str = "", name: str = "probs") -> FloatArray:
+    """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are.
+
+    Half-precision ones, whose rounding adds up to more than that, are divided by their sum.
+    """
+    given = totals(values, name=name)
+    array = given.astype(np.float64)
+    total = float(array.sum())
+    if abs(total - 1.0) > slack_of_sums(given, least=1e-6):
+        raise InputError(
+            f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts, "
+            f"ClassPrior.from_labels for labels or ClassPrior.from_weights for totals."
+        )
+    _none_empty(array, name)
+    return array if abs(total - 1.0) <= 1e-6 else array / total
+
+
+def frequencies(values: Any, *, name: str = "prior") -> FloatArray:
+    """Probabilities or counts of examples as probabilities: positive, summing to 1.
+
+    What sums to 1 are probabilities; other whole numbers are counts.
+    """
+    given = totals(values, name=name)
+    total = float(given.sum(dtype=np.float64))
+    if abs(total - 1.0) <= slack_of_sums(given, least=1e-6):
+        return distribution(given, name=name)
+    if np.any(given != np.floor(given)):
+        raise InputError(
+            f"`{name}` must be probabilities, which sum to 1, or whole numbers of examples; "
+            f"they sum to {total:g}."
+        )
+    _none_empty(given, name)
+    return np.asarray(given / total, dtype=np.float64)
+
+
+def _none_empty(array: NDArray[Any], name: str) -> None:
+    empty = np.flatnonzero(array == 0)
+    if len(empty):
+        raise InputError(
+            f"`{name}` must be positive, but class(es) {listing(empty)} have 0, whose log is "
+            f"infinite; give them a small value, or leave them out of the problem."
+        )
