@@ -117,7 +117,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds with its t-interval (of 95% unless said); NaN ends for a single seed.
+    """A mean over seeds with its t-interval (of 95% unless said); NaN ends for one or two seeds.
 
     Examples:
         >>> mean_interval([1.0, 2.0, 3.0])
@@ -141,10 +141,10 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float] | FloatArray, *, level: float = 0.95) -> Interval:
-    """Student's t-interval of a mean."""
+    """Return Student's t-interval of a mean; none of two values, with which it spans ±12.7 SE."""
     array = np.asarray(values, dtype=np.float64)
     mean, n = float(array.mean()), len(array)
-    if n < 2:
+    if n < 3:
         return Interval(mean, float("nan"), float("nan"), n)
     half = float(stats.t.ppf(0.5 + level / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
     return Interval(mean, mean - half, mean + half, n)

@@ -15,8 +15,7 @@ from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import ListedData
 from longtail.priors import GROUPS, ClassPrior
 from longtail.report import figures
-from longtail.report.names import shortened
-from longtail.report.tables import GROUP_BOUNDS, plural
+from longtail.report.tables import GROUP_BOUNDS, plural, shortened
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
 _LONGEST_NAME = 16
