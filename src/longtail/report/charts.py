@@ -116,6 +116,11 @@ class ClassAxis:
         )
 
     @property
+    def ends(self) -> tuple[str, str]:
+        """Training examples of the most and of the least frequent class, as text."""
+        return self.counts[0].partition("–")[0], self.counts[-1].rpartition("–")[2]
+
+    @property
     def each(self) -> str:
         """What a bar stands for: ``class``, or ``group of about 100 classes``."""
         sizes = [len(part) for part in self.members]
@@ -144,7 +149,7 @@ class ClassAxis:
         else:
             places = np.linspace(0, len(places) - 1, 6).round().astype(int).tolist()
             labels = [self.counts[place].partition("–")[0] for place in places]
-            labels[-1] = self.counts[-1].rpartition("–")[2]
+            labels[-1] = self.ends[1]
             title, level = "training examples of the class", True
         return {
             "title": {"text": title},
@@ -242,6 +247,8 @@ def _chart(
 ) -> Chart:
     axis = {"color": MUTED, "gridcolor": GRID, "linecolor": GRID, "zeroline": False}
     axis |= {"fixedrange": True, "automargin": True}
+    for given in (xaxis, yaxis):
+        given.get("title", {})["font"] = {"size": 13}
     base = {
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
@@ -325,7 +332,7 @@ def frequencies(axis: ClassAxis, counts: FloatArray) -> Chart:
         "hovertext": axis.hover(),
         "hovertemplate": "%{hovertext}<extra></extra>",
     }
-    most, least = axis.counts[0].partition("–")[0], axis.counts[-1].rpartition("–")[2]
+    most, least = axis.ends
     each = "" if axis.each == "class" else f"; a bar is the mean of a {axis.each}"
     return _chart(
         "chart-frequencies",
@@ -729,29 +736,28 @@ def _bars(
 # ---------------------------------------------------------------------------- for papers
 
 
-def draw(chart: Chart, *, marker_scale: float = 0.5) -> Any:
+def draw(chart: Chart) -> Any:
     """Return a chart as a matplotlib figure, with all of its methods and its legend beside it."""
     rows = len(chart.legend)
     height = max(chart.layout["height"] / 135, 0.3 + 0.17 * rows)
     drawn: list[Any] = []
     with figures.style():
-        figure, grid = figures.panels(width=figures.PAGE_WIDTH if rows else 5.2, height=height)
+        figure, grid = figures.panels(height=height)
         axes = grid[0, 0]
         bars = [trace for trace in chart.data if trace["type"] == "bar"]
         for i, trace in enumerate(chart.data):
             if trace["type"] == "bar":
                 drawn.append(_draw_bar(axes, trace, bars.index(trace), len(bars)))
             else:
-                drawn.append(_draw_line(axes, trace, chart.data[i - 1], marker_scale))
+                drawn.append(_draw_line(axes, trace, chart.data[i - 1]))
         # The line at the slider's place means nothing on paper.
         for shape in chart.layout.get("shapes", ()) if chart.id != "chart-tau" else ():
             axes.axvline(shape["x0"], color=shape["line"]["color"], lw=1, ls=":", zorder=0)
-        for note in chart.layout.get("annotations", ()):
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(note["text"], (0, note["y"]), xytext=(2, 6), fontsize=7.5, **place)
         _draw_axis(axes, "x", chart.layout["xaxis"])
         _draw_axis(axes, "y", chart.layout["yaxis"])
-        if bars and len(bars) > 1:
+        if notes := chart.layout.get("annotations"):
+            axes.set_yticks([note["y"] for note in notes], [note["text"] for note in notes])
+        if len(bars) > 1:
             axes.set_xticks(range(len(bars[0]["x"])), map(_plain, bars[0]["x"]))
         if rows:
             labels = [item.label for item in chart.legend]
@@ -773,7 +779,7 @@ def _draw_bar(axes: Any, trace: dict[str, Any], index: int, count: int) -> Any:
     return axes.bar(places, trace["y"], 0.9 * width, color=look["color"], hatch=hatch)
 
 
-def _draw_line(axes: Any, trace: dict[str, Any], before: dict[str, Any], scale: float) -> Any:
+def _draw_line(axes: Any, trace: dict[str, Any], before: dict[str, Any]) -> Any:
     x, y = trace["x"], np.array(trace["y"], dtype=float)
     line, look = trace.get("line", {}), trace.get("marker", {})
     if "fill" in trace:
@@ -781,7 +787,7 @@ def _draw_line(axes: Any, trace: dict[str, Any], before: dict[str, Any], scale: 
         return axes.fill_between(x, np.array(before["y"], dtype=float), y, **band)
     marked = "markers" in trace["mode"]
     sizes = look.get("size", 8)
-    size = scale * (sizes if isinstance(sizes, int) else 8)
+    size = 0.5 * (sizes if isinstance(sizes, int) else 8)
     dash = line.get("dash", "solid")
     if "px" in dash:
         lengths = [float(part.removesuffix("px")) / line["width"] for part in dash.split(",")]
@@ -804,7 +810,12 @@ def _draw_line(axes: Any, trace: dict[str, Any], before: dict[str, Any], scale: 
     error = trace.get("error_x")
     if error and any(error["array"] + error.get("arrayminus", [])):
         halves = [error.get("arrayminus", error["array"]), error["array"]]
-        ends = {"fmt": "none", "ecolor": error["color"], "elinewidth": 0.6 * error["thickness"]}
+        ends = {
+            "fmt": "none",
+            "ecolor": error["color"],
+            "elinewidth": 0.6 * error["thickness"],
+            "capsize": error["width"] / 2,
+        }
         axes.errorbar(x, y, xerr=halves, zorder=1, **ends)
     return drawn
 
@@ -826,8 +837,6 @@ def _draw_axis(axes: Any, name: str, axis: dict[str, Any]) -> None:
         set_limits(*axis["range"])
     elif axis.get("rangemode") == "tozero":
         axes.set_ylim(bottom=0)
-    if not axis.get("showticklabels", True):
-        axes.tick_params(axis=name, length=0, labelleft=False)
     axes.grid(axis=name, visible=axis.get("showgrid", True))
     if "title" in axis:
         axes.set(**{f"{name}label": axis["title"]["text"] + percent})

@@ -35,7 +35,7 @@ CURVE_TAUS, SLIDER_TAUS = tau_grid(0, 4, most=CURVE_STEPS), tau_grid(0, 4, most=
 FIGURES = ("errors", "tau", "per-class", "groups", "reliability", "weight-norms")
 _LOGIT_ADJUSTED = "posthoc-logit-adjusted"
 
-_GLYPHS = {"bar": "■▨▩▒▤▧▥▦", "diamond": "◆", "star": "★", "dash": "╍"}  # as figures.HATCHES
+_GLYPHS = {"bar": "■▨▩▒▤▧▥▦", "diamond": "◆", "star": "★"}  # as figures.HATCHES
 
 
 class Page:
@@ -61,7 +61,10 @@ class Page:
         for item in chart.legend:
             traces = " ".join(map(str, item.traces))
             glyph = _GLYPHS.get(item.mark, "")
-            mark = glyph[item.variant % len(glyph)] if glyph else _line_mark(item.variant)
+            dashes = "8,5" if item.mark == "dash" else charts.dashes(item.variant)
+            line = f'<path d="M0 4H36" stroke-dasharray="{dashes.replace("px", "")}"/>'
+            mark = f'<svg width="36" height="8">{line}</svg>'
+            mark = glyph[item.variant % len(glyph)] if glyph else mark
             buttons.append(
                 f'<button type="button" aria-pressed="{str(item.shown).lower()}" '
                 f'data-chart="{chart.id}" data-traces="{traces}"><span class="mark" '
@@ -200,11 +203,6 @@ class Page:
         return path
 
 
-def _line_mark(variant: int) -> str:
-    dashes = charts.dashes(variant).replace("px", "")
-    return f'<svg width="36" height="8"><path d="M0 4H36" stroke-dasharray="{dashes}"/></svg>'
-
-
 def folded(summary: str, content: str) -> str:
     """Return HTML that waits behind its summary until asked for."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
@@ -321,7 +319,8 @@ def runs_page(
         "trained",
         "What was trained on what",
         f"The training set has {prior.num_classes:,} classes; the most frequent has "
-        f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest.",
+        f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest "
+        f"({axis.ends[0]} against {axis.ends[1]}).",
         pair(
             facts(_data_facts(comparison)),
             page.figure(frequencies, f"Training examples of each {axis.each}."),
