@@ -34,6 +34,16 @@ CURVE_STEPS, SLIDER_STEPS = 200, 80
 CURVE_TAUS, SLIDER_TAUS = tau_grid(0, 4, most=CURVE_STEPS), tau_grid(0, 4, most=SLIDER_STEPS)
 FIGURES = ("errors", "tau", "per-class", "groups", "reliability", "weight-norms")
 _LOGIT_ADJUSTED = "posthoc-logit-adjusted"
+_PRIMER = (
+    "In most real data a few classes are common and many are rare. A classifier trained the usual "
+    "way (softmax cross-entropy) hardly ever predicts the rare ones, which the ordinary error rate "
+    "does not show. The balanced error does: it is the mean of the classes' own errors, so that a "
+    "rare class counts as much as a common one.",
+    "Logit adjustment subtracts τ times the logarithm of a class's training frequency from its "
+    "score. Done after training (post-hoc) it costs nothing; done inside the loss, the model "
+    "learns with it. τ = 0 changes nothing, τ = 1 is what theory says for a calibrated model, and "
+    "more than 1 favours rare classes further. Rare classes gain, common ones pay for it.",
+)
 
 _GLYPHS = {"bar": "■▨▩▒▤▧▥▦", "diamond": "◆", "star": "★"}  # as figures.HATCHES
 
@@ -44,7 +54,6 @@ class Page:
     def __init__(self, title: str, lead: Sequence[str]) -> None:
         self.title, self.lead = title, lead
         self.tiles: list[tuple[str, str, str]] = []
-        self.primer: Sequence[str] = ()
         self.charts: dict[str, Chart] = {}
         self.slider: dict[str, Any] | None = None
         self.sections: list[tuple[str, str, str]] = []
@@ -166,7 +175,7 @@ class Page:
             f"<li>{name} <strong>{value}</strong> <small>{note}</small></li>"
             for name, value, note in (map(escape, tile) for tile in self.tiles)
         )
-        primer = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.primer)
+        primer = "".join(f"<p>{escape(sentence)}</p>" for sentence in _PRIMER)
         body = [
             f"<h1>{escape(self.title)}</h1>",
             *(f'<p class="lead">{escape(sentence)}</p>' for sentence in self.lead),
@@ -302,16 +311,6 @@ def runs_page(
     data, prior = comparison.runs[0].spec.dataset.name, comparison.runs[0].prior
     page = Page(title or f"Long-tailed classification on {data}", texts.summary(comparison))
     page.tiles = _tiles(comparison)
-    page.primer = (
-        "In most real data a few classes are common and many are rare. A classifier trained the "
-        "usual way (softmax cross-entropy) hardly ever predicts the rare ones, which the ordinary "
-        "error rate does not show. The balanced error does: it is the mean of the classes' own "
-        "errors.",
-        "Logit adjustment subtracts τ times the logarithm of a class's training frequency from "
-        "its score. Done after training (post-hoc) it costs nothing; done inside the loss, the "
-        "model learns with it. τ = 0 changes nothing, τ = 1 is what theory says, and more than 1 "
-        "favours rare classes further.",
-    )
     axis = ClassAxis.of(prior, comparison.runs[0].class_names)
     counts = np.asarray(prior.probs if prior.counts is None else prior.counts, dtype=np.float64)
     frequencies = charts.frequencies(axis, counts)
@@ -327,6 +326,7 @@ def runs_page(
         ),
         pair(facts(_recipe_facts(comparison)), facts(_machine_facts(comparison))),
     )
+    some = any(len(row.scored) > 2 for row in comparison.rows)
     page.section(
         "results",
         "Results",
@@ -335,7 +335,8 @@ def runs_page(
         "method's own.",
         page.figure(
             method_chart(comparison),
-            "Dots: means over seeds; bars: 95% intervals; dotted: softmax; hollow: oracle.",
+            f"Dots: means over seeds;{' bars: 95% intervals;' * some} dotted: softmax; hollow: "
+            "oracle.",
         ),
         _results_table(comparison),
     )
@@ -710,13 +711,6 @@ def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
         ("after", f"{percent(change.after.value)}%", name),
         ("difference", signed(change.difference.value), interval),
     ]
-    page.primer = (
-        "A classifier trained on data with common and rare classes leans to the common ones. "
-        "Logit adjustment subtracts τ times the logarithm of each class's training frequency from "
-        "its score: τ = 0 changes nothing, τ = 1 is what theory says for a calibrated model.",
-        "The balanced error is the mean of the classes' own errors, so that a rare class counts "
-        "as much as a common one. Rare classes gain by an adjustment, common ones pay for it.",
-    )
     kept = np.setdiff1d(np.arange(prior.num_classes), result.left_out)
     counts, probs = prior.counts, prior.probs[kept]
     judged = ClassPrior(probs / probs.sum(), None if counts is None else counts[kept])
