@@ -122,7 +122,7 @@ class ClassAxis:
 
     @property
     def each(self) -> str:
-        """What a bar stands for: ``class``, or ``group of about 100 classes``."""
+        """Meaning of a bar: ``class``, or ``group of about 100 classes``."""
         sizes = [len(part) for part in self.members]
         if max(sizes) == 1:
             return "class"
@@ -163,7 +163,7 @@ class ClassAxis:
         }
 
     def hover(self) -> list[str]:
-        """Return what a pointer on each bar is told."""
+        """Return the text that a pointer sees on each bar."""
         pairs = zip(self.names, self.counts, strict=True)
         if self.each != "class":
             return [f"{name} with {count} examples each" for name, count in pairs]
@@ -356,27 +356,8 @@ def method_errors(
     ):
         mean = round(interval.mean, 3)
         spread = f" ± {half:.1f}" if half else ""
-        traces.append(
-            {
-                "type": "scatter",
-                "x": [mean],
-                "y": [i],
-                "mode": "markers",
-                "marker": {
-                    "color": PAPER if open_ else one.color,
-                    "size": 12,
-                    "line": {"color": one.color, "width": 2.5},
-                },
-                "error_x": {
-                    "type": "data",
-                    "array": [round(half, 3)],
-                    "color": one.color,
-                    "thickness": 2,
-                    "width": 0,
-                },
-                "hovertemplate": f"{one.label}<br>{mean:.1f}{spread}%<extra></extra>",
-            }
-        )
+        fill, hover = PAPER if open_ else one.color, f"{one.label}<br>{mean:.1f}{spread}%"
+        traces.append(_dot(mean, i, fill, one.color, reach=(half, half), hover=hover))
         names.append(
             {
                 "text": one.label,
@@ -584,11 +565,14 @@ def tau_curves(
         said.append(f"{text}.")
     for what in dict.fromkeys(what for one in methods for what in one.choices):
         symbol, first = "star" if what.startswith("oracle") else "diamond", len(traces)
-        traces += [
-            _mark(one.series, one.choices[what], symbol, what, digits)
-            for one in methods
-            if what in one.choices
-        ]
+        for one in methods:
+            if (found := one.choices.get(what)) is None:
+                continue
+            tau, low, high = (f"{t:.{digits}f}" for t in (found.tau, found.low, found.high))
+            hover = f"{one.series.label}<br>{what}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
+            look = {"symbol": symbol, "hover": hover, "cap": 4}
+            reach = (found.tau - found.low, found.high - found.tau)
+            traces.append(_dot(found.tau, found.error, one.series.color, INK, reach=reach, **look))
         legend.append(LegendItem(what, INK, tuple(range(first, len(traces))), symbol))
     for series, error in references:
         legend.append(LegendItem(series.label, series.color, (len(traces),), "dash"))
@@ -617,29 +601,36 @@ def tau_curves(
     )
 
 
-def _mark(series: Series, choice: Choice, symbol: str, what: str, digits: int) -> dict[str, Any]:
-    span = f"{choice.tau:.{digits}f} ({choice.low:.{digits}f} to {choice.high:.{digits}f})"
+def _dot(
+    x: float,
+    y: float,
+    color: str,
+    edge: str,
+    *,
+    reach: tuple[float, float],
+    hover: str,
+    symbol: str = "circle",
+    cap: int = 0,
+) -> dict[str, Any]:
+    """A single mark with an interval that goes `reach` to its left and right."""
+    look = {"symbol": symbol, "size": 15 if symbol == "star" else 12, "color": color}
+    left, right = ([round(end, 6)] for end in reach)
     return {
         "type": "scatter",
-        "x": [round(choice.tau, digits + 1)],
-        "y": [round(choice.error, 3)],
+        "x": [round(x, 6)],
+        "y": [round(y, 3)],
         "mode": "markers",
-        "marker": {
-            "symbol": symbol,
-            "size": 15 if symbol == "star" else 12,
-            "color": series.color,
-            "line": {"color": INK, "width": 1.4},
-        },
+        "marker": {**look, "line": {"color": edge, "width": 1.4 if cap else 2.5}},
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [round(choice.high - choice.tau, digits + 1)],
-            "arrayminus": [round(choice.tau - choice.low, digits + 1)],
-            "color": INK,
-            "thickness": 1.4,
-            "width": 4,
+            "arrayminus": left,
+            "array": right,
+            "color": edge,
+            "thickness": 1.4 if cap else 2,
+            "width": cap,
         },
-        "hovertemplate": f"{series.label}<br>{what}<br>τ = {span}<br>%{{y:.1f}}%<extra></extra>",
+        "hovertemplate": f"{hover}<extra></extra>",
     }
 
 
@@ -651,7 +642,7 @@ def slider(
     *,
     start: float,
 ) -> tuple[dict[str, Any], Chart, Chart]:
-    """Return what the slider's script needs, and its two charts: by group and by class.
+    """Return the values for the slider's script, and its two charts: by group and by class.
 
     Args:
         taus: positions of the slider.
@@ -808,8 +799,8 @@ def _draw_line(axes: Any, trace: dict[str, Any], before: dict[str, Any]) -> Any:
         mew=0.5 * edge.get("width", 0),
     )
     error = trace.get("error_x")
-    if error and any(error["array"] + error.get("arrayminus", [])):
-        halves = [error.get("arrayminus", error["array"]), error["array"]]
+    if error and any(error["array"] + error["arrayminus"]):
+        halves = [error["arrayminus"], error["array"]]
         ends = {
             "fmt": "none",
             "ecolor": error["color"],

@@ -1,4 +1,4 @@
-"""Finished runs of one data set in, one comparison of methods out: what reports and tables show.
+"""Comparison of methods from finished runs of one data set, post-hoc methods included.
 
 Trained methods are rows; the post-hoc methods are rows too, computed from the saved logits of
 the runs trained with plain softmax. A tau comes from one of three places, and its row says
@@ -136,7 +136,7 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside: a paired difference is then more than noise."""
+        """True if zero lies outside: a paired difference is then more than noise."""
         return self.low > 0 or self.high < 0
 
 
@@ -180,7 +180,7 @@ class Comparison:
     def row(
         self, method: str, *, tau_source: TauSource | None = None, detail: str | None = None
     ) -> Row:
-        """The row of a method; for a post-hoc one say where its tau comes from."""
+        """Return the row of a method; of a post-hoc one, by the source of its tau."""
         for row in self.rows:
             named = row.method == method and row.tau_source == tau_source
             if named and detail in (None, row.detail):
@@ -189,7 +189,7 @@ class Comparison:
         raise InputError(f"Comparison.row: there is no {method!r} ({tau_source}); rows: {there}.")
 
     def difference(self, row: Row, *, baseline: Row | None = None, level: float = 0.95) -> Interval:
-        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds.
+        """Return the paired difference of errors, `row` minus `baseline` (softmax), over seeds.
 
         An ensemble is no seed among others: its difference is to the mean of the other's errors
         over the seeds of its networks, without an interval.
@@ -208,7 +208,7 @@ class Comparison:
         return mean_interval(mine - theirs, level=level)
 
     def against_softmax(self, row: Row, *, level: float = 0.95) -> Interval | None:
-        """The `difference` to softmax, or None without softmax runs of the same seeds."""
+        """Return the `difference` to softmax, or None without softmax runs of the same seeds."""
         if self.baseline is None or not _common_seeds(row, self.baseline):
             return None
         return self.difference(row, level=level)
@@ -371,7 +371,7 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
 def _partners(
     held: Sequence[Run], plain: Sequence[Run]
 ) -> tuple[dict[int, Run], dict[str, tuple[Run, ...]]]:
-    """Which held-out runs choose tau, by seed, and the others, by why they can't.
+    """Return held-out runs that choose tau, by seed, and the others, by the reason.
 
     A tau suits the training that it was chosen for: after one epoch it is another than after ten.
     """
@@ -422,7 +422,7 @@ def _adjusted(
 
 
 def _head(run: Run, bias_mode: BiasMode) -> dict[str, Any]:
-    """What weight normalization needs of a run that recorded its last layer."""
+    """Arguments of weight normalization from a run that recorded its last layer."""
     assert run.head is not None
     bias = None if bias_mode == "scale" else run.head.bias
     return {"norms": run.head.norms, "bias": bias, "bias_mode": bias_mode}
