@@ -86,7 +86,7 @@ def test_imports_go_only_upward(path):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(SOURCE).as_posix())
 def test_files_stay_readable(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 600, "cut the file at a seam"
+    assert len(text.splitlines()) <= 900, "more than one idea?"
     assert ast.get_docstring(ast.parse(text)), "the first lines say what lives here"
 
 

@@ -40,7 +40,8 @@ def summary(result: AdjustResult) -> list[str]:
         rows = f"{source.num_rows:,} " if source.num_rows is not None else ""
         unsure = f"Label some examples to see whether tau = {result.tau:.4g} is right."
         if result.tau == 1:
-            unsure = "That tau = 1 is right holds for calibrated models; label some to be sure."
+            unsure = "That tau = 1 is right holds for calibrated models; "
+            unsure += "label some examples to be sure."
         return [
             f"{source.name}: {what} of {rows}examples without labels, {classes}.",
             tau,

@@ -568,11 +568,11 @@ def tau_curves(
         for one in methods:
             if (found := one.choices.get(what)) is None:
                 continue
-            tau, low, high = (f"{t:.{digits}f}" for t in (found.tau, found.low, found.high))
-            hover = f"{one.series.label}<br>{what}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
-            look = {"symbol": symbol, "hover": hover, "cap": 4}
+            tau = f"{found.tau:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+            hover = f"{one.series.label}<br>{what}<br>τ = {tau}<br>%{{y:.1f}}%"
             reach = (found.tau - found.low, found.high - found.tau)
-            traces.append(_dot(found.tau, found.error, one.series.color, INK, reach=reach, **look))
+            place = (found.tau, found.error, one.series.color, INK)
+            traces.append(_dot(*place, reach=reach, hover=hover, symbol=symbol, cap=4))
         legend.append(LegendItem(what, INK, tuple(range(first, len(traces))), symbol))
     for series, error in references:
         legend.append(LegendItem(series.label, series.color, (len(traces),), "dash"))
