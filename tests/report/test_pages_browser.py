@@ -125,9 +125,11 @@ def test_the_slider_moves_the_bars_to_pythons_values(desktop, method, place):
 def test_keyboard_and_buttons_move_the_slider_and_the_legend(desktop):
     knob = desktop.page.locator("#tau-knob")
     knob.fill("20")
+    desktop.settle()
     knob.focus()
     before = desktop.page.locator("#tau-value").inner_text()
     desktop.page.keyboard.press("ArrowRight")
+    desktop.settle()
     assert desktop.page.locator("#tau-value").inner_text() > before
     desktop.page.get_by_role("button", name="no adjustment: 0.00").click()
     assert desktop.page.locator("#tau-value").inner_text() == "0.00"
