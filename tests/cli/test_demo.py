@@ -64,7 +64,7 @@ def test_the_page_says_one_command_that_makes_it_again(tmp_path, capsys):
     assert main(["report", str(folder / "runs"), "--out", str(tmp_path / "b.html")]) == 0
     (first, last), section = commands(tmp_path / "b.html")
     assert first == f"longtail demo --seeds 1 --out '{folder}'"
-    assert "The first command trains the runs; the last makes this page" in section
+    assert "These commands train the runs; the last one makes this page" in section
     assert main([*shlex.split(last)[1:], "--json"]) == 0
 
 

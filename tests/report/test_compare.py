@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from longtail import ClassPrior, InputError
 from longtail.report.compare import compare, mean_interval, tuned
@@ -70,8 +71,12 @@ def test_the_held_out_tau_comes_from_the_run_with_a_held_out_part(compared):
 
 def test_the_difference_is_paired_by_seed(compared):
     row, base = compared.row("logit-adjusted"), compared.row("softmax")
-    expected = mean_interval([row.errors[i] - base.errors[i] for i in range(2)])
-    assert compared.difference(row) == expected
+    difference = compared.difference(row)
+    assert difference.mean == pytest.approx(np.mean(row.errors - base.errors))
+    assert np.isnan([difference.low, difference.high]).all()  # two seeds are too few
+    three = mean_interval([0.1, 0.2, 0.4])
+    half = stats.t.ppf(0.975, 2) * np.std([0.1, 0.2, 0.4], ddof=1) / np.sqrt(3)
+    assert (three.low, three.high) == pytest.approx((three.mean - half, three.mean + half))
     assert compared.baseline is base
 
 

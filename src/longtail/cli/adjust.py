@@ -207,8 +207,7 @@ def _refuse_early(found: Predictions, out: Path | None, report: Path | None, for
             f"{found.name} has no labels, so there is nothing to show on a page; leave --report "
             f"out, or name the labels with --labels."
         )
-    for module in ("plotly", "jinja2"):
-        _checks.require(module, extra="report", caller="longtail adjust --report")
+    _checks.require("plotly", extra="report")
     _console.refuse_no_page(report, "--report")
     _console.refuse_overwrite(report, force)
     if not report.parent.is_dir():
@@ -226,10 +225,10 @@ def _finish(
         with _console.progress("writing") as progress:
             written = result.write(out, force=force, progress=progress)
     if report is not None:
-        from longtail.report import adjusting_page
+        from longtail.report.pages import write_adjusted
 
         command = shlex.join(["longtail", *sys.argv[1:]])
-        adjusting_page.write(result, report, command=command, force=force)
+        write_adjusted(result, report, command=command, force=force)
     if json:
         files = None if written is None else written._asdict()
         _console.print_json({**result.to_dict(), "written": files, "page": report})

@@ -56,9 +56,9 @@ def demo(
     from longtail import _checks
     from longtail.report import comparison as texts
 
-    _checks.require("torch", extra="torch,report", caller="longtail demo")
-    _checks.require("plotly", extra="report", caller="longtail demo")
-    from longtail.report import page
+    _checks.require("torch", extra="torch,report")
+    _checks.require("plotly", extra="report")
+    from longtail.report.pages import write_runs
 
     file = out / "report.html"
     _console.refuse_overwrite(file, force)
@@ -66,11 +66,11 @@ def demo(
     words = ["longtail", "demo", "--seeds", str(seeds), "--out", str(out)]
     resume, again = shlex.join(words), shlex.join([*words, "--force"])
     with _console.progress("training") as progress:
-        compared, runs = train_all(
+        compared, _ = train_all(
             out / "runs", seeds=seeds, force=force, command=resume, progress=progress
         )
     with _console.working("writing the page"):
-        page.write(runs, file, command=again, trains=True, force=True)
+        write_runs(compared, file, command=again, trains=True, force=True)
     if json:
         _console.print_json({**compared.to_dict(), "page": file})
         return

@@ -54,17 +54,35 @@ def report(
       longtail report runs/cifar10-lt --out cifar10.html --figures paper/
       longtail report runs/digits-lt/softmax-s0-* runs/digits-lt/balanced-s0-*
     """
+    from longtail import _checks
     from longtail.cli._opening import open_runs
     from longtail.report import comparison as texts
-    from longtail.report import page, run_figures
+    from longtail.report import pages
     from longtail.report.compare import compare
 
-    _refuse_early(out, figures, force)
+    # What would fail after the work is refused before it.
+    for module in ("plotly", *(["matplotlib"] if figures is not None else [])):
+        _checks.require(module, extra="report")
+    if out.is_dir():
+        raise _checks.InputError(f"--out must be a file, but {out} is a folder.")
+    _console.refuse_no_page(out, "--out")
+    _console.refuse_overwrite(out, force)
+    if figures is not None:
+        if figures.exists() and not figures.is_dir():
+            raise _checks.InputError(f"--figures must be a folder, but {figures} is a file.")
+        for stem in pages.FIGURES:
+            for ending in ("svg", "png"):
+                _console.refuse_overwrite(figures / f"{stem}.{ending}", force)
+    # What makes the page again; by then it is there to be replaced.
+    words = ["longtail", "report", *map(str, runs), "--out", str(out)]
+    words += [] if figures is None else ["--figures", str(figures)]
+    words += [] if split == "test" else ["--split", split]
+    words += [] if title is None else ["--title", title]
+    command = shlex.join([*words, "--force"])
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
-        again = _command(runs, out, figures, split, title)
-        page.write(compared, out, title=title, command=again, force=True)
-        drawn = [] if figures is None else run_figures.write(compared, figures)
+        pages.write_runs(compared, out, title=title, command=command, force=True)
+        drawn = [] if figures is None else pages.write_figures(compared, figures)
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})
         return
@@ -77,32 +95,3 @@ def report(
     if drawn:
         names = ", ".join(path.name for path in drawn)
         _console.line(_console.wrapped(f"Figures in {figures}: {names}"))
-
-
-def _refuse_early(out: Path, figures: Path | None, force: bool) -> None:
-    """What would fail after the work is refused before it."""
-    from longtail import _checks
-    from longtail.report import run_figures
-
-    for module in ("plotly", "jinja2", *(["matplotlib"] if figures is not None else [])):
-        _checks.require(module, extra="report", caller="longtail report")
-    if out.is_dir():
-        raise _checks.InputError(f"--out must be a file, but {out} is a folder.")
-    _console.refuse_no_page(out, "--out")
-    _console.refuse_overwrite(out, force)
-    if figures is not None:
-        if figures.exists() and not figures.is_dir():
-            raise _checks.InputError(f"--figures must be a folder, but {figures} is a file.")
-        for name in run_figures.FILES:
-            _console.refuse_overwrite(figures / name, force)
-
-
-def _command(
-    runs: list[Path], out: Path, figures: Path | None, split: str, title: str | None
-) -> str:
-    """What makes the page again, in one line; by then it is there to be replaced."""
-    words = ["longtail", "report", *map(str, runs), "--out", str(out)]
-    words += [] if figures is None else ["--figures", str(figures)]
-    words += [] if split == "test" else ["--split", split]
-    words += [] if title is None else ["--title", title]
-    return shlex.join([*words, "--force"])

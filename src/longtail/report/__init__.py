@@ -1,13 +1,10 @@
 """Results in, tables, figures and pages out.
 
-figures      the one style and palette of every matplotlib figure, and how they are saved
-tables       rows of text that the terminal, Markdown and pages share
-compare      finished runs of one data set -> a comparison of methods, post-hoc ones included
-comparison   how a comparison reads: its tables, and two sentences about it
-sections     what each chart of a comparison shows, as plain data; filled by `arrange`
-charts       the page's charts (plotly); those over tau are in `tau_charts`
-run_figures  the same charts as SVG and PNG for papers (matplotlib)
-blocks       what a page is made of, and how it becomes one HTML file
-page         the page about runs
-adjusting    what is said about adjusted predictions; `adjusting_page` is the page about them
+tables      rows of text for the terminal, Markdown and pages
+figures     the style and palette of every matplotlib figure
+compare     finished runs of one data set -> a comparison of methods, post-hoc ones included
+comparison  tables and sentences about a comparison; `adjusting`: about adjusted predictions
+charts      plotly charts, and the same drawn by matplotlib for papers
+pages       the two HTML pages, of runs and of adjusted predictions
+describe    numbers and the figure of a long-tailed data set
 """

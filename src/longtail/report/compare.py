@@ -1,4 +1,4 @@
-"""Finished runs of one data set in, one comparison of methods out: what reports and tables show.
+"""Comparison of methods from finished runs of one data set, post-hoc methods included.
 
 Trained methods are rows; the post-hoc methods are rows too, computed from the saved logits of
 the runs trained with plain softmax. A tau comes from one of three places, and its row says
@@ -33,7 +33,7 @@ POSTHOC: dict[str, tuning.Method] = {
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """One method on one seed: what it gets wrong on the test set, after any adjustment.
+    """Errors of one method on one seed on the test set, after any adjustment.
 
     Attributes:
         seed: of the run.
@@ -117,7 +117,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over seeds with its t-interval (of 95% unless said); NaN ends for a single seed.
+    """A mean over seeds with its t-interval (of 95% unless said); NaN ends for one or two seeds.
 
     Examples:
         >>> mean_interval([1.0, 2.0, 3.0])
@@ -136,15 +136,15 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether zero lies outside: a paired difference is then more than noise."""
+        """True if zero lies outside: a paired difference is then more than noise."""
         return self.low > 0 or self.high < 0
 
 
 def mean_interval(values: Sequence[float] | FloatArray, *, level: float = 0.95) -> Interval:
-    """Student's t-interval of a mean."""
+    """Return Student's t-interval of a mean; none of two values, with which it spans ±12.7 SE."""
     array = np.asarray(values, dtype=np.float64)
     mean, n = float(array.mean()), len(array)
-    if n < 2:
+    if n < 3:
         return Interval(mean, float("nan"), float("nan"), n)
     half = float(stats.t.ppf(0.5 + level / 2, n - 1) * array.std(ddof=1) / np.sqrt(n))
     return Interval(mean, mean - half, mean + half, n)
@@ -152,7 +152,7 @@ def mean_interval(values: Sequence[float] | FloatArray, *, level: float = 0.95) 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `compare` gives: rows of methods on one test set.
+    """Rows of methods on one test set, as `compare` returns them.
 
     Attributes:
         rows: trained methods first, then post-hoc ones.
@@ -180,7 +180,7 @@ class Comparison:
     def row(
         self, method: str, *, tau_source: TauSource | None = None, detail: str | None = None
     ) -> Row:
-        """The row of a method; for a post-hoc one say where its tau comes from."""
+        """Return the row of a method; of a post-hoc one, by the source of its tau."""
         for row in self.rows:
             named = row.method == method and row.tau_source == tau_source
             if named and detail in (None, row.detail):
@@ -189,7 +189,7 @@ class Comparison:
         raise InputError(f"Comparison.row: there is no {method!r} ({tau_source}); rows: {there}.")
 
     def difference(self, row: Row, *, baseline: Row | None = None, level: float = 0.95) -> Interval:
-        """Paired difference of balanced errors, `row` minus `baseline` (softmax), over seeds.
+        """Return the paired difference of errors, `row` minus `baseline` (softmax), over seeds.
 
         An ensemble is no seed among others: its difference is to the mean of the other's errors
         over the seeds of its networks, without an interval.
@@ -208,7 +208,7 @@ class Comparison:
         return mean_interval(mine - theirs, level=level)
 
     def against_softmax(self, row: Row, *, level: float = 0.95) -> Interval | None:
-        """The `difference` to softmax, or None without softmax runs of the same seeds."""
+        """Return the `difference` to softmax, or None without softmax runs of the same seeds."""
         if self.baseline is None or not _common_seeds(row, self.baseline):
             return None
         return self.difference(row, level=level)
@@ -266,25 +266,38 @@ def compare(
 
     Args:
         runs: finished runs that have the split's logits. Those without a held-out part are the
-            rows. Softmax runs with one serve to choose tau for the softmax run that differs in
-            nothing else; any others are left out, and the result says why.
+            rows. Softmax runs with one choose tau for the softmax run that differs in nothing
+            else; any others are left out, and the result says why.
         split: which logits to judge.
         bias_mode: of weight normalization.
 
     Returns:
         The Comparison.
     """
-    everything = list(runs)
+    everything = sorted(runs, key=_order)
     same_data(everything, split=split)
-    full = sorted((r for r in everything if not r.spec.dataset.held_out), key=_order)
+    full = [run for run in everything if not run.spec.dataset.held_out]
     if not full:
         raise InputError(
             "compare: every run has a held-out part; runs on the whole training set are needed."
         )
-    target = np.asarray(full[0].logits(split).target)
-    _refuse_absent(full[0], target, split)
+    target, first = np.asarray(full[0].logits(split).target), full[0]
+    lacking = np.setdiff1d(np.arange(first.prior.num_classes), target)
+    if absent := _checks.class_words(lacking, first.class_names):
+        raise InputError(
+            f"compare: the {split} set has no examples of {absent}, and a comparison is over all "
+            f"classes; `longtail evaluate` shows the errors of the others."
+        )
+
+    def judged(run: Run, method: str | None = None, tau: float | None = None) -> Scored:
+        def read() -> NDArray[Any]:
+            logits = np.asarray(run.logits(split).logits)
+            return logits if method is None else _adjusted(run, logits, method, tau, bias_mode)
+
+        return Scored(run.spec.seed, tau, metrics.per_class_error(target, read()).values, read)
+
     rows = [
-        Row(name, None, detail, tuple(_scored(run, target, split) for run in group), tuple(group))
+        Row(name, None, detail, tuple(judged(run) for run in group), tuple(group))
         for (name, detail), group in _grouped(full).items()
     ]
     plain = [run for run in full if run.spec.method.name == BASELINE]
@@ -293,25 +306,20 @@ def compare(
     for method in POSTHOC if plain else ():
         if method == "posthoc-weight-normalized" and any(run.head is None for run in plain):
             continue
-        judged = {run.spec.seed: tuned(run, split, method, bias_mode) for run in plain}
-        curves[method] = {seed: cast(tuning.TauCurve, r.curve) for seed, r in judged.items()}
+        best = {run.spec.seed: tuned(run, split, method, bias_mode) for run in plain}
+        curves[method] = {seed: cast(tuning.TauCurve, r.curve) for seed, r in best.items()}
         taus: dict[TauSource, dict[int, float]] = {
-            "fixed": dict.fromkeys(judged, 1.0),
+            "fixed": dict.fromkeys(best, 1.0),
             "held-out": {
-                seed: tuned(held[seed], "held-out", method, bias_mode).tau
-                for seed in judged
-                if seed in held
+                seed: tuned(run, "held-out", method, bias_mode).tau for seed, run in held.items()
             },
-            "oracle": {seed: result.tau for seed, result in judged.items()},
+            "oracle": {seed: result.tau for seed, result in best.items()},
         }
+        detail = f"bias {bias_mode}" if "weight" in method else ""
         for source, of_seed in taus.items():
             usable = tuple(run for run in plain if run.spec.seed in of_seed)
-            scored = tuple(
-                _posthoc(run, of_seed[run.spec.seed], target, split, method, bias_mode)
-                for run in usable
-            )
-            if scored:
-                detail = f"bias {bias_mode}" if "weight" in method else ""
+            if usable:
+                scored = tuple(judged(run, method, of_seed[run.spec.seed]) for run in usable)
                 rows.append(Row(method, source, detail, scored, usable))
     return Comparison(tuple(rows), target, tuple(full), held, curves, split, left_out)
 
@@ -329,13 +337,13 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
     for run in runs:
         method = run.spec.method
         detail = ", ".join(f"{key}={value}" for key, value in sorted(method.settings.items()))
-        others = {r.spec.recipe.name for r in runs if r.spec.method.name == method.name}
-        if len(others) > 1:
+        if len({r.spec.recipe.name for r in runs if r.spec.method.name == method.name}) > 1:
             detail = ", ".join(filter(None, (detail, run.spec.recipe.name)))
         alike.setdefault((method.name, detail), []).append(run)
     groups: dict[tuple[str, str], list[Run]] = {}
     for (name, detail), group in alike.items():
-        for words, part in (told_apart(group) if _repeats(group) else {"": group}).items():
+        distinct = len({run.spec.seed for run in group}) == len(group)
+        for words, part in ({"": group} if distinct else told_apart(group)).items():
             _refuse_twice(part)
             groups[name, ", ".join(filter(None, (detail, words)))] = part
     plain = [detail or "plain" for name, detail in groups if name == BASELINE]
@@ -350,127 +358,83 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 
 def _refuse_twice(runs: Sequence[Run]) -> None:
     """Refuse a run that came from two folders; `runs` differ in nothing but the seed."""
-    if twice := _repeats(runs):
-        one, other = twice
-        raise InputError(
-            f"compare: {one.folder} and {other.folder} are the same run, {one.name}; "
-            f"compare one of them."
-        )
-
-
-def _repeats(runs: Sequence[Run]) -> tuple[Run, Run] | None:
-    """Two runs of one seed, if there are any."""
     seen: dict[int, Run] = {}
     for run in runs:
-        if run.spec.seed in seen:
-            return seen[run.spec.seed], run
-        seen[run.spec.seed] = run
-    return None
+        other = seen.setdefault(run.spec.seed, run)
+        if other is not run:
+            raise InputError(
+                f"compare: {other.folder} and {run.folder} are the same run, {other.name}; "
+                f"compare one of them."
+            )
 
 
 def _partners(
     held: Sequence[Run], plain: Sequence[Run]
 ) -> tuple[dict[int, Run], dict[str, tuple[Run, ...]]]:
-    """Which held-out runs choose tau, by seed, and the others, by why they can't.
+    """Return held-out runs that choose tau, by seed, and the others, by the reason.
 
     A tau suits the training that it was chosen for: after one epoch it is another than after ten.
     """
     of_seed = {run.spec.seed: run for run in plain}
     matched: list[Run] = []
     left_out: dict[str, tuple[Run, ...]] = {}
-    for run in sorted(held, key=_order):
-        why = _why_no_partner(run, of_seed.get(run.spec.seed))
+    for run in held:
+        whole, why = of_seed.get(run.spec.seed), ""
+        if run.spec.method.name != BASELINE:
+            why = f"tau is chosen on runs trained with {BASELINE} alone"
+        elif whole is None:
+            why = f"no {BASELINE} run on the whole training set has the same seed"
+        else:
+            same_part = replace(run.spec.dataset, held_out=whole.spec.dataset.held_out)
+            lines = replace(run.spec, dataset=same_part).difference(whole.spec)
+            words = [line.removeprefix("recipe.values.") for line in lines]
+            if words:
+                why = f"not trained like the {BASELINE} run on the whole training set: "
+                why += _checks.listing(words, most=3)
         if why:
             left_out[why] = (*left_out.get(why, ()), run)
         else:
             matched.append(run)
-    _refuse_several_parts(matched)
-    return {run.spec.seed: run for run in matched}, left_out
-
-
-def _why_no_partner(held: Run, whole: Run | None) -> str:
-    """Why no tau for a run on the whole training set can come from this one, or nothing."""
-    if held.spec.method.name != BASELINE:
-        return f"tau is chosen on runs trained with {BASELINE} alone"
-    if whole is None:
-        return f"no {BASELINE} run on the whole training set has the same seed"
-    same_part = replace(held.spec.dataset, held_out=whole.spec.dataset.held_out)
-    lines = replace(held.spec, dataset=same_part).difference(whole.spec)
-    if not lines:
-        return ""
-    words = _checks.listing((line.removeprefix("recipe.values.") for line in lines), most=3)
-    return f"not trained like the {BASELINE} run on the whole training set: {words}"
-
-
-def _refuse_several_parts(matched: Sequence[Run]) -> None:
-    """Refuse held-out parts between which nothing decides, and one that comes twice."""
-    parts: dict[float, list[Run]] = {}
-    for run in matched:
-        parts.setdefault(run.spec.dataset.held_out, []).append(run)
-    if len(parts) > 1:
-        ways = (
-            f"{100 * part:.3g}% held out: {_checks.listing((run.folder for run in runs), most=3)}"
-            for part, runs in sorted(parts.items())
+    parts = sorted({run.spec.dataset.held_out for run in matched})
+    if len(parts) > 1:  # nothing decides between them
+        ways = "; ".join(
+            f"{100 * part:.3g}% held out: "
+            + _checks.listing(
+                [r.folder for r in matched if r.spec.dataset.held_out == part], most=3
+            )
+            for part in parts
         )
         raise InputError(
-            f"compare: tau could be chosen on {len(parts)} held-out parts ({'; '.join(ways)}); "
+            f"compare: tau could be chosen on {len(parts)} held-out parts ({ways}); "
             f"name the runs to compare one by one, with those of one part."
         )
     _refuse_twice(matched)
+    return {run.spec.seed: run for run in matched}, left_out
 
 
-def _refuse_absent(run: Run, target: IntArray, split: str) -> None:
-    lacking = np.setdiff1d(np.arange(run.prior.num_classes), target)
-    if absent := _checks.class_words(lacking, run.class_names):
-        raise InputError(
-            f"compare: the {split} set has no examples of {absent}, and a comparison is over all "
-            f"classes; `longtail evaluate` shows the errors of the others."
-        )
-
-
-def _scored(run: Run, target: IntArray, split: str) -> Scored:
-    return _judge(run.spec.seed, lambda: np.asarray(run.logits(split).logits), target, None)
-
-
-def _judge(
-    seed: int, read: Callable[[], NDArray[Any]], target: IntArray, tau: float | None
-) -> Scored:
-    return Scored(seed, tau, metrics.per_class_error(target, read()).values, read)
-
-
-def adjuster(run: Run, method: str, bias_mode: BiasMode) -> Callable[[NDArray[Any], float], Any]:
-    """The post-hoc method as a function of (logits, tau), with this run's prior or head."""
+def _adjusted(
+    run: Run, logits: NDArray[Any], method: str, tau: float | None, bias_mode: BiasMode
+) -> Any:
+    assert tau is not None
     if method == "posthoc-logit-adjusted":
-        return lambda logits, tau: posthoc.adjust_logits(logits, run.prior, tau=tau)
-    head = run.head
-    if head is None:
-        raise InputError(f"{run.folder} has no head norms, which weight normalization needs.")
-    return lambda logits, tau: posthoc.normalize_weights(
-        logits, norms=head.norms, tau=tau, bias=head.bias, bias_mode=bias_mode
-    )
+        return posthoc.adjust_logits(logits, run.prior, tau=tau)
+    return posthoc.normalize_weights(logits, tau=tau, **_head(run, bias_mode))
+
+
+def _head(run: Run, bias_mode: BiasMode) -> dict[str, Any]:
+    """Arguments of weight normalization from a run that recorded its last layer."""
+    assert run.head is not None
+    bias = None if bias_mode == "scale" else run.head.bias
+    return {"norms": run.head.norms, "bias": bias, "bias_mode": bias_mode}
 
 
 def tuned(run: Run, split: str, method: str, bias_mode: BiasMode) -> tuning.TauResult:
-    """The exact curve and best tau of a post-hoc method on one split of a run."""
+    """Return the exact curve and best tau of a post-hoc method on one split of a run."""
     logits, target, _ = run.logits(split)
-    settings: dict[str, Any] = {}
-    if method == "posthoc-weight-normalized":
-        head = run.head
-        settings |= {"norms": head.norms if head else None, "bias_mode": bias_mode}
-        if bias_mode != "scale":
-            settings["bias"] = head.bias if head else None
+    settings = _head(run, bias_mode) if method == "posthoc-weight-normalized" else {}
     # Not by `tune_tau`: where a run's classes are all alike every tau is as good, which is worth
     # a row of a table though not a choice.
     parts = tuning.TauIntervals.from_logits(
         np.asarray(logits), target, run.prior, method=POSTHOC[method], **settings
     )
     return tuning.tune_from_intervals(parts, select="minimum", n_bootstrap=0)
-
-
-def _posthoc(
-    run: Run, tau: float, target: IntArray, split: str, method: str, bias_mode: BiasMode
-) -> Scored:
-    adjusted = adjuster(run, method, bias_mode)
-    return _judge(
-        run.spec.seed, lambda: adjusted(np.asarray(run.logits(split).logits), tau), target, tau
-    )

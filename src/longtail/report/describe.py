@@ -1,4 +1,4 @@
-"""What a long-tailed data set looks like: its numbers, its profile, some of its images."""
+"""Numbers, profile and sample images of a long-tailed data set."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from longtail.data.images import ImageSet, LongTailedData
 from longtail.data.large import ListedData
 from longtail.priors import GROUPS, ClassPrior
 from longtail.report import figures
-from longtail.report.names import shortened
-from longtail.report.tables import GROUP_BOUNDS, plural
+from longtail.report.tables import GROUP_BOUNDS, plural, shortened
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
 _LONGEST_NAME = 16
@@ -24,7 +23,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def summarize_counts(counts: IntArray) -> dict[str, Any]:
-    """Totals, imbalance and groups of class sizes.
+    """Return totals, imbalance and groups of class sizes.
 
     Examples:
         >>> summary = summarize_counts(np.array([300, 60, 5]))
@@ -48,7 +47,7 @@ def summarize_counts(counts: IntArray) -> dict[str, Any]:
 
 
 def summarize(data: LongTailedData | ListedData) -> dict[str, Any]:
-    """A data set's numbers, as plain values for JSON.
+    """Return a data set's numbers, as plain values for JSON.
 
     `dev` is the development set of images in memory, `val` the validation set of lists, or None;
     images that stay on disk have no one shape.
@@ -81,7 +80,7 @@ def summarize(data: LongTailedData | ListedData) -> dict[str, Any]:
 
 
 def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> list[str]:
-    """A bar chart in lines of text: a column for each value, or for the largest of several.
+    """Return a bar chart in lines of text: a column for each value, or for the largest of several.
 
     A value above zero is always seen.
 
@@ -110,7 +109,7 @@ def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> 
 
 
 def sample_classes(counts: IntArray, *, most: int = 10) -> IntArray:
-    """Classes spread evenly from the most frequent to the rarest.
+    """Return classes spread evenly from the most frequent to the rarest.
 
     Examples:
         >>> sample_classes(np.array([5, 50, 500, 1]), most=3)
@@ -122,7 +121,7 @@ def sample_classes(counts: IntArray, *, most: int = 10) -> IntArray:
 
 
 def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray[Any]:
-    """Images of some classes as one picture, a row for each class; white where it has no more.
+    """Return images of some classes as one picture, a row for each class, padded with white.
 
     Returns:
         Shape (height, width, 3), uint8.
@@ -140,7 +139,7 @@ def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray
 
 
 def draw(data: LongTailedData) -> Any:
-    """The profile of the training set, and images from its head to its tail.
+    """Draw the profile of the training set, and images from its head to its tail.
 
     Returns:
         A matplotlib Figure.
@@ -186,6 +185,6 @@ def _draw_profile(axes: Any, counts: IntArray) -> None:
 
 
 def write(data: LongTailedData, stem: Path | str) -> tuple[Path, Path]:
-    """Draw a data set and save the figure as SVG and PNG; their paths."""
+    """Draw a data set and save the figure as SVG and PNG; return their paths."""
     title = f"{data.spec.name}: {len(data.train)} training images per class, and some of them"
     return figures.save(draw(data), stem, title=title)

@@ -1,4 +1,4 @@
-"""The one look of every matplotlib figure: colours, type sizes, and how figures are saved.
+"""Style of every matplotlib figure: colours, type sizes, and saving as SVG and PNG.
 
 Colours are constants, so that a method has the same one in every figure and page; they are
 importable without matplotlib, which only the functions below need. What a figure shows is in
@@ -134,7 +134,7 @@ _STYLE: dict[str, Any] = {
 
 
 def color(method: str) -> str:
-    """A method's colour, that of its loss, the same everywhere; dark grey for unknown names.
+    """Return a method's colour, that of its loss; dark grey for unknown names.
 
     Args:
         method: a name such as "logit-adjusted" or "ldam+drw", or with a variant after a slash.
@@ -149,7 +149,7 @@ def color(method: str) -> str:
 
 
 def label(method: str) -> str:
-    """A method's name as people read it.
+    """Return a method's name for people.
 
     Examples:
         >>> label("softmax"), label("class-balanced")
@@ -166,8 +166,8 @@ def label(method: str) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within it, matplotlib draws in this package's look; the caller's settings come back."""
-    matplotlib = _checks.require("matplotlib", extra="report", caller="report.figures")
+    """Draw in this package's look within the context; the caller's settings come back."""
+    matplotlib = _checks.require("matplotlib", extra="report")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc has no say in a figure of the paper
         matplotlib.rcParams.update(_STYLE)
@@ -177,7 +177,7 @@ def style() -> Iterator[None]:
 def panels(
     *, rows: int = 1, columns: int = 1, width: float = PAGE_WIDTH, height: float = 2.6, **grid: Any
 ) -> tuple[Any, NDArray[Any]]:
-    """An empty figure and its axes, without pyplot.
+    """Return an empty figure and its axes, without pyplot.
 
     Args:
         rows: of panels.
@@ -195,7 +195,7 @@ def panels(
         >>> axes.shape
         (1, 3)
     """
-    _checks.require("matplotlib", extra="report", caller="report.figures")
+    _checks.require("matplotlib", extra="report")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from longtail._checks import FloatArray
 
-# What `ClassPrior.groups` takes for many, medium and few training examples, in words.
+# The groups of `ClassPrior.groups`: training examples per class.
 GROUP_BOUNDS = {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
 
@@ -40,28 +41,30 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """The table in Markdown."""
-        lines = [
-            _line(self.header),
-            _line(["---", *["---:"] * (len(self.header) - 1)]),
-            *(_line(row) for row in self.rows),
-        ]
+        """Return the table in Markdown."""
+        rows = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.rows]
+        # A number and its deviation stay on one line of a page.
+        kept = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
+        lines = [f"| {' | '.join(row)} |".replace(" ± ", kept) for row in rows]
         parts = [f"**{self.title}**", "\n".join(lines), *([self.note] if self.note else [])]
         return "\n\n".join(parts)
 
 
 def percent(value: float, *, digits: int = 1) -> str:
-    """A fraction as a percentage without its sign; a dash where there is none.
+    """Return a fraction as a percentage without its sign, or a dash for NaN.
 
     Examples:
-        >>> percent(0.1234), percent(float("nan"))
-        ('12.3', '–')
+        >>> percent(0.1234), percent(-0.05), percent(-0.0001), percent(float("nan"))
+        ('12.3', '−5.0', '0.0', '–')
     """
-    return "–" if math.isnan(value) else _minus(f"{100 * value:.{digits}f}")
+    if math.isnan(value):
+        return "–"
+    text = f"{abs(100 * value):.{digits}f}"
+    return f"−{text}" if value < 0 and float(text) else text
 
 
 def spread(values: Sequence[float] | FloatArray, *, digits: int = 2) -> str:
-    """Mean and standard deviation in percent, the mean alone of a single value; a dash for none.
+    """Return mean and standard deviation in percent; the mean alone of a single value.
 
     Examples:
         >>> spread([0.45, 0.46]), spread([0.45], digits=1), spread([float("nan")] * 2), spread([])
@@ -75,7 +78,7 @@ def spread(values: Sequence[float] | FloatArray, *, digits: int = 2) -> str:
 
 
 def signed(value: float, *, digits: int = 1) -> str:
-    """A difference in percentage points, with its sign.
+    """Return a difference in percentage points, with its sign.
 
     Examples:
         >>> signed(-0.0512), signed(0.02), signed(0.0)
@@ -85,24 +88,33 @@ def signed(value: float, *, digits: int = 1) -> str:
     return text if value <= 0 or text.strip("0.") == "" else f"+{text}"
 
 
-def _minus(text: str) -> str:
-    """A true minus sign, and none before a zero."""
-    if text.lstrip("-").strip("0.") == "":
-        return text.lstrip("-")
-    return text.replace("-", "−")
-
-
-def _line(cells: Sequence[str]) -> str:
-    # A number and its deviation stay on one line of a page.
-    kept = (cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in cells)
-    return f"| {' | '.join(kept)} |"
-
-
 def plural(count: int, one: str, many: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     Examples:
         >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
         ('1 class', '1,200 classes')
     """
     return f"{count:,} {one if count == 1 else many}"
+
+
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Return the names cut to `width` characters; those alike by then lose their middle instead.
+
+    Examples:
+        >>> shortened(["tabby cat", "dog"], 6)
+        ['tabby…', 'dog']
+        >>> shortened(["Felidae/Panthera leo", "Felidae/Panthera onca"], 12)
+        ['Feli…era leo', 'Feli…ra onca']
+    """
+    if all(len(name) <= width for name in names):
+        return list(names)
+    tail = 2 * (width - 1) // 3
+    cut = [name if len(name) <= width else f"{name[: width - 1]}…" for name in names]
+    often = Counter(cut)
+    return [
+        f"{name[: width - 1 - tail]}…{name[-tail:]}"
+        if often[short] > 1 and short != name
+        else short
+        for name, short in zip(names, cut, strict=True)
+    ]

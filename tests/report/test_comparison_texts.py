@@ -1,0 +1,182 @@
+"""Names, tables and sentences about a comparison, on numbers chosen for the purpose."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from longtail import ClassPrior
+from longtail.margins import MARGINS
+from longtail.report import comparison as texts
+from longtail.report.compare import Comparison, Row, Scored
+from longtail.runs import DataSpec
+from longtail.runs.ensemble import ensemble_spec
+
+PRIOR = ClassPrior.from_counts([200, 50, 5])
+
+
+def row(method, errors, *, source=None, detail="", taus=None):
+    """Per-class errors of each seed, shape (seeds, 3)."""
+    scored = tuple(
+        Scored(seed, None if taus is None else taus[seed], np.asarray(values), lambda: None)
+        for seed, values in enumerate(errors)
+    )
+    return Row(method, source, detail, scored, ())
+
+
+def comparison(*rows, split="test"):
+    spec = SimpleNamespace(dataset=SimpleNamespace(name="some-lt"))
+    run = SimpleNamespace(spec=spec, prior=PRIOR)
+    return Comparison(rows, np.arange(3), (run,), {}, {}, split)
+
+
+SOFTMAX = row("softmax", [[0.0, 0.3, 0.6], [0.0, 0.24, 0.6], [0.06, 0.3, 0.6]])
+BETTER = row("logit-adjusted", [[0.03, 0.2, 0.28], [0.03, 0.14, 0.25], [0.09, 0.2, 0.31]])
+NOISY = row("balanced", [[0.0, 0.0, 0.0], [0.0, 0.3, 0.6], [0.1, 0.3, 0.62]])
+ORACLE = row("posthoc-logit-adjusted", [[0.0, 0.0, 0.1]] * 3, source="oracle", taus=[1.0, 1.5, 2.0])
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_the_interval_of_the_best_is_wider_the_more_it_was_picked_from(others):
+    worse = [
+        row(name, np.full((3, 3), 0.9)) for name in ("adaptive", "balanced", "equalized")[:others]
+    ]
+    first, second = texts.summary(comparison(SOFTMAX, BETTER, *worse, ORACLE))
+    assert "gets 30.0% of an average class wrong: 2.0% where" in first
+    differences = BETTER.errors - SOFTMAX.errors
+    level = 1 - 0.025 / (1 + others)
+    half = stats.t.ppf(level, 2) * differences.std(ddof=1) / np.sqrt(3)
+    low, high = (100 * (-differences.mean() + sign * half) for sign in (-1, 1))
+    assert f"{low:.1f} to {high:.1f})" in second
+    assert "13.0 points lower" in second
+    assert ("picked among 4" in second) == (others == 3)
+    assert second.endswith("that is more than the seeds' noise.")
+
+
+def test_an_interval_with_zero_in_it_is_no_difference():
+    worse = row("equalized", 0.1 + np.array([s.per_class for s in SOFTMAX.scored]))
+    _, second = texts.summary(comparison(SOFTMAX, NOISY, worse))
+    assert "balanced does best, with 21.3%: 8.7 points lower" in second
+    assert second.endswith("as the interval includes zero, these seeds show no difference.")
+
+
+@pytest.mark.parametrize("others", [1, 8])
+def test_where_no_method_differs_the_best_is_seldom_called_better(others):
+    rng = np.random.default_rng(others)
+    names = [name for name in MARGINS if name != "softmax"][:others]
+    claims = 0
+    for _ in range(500):
+        errors = 0.15 + 0.01 * rng.normal(size=(1 + others, 5, 1)).repeat(3, axis=2)
+        rows = [row(name, of) for name, of in zip(("softmax", *names), errors, strict=True)]
+        claims += "more than the seeds' noise" in texts.summary(comparison(*rows))[1]
+    assert claims / 500 <= 0.045
+
+
+@pytest.mark.parametrize(("seeds", "word"), [(1, "one seed is"), (2, "two seeds are")])
+def test_one_seed_or_two_are_too_few_for_an_interval(seeds, word):
+    one = comparison(*(replace(r, scored=r.scored[:seeds]) for r in (SOFTMAX, BETTER)), split="val")
+    said = texts.summary(one)[1]
+    assert "never saw the val set" in said
+    assert said.endswith(f"but {word} too few for an interval, so this may be noise.")
+    for table in texts.tables(one)[:1]:
+        assert not any("±" in cell or "[" in cell for line in table.rows for cell in line)
+        assert table.note.startswith(f"{word[0].upper()}{word[1:]} too few for an interval")
+    assert texts.tables(comparison(SOFTMAX, NOISY))[0].note.startswith("Mean over 3 seeds ±")
+
+
+def test_the_note_names_held_out_runs_that_are_left_out():
+    runs = (SimpleNamespace(name="some-lt/softmax-s0-0a1b2c3d"),)
+    compared = replace(comparison(SOFTMAX, BETTER), left_out={"epochs: 1 against 6": runs})
+    sentence = "Left out: some-lt/softmax-s0-0a1b2c3d (epochs: 1 against 6)."
+    assert sentence in texts.tables(compared)[0].note
+    assert sentence in texts.headline(compared, compared.rows).note
+
+
+def ensemble_row(errors, seeds):
+    """The mean of one network of each seed."""
+    names = [f"some-lt/balanced-s{seed}-0a1b2c3d" for seed in seeds]
+    run = SimpleNamespace(members=tuple(names), spec=ensemble_spec(DataSpec("some-lt"), names))
+    return replace(row("ensemble", [errors]), runs=(run,))
+
+
+def test_an_ensemble_is_compared_to_softmax_over_its_seeds_and_has_no_interval():
+    one = comparison(SOFTMAX, ensemble_row([0.0, 0.1, 0.2], (1, 2)))
+    assert "20.0 points lower than softmax's mean over its networks' seeds" in texts.summary(one)[1]
+    table = texts.headline(one, one.rows)
+    assert table.rows[1][1:3] == ("10.0", "−20.0")
+    assert "Ensemble: the mean of several networks' logits" in table.note
+    other = comparison(SOFTMAX, ensemble_row([0.0, 0.1, 0.2], (2, 3)))
+    assert texts.headline(other, other.rows).rows[1][1:3] == ("10.0", "")
+    assert "shares no seeds with softmax" in texts.summary(other)[1]
+
+
+def test_softmax_may_be_the_best_or_absent():
+    worse = row("equalized", 0.1 + np.array([s.per_class for s in SOFTMAX.scored]))
+    assert texts.summary(comparison(SOFTMAX, worse, ORACLE))[1] == (
+        "No other method has a lower balanced error here."
+    )
+    first, second = texts.summary(comparison(BETTER, NOISY))
+    assert first == "Of 2 methods, logit adjusted has the lowest balanced error, 17.0%."
+    assert "plain softmax" in second
+    assert texts.headline(comparison(BETTER), (BETTER,)).rows[0][2] == ""
+
+
+def test_methods_are_compared_over_the_seeds_that_all_have():
+    """Where the second seed is a hard one, who was trained with the first alone seems to win."""
+    base = row("softmax", np.array([0.30, 0.50, 0.40])[:, None].repeat(3, axis=1))
+    three = row("equalized", np.array([0.10, 0.32, 0.20])[:, None].repeat(3, axis=1))
+    one = row("adaptive", [[0.12] * 3])
+    compared = comparison(base, three, one)
+    assert texts.best(compared) is three
+    said = texts.summary(compared)[1]
+    assert "equalized does best, with 10.0% (with the one seed that all share)" in said
+    assert "19.3 points lower (95% interval over 3 paired seeds, " in said
+    apart = replace(one, scored=(replace(one.scored[0], seed=7),))
+    assert "they share no seed" in texts.summary(comparison(base, three, apart))[1]
+
+
+def test_the_headline_and_the_oracle_that_is_never_the_best():
+    compared = comparison(SOFTMAX, BETTER, ORACLE)
+    assert texts.best(compared) is BETTER
+    table = texts.headline(compared, compared.rows)
+    half = 100 * stats.t.ppf(0.975, 2) * BETTER.errors.std(ddof=1) / np.sqrt(3)
+    assert table.rows[1][1] == f"17.0 ± {half:.1f}"
+    assert table.rows[2][1] == "3.3 ± 0.0"
+    assert table.rows[2][3] == "1.50 (1.00–2.00)"
+    assert table.rows[0][4:] == ("2.0", "28.0", "60.0")
+    assert "nobody has in use" in texts.tables(compared)[0].note
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "detail", "expected"),
+    [
+        ("ldam+drw", None, "", "LDAM + DRW"),
+        (
+            "class-balanced+drw",
+            None,
+            "beta=0.9, drw_beta=0.99, drw_start=7, paper",
+            "class-balanced + DRW (beta=0.9, DRW beta=0.99, DRW start=7, paper)",
+        ),
+        ("consistent", None, "delta=(1.0, 2.5, 1e-05, 4.0)", "consistent (delta=1/2.5/1e-05/…)"),
+        ("posthoc-weight-normalized", "fixed", "bias scale", "post-hoc weight norm. (τ = 1)"),
+        (
+            "posthoc-weight-normalized",
+            "oracle",
+            "bias drop",
+            "post-hoc weight norm. (bias drop, oracle τ)",
+        ),
+    ],
+)
+def test_names_of_rows(method, source, detail, expected):
+    assert texts.name(row(method, [[0.0] * 3], source=source, detail=detail)) == expected
+
+
+@pytest.mark.parametrize("mode", ["scale", "keep", "drop"])
+def test_every_table_says_which_bias_mode_weight_normalization_used(mode):
+    weight = row("posthoc-weight-normalized", [[0.0, 0.1, 0.2]] * 3, source="fixed",
+                 detail=f"bias {mode}", taus=[1.0] * 3)  # fmt: skip
+    compared = comparison(SOFTMAX, weight)
+    for table in (*texts.tables(compared), texts.headline(compared, compared.rows)):
+        assert table.note.count(f"(bias mode: {mode})") == 1

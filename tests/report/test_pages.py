@@ -1,0 +1,378 @@
+"""The pages without a browser: their numbers, their parts, and that each is one whole file."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior, InputError
+from longtail.predictions import adjust_predictions, from_arrays
+from longtail.report import adjusting, figures, pages
+from longtail.report import comparison as texts
+from longtail.report.compare import compare
+from longtail.runs import DataSpec, Part, RecipeSpec, RunSpec, RunWriter
+from page_factory import digits_root, digits_runs
+
+pytest.importorskip("plotly")
+COMMAND = "longtail report runs --out report.html"
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare(digits_runs())
+
+
+@pytest.fixture(scope="module")
+def text(compared):
+    return pages.runs_page(compared, command=COMMAND).render()
+
+
+@pytest.fixture(scope="module")
+def data(text):
+    return page_data(text)
+
+
+def page_data(text):
+    return json.loads(re.search(r'id="page-data">(.*?)</script>', text, re.S)[1])
+
+
+def visible(text):
+    return " ".join(re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", text, flags=re.S).split())
+
+
+def class_errors(logits, target, num_classes):
+    """Error of each class, counted one by one."""
+    predicted = np.argmax(logits, axis=1)
+    return np.array([np.mean(predicted[target == k] != k) for k in range(num_classes)])
+
+
+def test_positions_of_the_slider_have_the_errors_of_the_adjusted_logits(compared, data):
+    runs = compared.row("softmax").runs
+    order = np.argsort(-runs[0].prior.probs, kind="stable")
+    groups = [k for k in runs[0].prior.groups().values() if len(k)]
+    chosen = [row.taus.mean() for row in compared.rows if row.taus is not None]
+    taus = np.union1d(np.arange(81) / 20, chosen)
+    assert data["slider"]["taus"] == pytest.approx(taus, abs=0.0005 + 1e-9)
+    assert data["slider"]["taus"][data["slider"]["start"]] == 1.0
+    for i, method in enumerate(data["slider"]["methods"]):
+        for place, tau in list(enumerate(taus))[::6]:
+            errors = []
+            for run in runs:
+                logits, target, _ = run.logits("test")
+                logits = logits.astype(np.float64)
+                if i == 0:
+                    adjusted = logits - tau * run.prior.log_probs
+                else:
+                    adjusted = logits / run.head.norms.astype(np.float64) ** tau
+                errors.append(class_errors(adjusted, target, 10))
+            mean = 100 * np.mean(errors, axis=0)
+            assert method["classes"][place] == pytest.approx(mean[order], abs=5e-4)
+            expected = [mean.mean(), *(mean[k].mean() for k in groups)]
+            assert method["groups"][place] == pytest.approx(expected, abs=5e-4)
+            assert method["says"][place].startswith(f"Balanced error {mean.mean():.1f}%: many ")
+
+
+def test_buttons_and_marks_stand_at_the_chosen_taus(compared, data):
+    marks = [t for t in data["charts"]["chart-tau"]["data"] if t["mode"] == "markers"]
+    for i, name in enumerate(compared.curves):
+        places = dict(data["slider"]["methods"][i]["presets"])
+        taus = data["slider"]["taus"]
+        assert (taus[places["no adjustment"]], taus[places["theory"]]) == (0.0, 1.0)
+        for k, source in enumerate(("held-out", "oracle")):
+            row = compared.row(name, tau_source=source)
+            assert taus[places[source]] == pytest.approx(row.taus.mean(), abs=0.0005 + 1e-9)
+            mark = marks[2 * k + i]
+            assert mark["x"] == pytest.approx([row.taus.mean()], abs=0.0005 + 1e-9)
+            assert mark["y"] == pytest.approx([100 * row.errors.mean()], abs=5e-4)
+            assert mark["marker"]["symbol"] == ("diamond", "star")[k]
+
+
+def test_the_charts_show_the_comparisons_numbers(compared, data):
+    shown = pages.shown_rows(compared)
+    order = np.argsort(-compared.runs[0].prior.probs, kind="stable")
+    for trace, row in zip(data["charts"]["chart-classes"]["data"], shown, strict=True):
+        assert trace["y"] == pytest.approx(100 * row.per_class[order], abs=5e-4)
+    for trace, row in zip(data["charts"]["chart-groups"]["data"], shown, strict=True):
+        expected = [100 * v for v in compared.group_errors(row).values()]
+        assert trace["y"] == pytest.approx(expected, abs=5e-4)
+    for trace, row in zip(data["charts"]["chart-methods"]["data"], compared.rows, strict=True):
+        assert trace["x"] == pytest.approx([100 * row.errors.mean()], abs=5e-4)
+    norms = data["charts"]["chart-norms"]["data"][0]
+    heads = [run.head.norms for run in compared.row("softmax").runs]
+    assert norms["y"] == pytest.approx(np.mean(heads, axis=0), abs=5e-4)
+
+
+def test_reliability_is_counted_over_all_seeds(compared, data):
+    hits, seen = np.zeros(15), np.zeros(15)
+    for scored in compared.row("softmax").scored:
+        scores = scored.logits.astype(np.float64)
+        probs = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probs /= probs.sum(axis=1, keepdims=True)
+        for p, label in zip(probs, compared.target, strict=True):
+            b = min(int(np.ceil(p.max() * 15)) - 1, 14)
+            seen[b] += 1
+            hits[b] += int(p.argmax() == label)
+    shown = seen >= 10
+    drawn = data["charts"]["chart-calibration"]["data"][1]
+    assert drawn["y"] == pytest.approx(100 * hits[shown] / seen[shown], abs=5e-4)
+
+
+def test_another_process_gives_the_same_bytes(text):
+    code = (
+        "import sys, hashlib; from longtail.runs import find_runs\n"
+        "from longtail.report import pages; from longtail.report.compare import compare\n"
+        "page = pages.runs_page(compare(find_runs(sys.argv[1])), command=sys.argv[2])\n"
+        "sys.stdout.buffer.write(page.render().encode())"
+    )
+    words = [sys.executable, "-c", code, str(digits_root()), COMMAND]
+    assert subprocess.run(words, check=True, capture_output=True).stdout == text.encode()
+
+
+def test_the_page_refers_to_nothing_outside_itself(text):
+    bare = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    for value in re.findall(r'(?:src|href|action)="([^"]*)"', bare):
+        assert value.startswith(("#", "data:")), value
+    assert "default-src 'none'" in bare
+    assert "url(" not in bare
+    assert "@import" not in bare
+
+
+def test_structure_for_people_who_do_not_see_it(text):
+    body = text[text.index("<body>") : text.index('<script type="application/json"')]
+    ids = re.findall(r' id="([^"]*)"', body)
+    assert len(ids) == len(set(ids))
+    assert re.findall(r"<h(\d)", body) == ["1", *["2"] * 8]
+    labels = re.findall(r'class="chart"[^>]* role="img" aria-label="([^"]*)"', body)
+    assert len(labels) == 9
+    assert min(map(len, labels)) > 40
+    assert 'label for="tau-knob"' in body
+    assert body.count("<caption>") == body.count("<table>")
+
+
+def test_it_says_what_happened_on_what_and_how_to_repeat_it(compared, text):
+    said = visible(text)
+    for fact in (
+        *(sentence.replace("'", "&#x27;") for sentence in texts.summary(compared)),
+        "two seeds are too few for an interval",
+        "314 examples of 10 classes",
+        "600 test examples, 60 per class",
+        "114 against 2",
+        "small-conv, 38,282 parameters",
+        "epochs 3",
+        "2 (0, 1)",
+        "on 20% of each class",
+        "cpu",
+        "longtail train digits",
+        COMMAND,
+        compared.runs[0].data[:16],
+        *(run.name for run in compared.runs),
+    ):
+        assert fact in said, fact
+    again = pages.runs_page(compared, command="longtail demo --force", trains=True).render()
+    assert "longtail train digits" not in again
+
+
+def test_the_oracle_stands_apart_and_is_not_the_best(text):
+    honest, _, oracle = text.partition("Oracle: τ chosen on the test set itself")
+    assert "(oracle τ)" in oracle
+    assert honest.count('<tr class="strong">') == 1
+    assert '<tr class="strong">' not in oracle
+
+
+def fake_run(root, *, method="softmax", seed=0, counts, norms=True, names=None):
+    counts = np.asarray(counts)
+    random = np.random.default_rng(seed)
+    target = np.repeat(np.arange(len(counts)), 4)
+    prior = ClassPrior.from_counts(counts)
+    logits = random.normal(size=(len(target), len(counts))) + 2 * np.eye(len(counts))[target]
+    spec = RunSpec(DataSpec("fake-lt"), Part("net"), Part(method), RecipeSpec("none"), seed=seed)
+    writer = RunWriter.create(root, spec, prior=prior, data="f" * 64, class_names=names)
+    head = {"norms": random.uniform(1, 2, len(counts))} if norms else {}
+    writer.write_logits("test", logits.astype(np.float32), target, **head)
+    return writer.finish(seconds=1.0)
+
+
+def test_hostile_names_stay_text(tmp_path):
+    names = [
+        "</script><script>alert(1)</script>",
+        "<!--plotly--><img src=x onerror=alert(1)>",
+        "a&b",
+    ]
+    run = fake_run(tmp_path, counts=[30, 20, 5], names=names)
+    text = pages.runs_page(compare([run]), title="<b>T</b>").render()
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert "<title>&lt;b&gt;T&lt;/b&gt;</title>" in text
+
+
+def test_pages_of_what_there_is(tmp_path):
+    def build(run):
+        return pages.runs_page(compare([run])).render()
+
+    alone = build(fake_run(tmp_path / "a", method="balanced", counts=[300, 50, 5]))
+    assert 'id="tau"' not in alone
+    assert "Without a run trained with plain softmax" in alone
+    assert "do not record how they were started" in alone
+    plain = build(fake_run(tmp_path / "b", counts=[300, 50, 5], norms=False))
+    assert 'id="norms"' not in plain
+    assert 'type="radio"' not in plain  # one post-hoc method needs no choice
+    many = build(fake_run(tmp_path / "c", counts=np.maximum(1000 // np.arange(1, 501), 1)))
+    assert "By groups of classes." in many
+    assert len(many) < 5.2e6  # most of it is plotly
+
+
+def test_an_existing_file_asks_for_force(tmp_path, compared):
+    file = tmp_path / "deep" / "page.html"
+    assert pages.write_runs(compared, file) == file
+    with pytest.raises(InputError, match=r"page\.html exists; pass --force"):
+        pages.write_runs(compared, file)
+    pages.write_runs(compared, file, title="Another", force=True)
+    assert "<title>Another" in file.read_text()
+    assert [path.name for path in file.parent.iterdir()] == ["page.html"]
+
+
+# ---------------------------------------------------------------------------- predictions
+
+PRIOR = ClassPrior.from_counts([900, 90, 10])
+
+
+def result(
+    *, strength=2.0, scale=1.0, examples=600, prior=PRIOR, names=("cat", "dog", "emu"), **settings
+):
+    target = np.arange(examples) % 3
+    noise = np.random.default_rng(0).normal(size=(examples, 3))
+    logits = scale * (noise + PRIOR.log_probs) + abs(scale) * strength * np.eye(3)[target]
+    source = from_arrays(logits, target, kind="logits", class_names=names, name="p.npz")
+    return adjust_predictions(source, prior, n_bootstrap=50, **settings)
+
+
+def test_the_conclusion_says_what_the_interval_says():
+    found = result()
+    change = found.balanced
+    assert adjusting.conclusion(found) == (
+        f"The balanced error falls from {100 * change.before.value:.1f}% to "
+        f"{100 * change.after.value:.1f}%, by {-100 * change.difference.value:.1f} points "
+        f"(95% interval {-100 * change.difference.high:.1f} to "
+        f"{-100 * change.difference.low:.1f}): more than chance."
+    )
+    assert "leave these predictions as they are" in adjusting.conclusion(result(tau=-1.0))
+    assert "a difference within chance" in adjusting.conclusion(result(tau=0.0))
+    aimed = result(target_prior=ClassPrior.from_probs([0.2, 0.3, 0.5]))
+    assert "error under the target frequencies falls from" in adjusting.conclusion(aimed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"folds": 4}, "judged by cross-fitting, each of 4 folds with the tau of the others"),
+        ({"tune_on": 0.5}, "chosen on 300 examples and judged on the 300 others."),
+        ({"tau": 0.5}, "tau = 0.5, as given."),
+        ({"tau": 0.5, "effective": True}, "judged by cross-fitting the prior. The prior is what"),
+        ({"examples": 12}, "3 classes were judged on fewer than 5 examples"),
+        ({"bounds": (0.0, 0.3)}, "touches the bounds 0 and 0.3: consider wider ones"),
+        ({"scale": 1e5}, "Every tau within the bounds 0 and 4 is equally good."),
+    ],
+)
+def test_the_summary_says_how_it_was_judged_and_what_is_doubtful(settings, words):
+    assert words in " ".join(adjusting.summary(result(**settings)))
+
+
+def test_few_examples_that_decide_about_tau_are_told():
+    target = np.repeat([0, 1, 2], [900, 90, 10])
+    logits = np.random.default_rng(0).normal(size=(1000, 3)) + 2.0 * np.eye(3)[target]
+    source = from_arrays(logits + PRIOR.log_probs, target, kind="logits", class_names=list("abc"))
+    told = " ".join(adjusting.summary(adjust_predictions(source, PRIOR, n_bootstrap=50)))
+    assert "In effect 13 of the examples decide about tau" in told
+    assert "In effect" not in " ".join(adjusting.summary(result()))
+
+
+def test_tables_hold_the_numbers_of_the_result():
+    found = result()
+    errors, changed = adjusting.tables(found)
+    names = ["balanced", "many (over 100)", "medium (20 to 100)", "few (under 20)", "as they come"]
+    assert [row[0].strip() for row in errors.rows] == names
+    assert errors.rows[0][3] == f"{100 * found.balanced.before.value:.1f}"
+    assert errors.rows[3][4] == f"{100 * found.groups['few'].after.value:.1f}"
+    assert changed.rows[0][:3] == ("emu", "10", "200")
+    assert changed.rows[-1][0] == "cat"
+    alike = result(names=tuple(f"a very long name of {animal}" for animal in ("cat", "dog", "emu")))
+    for width, longest in ((80, 18), (120, 23)):
+        shown = [row[0] for row in adjusting.tables(alike, width=width)[1].rows]
+        assert len(set(shown)) == 3
+        assert max(map(len, shown)) == longest
+
+
+@pytest.mark.parametrize("settings", [{}, {"tune_on": 0.5}, {"tau": 1.0}, {"folds": 3}])
+def test_the_page_shows_the_same_numbers(settings):
+    found = result(**settings)
+    html = pages.adjusted_page(found, command="longtail adjust p.npz").render()
+    assert adjusting.conclusion(found) in html
+    assert "longtail adjust p.npz" in html
+    slider = page_data(html)["slider"]
+    place = int(np.argmin(np.abs(np.array(slider["taus"]) - found.tau)))
+    assert slider["start"] == place
+    judged = 100 * found.judged_curve(slider["taus"][place])
+    assert slider["methods"][0]["groups"][place][0] == pytest.approx(judged, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("scale", "settings"),
+    [
+        (1.0, {}),
+        (6.0, {"bounds": (0.0, 1000.0)}),
+        (6.0, {"tau": 6.3}),
+        (1.0, {"tau": 300.0}),
+        (1.0, {"tau": -1.2}),
+        (-0.5, {"bounds": (-4.0, 4.0)}),
+    ],
+)
+def test_the_page_reaches_as_far_as_its_tau(scale, settings):
+    found = result(scale=scale, **settings)
+    page = pages.adjusted_page(found)
+    slider, (method,) = page.slider, page.slider["methods"]
+    taus = np.array(slider["taus"])
+    assert np.all(np.diff(taus) > 0)
+    assert len(taus) <= 90
+    zero, theory, chosen = (place for _, place in method["presets"])
+    assert (taus[zero], taus[theory], chosen) == (0.0, 1.0, slider["start"])
+    assert taus[chosen] == pytest.approx(found.tau, abs=1e-3)
+    after, before = 100 * found.judged_curve(found.tau), 100 * found.balanced.before.value
+    assert method["groups"][chosen][0] == pytest.approx(after, abs=0.001)
+    assert method["groups"][zero][0] == pytest.approx(before, abs=0.001)
+    low, high = page.charts["chart-tau"].layout["xaxis"]["range"]
+    assert low <= min(0.0, found.tau, *found.fold_taus)
+    assert high >= max(4.0, found.tau, *found.fold_taus)
+    star = next(
+        t for t in page.charts["chart-tau"].data if t.get("marker", {}).get("symbol") == "star"
+    )
+    assert star["y"][0] <= min(after, before, 100 * found.judged_curve.min_value) + 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.1, 3e-4, -0.02])
+def test_logits_of_a_small_scale_have_an_axis_of_their_own(scale):
+    """Cosines, say: tau is small, and on an axis to 4 nothing could be seen."""
+    found = result(scale=scale, bounds=(-4.0, 4.0))
+    slider = pages.adjusted_page(found).slider
+    taus = np.array(slider["taus"])
+    assert 3 * abs(found.tau) <= np.abs(taus).max() <= 12 * abs(found.tau)
+    assert taus[slider["start"]] == pytest.approx(found.tau, rel=0.02)
+    assert [name for name, _ in slider["methods"][0]["presets"]] == ["no adjustment", "chosen"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prior": None, "effective": True},
+        {"target_prior": ClassPrior.from_probs([0.2, 0.3, 0.5])},
+        {"names": None},
+    ],
+)
+def test_a_page_without_counts_or_with_other_aims(settings):
+    assert "What τ does" in pages.adjusted_page(result(**settings)).render()
+
+
+def test_the_palette_has_a_glyph_for_every_hatch():
+    assert len(pages._GLYPHS["bar"]) == len(figures.HATCHES)

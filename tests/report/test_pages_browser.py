@@ -1,0 +1,180 @@
+"""The pages in headless Chromium: quiet, live, narrow, dark, printable."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from longtail import ClassPrior
+from longtail.predictions import adjust_predictions, from_arrays
+from longtail.report import pages
+from longtail.report.compare import compare
+from page_factory import digits_runs
+
+pytest.importorskip("plotly")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the page's tests need playwright: pip install playwright"
+)
+
+pytestmark = pytest.mark.browser
+
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("the page's tests need chromium: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    runs = pages.write_runs(compare(digits_runs()), folder / "runs.html")
+    target, prior = np.arange(600) % 3, ClassPrior.from_counts([900, 90, 10])
+    noise = np.random.default_rng(0).normal(size=(600, 3))
+    logits = noise + prior.log_probs + 2 * np.eye(3)[target]
+    source = from_arrays(logits, target, kind="logits", class_names=["cat", "dog", "emu"])
+    result = adjust_predictions(source, prior, n_bootstrap=20)
+    return {
+        "runs": runs,
+        "adjusted": pages.write_adjusted(result, folder / "adjusted.html", command="longtail"),
+    }
+
+
+class View:
+    """An opened page, with everything it said and asked for."""
+
+    def __init__(self, browser, file, **options):
+        self.said, self.asked = [], []
+        self.context = browser.new_context(**{"viewport": DESKTOP, **options})
+        self.page = self.context.new_page()
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri())
+        if options.get("java_script_enabled", True):
+            self.page.wait_for_selector("html[data-ready]", state="attached")
+
+    def settle(self):
+        self.page.evaluate("new Promise((r) => requestAnimationFrame(() => setTimeout(r, 50)))")
+
+    def drawn(self, chart):
+        return self.page.evaluate(f"document.getElementById('{chart}').data[0].y")
+
+    def overflow(self):
+        return self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+@pytest.fixture(scope="module")
+def desktop(browser, files):
+    view = View(browser, files["runs"])
+    yield view
+    view.context.close()
+
+
+@pytest.mark.parametrize("name", ["runs", "adjusted"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_it_opens_quietly_draws_every_chart_and_fits(browser, files, name, size):
+    view = View(browser, files[name], viewport=size)
+    assert view.said == []
+    assert [url for url in view.asked if not url.startswith(("data:", "blob:"))] == [
+        files[name].as_uri()
+    ]
+    for details in view.page.locator("summary").all():
+        details.click()
+    assert view.overflow() <= 0
+    cut = view.page.evaluate(
+        """() => [...document.querySelectorAll('.chart')].flatMap((chart) => {
+          const box = chart.getBoundingClientRect();
+          if (!chart.querySelector('.points path, .lines path, .js-line')) return [chart.id];
+          return [...chart.querySelectorAll('.main-svg text')].filter((text) => {
+            const b = text.getBoundingClientRect();
+            return b.width > 0 && (b.left < box.left - 1 || b.right > box.right + 1);
+          }).map((text) => chart.id + ': ' + text.textContent);
+        })"""
+    )
+    assert cut == []
+    view.context.close()
+
+
+@pytest.mark.parametrize("method", [0, 1])
+@pytest.mark.parametrize("place", [0, 33, 80])
+def test_the_slider_moves_the_bars_to_pythons_values(desktop, method, place):
+    slider = pages.runs_page(compare(digits_runs())).slider
+    expected = slider["methods"][method]
+    desktop.page.locator(f"input[name=method][value='{method}']").check()
+    desktop.page.locator("#tau-knob").fill(str(place))
+    desktop.settle()
+    assert desktop.drawn("chart-slider-classes") == expected["classes"][place]
+    assert desktop.drawn("chart-slider-groups") == expected["groups"][place]
+    tau = slider["taus"][place]
+    assert desktop.page.locator("#tau-value").inner_text() == f"{tau:.2f}"
+    assert desktop.page.locator("#tau-says").inner_text() == expected["says"][place]
+    line = desktop.page.evaluate("document.getElementById('chart-tau').layout.shapes[0].x0")
+    assert line == tau
+
+
+def test_keyboard_and_buttons_move_the_slider_and_the_legend(desktop):
+    knob = desktop.page.locator("#tau-knob")
+    knob.fill("20")
+    desktop.settle()
+    knob.focus()
+    before = desktop.page.locator("#tau-value").inner_text()
+    desktop.page.keyboard.press("ArrowRight")
+    desktop.settle()
+    assert desktop.page.locator("#tau-value").inner_text() > before
+    desktop.page.get_by_role("button", name="no adjustment: 0.00").click()
+    assert desktop.page.locator("#tau-value").inner_text() == "0.00"
+    button = desktop.page.locator("button[data-chart=chart-classes]").nth(1)
+    shown = "document.getElementById('chart-classes').data[1].visible"
+    for visible in (False, True):
+        button.press("Enter")
+        assert button.get_attribute("aria-pressed") == str(visible).lower()
+        assert desktop.page.evaluate(shown) is visible
+
+
+def test_dark_and_light(desktop):
+    for scheme in ("dark", "light"):
+        desktop.page.emulate_media(color_scheme=scheme)
+        color = desktop.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", color))) < 100) == (scheme == "dark")
+        turned = desktop.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter")
+        assert ("invert" in turned) == (scheme == "dark")
+
+
+def test_the_dark_page_prints_light_and_whole(browser, files, tmp_path):
+    view = View(browser, files["runs"], color_scheme="dark")
+    content = view.page.pdf(path=tmp_path / "page.pdf", format="A4", print_background=True)
+    assert 4 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 14
+    view.page.emulate_media(media="print", color_scheme="dark")
+    color = view.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert color == "rgb(255, 255, 255)"
+    assert not view.page.locator("#tau-knob").is_visible()
+    assert view.page.locator("#tau-says").is_visible()
+    view.context.close()
+
+
+def test_a_window_that_changes_takes_its_charts_along(browser, files):
+    view = View(browser, files["runs"])
+    view.page.set_viewport_size(PHONE)
+    view.page.wait_for_function(
+        "() => [...document.querySelectorAll('.main-svg')].every((s) => s.clientWidth <= 390)"
+    )
+    assert view.overflow() <= 0
+    view.context.close()
+
+
+def test_without_scripts_the_tables_remain(browser, files):
+    view = View(browser, files["runs"], java_script_enabled=False)
+    assert view.page.get_by_text("post-hoc logit adj. (oracle τ)").first.is_visible()
+    assert view.page.get_by_text("The charts need JavaScript").is_visible()
+    assert not view.page.locator("#tau-knob").is_visible()
+    view.context.close()
