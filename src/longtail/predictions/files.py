@@ -351,7 +351,7 @@ class _ArrayPredictions(Predictions):
                 scores = archive.open(f"{self.kind}.npy", "w", force_zip64=True)
             else:
                 second = stack.enter_context(atomic_path(_answers(path)))
-                scores = temporary.open("wb")  # (closed below)
+                scores = temporary.open("wb")
             with scores:
                 npy.write_array_header_2_0(scores, header)
 
@@ -362,8 +362,8 @@ class _ArrayPredictions(Predictions):
                 yield write
             predicted = self.labels(np.concatenate(chosen))
             if self.form == "npy":
-                with open(second, "wb") as file:
-                    npy.write_array(file, predicted, allow_pickle=False)
+                with open(second, "wb") as answers:
+                    npy.write_array(answers, predicted, allow_pickle=False)
                 return
             extra = {**self.others, "predicted": predicted, ADJUSTED: np.float64(tau)}
             for name, array in extra.items():
