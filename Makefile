@@ -8,10 +8,10 @@ DEPS   := pyproject.toml constraints.txt
 # Two busy processes on few cores starve each other when OpenMP threads spin.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: help demo test check docs format clean
+.PHONY: help demo test test-all check docs format clean
 help:
 	@echo "make demo    train and compare methods on embedded data, write a report page"
-	@echo "make test    every test, doctest and documentation example"
+	@echo "make test    tests, doctests and documentation examples; make test-all the slow sweeps too"
 	@echo "make check   ruff and mypy"
 	@echo "make docs    build the site into site/; fails on an undocumented public name"
 	@echo "make format  let ruff format the code"
@@ -21,7 +21,7 @@ $(BIN)/python:
 	$(BIN)/pip install --quiet --disable-pip-version-check "pip>=25.1"
 
 $(VENV)/.demo: $(DEPS) | $(BIN)/python
-	$(PIP) -e ".[torch,report]"
+	$(PIP) -e ".[train,report]"
 	@touch $@
 
 $(VENV)/.test: $(DEPS) | $(BIN)/python
@@ -33,13 +33,16 @@ $(VENV)/.check: $(DEPS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.docs: $(DEPS) | $(BIN)/python
-	$(PIP) -e ".[torch,report]" --group docs
+	$(PIP) -e ".[train,report]" --group docs
 	@touch $@
 
 demo: $(VENV)/.demo
 	$(BIN)/longtail demo --out longtail-demo --force
 
 test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long" $(ARGS)
+
+test-all: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(VENV)/.check

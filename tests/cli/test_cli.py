@@ -185,7 +185,7 @@ def test_a_missing_extra_names_the_install_command(fresh, tmp_path):
 
     result = fresh(code=code, PYTHONPATH=str(Path(__file__).parents[1]))
     assert result.code == 1
-    assert one_line(result, "needs safetensors", "run: pip install 'longtail[torch]'")
+    assert one_line(result, "needs safetensors", "run: pip install 'longtail[train]'")
 
 
 def test_shell_completion_offers_the_commands(fresh):

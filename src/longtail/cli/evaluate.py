@@ -197,7 +197,7 @@ def _needed(opened: list[Run], split: Split, force: bool) -> bool:
     launched = "WORLD_SIZE" in os.environ
     absent = any(force or split not in run.splits for run in opened) and split != Split.held_out
     if absent:
-        _checks.require("torch", extra="torch", caller="longtail evaluate")
+        _checks.require("torch", extra="train")
     return absent or launched
 
 

@@ -257,7 +257,7 @@ def train(
     from longtail.cli._opening import open_teachers
 
     for module in ("torch", "safetensors"):
-        _checks.require(module, extra="torch", caller="longtail train")
+        _checks.require(module, extra="train")
     if tensorboard:
         _checks.require("tensorboard", extra="tensorboard", caller="longtail train --tensorboard")
     given = [name for name in context.params if _is_given(context, name)]

@@ -137,7 +137,7 @@ def check_data(
         The result, with every problem there is.
     """
     caller, started = "check_data", time.monotonic()
-    _checks.require("PIL", extra="torch", caller=caller)
+    _checks.require("PIL", extra="train")
     workers = _cores() if workers is None else _checks.whole(workers, caller, name="workers")
     sources = find_sources(name, data_dir=data_dir, root=root)
     _refuse_idle(name, sources, data_dir=data_dir, root=root)

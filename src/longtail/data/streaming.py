@@ -26,7 +26,7 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.samplers import ClassSampler
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import distributed
@@ -288,7 +288,7 @@ class ImageStream:
         pin_memory: bool | None = None,
     ) -> None:
         caller = "ImageStream"
-        _checks.require("PIL", extra="torch", caller="longtail.data.streaming")
+        _checks.require("PIL", extra="train")
         batch_size = _checks.whole(batch_size, caller, name="batch_size")
         if workers is None:
             workers = default_workers()

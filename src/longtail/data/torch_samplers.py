@@ -11,7 +11,7 @@ from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.samplers import ClassSampler
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 from torch import distributed
 from torch.utils.data import DistributedSampler

@@ -14,8 +14,8 @@ from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.priors import ClassPrior
 
-_checks.require("torch", extra="torch", caller=__name__)
-_checks.require("transformers", extra="hf", caller=__name__)
+_checks.require("torch", extra="torch")
+_checks.require("transformers", extra="hf")
 
 import torch
 from torch import Tensor

@@ -21,8 +21,8 @@ from longtail._checks import InputError, IntArray
 from longtail.priors import ClassPrior
 from longtail.runs import Run, RunSpec, RunWriter
 
-_checks.require("torch", extra="torch", caller=__name__)
-_checks.require("lightning", extra="lightning", caller=__name__)
+_checks.require("torch", extra="torch")
+_checks.require("lightning", extra="lightning")
 
 import torch
 from lightning.pytorch import Callback

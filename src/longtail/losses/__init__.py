@@ -14,7 +14,7 @@ from __future__ import annotations
 from longtail import _checks
 
 # First, so that a missing torch is one line and not a long traceback.
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 from longtail.losses._buffers import LoadedMarginsWarning
 from longtail.losses.linear import linear_cross_entropy

@@ -14,7 +14,7 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 from torch import Tensor, nn
 

@@ -206,8 +206,8 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Any], *, caller: str =
 
     The same tensors give the same bytes.
     """
-    safetensors = _checks.require("safetensors", extra="torch")
-    api = _checks.require("safetensors.numpy", extra="torch")
+    safetensors = _checks.require("safetensors", extra="train")
+    api = _checks.require("safetensors.numpy", extra="train")
     arrays = tensor_arrays(tensors)
     with atomic_path(path) as temporary:
         try:
@@ -231,7 +231,7 @@ def read_tensors(path: Path | str, *, caller: str = "") -> dict[str, NDArray[Any
 
     The safetensors package checks the header; its own reader would load every array whole.
     """
-    safetensors = _checks.require("safetensors", extra="torch")
+    safetensors = _checks.require("safetensors", extra="train")
     path, found = Path(path), {}
     try:
         with safetensors.safe_open(path, framework="numpy"):

@@ -168,7 +168,7 @@ def _packed_files(
 
 
 def _tensor_bytes(tensors: dict[str, NDArray[Any]]) -> bytes:
-    api = _checks.require("safetensors.numpy", extra="torch")
+    api = _checks.require("safetensors.numpy", extra="train")
     return bytes(api.save(files.tensor_arrays(tensors)))
 
 

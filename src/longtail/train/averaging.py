@@ -19,7 +19,7 @@ from typing import Any
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 from torch import Tensor
 

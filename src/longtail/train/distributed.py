@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from longtail import _checks
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, distributed, nn

@@ -32,7 +32,7 @@ from longtail.runs import Run, RunError, RunSpec, RunWriter, files
 from longtail.runs.folder import same_training
 from longtail.runs.naming import method_words
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor

@@ -12,7 +12,7 @@ import numpy as np
 
 from longtail import _checks
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import nn

@@ -2,7 +2,7 @@
 
 from longtail import _checks
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 from longtail.train.cuda_graphs import Stepper as Lane
 from longtail.train.loop import run_epoch

@@ -22,7 +22,7 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, nn

@@ -18,7 +18,7 @@ from typing import Any
 from longtail import _checks
 from longtail._checks import InputError, IntArray
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor

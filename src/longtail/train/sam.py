@@ -21,7 +21,7 @@ from typing import NoReturn, TypeVar
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, nn

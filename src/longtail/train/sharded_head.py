@@ -15,7 +15,7 @@ from longtail import _checks
 from longtail._checks import InputError
 from longtail.priors import ClassPrior
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, nn

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from longtail import _checks
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor

@@ -28,7 +28,7 @@ from itertools import accumulate
 from longtail import _checks
 from longtail._checks import InputError
 
-_checks.require("torch", extra="torch", caller=__name__)
+_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor
