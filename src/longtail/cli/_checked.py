@@ -98,7 +98,7 @@ def show(result: CheckResult, out: Path | None) -> None:
         result: of the check.
         out: the file that every problem was written into, if there is one.
     """
-    from longtail.data.check import KINDS
+    from longtail.data.large import KINDS
     from longtail.report.tables import plural
 
     _console.line(f"{result.name}: {split_words(result.images)}, {result.classes:,} classes")

@@ -245,7 +245,9 @@ def read_frozen(path: Path | str) -> LongTailedData:
             pixel_range=entry["pixel_range"],
         )
         if entry["image_shape"][0] == 1:  # WebP made colour of it
-            part = ImageSet(part.images[:, :1].copy(), part.labels, part.class_names, part.pixel_range)
+            part = ImageSet(
+                part.images[:, :1].copy(), part.labels, part.class_names, part.pixel_range
+            )
         if part.fingerprint != entry["fingerprint"]:
             raise InputError(
                 f"{path}: its {split} images are not those that were frozen; copy or freeze it "
