@@ -85,8 +85,8 @@ LARGE: dict[str, Known] = {
     ),
 }
 # What a folder's own lists may be called.
-_PLAIN = {split: (f"{split}.txt",) for split in SPLITS}
-_NAMES = (_PLAIN, *(known.files for known in LARGE.values()))
+_PLAIN: dict[str, tuple[str, ...]] = {split: (f"{split}.txt",) for split in SPLITS}
+_NAMES: list[dict[str, tuple[str, ...]]] = [_PLAIN, *(known.files for known in LARGE.values())]
 
 
 @dataclass(frozen=True, eq=False)
