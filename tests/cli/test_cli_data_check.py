@@ -201,7 +201,7 @@ def test_images_of_several_sizes_are_told_of(cli, options):
     text = checked(cli, *options)
     assert "The images have 2 sizes, 6 x 5 to 9 x 9 pixels (height x width): " in text
     assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
-    assert as_json(cli)["num_sizes"] == 2
+    assert as_json(cli)["sizes"] == [[6, 5], [9, 9]]
     assert "must be 6 x 5" in cli("data", "describe", "set").err
 
 
@@ -273,7 +273,8 @@ def test_images_that_are_to_be_shown_turned_are_told_of(cli, options, lists):
             Path("set", f"{split}.txt").write_text("\n".join(lines))
     said = "EXIF data ask to turn or mirror 2 images, such as set/test/b/7.jpg: training takes"
     assert said in checked(cli, *options)
-    assert as_json(cli, *options)["num_turned"] == 2
+    turned = ["set/test/b/7.jpg", "set/train/a/3.jpg"]
+    assert as_json(cli, *options)["turned"] == turned
 
 
 @pytest.mark.parametrize("damaged", [b"no such thing", b"II*\0", b"II*\0\x08\0\0\0\5\0"])

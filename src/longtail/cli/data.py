@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -332,7 +333,7 @@ def check(
         text = "".join(_console.printable(line).replace("\n", "\\n") + "\n" for line in lines)
         write_bytes(out, text.encode())
     if json:
-        _console.print_json(_document(result))
+        _console.print_json({"ok": result.ok, "counts": result.counts, **asdict(result)})
     else:
         _show_check(result, out)
     if not result.ok:
@@ -350,26 +351,6 @@ def _check_loaded(name: str, data_dir: Path | None, json: bool) -> None:
         return
     _console.line(f"{data.spec.name}: {_split_words(images)}, {classes:,} classes")
     _console.line("No problems.")
-
-
-def _document(result: CheckResult) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "ok": result.ok,
-        "images": result.images,
-        "classes": result.classes,
-        "absent": result.absent,
-        "num_sizes": len(result.sizes) or None,
-        "colored": result.colored,
-        "transparent": result.transparent,
-        "num_turned": len(result.turned),
-        "counts": result.counts,
-        "problems": [
-            {"kind": p.kind, "where": p.where, "detail": p.detail} for p in result.problems
-        ],
-        "quick": result.quick,
-        "seconds": round(result.seconds, 3),
-    }
 
 
 def _split_words(images: dict[str, int]) -> str:

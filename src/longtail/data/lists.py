@@ -26,12 +26,6 @@ from longtail.runs.files import read_json
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
 _DRIVE = re.compile(rb"[A-Za-z]:[\\/]")
-# What the entries of a competition file have that is needed here.
-_FIELDS = {
-    "images": ("id", "file_name"),
-    "annotations": ("image_id", "category_id"),
-    "categories": ("id", "name"),
-}
 
 
 class Paths(Sequence[str]):
@@ -281,31 +275,47 @@ def _scan_competition(path: Path, root: Path) -> Listing:
 
     A label is a category's id; those of 2018 are 0 .. 8141, the same as in the list files.
     """
-    document = _document(path)
-    names = _category_names(path, document["categories"])
+    document = read_json(path)
+    try:
+        categories = {entry["id"]: str(entry["name"]) for entry in document["categories"]}
+        pairs = {(e["image_id"], e["category_id"]): 0 for e in document["annotations"]}
+        images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is no competition file with labels, {{images: [{{id, file_name}}], "
+            f"annotations: [{{image_id, category_id}}], categories: [{{id, name}}]}} "
+            f"({type(error).__name__}: {error}). The competition's test set has no annotations; "
+            f"results are reported on its validation set (val2018.json)."
+        ) from error
+    count = len(document["categories"])
+    if not count or categories.keys() != set(range(count)):
+        raise InputError(
+            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels; those "
+            f"of its {count} categories are others."
+        )
+    names = tuple(categories[label] for label in range(len(categories)))
     problems: list[Problem] = []
 
     def problem(kind: str, detail: str) -> None:
         problems.append(Problem(kind, str(path), detail))
 
     label_of: dict[Any, int] = {}
-    for annotation in document["annotations"]:
-        image, label = annotation["image_id"], annotation["category_id"]
-        if not isinstance(label, int) or not 0 <= label < len(names):
+    for image, label in pairs:
+        if label not in categories:
             known = f"0 .. {len(names) - 1}"
             problem("label", f"`category_id` must lie in {known}; that of image {image} is {label}")
-        elif label_of.setdefault(image, label) != label:
+        elif label_of.setdefault(image, int(label)) != label:
             problem("label", f"image {image} has two labels, {label_of[image]} and {label}")
     found: dict[bytes, int] = {}
-    for image in document["images"]:
-        name = str(image["file_name"]).encode(errors="replace")
-        of_image, fault = label_of.pop(image["id"], None), _path_fault(name)
+    for image, text in images:
+        name = text.encode(errors="replace")
+        of_image, fault = label_of.pop(image, None), _path_fault(name)
         if of_image is None:
-            problem("label", f"image {image['id']}, {image['file_name']!r}, has no annotation")
+            problem("label", f"image {image}, {text!r}, has no annotation")
         elif fault is not None:
             problem(*fault)
         elif (plain := _plain_path(name)) in found:
-            problem("duplicate", f"{image['file_name']!r} is in `images` twice")
+            problem("duplicate", f"{text!r} is in `images` twice")
         else:
             found[plain] = of_image
     if label_of:
@@ -313,43 +323,6 @@ def _scan_competition(path: Path, root: Path) -> Listing:
         problem("label", f"{len(label_of):,} annotations are of no image; the first, of {lost}")
     labels = np.fromiter(found.values(), np.int64, len(found))
     return Listing(path, root, Paths(found), labels, problems, names)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document = read_json(path)
-    shape = "{images: [...], annotations: [...], categories: [...]}"
-    if not isinstance(document, dict) or not isinstance(document.get("images"), list):
-        raise InputError(f"{path} is no competition file, which is {shape}.")
-    if "annotations" not in document:
-        raise InputError(
-            f"{path} has no annotations, so no labels; the competition's test set has none, and "
-            f"results are reported on its validation set (val2018.json)."
-        )
-    for part, fields in _FIELDS.items():
-        rows = document.get(part)
-        if not isinstance(rows, list):
-            raise InputError(f"{path} lacks the list `{part}`; its shape is {shape}.")
-        for position, row in enumerate(rows):
-            if not isinstance(row, dict) or not all(
-                isinstance(row.get(field), int | str) for field in fields
-            ):
-                raise InputError(
-                    f"{path}: every entry of `{part}` has {' and '.join(fields)}, numbers or "
-                    f"texts; entry {position} is {str(row)[:80]}."
-                )
-    return document
-
-
-def _category_names(path: Path, categories: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the names in the order of the ids, which must be 0 .. L − 1."""
-    by_id = {category["id"]: str(category["name"]) for category in categories}
-    if not by_id or len(by_id) != len(categories) or set(by_id) != set(range(len(by_id))):
-        odd = next((i for i in range(len(categories)) if i not in by_id), "none")
-        raise InputError(
-            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels; "
-            f"there are {len(categories)} categories, and {odd} is no id."
-        )
-    return tuple(by_id[label] for label in range(len(by_id)))
 
 
 def _scan_folder(path: Path, class_names: Sequence[str] | None) -> Listing:
