@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -93,8 +95,7 @@ def check_data(
         data_dir: see there.
         root: see there.
         workers: processes that decode; by default as many as there are cores. With 1 the
-            images are decoded here. More need a script to keep what it does under
-            ``if __name__ == "__main__":``.
+            images are decoded here.
         quick: read only the header of each image.
         progress: called with (images done, images in all, text).
 
@@ -181,10 +182,13 @@ def _chunks(files: list[str], workers: int, quick: bool) -> Iterator[_Found]:
     if workers == 1 or len(chunks) < 2:
         yield from (_check_files(chunk, quick) for chunk in chunks)
         return
-    # Processes, since a file may crash the decoder; never forked, since there may be threads.
-    context = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
-    if os.name != "nt":
-        context.set_forkserver_preload(["longtail.data.check"])
+    # Processes, since a file may crash the decoder; not forked where there may be threads.
+    method = multiprocessing.get_start_method()
+    if method == "fork" and ("torch" in sys.modules or threading.active_count() > 1):
+        method = "forkserver"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context)
     waiting: deque[tuple[list[str], Future[_Found]]] = deque()
     try:
@@ -207,7 +211,8 @@ def _chunks(files: list[str], workers: int, quick: bool) -> Iterator[_Found]:
         raise ChildProcessError(
             errno.ECHILD,
             f"a worker process died while it checked a file near {near}; if the machine ran out of "
-            f"memory, use fewer workers; with workers=1 (--workers 1) no process is started",
+            f"memory, use fewer workers; with workers=1 (--workers 1) no process is started. A "
+            f'script must keep what it does under `if __name__ == "__main__":`',
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

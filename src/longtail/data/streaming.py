@@ -222,7 +222,7 @@ class _Sampled:
             draw += step * len(some)
 
 
-class _Decoder(Dataset[Any]):
+class StreamedImages(Dataset[Any]):
     """The data set that torch's workers hold; it answers requests for whole batches."""
 
     def __init__(self, data: ListedImages, view: View, seed: int) -> None:
@@ -303,7 +303,7 @@ class ImageStream:
             parallel = {"prefetch_factor": self.prefetch, "persistent_workers": True}
             parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
-            _Decoder(data, view, seed),
+            StreamedImages(data, view, seed),
             batch_sampler=requests,  # type: ignore[arg-type]
             num_workers=self.workers,
             collate_fn=_unchanged,  # a request is answered with a batch
