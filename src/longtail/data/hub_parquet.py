@@ -144,14 +144,16 @@ def freeze(
     """
     path = Path(path)
     check_destination(path, force=force)
-    if dev and data.dev is None:
-        raise InputError(
-            f"{data.spec.name} has no development set to write: its training set leaves nothing "
-            f"out, or it was frozen without one."
-        )
+    parts = {"train": data.train, "test": data.test}
+    if dev:
+        if data.dev is None:
+            raise InputError(
+                f"{data.spec.name} has no development set to write: its training set leaves "
+                f"nothing out, or it was frozen without one."
+            )
+        parts["dev"] = data.dev
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
-    parts = {"train": data.train, "test": data.test, **({"dev": data.dev} if dev else {})}
     record = {
         "format": FORMAT,
         "spec": data.spec.to_json(),
