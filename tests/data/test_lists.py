@@ -263,6 +263,7 @@ REFUSED_JSON = {
     "test set": (lambda document: document.pop("annotations"), SHAPE),
     "field": (lambda document: document["images"][1].pop("file_name"), SHAPE),
     "kind": (put("annotations", 1, image_id=[1]), SHAPE),
+    "kind of id": (put("images", 1, id={}), SHAPE),
     "ids": (put("categories", 0, id=7), r"category ids must be 0 \.\. L - 1, each once"),
     "twice": (put("categories", 0, id=1), r"category ids must be 0 \.\. L - 1, each once"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -278,8 +279,8 @@ def _scan_competition(path: Path, root: Path) -> Listing:
     document = read_json(path)
     try:
         categories = {entry["id"]: str(entry["name"]) for entry in document["categories"]}
-        pairs = {(e["image_id"], e["category_id"]): 0 for e in document["annotations"]}
-        images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
+        pairs = Counter((e["image_id"], e["category_id"]) for e in document["annotations"])
+        images = Counter((e["id"], str(e["file_name"])) for e in document["images"])
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{path} is no competition file with labels, {{images: [{{id, file_name}}], "
@@ -290,8 +291,8 @@ def _scan_competition(path: Path, root: Path) -> Listing:
     count = len(document["categories"])
     if not count or categories.keys() != set(range(count)):
         raise InputError(
-            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels; those "
-            f"of its {count} categories are others."
+            f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels; got "
+            f"{count} categories with other ids."
         )
     names = tuple(categories[label] for label in range(len(categories)))
     problems: list[Problem] = []
@@ -307,7 +308,7 @@ def _scan_competition(path: Path, root: Path) -> Listing:
         elif label_of.setdefault(image, int(label)) != label:
             problem("label", f"image {image} has two labels, {label_of[image]} and {label}")
     found: dict[bytes, int] = {}
-    for image, text in images:
+    for image, text in images.elements():
         name = text.encode(errors="replace")
         of_image, fault = label_of.pop(image, None), _path_fault(name)
         if of_image is None:
