@@ -289,7 +289,6 @@ class ImageStream:
         pin_memory: bool | None = None,
     ) -> None:
         _checks.require("PIL", extra="torch")
-        batch_size = _checks.whole(batch_size, name="batch_size")
         workers = default_workers() if workers is None else workers
         self.workers = _checks.whole(workers, name="workers", at_least=0)
         self.prefetch = _checks.whole(prefetch, name="prefetch")
