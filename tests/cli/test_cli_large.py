@@ -197,7 +197,7 @@ def test_a_damaged_image_stops_or_is_counted(cli, places):
     file.write_bytes(file.read_bytes()[:300])
     stopped = train(cli)
     assert stopped.code == 1
-    assert f"error: ImageStream: {file} can't be decoded" in stopped.err
+    assert f"error: {file} can't be decoded" in stopped.err
     skipped = train(cli, "--on-error", "skip")
     assert skipped.code == 0
     assert f"warning: {file} can't be decoded" in skipped.err

@@ -1,4 +1,4 @@
-"""What commands that take a data set share: its options, and how it is loaded."""
+"""Options of commands that take a data set, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -39,41 +39,24 @@ NameArgument = Annotated[
 ]
 DataDirOption = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="FOLDER",
-        help="Where the original files are; LONGTAIL_DATA if absent.",
-        show_default=False,
-    ),
+    typer.Option(metavar="FOLDER", help="Where the original files are; LONGTAIL_DATA if absent."),
 ]
 ProfileOption = Annotated[
-    Profile | None,
-    typer.Option("--profile", help="How class sizes fall off; exp if absent.", show_default=False),
+    Profile | None, typer.Option(help="How class sizes fall off; exp if absent.")
 ]
 RatioOption = Annotated[
     float | None,
-    typer.Option(
-        "--ratio",
-        metavar="X",
-        help="Largest class over smallest; the literature's if absent.",
-        show_default=False,
-    ),
+    typer.Option(metavar="X", help="Largest class over smallest; the literature's if absent."),
 ]
 CountsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--counts",
-        metavar="FILE",
-        help="Class sizes of a natural profile, one a line.",
-        show_default=False,
-    ),
+    typer.Option(metavar="FILE", help="Class sizes of a natural profile, one a line."),
 ]
 FitOption = Annotated[
     bool, typer.Option("--fit", help="Fit those sizes to this data set, keeping their shape.")
 ]
 SubsetSeedOption = Annotated[
-    int,
-    typer.Option("--subset-seed", min=0, metavar="N", help="Which subset; 0 is the literature's."),
+    int, typer.Option(min=0, metavar="N", help="Which subset; 0 is the literature's.")
 ]
 
 
@@ -81,14 +64,14 @@ def load(
     name: str,
     *,
     data_dir: Path | None,
-    profile: Profile | None,
-    ratio: float | None,
-    counts: Path | None,
-    fit: bool,
-    subset_seed: int,
+    profile: Profile | None = None,
+    ratio: float | None = None,
+    counts: Path | None = None,
+    fit: bool = False,
+    subset_seed: int = 0,
     development: int | None = None,
 ) -> LongTailedData:
-    """The data that the options name, with progress shown while it is read."""
+    """Load the data that the options name, with progress shown while it is read."""
     from longtail.data import load as load_data
 
     with _console.progress(f"reading {Path(name).name}") as progress:
@@ -106,7 +89,7 @@ def load(
 
 
 def subset_words(spec: DataSpec) -> str:
-    """A subset in a few words: ``exp, imbalance ratio 100``."""
+    """Return a subset's name for people: ``exp, imbalance ratio 100``."""
     words = [spec.profile or "its own class sizes"]
     if spec.imbalance_ratio is not None:
         words.append(f"imbalance ratio {spec.imbalance_ratio:g}")

@@ -1,20 +1,21 @@
-"""`longtail data`: what a data set looks like, whether it is whole, one file that travels."""
+"""`longtail data`: describe data sets, check them, and freeze them into one file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtail.cli import _checked, _console, _data
+from longtail.cli import _console, _data
 from longtail.cli._console import ForceOption, JsonOption
 from longtail.cli._groups import CommandGroup
 from longtail.cli._training import is_on_disk, refuse_unknown
 
 if TYPE_CHECKING:
-    from longtail.data.large import ListedData
+    from longtail.data.check import CheckResult
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -24,12 +25,11 @@ app = typer.Typer(
     help="Describe, check and freeze long-tailed data sets.",
 )
 
-# A table of this many classes still fits a screen.
-_FEW_CLASSES = 20
+_FEW_CLASSES = 20  # a table of which still fits a screen
 _WIDTH = 80
 _CHART_HEIGHT = 6
-# What judges, as it is called; a data set has one of the latter two at most.
-_JUDGING = {"test": "test", "val": "validation", "dev": "development"}
+_SHOWN = 3  # problems of one kind; --out has them all
+_SPLITS = {"train": "training", "val": "validation", "test": "test", "dev": "development"}
 
 
 @app.command()
@@ -44,12 +44,7 @@ def describe(
     classes: Annotated[bool, typer.Option("--classes", help="List every class.")] = False,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            "--figure",
-            metavar="STEM",
-            help="Draw profile and images; writes STEM.svg and STEM.png.",
-            show_default=False,
-        ),
+        typer.Option(metavar="STEM", help="Draw profile and images; writes STEM.svg and STEM.png."),
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -68,30 +63,36 @@ def describe(
       longtail data describe imagenet_lt.txt
       longtail data describe imagenet-lt --data-dir lists
     """
-    stem = _figure_stem(figure, force)
+    stem = None if figure is None else _figure_stem(figure, force)
     if Path(name).suffix == ".txt" and Path(name).is_file():
         _describe_counts(Path(name), figure is not None, json)
         return
+    from longtail.data.large import load_listed
     from longtail.report.describe import summarize, write
 
     refuse_unknown(name, "data describe")
-    subset: dict[str, Any] = {
-        "profile": profile,
-        "ratio": ratio,
-        "counts": counts,
-        "fit": fit,
-        "subset_seed": subset_seed,
-    }
-    written: Sequence[Path] = ()
+    written: tuple[Path, ...] = ()
     if is_on_disk(name):
-        listed = _listed(
-            name, data_dir, [key for key, value in {**subset, "figure": figure}.items() if value]
-        )
-        summary, words = summarize(listed), "lists of images on disk"
+        options: dict[str, Any] = {"--profile": profile, "--ratio": ratio, "--counts": counts}
+        options |= {"--fit": fit, "--subset-seed": subset_seed, "--figure": figure}
+        for option in (option for option, value in options.items() if value):
+            raise typer.BadParameter(
+                f"{option} does nothing here: the images of this data set stay on disk"
+            )
+        summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
+        words = "lists of images on disk"
     else:
-        data = _data.load(name, data_dir=data_dir, **subset)
+        data = _data.load(
+            name,
+            data_dir=data_dir,
+            profile=profile,
+            ratio=ratio,
+            counts=counts,
+            fit=fit,
+            subset_seed=subset_seed,
+        )
         summary, words = summarize(data), _data.subset_words(data.spec)
-        written = write(data, stem) if stem is not None else ()
+        written = () if stem is None else write(data, stem)
     if json:
         _console.print_json({**summary, "figures": list(written)})
         return
@@ -102,25 +103,11 @@ def describe(
         _console.line(f"Written: {', '.join(map(str, written))}")
 
 
-def _listed(name: str, data_dir: Path | None, given: list[str]) -> ListedData:
-    """The lists of a data set on disk; whether the images are there, check says."""
-    from longtail.data.large import load_listed
-
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise typer.BadParameter(
-            f"{option} does nothing here: the images of this data set stay on disk"
-        )
-    return load_listed(name, data_dir=data_dir, check_files=False)
-
-
-def _figure_stem(figure: Path | None, force: bool) -> Path | None:
-    """The path without its ending; what would fail after the work is refused before it."""
+def _figure_stem(figure: Path, force: bool) -> Path:
+    """Return the path without its ending; refuse first what would fail after the work."""
     from longtail import _checks
 
-    if figure is None:
-        return None
-    _checks.require("matplotlib", extra="report", caller="longtail data describe --figure")
+    _checks.require("matplotlib", extra="report")
     stem = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
     for ending in ("svg", "png"):
         _console.refuse_overwrite(stem.with_name(f"{stem.name}.{ending}"), force)
@@ -145,13 +132,15 @@ def _describe_counts(path: Path, figure: bool, json: bool) -> None:
 
 def _show_summary(summary: dict[str, Any], classes: bool) -> None:
     _show_sizes(summary["train"], summary["image_shape"])
-    parts = {split: summary[split] for split in _JUDGING if summary.get(split) is not None}
+    parts = {s: summary[s] for s in ("test", "val", "dev") if summary.get(s) is not None}
     for split, part in parts.items():
+        low, high = min(part["counts"]), max(part["counts"])
+        each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         left_out = ", left out of training" if split == "dev" else ""
-        _row(_JUDGING[split], f"{_part_words(part)}{left_out}")
+        _row(_SPLITS[split], f"{part['examples']:,} images, {each} a class{left_out}")
     _row("fingerprint", f"{summary['train']['fingerprint'][:16]} (training)")
     for split, part in parts.items():
-        _row("", f"{part['fingerprint'][:16]} ({_JUDGING[split]})")
+        _row("", f"{part['fingerprint'][:16]} ({_SPLITS[split]})")
     _show_chart(summary["train"])
     if classes or len(summary["class_names"]) <= _FEW_CLASSES:
         _show_classes(summary)
@@ -166,32 +155,24 @@ def _show_sizes(train: dict[str, Any], shape: list[int] | None) -> None:
 
     pixels = f", {' x '.join(map(str, shape))}" if shape is not None else ""
     _row("training", f"{train['examples']:,} images of {train['classes']:,} classes{pixels}")
-    _row(
-        "",
-        f"{train['largest']:,} to {train['smallest']:,} a class, imbalance ratio "
-        f"{train['imbalance_ratio']:.4g}",
-    )
+    ratio = f"imbalance ratio {train['imbalance_ratio']:.4g}"
+    _row("", f"{train['largest']:,} to {train['smallest']:,} a class, {ratio}")
     for name, group in train["groups"].items():
         sizes = plural(group["classes"], "class  ", "classes")
         words = f"{name:<7} {GROUP_BOUNDS[name]:<10}{sizes:>14}{group['examples']:>9,} images"
         _row("groups" if name == "many" else "", words)
 
 
-def _part_words(part: dict[str, Any]) -> str:
-    low, high = min(part["counts"]), max(part["counts"])
-    each = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    return f"{part['examples']:,} images, {each} a class"
-
-
 def _show_chart(train: dict[str, Any]) -> None:
     from longtail.report.describe import bars
 
-    margin = len(f"{train['largest']:,}") + 1
+    largest = f"{train['largest']:,}"
+    margin = len(largest) + 1
     ordered = sorted(train["counts"], reverse=True)
     lines = bars(ordered, width=_WIDTH - margin - 1, height=_CHART_HEIGHT)
     _console.line()
     for row, text in enumerate(lines):
-        label = f"{train['largest']:,}" if row == 0 else "0" if row == len(lines) - 1 else ""
+        label = largest if row == 0 else "0" if row == len(lines) - 1 else ""
         _console.line(f"{label:>{margin - 1}} {text}".rstrip())
     _console.line(f"{'':>{margin}}classes, most frequent first")
 
@@ -217,12 +198,10 @@ def freeze(
     dev: Annotated[
         int | None,
         typer.Option(
-            "--dev",
             min=0,
             metavar="N",
             help="Also a development set: up to N images a class that training leaves out; "
             "that of a frozen file goes along unless N is 0.",
-            show_default=False,
         ),
     ] = None,
     data_dir: _data.DataDirOption = None,
@@ -264,25 +243,20 @@ def freeze(
     kept = data.dev is not None if again and dev is None else bool(dev)
     with _console.progress("freezing") as progress:
         path = hub_parquet.freeze(data, out, dev=kept, force=force, progress=progress)
+    parts = {"train": data.train, "test": data.test}
+    if kept and data.dev is not None:
+        parts["dev"] = data.dev
     size = path.stat().st_size
     if json:
-        document = {
-            "file": path,
-            "bytes": size,
-            "spec": data.spec.to_json(),
-            "train": {"examples": len(data.train), "fingerprint": data.train.fingerprint},
-            "test": {"examples": len(data.test), "fingerprint": data.test.fingerprint},
-        }
-        if kept and data.dev is not None:
-            document["dev"] = {"examples": len(data.dev), "fingerprint": data.dev.fingerprint}
+        document = {"file": path, "bytes": size, "spec": data.spec.to_json()}
+        for split, part in parts.items():
+            document[split] = {"examples": len(part), "fingerprint": part.fingerprint}
         _console.print_json(document)
         return
-    words = [f"{len(data.train):,} training", f"{len(data.test):,} test"]
-    if kept and data.dev is not None:
-        words.append(f"{len(data.dev):,} development")
+    *words, last = (f"{len(part):,} {_SPLITS[split]}" for split, part in parts.items())
     _console.line(
-        f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), "
-        f"{', '.join(words[:-1])} and {words[-1]} images, {_console.size(size)}"
+        f"{path}: {data.spec.name} ({_data.subset_words(data.spec)}), {', '.join(words)} and "
+        f"{last} images, {_console.size(size)}"
     )
 
 
@@ -300,31 +274,19 @@ def check(
     root: Annotated[
         Path | None,
         typer.Option(
-            "--root",
             metavar="FOLDER",
             help="What the lists' paths start from; the lists' folder if absent.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers",
-            min=1,
-            metavar="N",
-            help="Processes that decode; all cores if absent.",
-            show_default=False,
-        ),
+        typer.Option(min=1, metavar="N", help="Processes that decode; all cores if absent."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Read the images' headers only.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write every problem into a file, one a line.",
-            show_default=False,
+            "--out", "-o", metavar="FILE", help="Write every problem into a file, one a line."
         ),
     ] = None,
     force: ForceOption = False,
@@ -367,35 +329,99 @@ def check(
             name, data_dir=data_dir, root=root, workers=workers, quick=quick, progress=progress
         )
     if out is not None:
-        lines = [f"{p.kind}\t{p.where}\t{p.detail}\n" for p in result.problems]
-        write_bytes(out, "".join(lines).encode())
+        lines = (f"{p.kind}\t{p.where}\t{p.detail}" for p in result.problems)
+        text = "".join(_console.printable(line).replace("\n", "\\n") + "\n" for line in lines)
+        write_bytes(out, text.encode())
     if json:
-        _console.print_json(_checked.document(result))
+        _console.print_json({"ok": result.ok, "counts": result.counts, **asdict(result)})
     else:
-        _checked.show(result, out)
+        _show_check(result, out)
     if not result.ok:
         raise typer.Exit(1)
 
 
 def _check_loaded(name: str, data_dir: Path | None, json: bool) -> None:
-    """Data that is read as a whole is checked by reading it."""
-    data = _data.load(
-        name, data_dir=data_dir, profile=None, ratio=None, counts=None, fit=False, subset_seed=0
-    )
+    """Check data that is read as a whole by reading it."""
+    data = _data.load(name, data_dir=data_dir)
     images = {"train": len(data.train), "test": len(data.test)}
+    classes = data.train.num_classes
     if json:
-        _console.print_json(
-            {
-                "name": data.spec.name,
-                "ok": True,
-                "images": images,
-                "classes": data.train.num_classes,
-                "counts": {},
-                "problems": [],
-            }
-        )
+        found: dict[str, Any] = {"name": data.spec.name, "ok": True, "images": images}
+        _console.print_json({**found, "classes": classes, "counts": {}, "problems": []})
         return
-    _console.line(
-        f"{data.spec.name}: {_checked.split_words(images)}, {data.train.num_classes:,} classes"
-    )
+    _console.line(f"{data.spec.name}: {_split_words(images)}, {classes:,} classes")
     _console.line("No problems.")
+
+
+def _split_words(images: dict[str, int]) -> str:
+    """Return the sizes of the splits for people: ``10 training, 3 test images``."""
+    if len(images) == 1:
+        return f"{sum(images.values()):,} images"
+    return ", ".join(f"{count:,} {_SPLITS[split]}" for split, count in images.items()) + " images"
+
+
+def _show_check(result: CheckResult, out: Path | None) -> None:
+    from longtail.data.large import KINDS
+    from longtail.report.tables import plural
+
+    _console.line(f"{result.name}: {_split_words(result.images)}, {result.classes:,} classes")
+    depth = _depth(result)
+    if result.ok:
+        _console.line(f"No problems ({depth}, {_console.duration(result.seconds)}).")
+        for text in _remarks(result):
+            _console.line(_console.wrapped(text))
+        return
+    for kind, count in result.counts.items():
+        _console.line()
+        _console.line(f"{count:,} x {kind}: {KINDS[kind]}")
+        for problem in [one for one in result.problems if one.kind == kind][:_SHOWN]:
+            _console.line(f"  {problem.where}: {problem.detail}")
+        if count > _SHOWN:
+            _console.line(f"  and {count - _SHOWN:,} more")
+    _console.line()
+    _console.line(f"{plural(len(result.problems), 'problem', 'problems')} ({depth}).")
+    if out is not None:
+        _console.line(f"Written: {out}")
+    elif max(result.counts.values()) > _SHOWN:
+        _console.line("All of them: --out FILE or --json")
+
+
+def _depth(result: CheckResult) -> str:
+    """Return how far the check went."""
+    there = result.files - result.counts.get("missing", 0)
+    if not there:
+        return f"none of the {result.files:,} files is there" if result.files else "no files listed"
+    if there == result.files:
+        return "headers only" if result.quick else "every image decoded"
+    how = "headers only" if result.quick else "every one decoded"
+    return f"{there:,} of {result.files:,} files there, {how}"
+
+
+def _remarks(result: CheckResult) -> Iterator[str]:
+    """Yield what is no problem, but good to know before training."""
+    from longtail._checks import listing
+    from longtail.report.tables import plural
+
+    for split, classes in result.absent.items():
+        absent = f"no examples of class(es) {listing(classes)}"
+        yield f"The {_SPLITS[split]} set has {absent}: its mean error will be that of the others."
+    # What only recipes that crop can train on.
+    who = "training needs a recipe that crops, such as imagenet-lt; the others, describe and freeze"
+    if len(result.sizes) > 1:
+        small, large = (f"{h} x {w}" for h, w in (result.sizes[0], result.sizes[-1]))
+        several = f"The images have {len(result.sizes):,} sizes, {small} to {large} pixels"
+        yield f"{several} (height x width): {who} take images of one size only."
+    halves = {"train", "test"} & result.images.keys()
+    colored = halves & result.colored.keys()
+    if len(halves) == 2 and len(colored) == 1:
+        (one,), (grey,) = colored, halves - colored
+        odd = f"{result.colored[one]} is in colour, but all images of {grey} are grey"
+        yield f"{odd}: {who} take all grey or all colour."
+    for file in [file for split, file in result.transparent.items() if split in halves][:1]:
+        yield f"{file} has transparency: {who} take images without it, grey or RGB."
+    if result.turned:
+        some = f"{plural(len(result.turned), 'image', 'images')}, such as {result.turned[0]}"
+        yield (
+            f"EXIF data ask to turn or mirror {some}: training takes pixels as they are stored, so "
+            f"turn the files themselves if they shall train upright."
+        )

@@ -15,10 +15,9 @@ official     the fingerprints of the official CIFARs and their subsets
 
 Data sets too large for memory, as lists of files:
 
-lists        ListedImages: paths, labels and their fingerprint
-inaturalist  the competition's json
+lists        ListedImages: paths, labels and their fingerprint; lists, competition files, folders
 large        ImageNet-LT, Places-LT and iNaturalist 2018 by name
-photos       one photograph into a crop
+photos       crops of single photographs
 streaming    batches decoded in worker processes
 check        every file of a data set tried before training
 """

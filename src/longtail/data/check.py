@@ -6,68 +6,34 @@ Training stops at the first bad file, which may come after hours; this finds all
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.data.decoding import Progress, _cores
-from longtail.data.folder import unknown_words
-from longtail.data.large import LARGE, SPLITS, Sources, find_sources, scan
-from longtail.data.lists import (
-    Listing,
-    Paths,
-    Problem,
-    label_problems,
-    list_folder,
-    overlap_problems,
-)
-from longtail.data.photos import PhotoError, check_photo
+from longtail.data.large import KINDS, LARGE, SPLITS, Sources, find_sources
+from longtail.data.lists import Listing, Problem
+from longtail.data.photos import Header, PhotoError, check_photo
 from longtail.data.registry import DATASETS
 
-# Every kind of problem, in the order of a report.
-KINDS = {
-    "split": "no training set, or no test set, which training needs too",
-    "size": "not the published number of images",
-    "line": "lines that are not `path label`, or none at all",
-    "path": "paths that leave the image root",
-    "label": "labels that are no number, out of range, or with holes",
-    "stray": "images beside the class folders",
-    "duplicate": "files listed twice",
-    "overlap": "files listed in two splits",
-    "missing": "files that are not there",
-    "truncated": "files that end too early",
-    "unreadable": "files that can't be read or decoded",
-    "format": "files that are no images",
-}
 _CHUNK = 32
-
-
-class _Found(NamedTuple):
-    """What there is in some files: problems; of images without any, sizes and kinds.
-
-    Of each kind the first image of each class folder, and every one that is to be turned.
-    """
-
-    problems: list[Problem]
-    sizes: set[tuple[int, int]]
-    colored: dict[str, str]
-    transparent: dict[str, str]
-    turned: list[str]
+_WAIT_SECONDS = 600.0  # for a chunk of files, which takes a moment
+_Found = list[tuple[str, PhotoError | Header]]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What going through a data set found.
+    """Findings of going through a data set.
 
     Attributes:
         name: of the data set.
@@ -126,8 +92,8 @@ def check_data(
 
     Args:
         name: see `large.find_sources`.
-        data_dir: likewise.
-        root: likewise.
+        data_dir: see there.
+        root: see there.
         workers: processes that decode; by default as many as there are cores. With 1 the
             images are decoded here.
         quick: read only the header of each image.
@@ -136,225 +102,128 @@ def check_data(
     Returns:
         The result, with every problem there is.
     """
-    caller, started = "check_data", time.monotonic()
+    started = time.monotonic()
     _checks.require("PIL", extra="train")
-    workers = _cores() if workers is None else _checks.whole(workers, caller, name="workers")
+    workers = _cores() if workers is None else _checks.whole(workers, name="workers")
     sources = find_sources(name, data_dir=data_dir, root=root)
-    _refuse_idle(name, sources, data_dir=data_dir, root=root)
-    listings = {split: _listing(sources.files[split]) for split in SPLITS if split in sources.files}
-    problems = [] if _is_file(name) else _split_problems(sources)
-    problems += _list_problems(sources, listings)
-    files = _all_files(sources, listings)
+    trees = sources.are_trees
+    if data_dir is not None and name not in LARGE:
+        raise InputError(f"{name} is a path; data_dir (--data-dir) is where data sets by name are.")
+    if root is not None and trees:
+        raise InputError(
+            f"{name} is a folder of images; root (--root) is what the paths of lists start from."
+        )
+    listings = sources.listings()
+    # One list by itself needs no test set.
+    problems = sources.problems(listings, splits=name in LARGE or not Path(name).is_file())
+    for image in sources.stray():
+        detail = "is in no class folder; move it into one, or remove it"
+        problems.append(Problem("stray", str(image), detail))
+    split_of: dict[str, str] = {}
+    for split, listing in listings.items():
+        for path in listing.paths:
+            split_of.setdefault(os.path.join(listing.root, path), split)
+    files = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
     sizes: set[tuple[int, int]] = set()
     colored: dict[str, str] = {}
     transparent: dict[str, str] = {}
-    turned: list[str] = []
-    for found in _results(files, workers=workers, quick=quick, progress=progress):
-        problems += found.problems
-        sizes |= found.sizes
-        colored = found.colored | colored
-        transparent = found.transparent | transparent
-        turned += found.turned
+    turned = []
+    done = 0
+    for chunk in _chunks(files, workers, quick):
+        for file, found in chunk:
+            if isinstance(found, PhotoError):
+                problems.append(Problem(found.kind, file, found.reason))
+                continue
+            if found.turned:
+                turned.append(file)
+            if trees:
+                sizes.add((found.height, found.width))
+                if not found.grey:
+                    colored.setdefault(split_of[file], file)
+                if found.transparent:
+                    transparent.setdefault(split_of[file], file)
+        done += len(chunk)
+        if progress is not None:
+            progress(done, len(files), "headers" if quick else "images")
     order = list(KINDS)
-    problems.sort(key=lambda problem: order.index(problem.kind))  # stable
     main = listings.get("train") or next(iter(listings.values()))
     return CheckResult(
         sources.name,
         {split: len(listing.paths) for split, listing in listings.items()},
         len(set(main.labels.tolist())),
-        problems,
+        sorted(problems, key=lambda problem: order.index(problem.kind)),
         _absent(sources, listings),
         len(files),
-        sorted(sizes) if sources.are_trees else [],
-        _by_split(colored, sources) if sources.are_trees else {},
-        _by_split(transparent, sources) if sources.are_trees else {},
+        sorted(sizes),
+        colored,
+        transparent,
         turned,
         quick,
         time.monotonic() - started,
     )
 
 
-def _is_file(name: str | Path) -> bool:
-    """Whether one list was named, which has a single split by its nature."""
-    return name not in LARGE and Path(name).is_file()
-
-
-def _refuse_idle(
-    name: str | Path, sources: Sources, *, data_dir: Path | str | None, root: Path | str | None
-) -> None:
-    if data_dir is not None and name not in LARGE:
-        raise InputError(
-            f"check_data: {name} is a path; data_dir (--data-dir) is where data sets by name are."
-        )
-    if root is not None and sources.are_trees:
-        raise InputError(
-            f"check_data: {name} is a folder of images; root (--root) is what the paths of lists "
-            f"start from."
-        )
-
-
-def _split_problems(sources: Sources) -> list[Problem]:
-    place = next(iter(sources.files.values())).parent
-    return [
-        Problem("split", str(place), f"has no {split} set ({wanted}), which training needs")
-        for split, wanted in sources.lacking().items()
-    ]
-
-
-def _listing(path: Path) -> Listing:
-    if path.is_file():
-        return scan(path)
-    data = list_folder(path)
-    return Listing(path, Paths(p.encode() for p in data.paths), data.labels, [], data.class_names)
-
-
-def _list_problems(sources: Sources, listings: dict[str, Listing]) -> list[Problem]:
-    """What the lists alone show to be wrong."""
-    problems: list[Problem] = []
-    known, names = sources.known, _classes(sources, listings)
-    if not sources.root.is_dir():
-        raise InputError(
-            f"check_data: there is no folder {sources.root}, the image root of {sources.name}; "
-            f"pass root= (--root), the folder that the lists' paths start from."
-        )
-    for split in SPLITS:
-        listing = listings.get(split)
-        if listing is None:
-            continue
-        problems += listing.problems
-        unknown = ""
-        if listing.source.is_dir():
-            unknown = unknown_words(listing.class_names or (), names or ())
-        if unknown:
-            problems.append(Problem("label", str(listing.source), unknown))
-        else:
-            every = split == "train" or known is not None  # as training has it
-            problems += label_problems(listing, names, every_class=every)
-        if known is not None and len(listing.paths) != known.sizes[split]:
-            detail = (
-                f"has {len(listing.paths):,} images; the {split} set of {known.title} has "
-                f"{known.sizes[split]:,}"
-            )
-            problems.append(Problem("size", str(listing.source), detail))
-    problems += [
-        Problem("stray", str(image), "is in no class folder; move it into one, or remove it")
-        for image in sources.stray()
-    ]
-    if not sources.are_trees:  # which have a folder for each split
-        packed = {split: (part.source, part.paths) for split, part in listings.items()}
-        problems += overlap_problems(packed)
-    return problems
-
-
-def _classes(sources: Sources, listings: dict[str, Listing]) -> Sequence[str] | None:
-    """The classes that there are; every one must have training images."""
-    if sources.known is not None:
-        return [str(label) for label in range(sources.known.num_classes)]
-    train = listings.get("train")
-    if train is not None and train.class_names is not None:
-        return train.class_names
-    sizes = [int(part.labels.max()) + 1 for part in listings.values() if len(part.labels)]
-    # A mistyped label of nine digits would be as many names; its own list is told of it.
-    if not sizes or max(sizes) > 10 * sum(len(part.labels) for part in listings.values()):
-        return None
-    return [str(label) for label in range(max(sizes))]
-
-
 def _absent(sources: Sources, listings: dict[str, Listing]) -> dict[str, list[str]]:
-    """By split that judges, the classes without images there; a published one has them all."""
-    names = _classes(sources, listings)
+    """Return the classes without images of each split that judges; a published one has them all."""
+    names = sources.class_names(listings)
     if names is None or sources.known is not None:
         return {}
     found = {}
-    for split in listings.keys() - {"train"}:
-        listing = listings[split]
-        labels = set(listing.labels.tolist())
-        if listing.source.is_dir():  # whose labels count its own folders
-            own = listing.class_names or ()
-            there = {own[label] for label in labels}
-            found[split] = [name for name in names if name not in there]
-        else:
-            found[split] = [name for label, name in enumerate(names) if label not in labels]
-    return {split: found[split] for split in SPLITS if found.get(split)}
+    for split in SPLITS[1:]:
+        if split in listings:
+            there = set(listings[split].labels.tolist())
+            found[split] = [name for label, name in enumerate(names) if label not in there]
+    return {split: lacking for split, lacking in found.items() if lacking}
 
 
-def _all_files(sources: Sources, listings: dict[str, Listing]) -> list[str]:
-    """Every file once, folder after folder, so that disks that turn needn't seek."""
-    files = {
-        os.path.join(listing.source if listing.source.is_dir() else sources.root, path)
-        for listing in listings.values()
-        for path in listing.paths
-    }
-    return sorted(files)
-
-
-def _results(
-    files: list[str], *, workers: int, quick: bool, progress: Progress | None
-) -> Iterator[_Found]:
-    """What is found in the files, chunk by chunk in their order."""
+def _chunks(files: list[str], workers: int, quick: bool) -> Iterator[_Found]:
+    """Yield what is found in the files, some at a time, in their order."""
     chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
-    done = 0
-    for found in _in_processes(chunks, workers, partial(_check_files, quick=quick)):
-        done = min(done + _CHUNK, len(files))
-        if progress is not None:
-            progress(done, len(files), "headers" if quick else "images")
-        yield found
-
-
-def _in_processes(
-    chunks: list[list[str]], workers: int, work: Callable[[list[str]], _Found]
-) -> Iterator[_Found]:
     if workers == 1 or len(chunks) < 2:
-        yield from map(work, chunks)
+        yield from (_check_files(chunk, quick) for chunk in chunks)
         return
-    pool = ProcessPoolExecutor(min(workers, len(chunks)))
+    # Processes, since a file may crash the decoder; not forked where there may be threads.
+    method = multiprocessing.get_start_method()
+    if method == "fork" and ("torch" in sys.modules or threading.active_count() > 1):
+        method = "forkserver"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload([__name__])
+    pool = ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context)
+    waiting: deque[tuple[list[str], Future[_Found]]] = deque()
     try:
-        position = 0
-        # A few chunks at a time: the pool's queue would hold every name of the data set again.
-        while ahead := list(islice(chunks, position, position + 64 * workers)):
-            for found in pool.map(work, ahead):
-                position += 1
-                yield found
+        for chunk in chunks:
+            waiting.append((chunk, pool.submit(_check_files, chunk, quick)))
+            if len(waiting) > 8 * workers:  # the pool's queue would hold every name once more
+                yield waiting[0][1].result(_WAIT_SECONDS)
+                waiting.popleft()
+        while waiting:
+            yield waiting[0][1].result(_WAIT_SECONDS)
+            waiting.popleft()
+    except TimeoutError as error:
+        raise TimeoutError(
+            errno.ETIMEDOUT,
+            f"no answer for {_WAIT_SECONDS:.0f} s about a file near {waiting[0][0][0]}; see if the "
+            f"disk still answers",
+        ) from error
     except BrokenProcessPool as error:
+        near = waiting[0][0][0] if waiting else files[-1]
         raise ChildProcessError(
             errno.ECHILD,
-            f"a worker process died while it checked a file near {chunks[position][0]}; if the "
-            f"machine ran out of memory, use fewer workers; with workers=1 (--workers 1) no "
-            f"process is started",
+            f"a worker process died while it checked a file near {near}; if the machine ran out of "
+            f"memory, use fewer workers; with workers=1 (--workers 1) no process is started. A "
+            f'script must keep what it does under `if __name__ == "__main__":`',
         ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _by_split(by_folder: dict[str, str], sources: Sources) -> dict[str, str]:
-    """Of files by their class folder, the first in each split."""
-    found: dict[str, str] = {}
-    for split, place in sources.files.items():
-        inside = [file for file in by_folder.values() if Path(file).is_relative_to(place)]
-        if inside:
-            found[split] = min(inside)
-    return found
-
-
-def _check_files(files: list[str], *, quick: bool) -> _Found:
-    found = _Found([], set(), {}, {}, [])
-    for file in files:
-        photo = check_photo(file, quick=quick)
-        if isinstance(photo, PhotoError):
-            found.problems.append(Problem(photo.kind, file, photo.reason))
-            continue
-        found.sizes.add((photo.height, photo.width))
-        if not photo.grey:
-            found.colored.setdefault(os.path.dirname(file), file)
-        if photo.transparent:
-            found.transparent.setdefault(os.path.dirname(file), file)
-        if photo.turned:
-            found.turned.append(file)
-    return found
+def _check_files(files: list[str], quick: bool) -> _Found:
+    return [(file, check_photo(file, quick=quick)) for file in files]
 
 
 def is_read_whole(name: str | Path) -> bool:
-    """Whether a data set is one that `load` checks by reading it, not one of files in folders.
+    """Return whether `load` checks a data set by reading it, rather than files in folders.
 
     Examples:
         >>> is_read_whole("digits-lt"), is_read_whole("imagenet-lt")

@@ -144,14 +144,14 @@ def freeze(
     """
     path = Path(path)
     check_destination(path, force=force)
-    parts: dict[str, ImageSet] = {"train": data.train, "test": data.test}
-    if data.dev is not None and dev:
+    parts = {"train": data.train, "test": data.test}
+    if dev:
+        if data.dev is None:
+            raise InputError(
+                f"{data.spec.name} has no development set to write: its training set leaves "
+                f"nothing out, or it was frozen without one."
+            )
         parts["dev"] = data.dev
-    elif dev:
-        raise InputError(
-            f"{data.spec.name} has no development set to write: its training set leaves nothing "
-            f"out, or it was frozen without one."
-        )
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
     record = {

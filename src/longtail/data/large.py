@@ -1,39 +1,50 @@
 """The large data sets by name, or any folder in their formats: which files, and what they hold.
 
-How a list is read is in `lists` and `inaturalist`; how the images get from disk to the network,
-in `streaming`.
+How a list is read is in `lists`; how the images get from disk to the network, in `streaming`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from longtail import _checks, runs
+from longtail import runs
 from longtail._checks import InputError
 from longtail.data.folder import stray_images
-from longtail.data.inaturalist import scan_inaturalist
 from longtail.data.lists import (
     ListedImages,
     Listing,
+    Problem,
     label_problems,
-    list_folder,
-    listed,
-    overlap_problems,
     record_name,
-    refuse,
-    scan_list,
+    scan,
 )
 from longtail.data.registry import VARIABLE
 
 SPLITS = ("train", "val", "test")
 
+KINDS = {
+    "split": "no training set, or no test set, which training needs too",
+    "size": "not the published number of images",
+    "line": "lines that are not `path label`, or none at all",
+    "path": "paths that leave the image root",
+    "label": "labels that are no number, out of range, or with holes",
+    "stray": "images beside the class folders",
+    "duplicate": "files listed twice",
+    "overlap": "files listed in two splits",
+    "missing": "files that are not there",
+    "truncated": "files that end too early",
+    "unreadable": "files that can't be read or decoded",
+    "format": "files that are no images",
+}
+"""Every kind of problem that a data set on disk can have, in the order of a report."""
+
 
 @dataclass(frozen=True)
 class Known:
-    """What a published data set consists of.
+    """The files and sizes of a published data set.
 
     Attributes:
         title: as its authors write it.
@@ -75,7 +86,7 @@ LARGE: dict[str, Known] = {
 }
 # What a folder's own lists may be called.
 _PLAIN: dict[str, tuple[str, ...]] = {split: (f"{split}.txt",) for split in SPLITS}
-_NAMES = (_PLAIN, *(known.files for known in LARGE.values()))
+_NAMES: list[dict[str, tuple[str, ...]]] = [_PLAIN, *(known.files for known in LARGE.values())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,20 +129,85 @@ class Sources:
         """Whether each split is a folder of its own, so that none needs a list."""
         return all(path.is_dir() for path in self.files.values())
 
-    def lacking(self) -> dict[str, str]:
-        """The splits that training needs and are not there, each with where it would be."""
-        there, path = next(iter(self.files.items()))
-        names = next((files for files in _NAMES if path.name in files.get(there, ())), None)
-        return {
-            split: f"{split}/<class>/<image>" if names is None else " or ".join(names[split])
-            for split in ("train", "test")
-            if split not in self.files
-        }
-
     def stray(self) -> list[Path]:
-        """The images that lie beside the class folders of trees."""
-        trees = [self.files[split] for split in SPLITS if split in self.files]
-        return [image for tree in trees if tree.is_dir() for image in stray_images(tree)]
+        """Return the images that lie beside the class folders of trees."""
+        return [
+            image for tree in self.files.values() if tree.is_dir() for image in stray_images(tree)
+        ]
+
+    def listings(self) -> dict[str, Listing]:
+        """Read every split, faulty or not; a folder's classes are the training set's."""
+        found: dict[str, Listing] = {}
+        for split, path in self.files.items():
+            train = found.get("train")
+            found[split] = scan(path, self.root, None if train is None else train.class_names)
+        return found
+
+    def class_names(self, listings: Mapping[str, Listing]) -> Sequence[str] | None:
+        """Return the classes that there are, or None where no list tells."""
+        if self.known is not None:
+            return [str(label) for label in range(self.known.num_classes)]
+        train = listings.get("train")
+        if train is not None and train.class_names is not None:
+            return train.class_names
+        # A mistyped label of nine digits would be as many names; its own list is told of it.
+        most = 10 * sum(len(part.labels) for part in listings.values())
+        sizes = [int(part.labels.max()) + 1 for part in listings.values() if len(part.labels)]
+        count = max((size for size in sizes if size <= most), default=0)
+        return [str(label) for label in range(count)] or None
+
+    def problems(
+        self, listings: Mapping[str, Listing], *, splits: bool = True, judges_differ: bool = True
+    ) -> list[Problem]:
+        """Return what the lists alone show to be wrong.
+
+        Args:
+            listings: of this data set.
+            splits: whether it must have a training set and a test set.
+            judges_differ: whether the validation set may share no image with the test set.
+        """
+        if not self.root.is_dir():
+            raise InputError(
+                f"there is no folder {self.root}, the image root of {self.name}; pass root= "
+                f"(--root), the folder that the lists' paths start from."
+            )
+        found = self._lacking() if splits else []
+        names = self.class_names(listings)
+        for split, listing in listings.items():
+            found += listing.problems
+            count = len(listing.paths)
+            if self.known is not None and count != (size := self.known.sizes[split]):
+                detail = f"has {count:,} images; the {split} set of {self.known.title} has {size:,}"
+                found.append(Problem("size", str(listing.source), detail))
+            own = listing.class_names if listing.source.is_dir() else names
+            every = split == "train" or self.known is not None
+            found += label_problems(listing, own, every_class=every)
+        if not self.are_trees:  # which have a folder for each split
+            found += _overlaps(listings, judges_differ)
+        return found
+
+    def _lacking(self) -> list[Problem]:
+        """Return the splits that training needs and are not there, with where they would be."""
+        there, path = next(iter(self.files.items()))
+        names = next((files for files in _NAMES if path.name in files.get(there, ())), _PLAIN)
+        found = []
+        for split in {"train", "test"} - self.files.keys():
+            wanted = f"{split}/<class>/<image>" if path.is_dir() else " or ".join(names[split])
+            detail = f"has no {split} set ({wanted}), which training needs"
+            found.append(Problem("split", str(path.parent), detail))
+        return found
+
+
+def _overlaps(listings: Mapping[str, Listing], judges_differ: bool) -> list[Problem]:
+    """Return the files that two splits list: what is trained on can't judge."""
+    problems, first_in = [], dict[bytes, str]()
+    for split, listing in listings.items():
+        for path in listing.paths.all_raw():
+            other = first_in.setdefault(path, split)
+            if other != split and (judges_differ or other == "train"):
+                detail = f"{os.fsdecode(path)!r} is in the {other} set as well"
+                problems.append(Problem("overlap", str(listing.source), detail))
+    return problems
 
 
 def find_sources(
@@ -150,68 +226,55 @@ def find_sources(
     Returns:
         The files; nothing in them is read yet.
     """
-    caller = "find_sources"
     if name in LARGE:
-        return _by_name(str(name), data_dir, root, caller)
+        return _by_name(str(name), data_dir, root)
     path = Path(name)
     if path.is_file():
-        image_root = path.parent if root is None else Path(root)
-        return Sources(record_name(path.stem), {"train": path}, image_root)
+        return Sources(record_name(path.stem), {"train": path}, Path(root or path.parent))
     if not path.is_dir():
         raise InputError(
-            f"{caller}: there is no data set, list or folder {str(name)!r}; the data sets on disk "
-            f"are {', '.join(LARGE)}."
+            f"there is no data set, list or folder {str(name)!r}; the data sets on disk are "
+            f"{', '.join(LARGE)}."
         )
-    sources = _in_folder(path, path if root is None else Path(root))
-    if sources is None:
-        raise InputError(
-            f"{caller}: {path} has neither lists (train.txt and test.txt, or those of "
-            f"{', '.join(known.title for known in LARGE.values())}) nor the folders "
-            f"train/<class>/<image> and test/<class>/<image>."
-        )
-    return sources
+    title = record_name(path.resolve().name)
+    for files in _NAMES:
+        found = _present(path, files)
+        if "train" in found:
+            return Sources(title, found, Path(root or path))
+    trees = {split: path / split for split in SPLITS if (path / split).is_dir()}
+    if "train" in trees:
+        return Sources(title, trees, path)
+    raise InputError(
+        f"{path} has neither lists (train.txt and test.txt, or those of "
+        f"{', '.join(known.title for known in LARGE.values())}) nor the folders "
+        f"train/<class>/<image> and test/<class>/<image>."
+    )
 
 
-def _by_name(
-    name: str, data_dir: Path | str | None, root: Path | str | None, caller: str
-) -> Sources:
+def _by_name(name: str, data_dir: Path | str | None, root: Path | str | None) -> Sources:
     given = data_dir if data_dir is not None else os.environ.get(VARIABLE)
     known = LARGE[name]
     wanted = " and ".join(" or ".join(known.files[s]) for s in ("train", "test"))
     if not given:
         raise InputError(
-            f"{caller}: say where the lists of {name} are ({wanted}), by data_dir (--data-dir) or "
+            f"say where the lists of {name} are ({wanted}), by data_dir (--data-dir) or "
             f"{VARIABLE}; the images may be elsewhere (--root)."
         )
     folder = Path(given).expanduser()
     for place in (folder / name, folder):
         files = _present(place, known.files)
         if "train" in files or "test" in files:
-            return Sources(name, files, place if root is None else Path(root), known)
+            return Sources(name, files, Path(root or place), known)
     raise InputError(
-        f"{caller}: there is no list of {known.title} in {folder} or {folder / name}; looked for "
-        f"{wanted}."
+        f"there is no list of {known.title} in {folder} or {folder / name}; looked for {wanted}."
     )
 
 
-def _present(folder: Path, files: dict[str, tuple[str, ...]]) -> dict[str, Path]:
-    found = {}
-    for split, names in files.items():
-        there = [folder / name for name in names if (folder / name).is_file()]
-        if there:
-            found[split] = there[0]
-    return found
-
-
-def _in_folder(folder: Path, root: Path) -> Sources | None:
-    for files in _NAMES:
-        found = _present(folder, files)
-        if "train" in found:
-            return Sources(record_name(folder.resolve().name), found, root)
-    trees = {split: folder / split for split in SPLITS if (folder / split).is_dir()}
-    if "train" in trees:
-        return Sources(record_name(folder.resolve().name), trees, folder)
-    return None
+def _present(folder: Path, files: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
+    """Return the lists that are there, by split."""
+    there = {split: [folder / name for name in names] for split, names in files.items()}
+    found = {split: [path for path in paths if path.is_file()] for split, paths in there.items()}
+    return {split: paths[0] for split, paths in found.items() if paths}
 
 
 def load_listed(
@@ -222,70 +285,40 @@ def load_listed(
     verify: bool = True,
     check_files: bool = True,
 ) -> ListedData:
-    """A large data set, as lists of files that are read when they are needed.
+    """Load a large data set, as lists of files that are read when they are needed.
 
     Args:
         name: see `find_sources`.
-        data_dir: likewise.
-        root: likewise.
+        data_dir: see there.
+        root: see there.
         verify: refuse a data set by name that hasn't the published number of images.
         check_files: refuse lists that name files which are not there.
 
     Returns:
         The splits, all with the training set's classes.
     """
-    caller = "load_listed"
     sources = find_sources(name, data_dir=data_dir, root=root)
-    for split in ("train", "test"):
-        if split not in sources.files:
+    if not verify:
+        sources = replace(sources, known=None)
+    listings = sources.listings()
+    problems = sources.problems(listings, judges_differ=False)
+    if problems:
+        first, others = problems[0], len(problems) - 1
+        more = f" (and {others:,} more; `longtail data check` lists them)" if others else ""
+        raise InputError(f"{first.where}: {first.detail}{more}.")
+    names = tuple(sources.class_names(listings) or ())
+    parts = {
+        split: ListedImages(part.root, part.paths, part.labels, names, sources.name)
+        for split, part in listings.items()
+    }
+    for split, part in parts.items() if check_files else ():
+        missing = part.missing_files()
+        if len(missing):
             raise InputError(
-                f"{caller}: {sources.name} needs a {split} set; found only "
-                f"{_checks.listing(sources.files.values())}."
-            )
-    parts: dict[str, ListedImages] = {}
-    for split in ("train", "test", "val"):
-        if split in sources.files:
-            classes = parts["train"].class_names if parts else None
-            parts[split] = _load_split(sources, split, classes, check_files=check_files)
-    known = sources.known
-    for split, part in parts.items():
-        expected = len(part) if known is None else known.sizes[split]
-        if verify and known is not None and len(part) != expected:
-            raise InputError(
-                f"{caller}: {sources.files[split]} has {len(part):,} images, but the {split} set "
-                f"of {known.title} has {expected:,}; get the list anew, or pass verify=False."
+                f"{len(missing):,} of the {len(part):,} files that {listings[split].source} names "
+                f"are not in {part.root}; the first is {part.paths[int(missing[0])]!r}. If the "
+                f"images are elsewhere, pass root= (--root); `longtail data check` lists all that "
+                f"are missing."
             )
     train = parts["train"]
-    if not sources.are_trees:
-        packed = {split: (sources.files[split], part._packed) for split, part in parts.items()}
-        # What judges may be one set by two names; what is trained on judges nothing.
-        for split in packed.keys() - {"train"}:
-            pair = {name: packed[name] for name in ("train", split)}
-            refuse(overlap_problems(pair), caller=caller)
     return ListedData(train, parts["test"], parts.get("val"), train.spec, tuple(sources.stray()))
-
-
-def _load_split(
-    sources: Sources, split: str, classes: Sequence[str] | None, *, check_files: bool
-) -> ListedImages:
-    path = sources.files[split]
-    if path.is_dir():
-        images = list_folder(path, class_names=classes, name=sources.name)
-        listing = Listing(path, images._packed, images.labels, [])
-        found = label_problems(listing, images.class_names, every_class=split == "train")
-        refuse(found, caller="load_listed")
-        return images
-    return listed(
-        scan(path),
-        root=sources.root,
-        name=sources.name,
-        class_names=classes,
-        every_class=split == "train",
-        check_files=check_files,
-        caller="load_listed",
-    )
-
-
-def scan(path: Path) -> Listing:
-    """A list or a competition file, told apart by its ending; see `scan_list`."""
-    return scan_inaturalist(path) if path.suffix.lower() == ".json" else scan_list(path)

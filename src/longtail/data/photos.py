@@ -1,4 +1,4 @@
-"""One photograph from a file into an array: which part of it, and what can be wrong with it.
+"""Crops of single photographs, and readable errors for files that can't be decoded.
 
 The sampling rules of the crops are those that torchvision documents, written anew. Batches and
 worker processes are in `streaming`; this file needs no torch.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import GREY, is_plain
+from longtail.data.decoding import FORMATS, GREY, is_plain
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,7 +34,7 @@ _BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La
 
 
 class PhotoError(Exception):
-    """A file that can't be used: `kind` is one of `check.KINDS`, `reason` says it in words."""
+    """A file that can't be used: `kind` is one of `large.KINDS`, `reason` a sentence's end."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(kind, reason)
@@ -54,7 +57,7 @@ def random_box(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """A random part of an image: area and shape at random, then the place.
+    """Return a random part of an image: area and shape at random, then the place.
 
         area = u·W·H,  u ~ U(scale);   r = e^v,  v ~ U(log ratio)
         w = round √(area·r),   h = round √(area/r),   until the box fits, ten times at most
@@ -89,7 +92,7 @@ def random_box(
 
 
 def center_box(size: tuple[int, int], *, resize: int, crop: int) -> Box:
-    """The centre that is left when the shorter side is made `resize` and `crop` squared cut out.
+    """Return the centre that is cut out once the shorter side is scaled to `resize`.
 
     Args:
         size: (W, H).
@@ -128,19 +131,18 @@ class RandomCrop:
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        _checks.whole(self.size, "RandomCrop", name="size")
+        _checks.whole(self.size, name="size")
         for name in ("scale", "ratio"):
             low, high = getattr(self, name)
             if not 0 < low <= high or (name == "scale" and high > 1):
                 limit = " and at most 1" if name == "scale" else ""
                 raise InputError(
-                    f"RandomCrop: `{name}` must be (least, largest), above zero{limit}; "
-                    f"got {(low, high)}."
+                    f"`{name}` must be (least, largest), above zero{limit}; got {(low, high)}."
                 )
-        _checks.fraction(self.flip, "RandomCrop", name="flip")
+        _checks.fraction(self.flip, name="flip")
 
     def __call__(self, file: str, random: np.random.Generator) -> Pixels:
-        """The view of one file, shape (size, size, 3)."""
+        """Return the view of one file, shape (size, size, 3)."""
         with _opened(file) as image:
             box = random_box(image.size, random, scale=self.scale, ratio=self.ratio)
             pixels = _resampled(image, box, self.size)
@@ -160,43 +162,35 @@ class CenterCrop:
     resize: int = 256
 
     def __post_init__(self) -> None:
-        _checks.whole(self.size, "CenterCrop", name="size")
-        _checks.whole(self.resize, "CenterCrop", name="resize", at_least=self.size)
+        _checks.whole(self.size, name="size")
+        _checks.whole(self.resize, name="resize", at_least=self.size)
 
     def __call__(self, file: str, random: np.random.Generator | None = None) -> Pixels:
-        """The view of one file, shape (size, size, 3); nothing in it is random."""
+        """Return the view of one file, shape (size, size, 3); nothing in it is random."""
         with _opened(file) as image:
             box = center_box(image.size, resize=self.resize, crop=self.size)
             return _resampled(image, box, self.size)
 
 
-class _opened:
-    """An image with its header read; every error of reading becomes a PhotoError."""
+@contextmanager
+def _opened(file: str) -> Iterator[Image.Image]:
+    """Open an image and read its header; every error until it is closed becomes a PhotoError."""
+    from PIL import Image
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.image: Image.Image | None = None
-
-    def __enter__(self) -> Image.Image:
-        from PIL import Image
-
-        try:
-            self.image = Image.open(self.file)
-            if self.image.mode not in _BYTES:
+    try:
+        mode = os.stat(file).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
+            raise PhotoError("unreadable", "is not a regular file")
+        with Image.open(file, formats=FORMATS) as image:
+            if image.mode not in _BYTES:
                 raise PhotoError(
-                    "unreadable", f"has more than a byte a channel (mode {self.image.mode!r})"
+                    "unreadable", f"has more than a byte a channel (mode {image.mode!r})"
                 )
-        except Exception as error:
-            self.__exit__(type(error), error, None)
-            raise
-        return self.image
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self.image is not None:
-            self.image.close()
-        # A decoder meets damaged bytes with whatever exception its code happens to raise.
-        if isinstance(error, Exception) and not isinstance(error, PhotoError | MemoryError):
-            raise _diagnosed(self.file, error) from error
+            yield image
+    except (PhotoError, MemoryError):
+        raise
+    except Exception as error:  # a decoder meets damage with whatever its code happens to raise
+        raise _diagnosed(file, error) from error
 
 
 def _diagnosed(file: str, error: Exception) -> PhotoError:
@@ -207,15 +201,16 @@ def _diagnosed(file: str, error: Exception) -> PhotoError:
     if isinstance(error, OSError) and error.errno is not None:
         return PhotoError("unreadable", f"can't be read: {error.strerror}")
     if isinstance(error, UnidentifiedImageError):
-        empty = os.path.getsize(file) == 0
-        return PhotoError(*(("truncated", "is empty") if empty else ("format", "is no image")))
+        if os.path.getsize(file) == 0:
+            return PhotoError("truncated", "is empty")
+        return PhotoError("format", f"is no image ({', '.join(FORMATS)})")
     text = str(error) or type(error).__name__
     cut = isinstance(error, EOFError) or "truncated" in text.lower()
     return PhotoError("truncated" if cut else "unreadable", f"can't be decoded: {text}")
 
 
 def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
-    """A box of an image as (size, size, 3), bilinear with anti-aliasing."""
+    """Scale a box of an image to (size, size, 3), bilinear with anti-aliasing."""
     from PIL import Image
 
     width, height = image.size
@@ -234,10 +229,7 @@ def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
 
 
 class Header(NamedTuple):
-    """What a good image is: its size in pixels, whether it is grey, and has transparency.
-
-    It is `turned` if its EXIF data say that it is to be shown turned or mirrored.
-    """
+    """Size and kind of a good image; `turned` if EXIF data ask to show it turned or mirrored."""
 
     height: int
     width: int
@@ -247,7 +239,7 @@ class Header(NamedTuple):
 
 
 def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
-    """What is wrong with a file, or else what kind of image it is.
+    """Return what is wrong with a file, or else its size and kind.
 
     Args:
         file: of an image.

@@ -1,4 +1,4 @@
-"""Which examples an epoch sees, in which order, by class; NumPy only (torch: `torch_samplers`).
+"""Resampling by class: the examples of an epoch and their order; for torch, `torch_samplers`.
 
 An epoch is made in three steps: how often each class is drawn (`draws`), which of its examples
 that makes (shuffled passes over the class), and in which order the classes take turns.
@@ -68,13 +68,17 @@ class ClassSampler:
         seed: int = 0,
         epochs: int | None = None,
     ) -> None:
-        caller = type(self).__name__
-        self.rule = _checks.choice(rule, RULES, caller, name="rule")
+        self.rule = _checks.choice(rule, RULES, name="rule")
         if num_classes is not None:
-            num_classes = _checks.whole(num_classes, caller, name="num_classes")
-        targets = _checks.labels(labels, caller=caller, name="labels", num_classes=num_classes)
-        self.seed = _checks.whole(seed, caller, name="seed", at_least=0)
-        self.epochs = _check_epochs(epochs, rule, caller=caller)
+            num_classes = _checks.whole(num_classes, name="num_classes")
+        targets = _checks.labels(labels, name="labels", num_classes=num_classes)
+        self.seed = _checks.whole(seed, name="seed", at_least=0)
+        if (rule == "progressive") != (epochs is not None):
+            raise InputError(
+                f"`epochs`, the number of epochs until sampling is class-balanced, is needed by "
+                f"the rule 'progressive' and by no other; got {epochs} for {rule!r}."
+            )
+        self.epochs = None if epochs is None else _checks.whole(epochs, name="epochs", at_least=2)
         self.counts = np.bincount(targets, minlength=num_classes or 0)
         present = np.flatnonzero(self.counts)
         # Classes by size: those of one size are shuffled together, and no data set of n examples
@@ -83,7 +87,16 @@ class ClassSampler:
         self._sizes = self.counts[self._classes]
         self._starts = (np.cumsum(self.counts) - self.counts)[self._classes]
         self._members = _by_group(targets, len(self.counts))
-        self._length = self._check_length(num_samples, caller=caller)
+        if rule == "under" and num_samples is not None:
+            raise InputError(
+                f"`num_samples` is {num_samples}, but the rule 'under' takes as many of each class "
+                f"as the smallest has; leave it out, or take 'class-balanced'."
+            )
+        if rule == "under":
+            num_samples = int(len(self._sizes) * self._sizes[0])
+        elif num_samples is None:
+            num_samples = len(targets)
+        self._length = _checks.whole(num_samples, name="num_samples")
 
     def __len__(self) -> int:
         return self._length
@@ -95,7 +108,7 @@ class ClassSampler:
         )
 
     def class_weights(self, epoch: int) -> FloatArray:
-        """p_y of an epoch, shape (num_classes,): the prior that the network is trained on.
+        """Return p_y of an epoch, shape (num_classes,): the prior that the network is trained on.
 
         Examples:
             >>> sampler = ClassSampler([0, 0, 0, 1], rule="progressive", epochs=3)
@@ -103,16 +116,17 @@ class ClassSampler:
             [[0.75, 0.25], [0.625, 0.375], [0.5, 0.5]]
         """
         weights = np.zeros(len(self.counts))
-        weights[self._classes] = self._probabilities(_epoch(epoch, "ClassSampler.class_weights"))
+        epoch = _checks.whole(epoch, name="epoch", at_least=0)
+        weights[self._classes] = self._probabilities(epoch)
         return weights
 
     def indices(self, epoch: int) -> IntArray:
-        """The examples of an epoch in their order, int64, shape (len(sampler),).
+        """Return the examples of an epoch in their order, int64, shape (len(sampler),).
 
         Args:
             epoch: counted from 0.
         """
-        epoch = _epoch(epoch, "ClassSampler.indices")
+        epoch = _checks.whole(epoch, name="epoch", at_least=0)
         random = np.random.default_rng([self.seed, epoch])
         if self._mixture(epoch) == 0.0:
             return self._passes(random)
@@ -125,26 +139,26 @@ class ClassSampler:
         return order
 
     def _mixture(self, epoch: int) -> float:
-        """t: how far from instance sampling (0) to the rule (1)."""
+        """Return t, the share of the rule beside instance sampling."""
         if self.rule == "instance":
             return 0.0
         return 1.0 if self.epochs is None else min(epoch / (self.epochs - 1), 1.0)
 
     def _probabilities(self, epoch: int) -> FloatArray:
-        """p_y of the classes that have examples, by size."""
+        """Return p_y of the classes that have examples, by size."""
         t = self._mixture(epoch)
         wanted = np.sqrt(self._sizes) if self.rule == "square-root" else np.ones(len(self._sizes))
         p: FloatArray = (1 - t) * self._sizes / self._sizes.sum() + t * wanted / wanted.sum()
         return p
 
     def _passes(self, random: np.random.Generator) -> IntArray:
-        """Every example once, shuffled, and again from the start if the epoch is longer."""
+        """Return every example once, shuffled, and again from the start if the epoch is longer."""
         examples = len(self._members)
         passes = [random.permutation(examples) for _ in range(0, len(self), examples)]
         return np.concatenate(passes)[: len(self)]
 
     def _draws(self, epoch: int, random: np.random.Generator) -> IntArray:
-        """How often each class is drawn: m·p_y rounded up or down, with sum m."""
+        """Return how often each class is drawn: m·p_y rounded up or down, with sum m."""
         if self.rule == "under":
             return np.full(len(self._sizes), self._sizes[0])
         # Systematic sampling: one random start, whole numbers between the cumulated shares. In
@@ -159,7 +173,7 @@ class ClassSampler:
         return draws
 
     def _stream(self, draws: IntArray, random: np.random.Generator) -> IntArray:
-        """The drawn examples class by class, each class in shuffled passes over its members."""
+        """Return the drawn examples by class, each class in shuffled passes over its members."""
         sizes, firsts = np.unique(self._sizes, return_index=True)
         pieces = []
         for size, first, end in zip(sizes, firsts, [*firsts[1:], len(draws)], strict=True):
@@ -176,21 +190,9 @@ class ClassSampler:
             pieces.append(block[np.arange(size) < length[:, None]])
         return np.concatenate(pieces)
 
-    def _check_length(self, num_samples: int | None, *, caller: str) -> int:
-        if self.rule != "under":
-            if num_samples is None:
-                return len(self._members)
-            return _checks.whole(num_samples, caller, name="num_samples")
-        if num_samples is not None:
-            raise InputError(
-                f"{caller}: `num_samples` is {num_samples}, but the rule 'under' takes as many "
-                f"of each class as the smallest has; leave it out, or take 'class-balanced'."
-            )
-        return int(len(self._sizes) * self._sizes[0])
-
 
 def _by_group(groups: NDArray[Any], num_groups: int) -> NDArray[Any]:
-    """Positions by group, ascending within each: a stable argsort in linear time."""
+    """Return positions by group, ascending within each: a stable argsort in linear time."""
     # The transposition of a matrix with one entry per row is a counting sort.
     wide = np.int32 if len(groups) < 2**31 - 1 else np.int64
     from scipy import sparse  # here: reading data must not need it
@@ -204,23 +206,3 @@ def _by_group(groups: NDArray[Any], num_groups: int) -> NDArray[Any]:
         shape=(len(groups), num_groups),
     )
     return np.asarray(rows.tocsc().indices)
-
-
-def _epoch(epoch: Any, caller: str) -> int:
-    return _checks.whole(epoch, caller, name="epoch", at_least=0)
-
-
-def _check_epochs(epochs: Any, rule: str, *, caller: str) -> int | None:
-    if rule == "progressive":
-        if epochs is None:
-            raise InputError(
-                f"{caller}: the rule 'progressive' needs `epochs`, the number of epochs until "
-                f"sampling is class-balanced."
-            )
-        return _checks.whole(epochs, caller, name="epochs", at_least=2)
-    if epochs is not None:
-        raise InputError(
-            f"{caller}: `epochs` is {epochs}, but the rule {rule!r} is the same in every epoch; "
-            f"leave it out, or take 'progressive'."
-        )
-    return None

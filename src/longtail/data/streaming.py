@@ -10,41 +10,42 @@ import errno
 import logging
 import multiprocessing
 import os
-import select
 import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.data.decoding import _cores
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, RandomCrop
+from longtail.data.photos import CenterCrop, PhotoError, RandomCrop
 from longtail.data.samplers import ClassSampler
 
 _checks.require("torch", extra="torch")
 
 import torch
 from torch import distributed
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from longtail.data._requests import (
-    Fetched,
-    InOrder,
-    Planned,
-    Request,
-    Requests,
-    Sampled,
-    StreamedImages,
-    View,
-)
-from longtail.data.torch_samplers import DistributedClassSampler
+from longtail.data.torch_samplers import DistributedClassSampler, processes
+
+View = RandomCrop | CenterCrop
 
 _SHARED = "/dev/shm"  # where Linux keeps memory that processes share
+_WAIT_SECONDS = 600.0  # for a batch: a disk may sleep, but a worker that hangs must not go unseen
+# Errors of asking a worker that has just died for a batch that it had announced.
+_CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
+_SIGNAL_SECONDS = 1.0  # from a lost connection to torch's signal, on a busy machine too
+_MORE_SHARED = (
+    "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "
+    "batches"
+)
 _logger = logging.getLogger("longtail")
 
 
@@ -62,45 +63,13 @@ class Batch(NamedTuple):
     indices: torch.Tensor
 
 
-def planned_stream(
-    data: ListedImages,
-    *,
-    batch_size: int,
-    view: View,
-    seed: int,
-    workers: int | None = None,
-    prefetch: int = 4,
-    on_error: str = "stop",
-    pin_memory: bool | None = None,
-) -> ImageStream:
-    """Batches that the caller lays down, epoch by epoch, with `ImageStream.set_plan`.
+class StreamOptions(TypedDict, total=False):
+    """Options of every stream; see `ImageStream`."""
 
-    For a trainer that knows its global batches and takes a part of each.
-
-    Args:
-        data: what to stream.
-        batch_size: of the largest batch there will be.
-        view: the crop.
-        seed: of the crops.
-        workers: and what follows: see `ImageStream`.
-        prefetch: likewise.
-        on_error: likewise.
-        pin_memory: likewise.
-
-    Returns:
-        The stream, empty until a plan is set.
-    """
-    return ImageStream(
-        data,
-        Planned(),
-        batch_size=batch_size,
-        view=view,
-        seed=_checks.whole(seed, "planned_stream", name="seed", at_least=0),
-        workers=workers,
-        prefetch=prefetch,
-        on_error=on_error,
-        pin_memory=pin_memory,
-    )
+    workers: int | None
+    prefetch: int
+    on_error: str
+    pin_memory: bool | None
 
 
 def training_stream(
@@ -110,13 +79,10 @@ def training_stream(
     sampler: DistributedClassSampler | None = None,
     view: RandomCrop | None = None,
     seed: int = 0,
-    workers: int | None = None,
-    prefetch: int = 4,
-    on_error: str = "stop",
     drop_last: bool = False,
-    pin_memory: bool | None = None,
+    **options: Unpack[StreamOptions],
 ) -> ImageStream:
-    """Shuffled or resampled epochs with random crops.
+    """Stream shuffled or resampled epochs with random crops.
 
     A crop depends on `seed`, the epoch and the number of its draw in the epoch of all processes,
     on nothing else: neither workers nor processes change it, and an example that is drawn more
@@ -128,43 +94,31 @@ def training_stream(
         sampler: which examples, and this process's share; every example once if None.
         view: the crop; `RandomCrop` to 224 pixels if None.
         seed: of crops, and of the order where there is no sampler.
-        workers: and what follows: see `ImageStream`.
-        prefetch: likewise.
-        on_error: likewise.
-        drop_last: likewise.
-        pin_memory: likewise.
+        drop_last: whether to leave out a last batch that is smaller than the others.
+        **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
 
     Returns:
         The stream; call `set_epoch` before each epoch.
     """
-    caller = "training_stream"
-    seed = _checks.whole(seed, caller, name="seed", at_least=0)
+    seed = _checks.whole(seed, name="seed", at_least=0)
+    batch_size = _checks.whole(batch_size, name="batch_size")
     if sampler is None:
         drawn = ClassSampler(data.labels, num_classes=data.num_classes, seed=seed)
         sampler = DistributedClassSampler(drawn)
     elif not isinstance(sampler, DistributedClassSampler):
         raise InputError(
-            f"{caller}: `sampler` must be a DistributedClassSampler, which is right for one "
-            f"process too; got {type(sampler).__name__}."
+            f"`sampler` must be a DistributedClassSampler, which is right for one process too; "
+            f"got {type(sampler).__name__}."
         )
     examples = int(sampler.sampler.counts.sum())
     if examples != len(data):
         raise InputError(
-            f"{caller}: `sampler` draws from {examples:,} examples, but the data has "
-            f"{len(data):,}; make it from data.labels."
+            f"`sampler` draws from {examples:,} examples, but the data has {len(data):,}; make it "
+            f"from data.labels."
         )
-    return ImageStream(
-        data,
-        Sampled(sampler),
-        batch_size=batch_size,
-        view=view or RandomCrop(),
-        seed=seed,
-        workers=workers,
-        prefetch=prefetch,
-        on_error=on_error,
-        drop_last=drop_last,
-        pin_memory=pin_memory,
-    )
+    requests = _Sampled(sampler, batch_size, drop_last)
+    view = view or RandomCrop()
+    return ImageStream(data, requests, batch_size=batch_size, view=view, seed=seed, **options)
 
 
 def evaluation_stream(
@@ -174,12 +128,9 @@ def evaluation_stream(
     view: CenterCrop | None = None,
     num_replicas: int | None = None,
     rank: int | None = None,
-    workers: int | None = None,
-    prefetch: int = 4,
-    on_error: str = "stop",
-    pin_memory: bool | None = None,
+    **options: Unpack[StreamOptions],
 ) -> ImageStream:
-    """Every example once, over all processes together, with nothing random.
+    """Stream every example once, over all processes together, with nothing random.
 
     Args:
         data: what to stream.
@@ -187,69 +138,121 @@ def evaluation_stream(
         view: the crop; `CenterCrop`, 256 to 224 pixels, if None.
         num_replicas: number of processes; by default torch.distributed's, or 1 without it.
         rank: of this process, likewise; it sees every `num_replicas`-th example from here on.
-        workers: and what follows: see `ImageStream`.
-        prefetch: likewise.
-        on_error: likewise.
-        pin_memory: likewise.
+        **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
 
     Returns:
         The stream; `Batch.indices` says where results belong.
     """
-    return ImageStream(
-        data,
-        InOrder(len(data), num_replicas, rank),
-        batch_size=batch_size,
-        view=view or CenterCrop(),
-        seed=0,
-        workers=workers,
-        prefetch=prefetch,
-        on_error=on_error,
-        pin_memory=pin_memory,
-    )
+    batch_size = _checks.whole(batch_size, name="batch_size")
+    num_replicas, rank = processes(num_replicas, rank)
+    mine = np.arange(rank, len(data), num_replicas)
+    parts = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+    requests = [Request(0, part, part) for part in parts]
+    view = view or CenterCrop()
+    return ImageStream(data, requests, batch_size=batch_size, view=view, seed=0, **options)
 
 
-def _context() -> Any | None:
-    """How workers start: forked, but not by a process with CUDA, or one that is one of several.
+def planned_stream(
+    data: ListedImages,
+    *,
+    batch_size: int,
+    view: View,
+    seed: int,
+    **options: Unpack[StreamOptions],
+) -> ImageStream:
+    """Stream batches that the caller lays down, epoch by epoch, with `ImageStream.set_plan`.
 
-    Its threads may hold a lock at that moment, which the worker would wait for forever. A server
-    forks them instead, which has torch loaded and no threads.
+    For a trainer that knows its global batches and takes a part of each.
+
+    Args:
+        data: what to stream.
+        batch_size: of the largest batch there will be.
+        view: the crop.
+        seed: of the crops.
+        **options: workers, prefetch, on_error and pin_memory, see `ImageStream`.
+
+    Returns:
+        The stream, empty until a plan is set.
     """
-    several = distributed.is_available() and distributed.is_initialized()
-    if not several and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["longtail.data.streaming"])
-    return context
+    seed = _checks.whole(seed, name="seed", at_least=0)
+    return ImageStream(data, _Plan(), batch_size=batch_size, view=view, seed=seed, **options)
 
 
-def _end_with(trainer: int, _: int) -> None:
-    """In a worker that a server forked: end when the training process is gone.
+class Request(NamedTuple):
+    """A batch to decode; `draws` number the draws of the epoch of all processes."""
 
-    Its own parent is the server, which lives as long as its workers do; so both would stay, with
-    all their memory, after the process that they work for was killed.
-    """
-
-    def wait() -> None:
-        try:
-            select.select([os.pidfd_open(trainer)], [], [])  # readable once it has ended
-        except ProcessLookupError:
-            pass  # it ended before
-        except (AttributeError, OSError):  # not Linux, or an old one
-            while _is_there(trainer):
-                time.sleep(5.0)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    epoch: int
+    indices: IntArray
+    draws: IntArray
 
 
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+class Fetched(NamedTuple):
+    """A decoded batch; `failures` are (index, reason), and their places are left out."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+    failures: list[tuple[int, str]]
+
+
+class _Plan(list[Request]):
+    """Requests that `ImageStream.set_plan` lays down."""
+
+
+class _Sampled:
+    """The requests of a sampler's epoch, each index with its place in that of all processes."""
+
+    def __init__(self, sampler: DistributedClassSampler, batch_size: int, drop_last: bool) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.sampler), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Request]:
+        sampler, size = self.sampler, self.batch_size
+        epoch, step, indices = int(sampler.epoch), sampler.num_replicas, iter(sampler)
+        draw = None
+        while some := list(islice(indices, size)):
+            if len(some) < size and self.drop_last:
+                return
+            if draw is None:  # known once the sampler has begun
+                draw = sampler.state_dict(taken=0)["position"] + sampler.rank
+            yield Request(epoch, np.array(some, np.int64), draw + step * np.arange(len(some)))
+            draw += step * len(some)
+
+
+class StreamedImages(Dataset[Any]):
+    """The data set that torch's workers hold; it answers requests for whole batches."""
+
+    def __init__(self, data: ListedImages, view: View, seed: int) -> None:
+        self.data, self.view, self.seed = data, view, seed
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, request: Request) -> Fetched:
+        """Decode a batch; torch's fetcher calls this with what the batch sampler yields."""
+        size, wanted = self.view.size, len(request.indices)
+        pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)
+        if get_worker_info() is not None:
+            # Too little of it is an error here; in the thread of torch's queue it is a hang.
+            pixels.share_memory_()  # type: ignore[no-untyped-call]
+        out = pixels.numpy()
+        kept: list[int] = []
+        failures: list[tuple[int, str]] = []
+        for index, draw in zip(request.indices.tolist(), request.draws.tolist(), strict=True):
+            random = np.random.default_rng([self.seed, request.epoch, draw])
+            try:
+                out[len(kept)] = self.view(self.data.file(index), random)
+            except PhotoError as error:
+                failures.append((index, error.reason))
+            else:
+                kept.append(index)
+        chosen = np.array(kept, np.int64)
+        images = pixels[: len(kept)].permute(0, 3, 1, 2)
+        labels = torch.from_numpy(self.data.labels[chosen])
+        return Fetched(images, labels, torch.from_numpy(chosen), failures)
 
 
 class ImageStream:
@@ -257,8 +260,8 @@ class ImageStream:
 
     Args:
         data: what to stream.
-        source: which examples, in which order.
-        batch_size: of this process.
+        requests: the batches of an epoch, anew in each iteration.
+        batch_size: of the largest of them.
         view: the crop.
         seed: of the crops.
         workers: processes that decode; by default this process's share of the cores. With 0
@@ -266,7 +269,6 @@ class ImageStream:
         prefetch: batches that each worker keeps ready.
         on_error: what a file that can't be decoded does: ``stop``, with its name; or ``skip``,
             which leaves it out of its batch, logs its name and counts it.
-        drop_last: whether to leave out a last batch that is smaller than the others.
         pin_memory: page-locked batches, which reach a GPU faster; by default where there is one.
 
     Attributes:
@@ -276,7 +278,7 @@ class ImageStream:
     def __init__(
         self,
         data: ListedImages,
-        source: Sampled | InOrder | Planned,
+        requests: _Sampled | list[Request],
         *,
         batch_size: int,
         view: View,
@@ -284,37 +286,29 @@ class ImageStream:
         workers: int | None = None,
         prefetch: int = 4,
         on_error: str = "stop",
-        drop_last: bool = False,
         pin_memory: bool | None = None,
     ) -> None:
-        caller = "ImageStream"
         _checks.require("PIL", extra="train")
-        batch_size = _checks.whole(batch_size, caller, name="batch_size")
-        if workers is None:
-            workers = default_workers()
-        self.workers = _checks.whole(workers, caller, name="workers", at_least=0)
-        self.prefetch = _checks.whole(prefetch, caller, name="prefetch")
-        self.on_error = _checks.choice(on_error, ("stop", "skip"), caller, name="on_error")
+        workers = default_workers() if workers is None else workers
+        self.workers = _checks.whole(workers, name="workers", at_least=0)
+        self.prefetch = _checks.whole(prefetch, name="prefetch")
+        self.on_error = _checks.choice(on_error, ("stop", "skip"), name="on_error")
         self.data, self.skipped = data, Counter[int]()
-        self._source = source
+        self._requests = requests
         self._batch_bytes = batch_size * 3 * view.size**2
         self._check_shared_memory()
-        planned = isinstance(source, Planned)
-        requests = source if planned else Requests(source, batch_size, drop_last)
-        context = _context() if self.workers else None
+        parallel: dict[str, Any] = {}
+        if self.workers:
+            parallel = {"prefetch_factor": self.prefetch, "persistent_workers": True}
+            parallel |= {"timeout": _WAIT_SECONDS, "worker_init_fn": _end_with_parent}
         self._loader: DataLoader[Any] = DataLoader(
-            StreamedImages(data, view=view, seed=seed),
+            StreamedImages(data, view, seed),
             batch_sampler=requests,  # type: ignore[arg-type]
             num_workers=self.workers,
-            collate_fn=_as_it_is,  # a request is answered with a batch
+            collate_fn=_unchanged,  # a request is answered with a batch
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-            prefetch_factor=self.prefetch if self.workers else None,
             generator=torch.Generator(),  # nothing here draws from it; torch's own stays untouched
-            persistent_workers=self.workers > 0,
-            multiprocessing_context=context,
-            timeout=_WAIT_SECONDS if self.workers else 0,
-            # Workers that were forked here look at their parent themselves.
-            worker_init_fn=None if context is None else partial(_end_with, os.getpid()),
+            **parallel,
         )
 
     def __len__(self) -> int:
@@ -323,12 +317,11 @@ class ImageStream:
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next, for its order and its crops."""
-        if not isinstance(self._source, Sampled):
+        if not isinstance(self._requests, _Sampled):
             raise InputError(
-                "ImageStream.set_epoch: evaluation has no epochs, and a planned stream takes "
-                "`set_plan`."
+                "evaluation has no epochs, and a planned stream takes `set_plan`, not `set_epoch`."
             )
-        self._source.sampler.set_epoch(epoch)
+        self._requests.sampler.set_epoch(epoch)
 
     def set_plan(self, epoch: int, batches: Iterable[tuple[IntArray, IntArray]]) -> None:
         """Lay down the next epoch, in a stream that `planned_stream` made.
@@ -338,12 +331,14 @@ class ImageStream:
             batches: for each batch the positions in the data, and the number of each example's
                 draw in the epoch of all processes, on which its crop depends.
         """
-        if not isinstance(self._source, Planned):
-            raise InputError("ImageStream.set_plan: this stream has its own plan.")
-        self._source.requests = [Request(epoch, rows, draws) for rows, draws in batches]
+        if not isinstance(self._requests, _Plan):
+            raise InputError("this stream has its own plan; `set_plan` is for planned streams.")
+        self._requests[:] = [Request(epoch, rows, draws) for rows, draws in batches]
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch, or what the sampler's state has left of it."""
+        """Yield the batches of an epoch, or what the sampler's state has left of it."""
+        if self.workers:  # which start now, the first time
+            self._loader.multiprocessing_context = _start_method()
         try:  # all of it: torch tells of a lost worker by a signal, which may come at any line
             try:
                 for fetched in self._loader:
@@ -362,14 +357,13 @@ class ImageStream:
         index, reason = fetched.failures[0]
         if self.on_error == "stop":
             raise InputError(
-                f"ImageStream: {self.data.file(index)} {reason}. Replace it or take it off the "
-                f"list; `longtail data check` finds all such files beforehand, and "
-                f"on_error='skip' leaves them out."
+                f"{self.data.file(index)} {reason}. Replace it or take it off the list; `longtail "
+                f"data check` finds all such files beforehand, and on_error='skip' leaves them out."
             )
         if not len(fetched.indices):
             raise InputError(
-                f"ImageStream: none of the {len(fetched.failures)} images of a batch can be "
-                f"decoded, so nothing is left of it; the first, {self.data.file(index)}, {reason}."
+                f"none of the {len(fetched.failures)} images of a batch can be decoded, so nothing "
+                f"is left of it; the first, {self.data.file(index)}, {reason}."
             )
         for index, reason in fetched.failures:
             if index not in self.skipped:
@@ -384,13 +378,13 @@ class ImageStream:
         free = shutil.disk_usage(_SHARED).free
         if need > free:
             raise InputError(
-                f"ImageStream: {self.workers} workers that keep {self.prefetch} batches of "
+                f"{self.workers} workers that keep {self.prefetch} batches of "
                 f"{_megabytes(self._batch_bytes)} ready need {_megabytes(need)} of shared memory, "
                 f"but {_SHARED} has {_megabytes(free)} free; {_MORE_SHARED}."
             )
 
     def _explained(self, error: Exception) -> Exception:
-        """What torch says when a worker is lost, with what to do about it."""
+        """Return an error that says what to do about a worker that torch has lost."""
         text = str(error)
         if self.workers and isinstance(error, _CUT_OFF):
             text = f"DataLoader worker exited: {text or type(error).__name__}"
@@ -418,17 +412,33 @@ class ImageStream:
         return error
 
 
-# What comes of asking a worker that has just died for a batch that it had announced.
-_CUT_OFF = (EOFError, ConnectionError, FileNotFoundError)
-_WAIT_SECONDS = 600.0  # for a batch: a disk may sleep, but a worker that hangs must not go unseen
-_SIGNAL_SECONDS = 1.0  # from a lost connection to the signal, on a busy machine too
-_MORE_SHARED = (
-    "enlarge it (docker run --shm-size=8g), or use fewer workers, a smaller prefetch or smaller "
-    "batches"
-)
+def _start_method() -> Any | None:
+    """Return torch's way to start workers, but no fork of a process with CUDA or a group.
+
+    Its threads may hold a lock at that moment, which the worker would wait for forever. A server
+    forks them instead, which has torch loaded and no threads.
+    """
+    several = distributed.is_available() and distributed.is_initialized()
+    if os.name == "nt" or not (several or torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return None
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["longtail.data.streaming"])
+    return context
 
 
-def _as_it_is(fetched: Any) -> Any:
+def _end_with_parent(_: int) -> None:
+    """In a worker, end when the training process is gone, even where a server forked it."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _unchanged(fetched: Any) -> Any:
     return fetched
 
 
@@ -437,6 +447,6 @@ def _megabytes(count: int) -> str:
 
 
 def default_workers() -> int:
-    """This process's share of the cores that it may use; torchrun says among how many."""
+    """Return this process's share of the cores that it may use; torchrun says among how many."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, _cores() // (int(local) if local.isdigit() and int(local) else 1))

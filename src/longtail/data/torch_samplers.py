@@ -1,4 +1,4 @@
-"""`ClassSampler` for torch's DataLoader, in one process or many; the drawing itself is there."""
+"""`ClassSampler` for torch's DataLoader, in one process or many."""
 
 from __future__ import annotations
 
@@ -17,25 +17,22 @@ from torch import distributed
 from torch.utils.data import DistributedSampler
 
 
-def processes(num_replicas: int | None, rank: int | None, *, caller: str) -> tuple[int, int]:
-    """How many processes share something, and which one this is.
+def processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return how many processes share the work, and which one this is.
 
     Args:
         num_replicas: torch.distributed's if None, or 1 without it.
         rank: likewise.
-        caller: for messages.
     """
     running = distributed.is_available() and distributed.is_initialized()
     if num_replicas is None:
         num_replicas = distributed.get_world_size() if running else 1
     if rank is None:
         rank = distributed.get_rank() if running else 0
-    num_replicas = _checks.whole(num_replicas, caller, name="num_replicas")
-    rank = _checks.whole(rank, caller, name="rank", at_least=0)
+    num_replicas = _checks.whole(num_replicas, name="num_replicas")
+    rank = _checks.whole(rank, name="rank", at_least=0)
     if rank >= num_replicas:
-        raise InputError(
-            f"{caller}: `rank` must be below `num_replicas`, {num_replicas}; got {rank}."
-        )
+        raise InputError(f"`rank` must be below `num_replicas`, {num_replicas}; got {rank}.")
     return num_replicas, rank
 
 
@@ -74,17 +71,16 @@ class DistributedClassSampler(DistributedSampler[int]):
         rank: int | None = None,
         drop_last: bool = True,
     ) -> None:
-        caller = type(self).__name__
         if not isinstance(sampler, ClassSampler):
             raise InputError(
-                f"{caller}: `sampler` must be a ClassSampler; got {type(sampler).__name__}. "
-                f"Make one from the labels: ClassSampler(labels, rule='class-balanced')."
+                f"`sampler` must be a ClassSampler; got {type(sampler).__name__}. Make one from "
+                f"the labels: ClassSampler(labels, rule='class-balanced')."
             )
-        num_replicas, rank = processes(num_replicas, rank, caller=caller)
+        num_replicas, rank = processes(num_replicas, rank)
         if drop_last and len(sampler) < num_replicas:
             raise InputError(
-                f"{caller}: the epoch has {len(sampler)} examples for {num_replicas} processes, "
-                f"so drop_last=True leaves nothing; pass drop_last=False."
+                f"the epoch has {len(sampler)} examples for {num_replicas} processes, so "
+                f"drop_last=True leaves nothing; pass drop_last=False."
             )
         # torch's sampler asks its data set only for its length.
         super().__init__(
@@ -102,7 +98,7 @@ class DistributedClassSampler(DistributedSampler[int]):
         self._handed_out = 0  # up to where it got
 
     def __iter__(self) -> Iterator[int]:
-        """This process's indices of the epoch, or what a loaded state has left of it."""
+        """Yield this process's indices of the epoch, or what a loaded state has left of it."""
         self._begun = self._handed_out = self._start
         self._start = 0
         mine = self._share(self.sampler.indices(self.epoch), self._begun)
@@ -112,23 +108,21 @@ class DistributedClassSampler(DistributedSampler[int]):
                 yield index
 
     def _share(self, epoch: IntArray, start: int) -> IntArray:
-        """Every num_replicas-th index from `start` on, equally many for every process."""
-        rest = epoch[start:]
-        missing = 0 if self.drop_last else -len(rest) % self.num_replicas
-        even = np.concatenate([rest, np.resize(epoch, missing)])
-        return even[: len(even) // self.num_replicas * self.num_replicas][
-            self.rank :: self.num_replicas
-        ]
+        """Return every num_replicas-th index from `start` on, equally many for every process."""
+        rest, step = epoch[start:], self.num_replicas
+        if not self.drop_last:
+            rest = np.concatenate([rest, np.resize(epoch, -len(rest) % step)])
+        return rest[: len(rest) // step * step][self.rank :: step]
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch comes next; another one than the present begins at its start."""
-        epoch = _checks.whole(epoch, "DistributedClassSampler.set_epoch", name="epoch", at_least=0)
+        epoch = _checks.whole(epoch, name="epoch", at_least=0)
         if epoch != self.epoch:
             self._start = self._begun = self._handed_out = 0
         super().set_epoch(epoch)
 
     def state_dict(self, *, taken: int | None = None) -> dict[str, Any]:
-        """Where training stands in the epoch, the same on every process.
+        """Return where training stands in the epoch, the same on every process.
 
         Args:
             taken: how many indices this process has trained on since the iteration began, such
@@ -137,12 +131,11 @@ class DistributedClassSampler(DistributedSampler[int]):
 
         Returns:
             ``epoch``, ``position`` (in the epoch of all processes together) and
-            ``drawn_from``, the sampler in words.
+            ``drawn_from``, the sampler's repr.
         """
         position = self._handed_out
         if taken is not None:
-            caller = "DistributedClassSampler.state_dict"
-            taken = _checks.whole(taken, caller, name="taken", at_least=0)
+            taken = _checks.whole(taken, name="taken", at_least=0)
             position = self._begun + taken * self.num_replicas
         return {"epoch": self.epoch, "position": position, "drawn_from": repr(self.sampler)}
 
@@ -152,15 +145,13 @@ class DistributedClassSampler(DistributedSampler[int]):
         The next iteration yields what was left of the epoch, and the ones after it whole epochs;
         `len` is always that of a whole one.
         """
-        caller = "DistributedClassSampler.load_state_dict"
         if not isinstance(state, dict) or not {"epoch", "position", "drawn_from"} <= set(state):
             raise InputError(
-                f"{caller}: `state` must be what state_dict() gave, with `epoch`, `position` and "
-                f"`drawn_from`."
+                "`state` must be what state_dict() gave, with `epoch`, `position` and `drawn_from`."
             )
         if state["drawn_from"] != repr(self.sampler):
             raise InputError(
-                f"{caller}: the state was drawn from {state['drawn_from']}, and this sampler is "
+                f"the state was drawn from {state['drawn_from']}, and this sampler is "
                 f"{self.sampler!r}."
             )
         self.epoch = int(state["epoch"])
