@@ -218,9 +218,7 @@ def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
 # --- parts that tuning and bake share ---------------------------------------------------------
 
 
-def log_ratio(
-    prior: ClassPrior, target_prior: ClassPrior | None, costs: Any, *, caller: str = ""
-) -> FloatArray:
+def log_ratio(prior: ClassPrior, target_prior: ClassPrior | None, costs: Any) -> FloatArray:
     """Return log π − log q − log c, each part only if given; shape (num_classes,)."""
     if target_prior is not None:
         _checks.prior(target_prior, num_classes=len(prior.probs), name="target_prior")
@@ -230,14 +228,14 @@ def log_ratio(
     return _same_where_equal(of_priors - np.log(class_costs(costs, num_classes=len(of_priors))))
 
 
-def class_costs(costs: Any, *, num_classes: int, caller: str = "") -> FloatArray:
+def class_costs(costs: Any, *, num_classes: int) -> FloatArray:
     """Return checked per-class costs c, ones if None; shape (num_classes,)."""
     if costs is None:
         return np.ones(num_classes)
     return _checks.positive_per_class(costs, num_classes, name="costs")
 
 
-def log_norms(norms: Any, *, num_classes: int, caller: str = "") -> FloatArray:
+def log_norms(norms: Any, *, num_classes: int) -> FloatArray:
     """Return log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
     if isinstance(norms, ClassPrior):
         _checks.prior(norms, num_classes=num_classes, name="norms")
@@ -250,9 +248,7 @@ def log_norms(norms: Any, *, num_classes: int, caller: str = "") -> FloatArray:
     return np.log(_checks.positive_per_class(norms, num_classes, name="norms"))
 
 
-def checked_bias(
-    bias: Any, bias_mode: str, *, num_classes: int, caller: str = ""
-) -> FloatArray | None:
+def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray | None:
     """Return the last layer's bias in float64, which every mode but "scale" needs."""
     _checks.choice(bias_mode, BIAS_MODES, name="bias_mode")
     if bias is None:

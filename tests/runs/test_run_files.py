@@ -76,8 +76,8 @@ def test_tensors_survive_a_file(tmp_path):
         .reshape(1, 2, 3, 4)
         .to(memory_format=torch.channels_last),
     }
-    files.write_tensors(tmp_path / "t.safetensors", tensors, caller="test")
-    found = files.read_tensors(tmp_path / "t.safetensors", caller="test")
+    files.write_tensors(tmp_path / "t.safetensors", tensors)
+    found = files.read_tensors(tmp_path / "t.safetensors")
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].shape == tuple(tensor.shape), name
@@ -90,25 +90,25 @@ def test_the_same_tensors_give_the_same_bytes_that_safetensors_reads(tmp_path):
     from safetensors.numpy import load_file
 
     one = {"b": np.arange(5.0), "a": np.ones((2, 2), np.float32)}
-    files.write_tensors(tmp_path / "1", one, caller="test")
-    files.write_tensors(tmp_path / "2", dict(reversed(one.items())), caller="test")
+    files.write_tensors(tmp_path / "1", one)
+    files.write_tensors(tmp_path / "2", dict(reversed(one.items())))
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     np.testing.assert_array_equal(load_file(tmp_path / "1")["b"], one["b"])
 
 
 def test_a_tensor_of_text_is_refused(tmp_path):
     with pytest.raises(InputError, match="`names` must hold numbers or booleans"):
-        files.write_tensors(tmp_path / "t", {"names": np.array(["a"])}, caller="test")
+        files.write_tensors(tmp_path / "t", {"names": np.array(["a"])})
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -1])
 def test_a_damaged_tensor_file_says_so(tmp_path, cut):
     path = tmp_path / "t.safetensors"
-    files.write_tensors(path, {"a": np.arange(10.0)}, caller="test")
+    files.write_tensors(path, {"a": np.arange(10.0)})
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(InputError, match="is not a readable safetensors file"):
-        files.read_tensors(path, caller="test")
+        files.read_tensors(path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
@@ -194,11 +194,11 @@ def test_without_safetensors_the_message_is_the_install_command(tmp_path, monkey
 
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'longtail\[torch\]'"):
-        files.write_tensors(tmp_path / "t", {"a": np.zeros(1)}, caller="RunWriter.write_model")
+        files.write_tensors(tmp_path / "t", {"a": np.zeros(1)})
 
 
 def test_tensors_are_as_readable_as_other_files(tmp_path):
-    files.write_tensors(tmp_path / "a.safetensors", {"a": np.ones(2)}, caller="test")
+    files.write_tensors(tmp_path / "a.safetensors", {"a": np.ones(2)})
     files.write_bytes(tmp_path / "b.txt", b"b")
     mode = (tmp_path / "a.safetensors").stat().st_mode
     assert mode == (tmp_path / "b.txt").stat().st_mode

@@ -391,7 +391,7 @@ def test_killed_at_any_write_a_run_is_finished_or_says_it_is_not(tmp_path):
         died = kill_at(root, step) == -9
         for path in root.rglob("*"):
             if path.is_file() and path.suffix == ".safetensors":  # a final name is a whole file
-                files.read_tensors(path, caller="test")
+                files.read_tensors(path)
         folders = run_folders(root)
         assert len(folders) == (1 if step else 0)
         if not died:

@@ -230,10 +230,10 @@ def test_force_begins_again(tmp_path, whole):
 def test_a_full_disk_loses_nothing_that_was_written(tmp_path, whole, monkeypatch):
     write = files.write_tensors
 
-    def full(path, tensors, *, caller):
+    def full(path, tensors):
         if "000005" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write(path, tensors, caller=caller)
+        write(path, tensors)
 
     monkeypatch.setattr(files, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):

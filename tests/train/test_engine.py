@@ -201,7 +201,7 @@ def test_logits_that_left_the_numbers_are_named(tmp_path):
     run = train(spec, DATA.train, root=tmp_path)
     weights = {name: np.array(value) for name, value in run.model().items()}
     weights["fc.weight"][:] = np.float32(3e38)
-    files.write_tensors(run.folder / "model.safetensors", weights, caller="test")
+    files.write_tensors(run.folder / "model.safetensors", weights)
     run = Run.open(run.folder, verify=False)
     with pytest.raises(RunError, match=r"not all finite: its training has diverged") as caught:
         evaluate(run, DATA.test)

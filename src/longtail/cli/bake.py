@@ -309,7 +309,7 @@ def _tau_of(path: Path, method: Method) -> float:
 
     if not path.is_file():
         raise InputError(f"--tau-from: there is no file {path}.")
-    document = read_json(path, caller="--tau-from")
+    document = read_json(path)
     tau = document.get("tau") if isinstance(document, dict) else None
     if isinstance(tau, bool) or not isinstance(tau, int | float):
         raise InputError(

@@ -259,7 +259,7 @@ def train(
     for module in ("torch", "safetensors"):
         _checks.require(module, extra="train")
     if tensorboard:
-        _checks.require("tensorboard", extra="tensorboard", caller="longtail train --tensorboard")
+        _checks.require("tensorboard", extra="tensorboard")
     given = [name for name in context.params if _is_given(context, name)]
     if teacher_logits and not teachers:
         raise typer.BadParameter("--teacher-logits needs --teachers")

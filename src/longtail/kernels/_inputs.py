@@ -10,47 +10,42 @@ from torch import Tensor
 from longtail._checks import InputError
 
 
-def check_factors(features: Any, weight: Any, *, caller: str = "") -> None:
+def check_factors(features: Any, weight: Any) -> None:
     """Refuse features and weights whose product is no matrix of logits."""
-    lead = f"{caller}: " if caller else ""
     for name, tensor in (("features", features), ("weight", weight)):
         if not isinstance(tensor, Tensor) or tensor.ndim != 2 or not tensor.is_floating_point():
             raise InputError(
-                f"{lead}`{name}` must be a floating-point tensor of two dimensions; got "
+                f"`{name}` must be a floating-point tensor of two dimensions; got "
                 f"{what_came(tensor)}."
             )
     if features.shape[1] != weight.shape[1]:
         raise InputError(
-            f"{lead}`features` and `weight` must agree in their last dimension; their shapes "
+            f"`features` and `weight` must agree in their last dimension; their shapes "
             f"are {tuple(features.shape)} and {tuple(weight.shape)}."
         )
     if _factor_dtype(features) != _factor_dtype(weight):
         raise InputError(
-            f"{lead}`features` and `weight` must have one type, but are in {features.dtype} "
+            f"`features` and `weight` must have one type, but are in {features.dtype} "
             f"and {weight.dtype}; pass features.to(weight.dtype), or use torch.autocast, which "
             f"brings both into its own."
         )
 
 
-def check_labels(target: Any, rows: int, *, of: str, caller: str = "") -> None:
+def check_labels(target: Any, rows: int, *, of: str) -> None:
     """Refuse a target that is not one integer label per row.
 
     Args:
         target: as it came.
         rows: how many there are.
         of: what has them, ``logits`` or ``features``.
-        caller: for the message; new code leaves it out.
     """
-    lead = f"{caller}: " if caller else ""
     if not isinstance(target, Tensor) or target.shape != (rows,):
         raise InputError(
-            f"{lead}`target` must be a tensor of shape ({rows},), one label per "
+            f"`target` must be a tensor of shape ({rows},), one label per "
             f"row of the {of}; got {what_came(target)}."
         )
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-        raise InputError(
-            f"{lead}`target` must be integer class labels; their dtype is {target.dtype}."
-        )
+        raise InputError(f"`target` must be integer class labels; their dtype is {target.dtype}.")
 
 
 def what_came(value: Any) -> object:

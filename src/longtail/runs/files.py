@@ -106,7 +106,7 @@ def write_json(path: Path | str, document: Any) -> None:
     write_bytes(path, json_bytes(document))
 
 
-def read_json(path: Path | str, *, caller: str = "") -> Any:
+def read_json(path: Path | str) -> Any:
     """Return the JSON in a file, or say in one line why it can't be read."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
@@ -201,7 +201,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_tensors(path: Path | str, tensors: Mapping[str, Any], *, caller: str = "") -> None:
+def write_tensors(path: Path | str, tensors: Mapping[str, Any]) -> None:
     """Write named arrays (NumPy or torch) to a safetensors file, atomically.
 
     The same tensors give the same bytes.
@@ -226,7 +226,7 @@ def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def read_tensors(path: Path | str, *, caller: str = "") -> dict[str, NDArray[Any]]:
+def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
     """Return all arrays of a safetensors file, as read-only memory maps.
 
     The safetensors package checks the header; its own reader would load every array whole.

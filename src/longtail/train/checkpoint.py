@@ -61,7 +61,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], *, epochs: int, seconds: f
     path = folder / f"checkpoint-{epochs:06d}.safetensors"
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # of an attempt before: it must not vouch for the new tensors
-    files.write_tensors(path, tensors, caller="train")
+    files.write_tensors(path, tensors)
     files.write_json(record, {"epochs": epochs, "seconds": seconds, "sha256": files.sha256(path)})
     records = _records(folder)
     here = records.index(record)
@@ -123,11 +123,11 @@ def as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def _read(record: Path) -> Checkpoint:
-    found = files.read_json(record, caller="train")
+    found = files.read_json(record)
     path = record.with_suffix(".safetensors")
     if files.sha256(path) != found["sha256"]:
         raise InputError("its content is not what was written")
-    tensors = as_tensors(files.read_tensors(path, caller="train"))
+    tensors = as_tensors(files.read_tensors(path))
     return Checkpoint(int(found["epochs"]), float(found["seconds"]), tensors)
 
 

@@ -228,7 +228,7 @@ class ShardedHead(nn.Module):
         self._check_features(features)
         self._check_criterion(criterion, features)
         ignored = criterion.ignore_index
-        check_labels(target, len(features), of="features", caller="ShardedHead.loss")
+        check_labels(target, len(features), of="features")
         target = target.long()  # in uint8 a comparison with -100 would find 156
         whole, split = self._whole_batch(features, rows)
         if split is not None:

@@ -125,7 +125,7 @@ class TeacherPool:
         path = folder / PINNED
         if not path.exists():
             files.write_json(path, weights)
-        elif files.read_json(path, caller="train") != weights:
+        elif files.read_json(path) != weights:
             raise RunError(
                 f"{folder} was begun with other weights of its teachers, which were trained again "
                 f"since; pass --force (force=True) to begin again."

@@ -41,7 +41,7 @@ class TensorBoard:
     """
 
     def __init__(self) -> None:
-        _checks.require("tensorboard", extra="tensorboard", caller="TensorBoard")
+        _checks.require("tensorboard", extra="tensorboard")
         self._writers: dict[Path, SummaryWriter] = {}
 
     def __call__(self, end: EpochEnd) -> None:
