@@ -243,7 +243,7 @@ def silent(action):
 )
 def test_adjusting_what_is_baked_is_told_of(model):
     model.fit(X, Y)
-    message = r"the estimator has an adjustment baked in already \(tau = 1\), .* favours rare"
+    message = r"the estimator has an adjustment baked in already \(tau = 1\), .* favours the rare"
     baked = bake_logit_adjustment(model, PRIOR)
     told(lambda: LogitAdjustedClassifier(FrozenEstimator(baked)).fit(X, Y), message)
     for plain in (
@@ -259,7 +259,9 @@ def test_adjusting_what_is_baked_is_told_of(model):
 
 def test_baking_a_classifier_that_favours_rare_classes_itself_is_told_of():
     weighted = LogisticRegression(class_weight="balanced").fit(X, Y)
-    message = r"LogisticRegression weighs classes itself \(class_weight='balanced'\), .* twice; use"
+    message = (
+        r"LogisticRegression weighs classes itself \(class_weight='balanced'\), .* twice; leave"
+    )
     told(lambda: bake_logit_adjustment(weighted, PRIOR), message)
     silent(lambda: bake_logit_adjustment(weighted, PRIOR, tau=0.3))
     silent(lambda: bake_logit_adjustment(weighted, ClassPrior.uniform(3)))

@@ -153,7 +153,7 @@ except OSError as error:
     ("call", "left"),
     [
         ("files.write_bytes(sys.argv[1] + '/a', b'x' * 5000)", []),
-        ("files.write_tensors(sys.argv[1] + '/a', {'x': np.zeros(5000)}, caller='t')", []),
+        ("files.write_tensors(sys.argv[1] + '/a', {'x': np.zeros(5000)})", []),
         ("files.append(sys.argv[1] + '/a', b'x' * 5000)", ["a"]),
     ],
 )
@@ -193,7 +193,7 @@ def test_without_safetensors_the_message_is_the_install_command(tmp_path, monkey
     from longtail import MissingExtraError
 
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'longtail\[torch\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'longtail\[train\]'"):
         files.write_tensors(tmp_path / "t", {"a": np.zeros(1)})
 
 

@@ -493,6 +493,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             model = f"the estimator has an adjustment baked in already (tau = {baked:.4g})"
         text = adjusted_twice(model, self.prior_, tau=self._tau)
         if text is not None:
+            text = f"{text.removesuffix('.')} (prior='effective')."
             warnings.warn(text, AdjustedTwiceWarning, stacklevel=3)
 
     def __sklearn_tags__(self) -> Any:
