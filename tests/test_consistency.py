@@ -10,7 +10,6 @@ from longtail import ClassPrior, InputError, Margin, margins
 from longtail.consistency import (
     PosthocLogitAdjustment,
     PosthocWeightNormalization,
-    Verdict,
     check_consistency,
 )
 
@@ -238,15 +237,6 @@ def test_under_a_uniform_prior_the_usual_margins_are_consistent(size, make):
 # How fine the judgement is.
 
 
-def test_single_precision_margins_need_a_tolerance():
-    exact = margins.logit_adjusted(THREE)
-    rounded = Margin(
-        exact.alpha, exact.positive.astype(np.float32), exact.negative.astype(np.float32)
-    )
-    assert check_consistency(rounded, THREE).consistent is False
-    assert check_consistency(rounded, THREE, tolerance=1e-6).consistent is True
-
-
 @pytest.mark.parametrize("deviation", [1e-4, 1e-6, 1e-8])
 @PRIORS
 def test_small_deviations_are_still_refuted(deviation, prior):
@@ -256,6 +246,12 @@ def test_small_deviations_are_still_refuted(deviation, prior):
     witness = verdict.witness
     f = np.log(witness.eta) - (1 + deviation) * prior.log_probs  # its closed form
     assert np.argmax(f) == witness.wins != witness.should_win
+
+
+def test_a_tolerance_takes_a_deviation_for_rounding():
+    rounded = margins.logit_adjusted(THREE, tau=1 + 1e-7)
+    assert check_consistency(rounded, THREE).consistent is False
+    assert check_consistency(rounded, THREE, tolerance=1e-6).consistent is True
 
 
 def test_a_deviation_below_double_precision_is_undecided():
@@ -343,15 +339,12 @@ def test_a_verdict_reads_like_a_sentence_and_survives_json():
     verdict = check_consistency(margins.adaptive(TWO), TWO)
     assert str(verdict).startswith("adaptive: not consistent. Lemma 2 fails: ")
     assert "Witness: at η = (0.76, 0.24) class 1 should win" in str(verdict)
+    with pytest.raises(TypeError, match=r"ask for verdict\.consistent"):
+        bool(verdict)
     plain = verdict.to_dict()
     assert plain["consistent"] is False
     assert plain["witness"]["eta"] == [0.76, 0.24]
     assert check_consistency(margins.balanced(TWO), TWO).to_dict()["witness"] is None
-
-
-def test_a_verdict_is_not_a_truth_value():
-    with pytest.raises(TypeError, match=r"ask for verdict\.consistent"):
-        bool(Verdict("x", False, "because."))
 
 
 @pytest.mark.parametrize(

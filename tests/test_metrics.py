@@ -224,6 +224,7 @@ def test_to_dict_is_strict_json():
     assert loaded["groups"]["few"]["error"] is None
     assert loaded["confusion"] == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
     assert loaded["reliability"]["accuracy"][0] is None
+    assert len(loaded["reliability"]["edges"]) == 16
 
 
 @given(st.integers(0, 10_000))

@@ -1,4 +1,4 @@
-"""posthoc: the equations, three array libraries, and each bad input's message."""
+"""The equations of post-hoc adjustment, three array libraries, and each likely mistake."""
 
 from __future__ import annotations
 

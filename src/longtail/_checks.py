@@ -214,14 +214,14 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return array
 
 
-def vector(values: Any, *, caller: str = "", name: str, kinds: str = "iufb") -> NDArray[Any]:
-    """A non-empty one-dimensional array of real numbers, of whatever numeric dtype came."""
+def vector(values: Any, *, caller: str = "", name: str, numbers: bool = True) -> NDArray[Any]:
+    """A non-empty one-dimensional array, of real numbers unless told otherwise."""
     array = as_numpy(values)
     if array.ndim != 1:
         raise InputError(f"`{name}` must be one-dimensional; its shape is {array.shape}.")
     if array.size == 0:
         raise InputError(f"`{name}` is empty.")
-    if array.dtype.kind not in kinds:
+    if numbers and array.dtype.kind not in "iufb":
         raise InputError(
             f"`{name}` must hold numbers; its dtype is {array.dtype} "
             f"(first value {array.flat[0]!r})."
@@ -298,7 +298,7 @@ def labels(
 
     With `names`, strings are taken too, if every class occurs among them: see `numbered`.
     """
-    array = vector(values, name=name, kinds="biufcmMOSUVT")
+    array = vector(values, name=name, numbers=False)
     if names:
         (array,) = numbered(array, num_classes=num_classes)
     if array.dtype.kind not in "iu":
