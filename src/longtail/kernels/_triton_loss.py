@@ -137,6 +137,16 @@ def _row_loss(y, a, u, m, z, keep, total):
 
 
 @triton.jit
+def _rounded(x, KIND: tl.constexpr):
+    """A scalar or a few numbers, to the nearest bfloat16: their own conversion cuts digits off."""
+    if KIND == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        x = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return x
+
+
+@triton.jit
 def _write(
     grad, losses, upstream, smooth, e, epsilon, e_edge, epsilon_edge, edge, edged,
     own, row, y, a, u, m, z, share, scale, keep, total, start, phase, unit, end, ready, mine,
@@ -162,13 +172,15 @@ def _write(
         g_edge = e_edge * ratio
         if HAS_SMOOTH:
             g_edge -= epsilon_edge * by
-        tl.store(grad + phase + edge, g_edge, mask=edged & ready)
+        tl.store(grad + phase + edge, _rounded(g_edge, grad.dtype.element_ty), mask=edged & ready)
     if mine:
         at_y = factor * tl.exp2(u - m) - pull
         if HAS_SMOOTH:
             at_y -= by * tl.load(smooth + y, mask=y >= 0, other=0.0)
         tl.debug_barrier()  # after what has just been written in its place
-        tl.store(grad + phase + y, at_y, mask=ready & (y >= 0))
+        tl.store(
+            grad + phase + y, _rounded(at_y, grad.dtype.element_ty), mask=ready & (y >= 0)
+        )
         if SUMS:
             tl.store(losses + row, share * _row_loss(y, a, u, m, z, keep, total), mask=ready)
 
