@@ -1,7 +1,6 @@
 """Checks of user input: each returns the cleaned value or raises an InputError.
 
-A message names the argument, the rule, what came and what to do next. (`caller` is accepted and
-ignored while its last users are being rewritten.)
+A message names the argument, the rule, what came and what to do next.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def class_words(classes: Iterable[int], names: Sequence[str] | None) -> str:
 # --- single values ----------------------------------------------------------------------------
 
 
-def require(module: str, *, extra: str, caller: str = "") -> ModuleType:
+def require(module: str, *, extra: str) -> ModuleType:
     """Import `module`, or say in one line how to install the extra that brings it."""
     package = module.split(".")[0]
     try:
@@ -79,7 +78,7 @@ def require(module: str, *, extra: str, caller: str = "") -> ModuleType:
         ) from error
 
 
-def tau(value: Any, caller: str = "", *, name: str = "tau") -> float:
+def tau(value: Any, *, name: str = "tau") -> float:
     """A finite real number, not a boolean."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
@@ -90,7 +89,7 @@ def tau(value: Any, caller: str = "", *, name: str = "tau") -> float:
     return number
 
 
-def positive(value: Any, caller: str = "", *, name: str) -> float:
+def positive(value: Any, *, name: str) -> float:
     """A finite number above zero."""
     if (number := tau(value, name=name)) <= 0:
         raise InputError(f"`{name}` must be above zero; got {number:g}.")
@@ -104,7 +103,7 @@ def not_negative(value: Any, *, name: str) -> float:
     return number
 
 
-def fraction(value: Any, caller: str = "", *, name: str, below_one: bool = False) -> float:
+def fraction(value: Any, *, name: str, below_one: bool = False) -> float:
     """A number in [0, 1], or in [0, 1) with `below_one`."""
     number = tau(value, name=name)
     if number < 0 or number > 1 or (below_one and number == 1):
@@ -112,7 +111,7 @@ def fraction(value: Any, caller: str = "", *, name: str, below_one: bool = False
     return number
 
 
-def whole(value: Any, caller: str = "", *, name: str, at_least: int = 1) -> int:
+def whole(value: Any, *, name: str, at_least: int = 1) -> int:
     """A whole number, at least `at_least`."""
     try:
         number = operator.index(value)
@@ -123,7 +122,7 @@ def whole(value: Any, caller: str = "", *, name: str, at_least: int = 1) -> int:
     return number
 
 
-def choice(value: Any, options: Sequence[str], caller: str = "", *, name: str) -> str:
+def choice(value: Any, options: Sequence[str], *, name: str) -> str:
     """One of the listed names."""
     if value not in options:
         raise InputError(f"`{name}` must be one of {', '.join(map(repr, options))}; got {value!r}.")
@@ -131,7 +130,7 @@ def choice(value: Any, options: Sequence[str], caller: str = "", *, name: str) -
 
 
 def settings(
-    given: Mapping[str, Any], function: Callable[..., Any], caller: str = "", *, of: str
+    given: Mapping[str, Any], function: Callable[..., Any], *, of: str
 ) -> None:
     """Keyword-only arguments that `function` takes, the required ones among them."""
     parameters = inspect.signature(function).parameters.values()
@@ -147,7 +146,6 @@ def settings(
 
 def prior(
     value: Any,
-    caller: str = "",
     *,
     num_classes: int | None = None,
     shape: tuple[int, ...] | None = None,
@@ -214,7 +212,7 @@ def as_numpy(values: Any) -> NDArray[Any]:
     return array
 
 
-def vector(values: Any, *, caller: str = "", name: str, numbers: bool = True) -> NDArray[Any]:
+def vector(values: Any, *, name: str, numbers: bool = True) -> NDArray[Any]:
     """A non-empty one-dimensional array, of real numbers unless told otherwise."""
     array = as_numpy(values)
     if array.ndim != 1:
@@ -230,7 +228,7 @@ def vector(values: Any, *, caller: str = "", name: str, numbers: bool = True) ->
 
 
 def matrix(
-    values: Any, *, caller: str = "", name: str = "logits", finite: bool = True
+    values: Any, *, name: str = "logits", finite: bool = True
 ) -> NDArray[Any]:
     """A non-empty (examples, classes) array of numbers, as NumPy; memory maps stay maps."""
     array = as_numpy(values)
@@ -247,7 +245,7 @@ def matrix(
     return array
 
 
-def all_finite(array: NDArray[Any], *, caller: str = "", name: str, first_row: int = 0) -> None:
+def all_finite(array: NDArray[Any], *, name: str, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first place (`first_row` offsets a chunk)."""
     # One pass without a mask; only a suspicious sum pays for the exact look. Sums in half
     # precision would overflow.
@@ -270,7 +268,7 @@ def all_finite(array: NDArray[Any], *, caller: str = "", name: str, first_row: i
         )
 
 
-def same_length(array: Any, target: Any, *, caller: str = "", name: str = "logits") -> None:
+def same_length(array: Any, target: Any, *, name: str = "logits") -> None:
     """Refuse different numbers of examples."""
     if len(array) != len(target):
         raise InputError(f"`{name}` has {len(array)} rows but there are {len(target)} labels.")
@@ -289,7 +287,6 @@ def _every(ok: NDArray[Any], array: NDArray[Any], rule: str, advice: str = "") -
 def labels(
     values: Any,
     *,
-    caller: str = "",
     name: str = "target",
     num_classes: int | None = None,
     names: bool = False,
@@ -355,7 +352,7 @@ def not_ids(array: IntArray, *, name: str) -> None:
         )
 
 
-def sample_weight(values: Any, num_examples: int, *, caller: str = "") -> FloatArray:
+def sample_weight(values: Any, num_examples: int) -> FloatArray:
     """One finite, non-negative weight per example, with a sum that is finite and not zero."""
     array = vector(values, name="sample_weight").astype(np.float64)
     if len(array) != num_examples:
@@ -391,7 +388,7 @@ def like_probabilities(array: NDArray[Any]) -> bool:
     return bool(np.all(np.abs(sums - 1) <= slack_of_sums(array)))
 
 
-def not_probabilities(array: NDArray[Any], *, caller: str = "", hint: str) -> None:
+def not_probabilities(array: NDArray[Any], *, hint: str) -> None:
     """Refuse "logits" whose rows are all probabilities; `hint` says how to pass those."""
     if like_probabilities(array):
         raise InputError(
@@ -404,7 +401,6 @@ def not_probabilities(array: NDArray[Any], *, caller: str = "", hint: str) -> No
 def probability_rows(
     array: NDArray[Any],
     *,
-    caller: str = "",
     name: str = "probs",
     first_row: int = 0,
     hint: str = "pass them as logits instead",
@@ -434,7 +430,7 @@ def probability_rows(
 # --- counts, weights, probabilities: one number per class -------------------------------------
 
 
-def by_label(values: Any, *, caller: str = "", name: str) -> dict[Any, Any] | None:
+def by_label(values: Any, *, name: str) -> dict[Any, Any] | None:
     """The numbers by label if they came in a mapping or a Series, else None."""
     if isinstance(values, Mapping):
         return dict(values)
@@ -447,7 +443,7 @@ def by_label(values: Any, *, caller: str = "", name: str) -> dict[Any, Any] | No
     return dict(zip(index, values.to_numpy().tolist(), strict=True))
 
 
-def each_once(labels: Iterable[Any], where: str, *, caller: str = "", name: str) -> list[Any]:
+def each_once(labels: Iterable[Any], where: str, *, name: str) -> list[Any]:
     """The labels of an `index` or of `columns`, refusing one that stands there twice."""
     labels = list(labels)
     twice = [label for label, times in Counter(labels).items() if times > 1]
@@ -459,7 +455,7 @@ def each_once(labels: Iterable[Any], where: str, *, caller: str = "", name: str)
     return labels
 
 
-def per_class(values: Any, *, caller: str = "", name: str, absent: str = "...") -> NDArray[Any]:
+def per_class(values: Any, *, name: str, absent: str = "...") -> NDArray[Any]:
     """One number per class 0 .. K − 1: an array in that order, or a mapping or Series by number.
 
     `absent` is the value of a class that does not occur, for the message.
@@ -485,7 +481,7 @@ def per_class(values: Any, *, caller: str = "", name: str, absent: str = "...") 
     )
 
 
-def width(array: NDArray[Any], num_classes: int, *, caller: str = "", name: str) -> None:
+def width(array: NDArray[Any], num_classes: int, *, name: str) -> None:
     """Refuse another number of values than there are classes."""
     if len(array) != num_classes:
         raise InputError(
@@ -493,7 +489,7 @@ def width(array: NDArray[Any], num_classes: int, *, caller: str = "", name: str)
         )
 
 
-def positive_per_class(values: Any, num_classes: int, *, caller: str = "", name: str) -> FloatArray:
+def positive_per_class(values: Any, num_classes: int, *, name: str) -> FloatArray:
     """One finite number above zero per class."""
     array = per_class(values, name=name).astype(np.float64)
     width(array, num_classes, name=name)
@@ -514,7 +510,7 @@ def totals(values: Any, *, name: str) -> NDArray[Any]:
     return array
 
 
-def counts(values: Any, *, caller: str = "", name: str = "counts") -> IntArray:
+def counts(values: Any, *, name: str = "counts") -> IntArray:
     """Whole, non-negative class counts, not all zero (float storage of whole numbers is fine)."""
     array = totals(values, name=name)
     with np.errstate(invalid="ignore"):
@@ -529,12 +525,12 @@ def counts(values: Any, *, caller: str = "", name: str = "counts") -> IntArray:
     return whole_ones
 
 
-def weights(values: Any, *, caller: str = "", name: str = "weights") -> FloatArray:
+def weights(values: Any, *, name: str = "weights") -> FloatArray:
     """Non-negative class totals, not all zero, fractional allowed."""
     return totals(values, name=name).astype(np.float64)
 
 
-def distribution(values: Any, *, caller: str = "", name: str = "probs") -> FloatArray:
+def distribution(values: Any, *, name: str = "probs") -> FloatArray:
     """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are.
 
     Half-precision ones, whose rounding adds up to more than that, are divided by their sum.
