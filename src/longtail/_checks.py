@@ -129,9 +129,7 @@ def choice(value: Any, options: Sequence[str], *, name: str) -> str:
     return str(value)
 
 
-def settings(
-    given: Mapping[str, Any], function: Callable[..., Any], *, of: str
-) -> None:
+def settings(given: Mapping[str, Any], function: Callable[..., Any], *, of: str) -> None:
     """Keyword-only arguments that `function` takes, the required ones among them."""
     parameters = inspect.signature(function).parameters.values()
     takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
@@ -227,9 +225,7 @@ def vector(values: Any, *, name: str, numbers: bool = True) -> NDArray[Any]:
     return array
 
 
-def matrix(
-    values: Any, *, name: str = "logits", finite: bool = True
-) -> NDArray[Any]:
+def matrix(values: Any, *, name: str = "logits", finite: bool = True) -> NDArray[Any]:
     """A non-empty (examples, classes) array of numbers, as NumPy; memory maps stay maps."""
     array = as_numpy(values)
     if array.ndim != 2:

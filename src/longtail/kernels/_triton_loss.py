@@ -139,7 +139,7 @@ def _row_loss(y, a, u, m, z, keep, total):
 @triton.jit
 def _rounded(x, KIND: tl.constexpr):
     """A scalar or a few numbers, to the nearest bfloat16: their own conversion cuts digits off."""
-    if KIND == tl.bfloat16:
+    if tl.bfloat16 == KIND:
         bits = x.to(tl.int32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
         x = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -178,9 +178,7 @@ def _write(
         if HAS_SMOOTH:
             at_y -= by * tl.load(smooth + y, mask=y >= 0, other=0.0)
         tl.debug_barrier()  # after what has just been written in its place
-        tl.store(
-            grad + phase + y, _rounded(at_y, grad.dtype.element_ty), mask=ready & (y >= 0)
-        )
+        tl.store(grad + phase + y, _rounded(at_y, grad.dtype.element_ty), mask=ready & (y >= 0))
         if SUMS:
             tl.store(losses + row, share * _row_loss(y, a, u, m, z, keep, total), mask=ready)
 
