@@ -73,7 +73,7 @@ def study(tmp_path, monkeypatch, capsys, one_thread):
     for name, counts in COUNTS.items():
         write_large(tmp_path / name, name, counts=counts, held=3)
         sizes = {"train": sum(counts), "val": 3 * len(counts), "test": 3 * len(counts)}
-        monkeypatch.setitem(LARGE, name, replace(LARGE[name], sizes=sizes))
+        monkeypatch.setitem(LARGE, name, replace(LARGE[name], num_classes=len(counts), sizes=sizes))
 
     def call(*words, name="imagenet-lt"):
         capsys.readouterr()
