@@ -4,8 +4,8 @@
     python benchmarks/bench_kernels.py --show results/bench_kernels.json --into docs/kernels.md
 
 A step is forward and backward, under graph replay. The floor is what no implementation can do
-without: the logits read once and the gradient written once, at the speed of a copy between buffers of
-that size in the same run.
+without: the logits read once and the gradient written once, at the speed of a copy between buffers
+of that size in the same run.
 """
 
 import argparse

@@ -569,6 +569,3 @@ def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
         if "CUDA" not in str(error) and "cuda" not in str(error):
             raise
         raise RunError(f"train: the GPU failed: {str(error).splitlines()[0]} {unlost}") from error
-
-
-refuse_early = validate  # its name until the studies have moved

@@ -238,8 +238,6 @@ class Recipe:
         free = ("name", "image_seed", "distill_temperature", "distill_adjusted", *_OF_IMAGES)
         return tuple(value for key, value in own.items() if key not in free)
 
-    team_values = stack_values  # its name until the studies have moved
-
     @property
     def border(self) -> tuple[float, ...]:
         """The padding of crops after normalisation, per channel or one for all."""

@@ -556,6 +556,3 @@ def judging(model: nn.Module) -> Iterator[None]:
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
     model.train(was_training)
-
-
-StreamedTeam = StreamedTraining  # its name until the studies have moved

@@ -249,13 +249,6 @@ class TauIntervals:
         )
 
 
-def intervals(logits: Any, target: Any, prior: ClassPrior, **settings: Any) -> TauIntervals:
-    """`TauIntervals.from_logits` under its earlier name, for `predictions`."""
-    for name in ("caller", "complete", "choosing"):
-        settings.pop(name, None)
-    return TauIntervals.from_logits(logits, target, prior, **settings)
-
-
 def checked_examples(
     logits: Any, target: Any, prior: ClassPrior, sample_weight: Any
 ) -> tuple[NDArray[Any], IntArray, FloatArray | None]:
@@ -288,7 +281,7 @@ def refuse_missing_classes(counts: IntArray) -> None:
         )
 
 
-def refuse_nothing_to_tune(direction: FloatArray, _caller: str = "") -> None:
+def refuse_nothing_to_tune(direction: FloatArray) -> None:
     """Refuse an adjustment that shifts all classes alike: every tau predicts the same."""
     if np.ptp(direction) == 0:
         raise InputError(
