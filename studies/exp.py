@@ -209,7 +209,8 @@ def overview(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
         header,
         found,
         note=(
-            f"Mean and standard deviation over {max(c.seeds for c in columns)} training seeds, "
+            f"Mean and standard deviation over {max(c.seeds for c in columns)} training seeds"
+            f"{', fewer where a cell says so' if any(c.missing() for c in columns) else ''}, "
             f"last epoch. {words}. τ held-out is chosen on data held out of a second run; oracle "
             f"τ* on the test set itself, as in the paper."
         ),
