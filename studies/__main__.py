@@ -10,7 +10,6 @@ import importlib
 import sys
 
 from longtail import InputError, MissingExtraError
-from longtail.runs import RunError
 
 STUDIES = {
     "synthetic": "Every loss and post-hoc method on two Gaussians (the paper's figure 2).",
@@ -57,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.defaults = vars(parser.parse_args([]))
     try:
         study.main(options)
-    except (InputError, MissingExtraError, RunError) as error:
+    except (InputError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"studies {name}: error: {error}\n")
         return 1
     except KeyboardInterrupt:
