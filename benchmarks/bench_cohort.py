@@ -1,7 +1,7 @@
 """Training steps on one GPU: cohorts of runs as CUDA graphs, against the plain eager loop.
 
-    python benchmarks/bench_cohort.py --data cifar10-lt.frozen --record results/bench_cohort.json
-    python benchmarks/bench_cohort.py --data cifar10-lt.frozen --ingredients \\
+    python benchmarks/bench_cohort.py --data cifar10-lt.parquet --record results/bench_cohort.json
+    python benchmarks/bench_cohort.py --data cifar10-lt.parquet --ingredients \\
         --record results/bench_ingredients.json
     python benchmarks/bench_cohort.py --show results/bench_cohort.json
 

@@ -1,6 +1,6 @@
 """What teachers cost their students on one GPU: an epoch with and without their answers.
 
-    python benchmarks/bench_students.py --data cifar100-lt.frozen --teachers runs/cifar100-lt \\
+    python benchmarks/bench_students.py --data cifar100-lt.parquet --teachers runs/cifar100-lt \\
         --record results/bench_students.json
     python benchmarks/bench_students.py --show results/bench_students.json
 

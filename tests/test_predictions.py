@@ -435,8 +435,9 @@ def test_other_scores_of_the_same_classes_are_left_out(folder):
     adjust_predictions(found, prior, tau=1.0).write("out.csv")
     header = Path("out.csv").read_text().splitlines()[0]
     assert header == "logit_a,logit_b,prob_rain,predicted,adjusted_tau"
-    np.savez("p.npz", logits=[[1.0, 2.0]], probs=[[0.3, 0.7]])
-    assert open_predictions("p.npz", kind="probs").left_out == ("logits",)
+    features = np.ones((1, 4096))
+    np.savez("p.npz", logits=[[1.0, 2.0]], probs=[[0.3, 0.7]], features=[features, features])
+    assert open_predictions("p.npz", kind="probs").left_out == ("logits", "features")
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])

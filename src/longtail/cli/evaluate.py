@@ -88,7 +88,7 @@ def evaluate(
       longtail evaluate runs/cifar100-lt
       longtail evaluate runs/digits-lt/softmax-s0-* --json
       longtail evaluate runs/digits-lt --split held-out
-      longtail evaluate runs/flowers --dataset flowers.frozen
+      longtail evaluate runs/flowers --dataset flowers.parquet
       longtail evaluate runs/cifar100-lt --split dev --ensemble
       longtail evaluate runs/imagenet-lt --split val --root images
     """

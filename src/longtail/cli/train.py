@@ -242,7 +242,7 @@ def train(
       longtail train --dataset cifar100-lt --method logit-adjusted --seeds 5
       longtail train --dataset cifar10-lt --method ldam+drw --recipe ldam
       longtail train --dataset cifar10-lt --method softmax --held-out 0.2
-      longtail train --dataset a.frozen --method softmax --set lr=0.05
+      longtail train --dataset a.parquet --method softmax --set lr=0.05
       longtail train --resume runs/digits-lt/softmax-s0-10db5896
 
     Images on disk (imagenet-lt, places-lt, inaturalist, a folder of lists) train one run at a

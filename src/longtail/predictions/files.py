@@ -454,7 +454,13 @@ def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: 
         kind = _declared(kind or (scores if scores in KINDS else None), str(path))
         inside, target = _named_or_given(labels, [n for n in names if n != scores], path, classes)
         repeated = {scores, "probs" if kind == "logits" else "logits"}
-        others = {name: archive[name] for name in names if name not in repeated}
+        # Other matrices, such as features, are not read: they may be as large as the scores.
+        known = {inside, "classes", "counts", "norms", "bias"}
+        others = {
+            name: archive[name]
+            for name in names
+            if name not in repeated and (name in known or _is_vector(_header(archive, name)[0]))
+        }
         shape, dtype, where = _locate(path, archive, scores)
     except _BROKEN as error:
         if isinstance(error, InputError):
@@ -492,9 +498,20 @@ def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: 
         scores=None if packed else where,
         unpack=where if packed else None,
         notes=(note,) if packed else (),
-        left_out=tuple(n for n in names if n in repeated - {kind}),
+        left_out=tuple(n for n in names if n != scores and n not in others),
         **{key: np.squeeze(others[key]) for key in ("counts", "norms", "bias") if key in others},
     )
+
+
+def _header(archive: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, Fortran order, dtype and the header's length of an array in an archive."""
+    with archive.zip.open(f"{name}.npy") as file:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        return (*read[npy.read_magic(file)](file), file.tell())
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    return sum(size > 1 for size in shape) < 2
 
 
 def _locate(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
@@ -506,10 +523,7 @@ def _locate(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dt
         file.read(header)
         return file
 
-    with archive.zip.open(info) as file:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        shape, fortran, dtype = read[npy.read_magic(file)](file)
-        header = file.tell()
+    shape, fortran, dtype, header = _header(archive, name)
     if info.compress_type != zipfile.ZIP_STORED:
         return shape, dtype, archive[name] if fortran else opened
     with open(path, "rb") as raw:  # the member's own header says where its data begin

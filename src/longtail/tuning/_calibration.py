@@ -21,8 +21,6 @@ from longtail.priors import ClassPrior
 from longtail.tuning._curve import normal_noise
 from longtail.tuning._intervals import check_chunk
 
-CALIBRATION_CRITERIA = ("log_loss", "squared_error", "ece", "sharpness")
-
 # Taus of the first look, evenly spaced in log tau, and of the closer one.
 _GRID, _CLOSER = 41, 17
 # Draws behind a standard error, even if no interval is asked for.
