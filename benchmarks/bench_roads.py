@@ -77,7 +77,7 @@ def command(*words):
 def adjust():
     folder = Path(tempfile.mkdtemp())
     target, logits = held_out()
-    np.savez(folder / "preds.npz", logits=logits, labels=target)
+    np.savez(folder / "preds.npz", logits=logits, target=target)
     counts = "".join(f"{count}\n" for count in np.bincount(target))
     (folder / "c.txt").write_text(counts)
     return command("adjust", folder / "preds.npz", "--counts", folder / "c.txt")
