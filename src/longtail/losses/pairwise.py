@@ -82,7 +82,8 @@ class Numbers(NamedTuple):
         def move(part: Any, used: Any = True) -> Tensor | None:
             if part is None or not used:
                 return None
-            return torch.as_tensor(part).to(like.device, work_dtype(like), non_blocking=True)
+            part = torch.as_tensor(part, dtype=work_dtype(like))
+            return part.to(like.device, non_blocking=True)
 
         lower = margin.positive + margin.negative
         return cls(
@@ -484,8 +485,8 @@ class PairwiseMarginLoss(PriorBuffers):
             >>> loss(logits, torch.tensor([[0.75, 0.25]]))
             tensor(0.8394)
         """
-        own, work = self.numbers(), logits.to(work_dtype(logits))  # so that rounding comes last
-        each = own._replace(reduction="none")
+        own, each = self.numbers(), self.numbers(reduction="none")
+        work = logits.to(work_dtype(logits))  # so that rounding comes last
         one, two = (family_loss(work, y, each, dropped) for y in (first, second))
         if not isinstance(share, Tensor):
             part = torch.full_like(one, _checks.fraction(share, name="share"))
@@ -505,7 +506,7 @@ class PairwiseMarginLoss(PriorBuffers):
             loss = loss / torch.lerp(second_part, first_part, part).sum()
         return loss.to(loss_dtype(logits))
 
-    def numbers(self) -> Numbers:
+    def numbers(self, reduction: str | None = None) -> Numbers:
         """Return the margin and the options, as the computation takes them."""
         own = self._buffers  # quicker than attributes, which a module looks up in several places
         return Numbers(
@@ -519,7 +520,7 @@ class PairwiseMarginLoss(PriorBuffers):
             own["weight"],
             self.ignore_index,
             self.label_smoothing,
-            self.reduction,
+            reduction or self.reduction,
             self.impl,
         )
 
