@@ -62,7 +62,7 @@ class Margin:
                 f"{sizes[0]}, {sizes[1]} and {sizes[2]}."
             )
         if np.any(self.alpha <= 0):
-            raise InputError(f"`alpha` must be positive; its smallest value is {min(self.alpha):g}.")
+            raise InputError(f"`alpha` must be positive, but a value is {self.alpha.min():g}.")
         if self.dense is not None:
             dense = np.array(_checks.matrix(self.dense, name="dense"), np.float64)
             if dense.shape != sizes[:2]:

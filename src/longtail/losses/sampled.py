@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.kernels._inputs import loss_dtype, work_dtype
+from longtail.kernels._inputs import check_labels, loss_dtype, work_dtype
 from longtail.losses.pairwise import (
     Numbers,
     PriorBuffers,
@@ -211,11 +211,7 @@ def _loss(
             f"`sampled` must hold at least one class index, shape (m,); its shape is "
             f"{tuple(sampled.shape)}."
         )
-    if target.shape != features.shape[:1] or target.is_floating_point():
-        raise InputError(
-            f"`target` must be integer class labels, shape ({len(features)},), one per row of the "
-            f"features; got {target.dtype}, shape {tuple(target.shape)}."
-        )
+    check_labels(target, len(features), of="features")
     target, sampled = target.long(), sampled.to(features.device).long()
     ignored = target == own.ignore_index
     index = target.masked_fill(ignored, 0)
