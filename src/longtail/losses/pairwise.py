@@ -82,8 +82,8 @@ class Numbers(NamedTuple):
         def move(part: Any, used: Any = True) -> Tensor | None:
             if part is None or not used:
                 return None
-            part = torch.as_tensor(part, dtype=work_dtype(like))
-            return part.to(like.device, non_blocking=True)
+            values: Tensor = torch.as_tensor(part, dtype=work_dtype(like))
+            return values.to(like.device, non_blocking=True)
 
         lower = margin.positive + margin.negative
         return cls(
