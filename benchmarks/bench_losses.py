@@ -128,7 +128,7 @@ def compared(device, ours, line, seconds):
     for _ in range(3):
         ours()
         line()
-    count, pairs = max(1, int(2000 / burst(line, 3))), []
+    count, pairs = max(1, int(500 / burst(line, 3))), []
     end = time.perf_counter() + seconds
     while len(pairs) < 10 or time.perf_counter() < end:
         first, second = (ours, line) if len(pairs) % 2 else (line, ours)

@@ -110,12 +110,12 @@ def family_loss(
         dropped: bool, shape of `logits`: classes that don't compete in that example.
     """
     dim = 1 if logits.ndim > 1 else 0
-    if logits.shape[dim] != own.num_classes:
+    if logits.size(dim) != own.num_classes:
         raise _wrong_width(logits, dim, own.num_classes)
-    soft = target.shape == logits.shape
+    soft = target.ndim == logits.ndim and target.shape == logits.shape
     if not soft and target.dtype in _NARROW:
         target = target.long()
-    w = class_weights(own)
+    w = own.weight if own.alpha is None else class_weights(own)
     special = own.dense is not None or dropped is not None
     moves = special or own.lower is not None  # the target's z differs from a competitor's
     how = "none" if own.reduction == "none" else "sum"
