@@ -372,16 +372,10 @@ class PairwiseMarginLoss(PriorBuffers):
 
     Args:
         margin: from `longtail.margins`, or any Margin.
-        weight: w, shape (num_classes,), torch's class weights.
-        ignore_index: class indices with this value don't count.
-        label_smoothing: ε in [0, 1].
-        reduction: "mean", "sum" or "none".
-        impl: "auto" or "torch".
+        weight, ignore_index, label_smoothing, reduction, impl: as in the function.
 
     Attributes:
-        alpha: α, a buffer of shape (num_classes,).
-        positive: a, a buffer of shape (num_classes,).
-        negative: b, a buffer of shape (num_classes,).
+        alpha, positive, negative: α, a and b, buffers of shape (num_classes,).
         dense: Δ as a buffer of shape (num_classes, num_classes), or None.
         weight: torch's class weights as a buffer, or None.
         scale: s.
