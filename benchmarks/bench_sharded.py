@@ -28,8 +28,7 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from longtail import ClassPrior, margins
-from longtail.kernels.linear_cross_entropy import linear_cross_entropy
-from longtail.losses import LogitAdjustedLoss, SampledSoftmaxLoss
+from longtail.losses import LogitAdjustedLoss, SampledSoftmaxLoss, linear_cross_entropy
 from longtail.train.sharded_head import ShardedHead
 from machine import machine
 
@@ -51,9 +50,9 @@ def whole_layer(classes, device, dtype, mesh):
 
 def linear_kernel(classes, device, dtype, mesh):
     head = nn.Linear(DIMENSION, classes, device=device, dtype=dtype)
-    b = torch.tensor(prior_of(classes).log_probs, device=device)
+    loss = LogitAdjustedLoss(prior_of(classes)).to(device)
     return head, lambda features, target: linear_cross_entropy(
-        features, head.weight, target, linear_bias=head.bias, bias=b
+        features, head.weight, target, loss, bias=head.bias
     )
 
 

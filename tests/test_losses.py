@@ -197,35 +197,31 @@ def test_any_margin_matches_the_oracle_in_float64(seed, classes, spread, scale, 
 
 # --- against torch.nn.functional.cross_entropy ----------------------------------------------------
 
-SHAPES = [(NUM_CLASSES,), (5, NUM_CLASSES), (5, NUM_CLASSES, 3), (2, NUM_CLASSES, 2, 3)]
+SHAPES = [(NUM_CLASSES,), (5, NUM_CLASSES), (2, NUM_CLASSES, 2, 3)]
 
 
 def targets_like(shape, kind):
     dim = min(len(shape) - 1, 1)
     if kind == "probabilities":
         return probabilities(*shape, dim=dim)
-    outer = shape[:dim] + shape[dim + 1 :]
-    target = torch.randint(
-        NUM_CLASSES, outer, generator=torch.Generator().manual_seed(4), dtype=torch.int64
-    )
+    outer, draw = shape[:dim] + shape[dim + 1 :], torch.Generator().manual_seed(4)
+    target = torch.randint(NUM_CLASSES, outer, generator=draw)
     if kind == "with ignored" and outer:
         target.view(-1)[::2] = -100
-    return target
+    return torch.full_like(target, -100) if kind == "all ignored" else target
 
 
 @pytest.mark.parametrize("form", ["function", "module", "dense"])
-@pytest.mark.parametrize("kind", ["index", "with ignored", "probabilities"])
+@pytest.mark.parametrize("kind", ["index", "with ignored", "all ignored", "probabilities"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_zero_margin_is_cross_entropy_in_every_combination_of_options(shape, kind, form):
     logits, target = randn(*shape), targets_like(shape, kind)
     weight = torch.tensor([0.5, 2.0, 0.3 if form == "dense" else 0.0, 1.5], dtype=torch.float64)
-    ignores = [-100] if kind == "probabilities" else [-100, 1, -7]
     zero = Margin.from_matrix(np.zeros((NUM_CLASSES, NUM_CLASSES)))
     for w, ignore, epsilon, reduction in itertools.product(
-        [None, weight], ignores, [0.0, 0.1, 1.0], ["mean", "sum", "none"]
-    ):
-        if kind == "with ignored" and ignore != -100:
-            continue
+        [None, weight], [-100, 1] if kind == "index" else [-100], [0.0, 0.1, 1.0],
+        ["mean", "sum", "none"],
+    ):  # fmt: skip
         options = {
             "weight": w,
             "ignore_index": ignore,
@@ -244,32 +240,6 @@ def test_zero_margin_is_cross_entropy_in_every_combination_of_options(shape, kin
             torch.testing.assert_close(
                 got, expected, rtol=1e-12, atol=1e-14, equal_nan=True, msg=str(options)
             )
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("epsilon", [0.0, 0.1])
-def test_a_target_all_ignored_does_what_torch_does(reduction, epsilon):
-    logits, target = randn(3, NUM_CLASSES), torch.full((3,), -100)
-    options = {"reduction": reduction, "label_smoothing": epsilon}
-    ours = losses.logit_adjusted_loss(logits, target, PRIOR, **options)
-    torch.testing.assert_close(
-        ours, F.cross_entropy(logits, target, **options), equal_nan=True, rtol=0, atol=0
-    )
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_an_empty_batch_does_what_torch_does(reduction):
-    logits, target = torch.zeros(0, NUM_CLASSES), torch.zeros(0, dtype=torch.int64)
-    ours = losses.logit_adjusted_loss(logits, target, PRIOR, reduction=reduction)
-    theirs = F.cross_entropy(logits, target, reduction=reduction)
-    torch.testing.assert_close(ours, theirs, equal_nan=True)
-
-
-def test_integer_targets_of_any_width_are_class_indices():
-    logits = randn(6, NUM_CLASSES)
-    expected = losses.logit_adjusted_loss(logits, TARGET, PRIOR)
-    for dtype in (torch.uint8, torch.int16, torch.int32):
-        assert losses.logit_adjusted_loss(logits, TARGET.to(dtype), PRIOR) == expected
 
 
 def test_narrow_labels_never_wrap_around_to_the_ignored_one():
@@ -312,23 +282,6 @@ def test_reductions_and_class_weights(contract):
     )
 
 
-# --- laws and special cases -----------------------------------------------------------------------
-
-
-@given(seed=st.integers(0, 2**32 - 1), constant=st.floats(-50, 50))
-@settings(max_examples=15, deadline=None)
-@contracts
-def test_adding_a_constant_to_the_logits_changes_nothing(contract, seed, constant):
-    logits, soft = randn(6, NUM_CLASSES, seed=seed), probabilities(6, NUM_CLASSES, seed=seed)
-    for target in (TARGET, soft):
-        torch.testing.assert_close(
-            contract.function(logits + constant, target),
-            contract.function(logits, target),
-            rtol=1e-9,
-            atol=1e-12,
-        )
-
-
 @contracts
 def test_one_hot_probabilities_are_class_indices(contract):
     logits = randn(6, NUM_CLASSES)
@@ -338,48 +291,12 @@ def test_one_hot_probabilities_are_class_indices(contract):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-14)
 
 
-LOG_PI = torch.tensor(PRIOR.log_probs)
-ALPHA = torch.tensor(margins.balanced(PRIOR).alpha)
+LOG_PI, ALPHA = torch.tensor(PRIOR.log_probs), torch.tensor(margins.balanced(PRIOR).alpha)
+# What is more than one margin being another, which `test_margins` shows.
 SPECIAL_CASES = {
-    "two-parameter, equal taus, is logit-adjusted": (
-        lambda f, y: losses.two_parameter_loss(f, y, PRIOR, tau1=0.6, tau2=0.6),
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR, tau=0.6),
-    ),
-    "two-parameter, tau1 = 0, is equalized": (
-        lambda f, y: losses.two_parameter_loss(f, y, PRIOR, tau1=0.0, tau2=0.6),
-        lambda f, y: losses.equalized_loss(f, y, PRIOR, tau=0.6),
-    ),
-    "consistent with delta = pi is logit-adjusted": (
-        lambda f, y: losses.consistent_loss(f, y, PRIOR, delta=PI),
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR),
-    ),
-    "consistent with delta = 1 is balanced": (
-        lambda f, y: losses.consistent_loss(f, y, PRIOR, delta=np.ones(4)),
-        lambda f, y: losses.balanced_loss(f, y, PRIOR),
-    ),
-    "logit-adjusted with tau = 0 is softmax": (
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR, tau=0.0),
-        lambda f, y: losses.softmax_loss(f, y),
-    ),
-    "weighted logit-adjusted with tau = 1 is logit-adjusted": (
-        lambda f, y: losses.weighted_logit_adjusted_loss(f, y, PRIOR, tau=1.0),
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR),
-    ),
-    "weighted logit-adjusted with tau = 0 is balanced": (
-        lambda f, y: losses.weighted_logit_adjusted_loss(f, y, PRIOR, tau=0.0),
-        lambda f, y: losses.balanced_loss(f, y, PRIOR),
-    ),
     "logit-adjusted is cross-entropy on shifted logits": (
         lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR, tau=1.7),
         lambda f, y: F.cross_entropy(f + 1.7 * LOG_PI, y),
-    ),
-    "tau = -1 is the sampled-softmax correction": (
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR, tau=-1.0),
-        lambda f, y: F.cross_entropy(f - LOG_PI, y),
-    ),
-    "logit-adjusted + adaptive with C = 0 is logit-adjusted": (
-        lambda f, y: losses.logit_adjusted_adaptive_loss(f, y, PRIOR, constant=0.0),
-        lambda f, y: losses.logit_adjusted_loss(f, y, PRIOR),
     ),
     "balanced is weighted cross-entropy, but for the denominator": (
         lambda f, y: losses.balanced_loss(f, y, PRIOR, reduction="sum"),
@@ -408,15 +325,6 @@ def test_special_cases(case, target):
     one, two = (value_and_grad(loss, randn(6, NUM_CLASSES), target) for loss in SPECIAL_CASES[case])
     for got, expected in zip(one, two, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-13)
-
-
-def test_margins_compose_in_one_loss():
-    margin = margins.logit_adjusted(PRIOR) + margins.balanced(PRIOR)
-    logits = randn(6, NUM_CLASSES)
-    each = losses.logit_adjusted_loss(logits, TARGET, PRIOR, reduction="none")
-    torch.testing.assert_close(
-        losses.pairwise_margin_loss(logits, TARGET, margin, reduction="none"), ALPHA[TARGET] * each
-    )
 
 
 # --- many classes, half precision -----------------------------------------------------------------
@@ -458,69 +366,29 @@ def test_half_precision_logits_are_computed_with_in_float32(contract, kind, dtyp
         torch.testing.assert_close(grad.double(), slope, rtol=0.51 * eps + 1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_result_type_is_that_of_cross_entropy(dtype, autocast):
-    logits = randn(6, NUM_CLASSES, dtype=dtype)
-    module = losses.LogitAdjustedLoss(PRIOR)
-    for target in (TARGET, probabilities(6, NUM_CLASSES).to(dtype)):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            expected = F.cross_entropy(logits, target).dtype
-            assert module(logits, target).dtype == expected
-            assert losses.logit_adjusted_loss(logits, target, PRIOR).dtype == expected
-
-
-def test_autocast_works_from_model_to_gradient():
-    model = torch.nn.Linear(5, NUM_CLASSES)
-    inputs = randn(6, 5, dtype=torch.float32)
-    loss = losses.LogitAdjustedLoss(PRIOR)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(inputs)
-        value = loss(logits, TARGET)
-    value.backward()
-    assert logits.dtype == torch.bfloat16
-    assert value.dtype == torch.float32
-    exact = losses.logit_adjusted_loss(logits.detach().double(), TARGET, PRIOR)
-    assert value.item() == pytest.approx(exact.item(), rel=1e-6)
-    assert torch.isfinite(model.weight.grad).all()
-
-
 # --- the stochastic threshold form ----------------------------------------------------------------
 
 
-def drawn(seed, shape, threshold, gamma):
-    """Which competitors a generator with this seed keeps."""
-    chance = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-    rare = torch.tensor(threshold > PI).reshape(-1, *[1] * (len(shape) - 2))
-    return ~(rare & (chance < gamma))
+def threshold(logits, target, *, seed=0, **options):
+    draw = torch.Generator().manual_seed(seed)
+    return losses.equalized_threshold_loss(logits, target, PRIOR, generator=draw, **options)
 
 
 @pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
-@pytest.mark.parametrize("form", ["function", "module"])
-def test_threshold_form_drops_rare_competitors_and_never_the_target(form, kind):
-    shape, setting = (6, NUM_CLASSES), {"threshold": 0.1, "gamma": 0.6}
-    logits = randn(*shape)
-    target = probabilities(*shape) if kind == "soft" else TARGET
-    options = {"label_smoothing": 0.1 if kind == "smoothed" else 0.0, "reduction": "none"}
+def test_threshold_form_drops_rare_competitors_and_never_the_target(kind):
+    logits = randn(6, NUM_CLASSES)
+    target = probabilities(6, NUM_CLASSES) if kind == "soft" else TARGET
+    epsilon = 0.1 if kind == "smoothed" else 0.0
     dropped_a_target = False
     for seed in range(5):
-        generator = torch.Generator().manual_seed(seed)
-        if form == "function":
-            value, grad = value_and_grad(
-                losses.equalized_threshold_loss,
-                logits,
-                target,
-                PRIOR,
-                **setting,
-                generator=generator,
-                **options,
-            )
-        else:
-            module = losses.EqualizedThresholdLoss(PRIOR, **setting, generator=generator, **options)
-            value, grad = value_and_grad(module, logits, target)
-        kept = drawn(seed, shape, **setting).numpy()
+        value, grad = value_and_grad(
+            threshold, logits, target, seed=seed, threshold=0.1, gamma=0.6,
+            label_smoothing=epsilon, reduction="none",
+        )  # fmt: skip
+        chance = torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed))
+        kept = ~(torch.tensor(PI < 0.1) & (chance < 0.6)).numpy()
         for i in range(len(logits)):
-            q = smoothed(target[i].numpy(), NUM_CLASSES, options["label_smoothing"])
+            q = smoothed(target[i].numpy(), NUM_CLASSES, epsilon)
             dropped_a_target |= bool((q > 0)[~kept[i]].any())
             expected, slope, _ = soft_loss(
                 logits[i].numpy(), q, np.ones(4), np.zeros((4, 4)), kept=kept[i]
@@ -531,78 +399,31 @@ def test_threshold_form_drops_rare_competitors_and_never_the_target(form, kind):
 
 
 def test_threshold_form_drops_with_the_given_probability():
-    logits = torch.zeros(20_000, NUM_CLASSES)
-    target = torch.zeros(20_000, dtype=torch.int64)
-    loss = losses.equalized_threshold_loss(
-        logits,
-        target,
-        PRIOR,
-        threshold=0.05,  # classes 2 and 3
-        gamma=0.7,
-        generator=torch.Generator().manual_seed(0),
-        reduction="none",
-    )
-    competitors = loss.exp().round().long() - 1
-    shares = torch.bincount(competitors, minlength=4) / len(logits)
-    # Class 1 always competes; each of two rare ones with probability 0.3.
+    logits, target = torch.zeros(20_000, NUM_CLASSES), torch.zeros(20_000, dtype=torch.int64)
+    loss = threshold(logits, target, threshold=0.05, gamma=0.7, reduction="none")
+    shares = torch.bincount(loss.exp().round().long() - 1, minlength=4) / len(logits)
+    # Class 1 always competes; each of two rare ones, classes 2 and 3, with probability 0.3.
     expected = torch.tensor([0.0, 0.49, 0.42, 0.09])
     assert shares[0] == 0
     assert (shares - expected).abs().max() < 0.015  # four standard errors
 
 
 @pytest.mark.parametrize("kind", ["index", "soft", "smoothed"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_with_no_competitor_left_loss_and_gradient_are_zero(kind, dtype):
-    logits = randn(6, NUM_CLASSES, dtype=dtype)
     target = probabilities(6, NUM_CLASSES).to(dtype) if kind == "soft" else TARGET
+    options = {"label_smoothing": 0.1 if kind == "smoothed" else 0.0, "gamma": 1.0}
     value, grad = value_and_grad(
-        losses.equalized_threshold_loss,
-        logits,
-        target,
-        PRIOR,
-        threshold=1.0,
-        gamma=1.0,
-        label_smoothing=0.1 if kind == "smoothed" else 0.0,
+        threshold, randn(6, NUM_CLASSES, dtype=dtype), target, threshold=1.0, **options
     )
     assert value == 0.0
     assert (grad == 0.0).all()
 
 
-def test_threshold_form_draws_for_every_position_of_an_image():
-    logits = torch.zeros(2, NUM_CLASSES, 8, 8)
-    target = torch.zeros(2, 8, 8, dtype=torch.int64)
-    loss = losses.equalized_threshold_loss(
-        logits,
-        target,
-        PRIOR,
-        threshold=0.05,
-        gamma=0.5,
-        generator=torch.Generator().manual_seed(3),
-        reduction="none",
-    )
-    kept = drawn(3, logits.shape, 0.05, 0.5)
-    torch.testing.assert_close(loss, kept.sum(1).float().log())
-    assert len(loss.unique()) == 3
-
-
-def test_one_class_has_no_competitor():
-    logits = torch.zeros(3, 1, requires_grad=True)
-    loss = losses.softmax_loss(logits, torch.zeros(3, dtype=torch.int64), label_smoothing=0.1)
-    loss.backward()
-    assert loss == 0.0
-    assert (logits.grad == 0.0).all()
-
-
 # --- bad input ------------------------------------------------------------------------------------
 
-OK = torch.zeros(2, NUM_CLASSES)
-Y = torch.tensor([0, 1])
-DENSE = Margin.from_matrix(np.zeros((4, 4)))
+OK, Y = torch.zeros(2, NUM_CLASSES), torch.tensor([0, 1])
 BAD_INPUT = {
-    "narrow margin": (
-        lambda: losses.pairwise_margin_loss(OK[:, :3], Y, margins.softmax(PRIOR)),
-        r"the loss has 4 classes but the logits have 3 columns, shape \(2, 3\)",
-    ),
     "narrow prior": (
         lambda: losses.LogitAdjustedLoss(PRIOR)(torch.zeros(32, 5), torch.zeros(32).long()),
         r"the loss has 4 classes but the logits have 5 columns, shape \(32, 5\); pass "
@@ -617,21 +438,13 @@ BAD_INPUT = {
         r"4 classes but the logits have 9 columns, shape \(2, 9, 4\); the classes must be the "
         r"second axis: moveaxis\(logits, -1, 1\).",
     ),
-    "prior is counts": (
-        lambda: losses.balanced_loss(OK, Y, [9, 1]),
-        "`prior` must be a ClassPrior; got list",
-    ),
-    "margin is a prior": (
-        lambda: losses.PairwiseMarginLoss(PRIOR),
-        r"`margin` must be a Margin; got ClassPrior.*margins\.",
-    ),
+    "prior is counts": (lambda: losses.balanced_loss(OK, Y, [9, 1]), "ClassPrior; got list"),
+    "margin is a prior": (lambda: losses.PairwiseMarginLoss(PRIOR), "Margin; got ClassPrior"),
     "unknown reduction": (
-        lambda: losses.LogitAdjustedLoss(PRIOR, reduction="avg"),
-        "`reduction` must be one of 'none', 'mean', 'sum'; got 'avg'",
+        lambda: losses.LogitAdjustedLoss(PRIOR, reduction="avg"), "'none', 'mean', 'sum'; got 'avg'"
     ),
     "unknown impl": (
-        lambda: losses.logit_adjusted_loss(OK, Y, PRIOR, impl="cuda"),
-        "`impl` must be one of 'auto', 'torch'; got 'cuda'",
+        lambda: losses.logit_adjusted_loss(OK, Y, PRIOR, impl="cuda"), "`impl` must be one of"
     ),
     "label smoothing above 1": (
         lambda: losses.logit_adjusted_loss(OK, Y, PRIOR, label_smoothing=1.5),
@@ -643,30 +456,20 @@ BAD_INPUT = {
     ),
     "weight of another length": (
         lambda: losses.logit_adjusted_loss(OK, Y, PRIOR, weight=torch.ones(3)),
-        r"class weights must be a torch tensor with one value per class, shape \(4,\); "
-        r"got \(3,\)",
+        r"one value per class, shape \(4,\); got \(3,\)",
     ),
     "weight is a list": (
-        lambda: losses.LogitAdjustedLoss(PRIOR, weight=[1.0] * 4),
-        "class weights must be a torch tensor.*got list",
+        lambda: losses.LogitAdjustedLoss(PRIOR, weight=[1.0] * 4), "a torch tensor.*got list"
     ),
     "threshold as a count": (
         lambda: losses.equalized_threshold_loss(OK, Y, PRIOR, threshold=20),
         r"`threshold` must lie in \[0, 1\]; got 20",
     ),
-    "gamma above 1": (
-        lambda: losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=2),
-        r"`gamma` must lie in \[0, 1\]; got 2",
-    ),
     "called as Trainer calls its loss": (
         lambda: losses.LogitAdjustedLoss(PRIOR)({"logits": OK}, Y, num_items_in_batch=2),
-        r"compute_loss_func=TrainerLoss\(loss\)",
+        r"compute_loss_func=TrainerLoss\(loss\).*Elsewhere pass outputs\['logits'\]",
     ),
-    "a dictionary of outputs": (
-        lambda: losses.LogitAdjustedLoss(PRIOR)({"logits": OK}, Y),
-        r"Elsewhere pass outputs\['logits'\]",
-    ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
@@ -680,12 +483,8 @@ def test_bad_input_gets_one_clear_error(case):
     ("make", "target", "error"),
     [
         (losses.LogitAdjustedLoss, torch.tensor([0, 4]), "Target 4 is out of bounds"),
-        (losses.LogitAdjustedLoss, torch.tensor([-1, 0]), "Target -1 is out of bounds"),
-        (losses.AdaptiveLoss, torch.tensor([0, 4]), "out of bounds"),
         (losses.AdaptiveLoss, torch.tensor([-1, 0]), "out of bounds"),
-        (lambda _: losses.PairwiseMarginLoss(DENSE), torch.tensor([0, 4]), "out of range"),
         (losses.LogitAdjustedLoss, Y.float(), "Long or Byte|scalar type Long"),
-        (losses.LogitAdjustedLoss, Y.bool(), "Bool"),
         (losses.LogitAdjustedLoss, Y[:1], "batch_size"),
         (losses.LogitAdjustedLoss, F.one_hot(Y, 4), "floating point type for target"),
     ],
@@ -693,25 +492,3 @@ def test_bad_input_gets_one_clear_error(case):
 def test_bad_targets_get_torch_s_own_errors(make, target, error):
     with pytest.raises((IndexError, RuntimeError, ValueError), match=error):
         make(PRIOR)(OK, target)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_probabilities_may_be_rounded_and_their_sums_are_free(dtype):
-    q = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.5, 0.0]]).to(dtype)
-    q[0, 0] += torch.finfo(dtype).eps
-    logits = torch.zeros(3, NUM_CLASSES, dtype=dtype)
-    ours = losses.softmax_loss(logits, q, reduction="none")
-    torch.testing.assert_close(ours, F.cross_entropy(logits, q, reduction="none"))
-
-
-def test_the_gradient_of_hard_probabilities_can_be_checked_numerically():
-    q = F.one_hot(TARGET, NUM_CLASSES).double().requires_grad_()
-    logits = randn(6, NUM_CLASSES)
-    assert torch.autograd.gradcheck(lambda q: losses.logit_adjusted_loss(logits, q, PRIOR), q)
-
-
-def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match="smoothing_label"):
-        losses.logit_adjusted_loss(OK, Y, PRIOR, smoothing_label=0.1)
-    with pytest.raises(TypeError, match="smoothing_label"):
-        losses.LogitAdjustedLoss(PRIOR, smoothing_label=0.1)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from longtail import ClassPrior, InputError, losses
+from longtail import InputError, losses
 from loss_contract import CONTRACTS, NUM_CLASSES
 from oracles import pairwise_loss
 from test_margins import PRIOR
@@ -90,16 +90,6 @@ def test_one_share_for_all_of_a_picture_and_compiled():
         torch.testing.assert_close(found, loss.mixed(LOGITS, FIRST, SECOND, share))
 
 
-def test_shares_under_vmap():
-    loss = losses.LogitAdjustedLoss(PRIOR)
-    expected = torch.stack(
-        [loss.mixed(LOGITS, FIRST, SECOND, share) for share in (SHARE, SHARE / 2)]
-    )
-    shares = torch.stack([SHARE, SHARE / 2])
-    found = torch.func.vmap(lambda share: loss.mixed(LOGITS, FIRST, SECOND, share))(shares)
-    torch.testing.assert_close(found, expected)
-
-
 def test_an_ignored_label_counts_for_nothing():
     loss = losses.LogitAdjustedLoss(PRIOR).double()
     gone = SECOND.clone()
@@ -110,29 +100,6 @@ def test_an_ignored_label_counts_for_nothing():
     two[1] = 0.0
     expected = (0.25 * one + 0.75 * two).sum() / (0.25 * 6 + 0.75 * 5)
     torch.testing.assert_close(loss.mixed(LOGITS, FIRST, gone, share), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-@pytest.mark.parametrize("options", [{"weight": WEIGHT}, {"weight": WEIGHT, "ignore_index": 3}])
-def test_labels_of_any_width_are_class_indices(options, dtype):
-    loss = losses.LogitAdjustedLoss(PRIOR, **options).double()
-    expected = loss.mixed(LOGITS, FIRST, SECOND, SHARE)
-    assert loss.mixed(LOGITS, FIRST.to(dtype), SECOND.to(dtype), SHARE) == expected
-
-
-def test_narrow_labels_never_wrap_around_to_the_ignored_one():
-    loss = losses.SoftmaxLoss(ClassPrior.uniform(200))
-    logits, labels = torch.arange(400.0).reshape(2, 200).sin(), torch.tensor([156, 3])
-    expected = loss.mixed(logits, labels, labels, 0.3)
-    assert loss.mixed(logits, labels.to(torch.uint8), labels.to(torch.uint8), 0.3) == expected
-
-
-def test_half_precision_rounds_once():
-    loss = losses.LogitAdjustedLoss(PRIOR, reduction="none")
-    rough = LOGITS.to(torch.bfloat16)
-    found = loss.mixed(rough, FIRST, SECOND, SHARE)
-    exact = loss.mixed(rough.float(), FIRST, SECOND, SHARE)
-    assert torch.equal(found, exact.to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -175,11 +142,3 @@ def test_the_threshold_form_has_one_draw_for_both_labels():
 def test_bad_shares_are_refused(share, message):
     with pytest.raises(InputError, match=message):
         losses.LogitAdjustedLoss(PRIOR).mixed(LOGITS, FIRST, SECOND, share)
-
-
-def test_every_module_takes_two_labels_but_the_sampled_one():
-    """As the page of ingredients says."""
-    found = {name: getattr(losses, name) for name in losses.__all__ if name.endswith("Loss")}
-    assert [name for name, one in found.items() if not hasattr(one, "mixed")] == [
-        "SampledSoftmaxLoss"
-    ]

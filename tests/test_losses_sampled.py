@@ -161,19 +161,6 @@ def test_every_class_once_and_every_logit_corrected_is_tau_minus_one():
     )
 
 
-def test_negatives_from_the_prior_cancel_against_logit_adjustment():
-    """f + log π − log(m·π) = f − log m for the negatives; the target keeps log π."""
-    value = sampled_softmax_loss(
-        FEATURES, WEIGHT, TARGET, PRIOR, sampled=SAMPLED, margin=margins.logit_adjusted(PRIOR),
-        reduction="none",
-    )  # fmt: skip
-    logits = FEATURES @ WEIGHT.t()
-    for row, y, got in zip(logits, TARGET.tolist(), value.tolist(), strict=True):
-        others = [row[j] for j in SAMPLED.tolist() if j != y]
-        odds = torch.stack(others).logsumexp(0) - np.log(5 * PRIOR.probs[y]) - row[y]
-        assert got == pytest.approx(float(F.softplus(odds)))
-
-
 def test_options_mean_what_they_mean_to_torch():
     """Uniform q and each class once, m = C: the full loss, so torch's own is the reference."""
     q, every = ClassPrior.uniform(NUM_CLASSES), torch.arange(NUM_CLASSES)
@@ -203,13 +190,6 @@ def test_narrow_labels_never_wrap_around_to_the_ignored_one():
     assert wide.min() > 5
 
 
-def test_shapes_alone():
-    """On the meta device, which has no autocast."""
-    loss = SampledSoftmaxLoss(Q, num_sampled=5, class_weight=torch.ones(4)).to("meta")
-    found = loss(*(part.to("meta") for part in (FEATURES, WEIGHT, TARGET)), bias=BIAS.to("meta"))
-    assert (found.shape, found.dtype, found.is_meta) == ((), FEATURES.dtype, True)
-
-
 @pytest.mark.slow
 def test_compiled_for_batches_of_any_size():
     loss = SampledSoftmaxLoss(Q, num_sampled=5)
@@ -218,13 +198,6 @@ def test_compiled_for_batches_of_any_size():
         args = (FEATURES[:rows], WEIGHT, TARGET[:rows])
         torch.testing.assert_close(fast(*args, sampled=SAMPLED), loss(*args, sampled=SAMPLED))
         assert fast(*args).isfinite()
-
-
-def test_a_draw_of_nothing_but_the_target_costs_nothing():
-    loss = sampled_softmax_loss(
-        FEATURES[3:], WEIGHT, TARGET[3:], Q, sampled=torch.tensor([3, 3]), bias=BIAS
-    )
-    assert loss == 0
 
 
 def test_the_gradient_may_be_sparse():
@@ -289,32 +262,19 @@ def test_autocast_keeps_the_loss_in_float32():
     torch.testing.assert_close(loss.double(), wanted, rtol=2e-2, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_features_meet_float32_weights_under_autocast_alone(dtype):
-    features, loss = FEATURES.to(dtype), SampledSoftmaxLoss(Q, num_sampled=2)
-    with torch.autocast("cpu", dtype=dtype):
-        found = loss(features, WEIGHT.float(), TARGET, sampled=SAMPLED)
-    wanted = sampled_softmax_loss(FEATURES, WEIGHT, TARGET, Q, sampled=SAMPLED)
-    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=0)
-    with pytest.raises(RuntimeError, match="same dtype"):
-        loss(features, WEIGHT.float(), TARGET)
-
-
-def call(features=FEATURES, weight=WEIGHT, target=TARGET, q=Q, **options):
+def call(target=TARGET, q=Q, **options):
     options = options or {"num_sampled": 2}
-    return lambda: sampled_softmax_loss(features, weight, target, q, **options)
+    return lambda: sampled_softmax_loss(FEATURES, WEIGHT, target, q, **options)
 
 
 @pytest.mark.parametrize(
     ("action", "message"),
     [
         (call(num_sampled=0), "`num_sampled` must be a whole number, at least 1; got 0"),
-        (call(num_sampled=2.5), "`num_sampled` must be a whole number"),
-        (call(reduction="sum"), "pass one of `num_sampled`.*and `sampled`"),
         (call(num_sampled=2, sampled=SAMPLED), "pass one of `num_sampled`"),
         (call(sampled=torch.tensor([], dtype=torch.int64)), "at least one class index"),
-        (call(target=TARGET[:2]), r"shape \(5,\), one per row.*shape \(2,\)"),
-        (call(target=TARGET.double()), "integer class labels.*got torch.float64"),
+        (call(target=TARGET[:2]), r"one label per row of the features; got \(2,\)"),
+        (call(target=TARGET.double()), "integer class labels; their dtype is torch.float64"),
         (call(num_sampled=2, bias=BIAS[:3]), "`bias` one value per class.*`bias` \\(3,\\)"),
         (call(q=[0.5, 0.5]), "`q` must be a ClassPrior; got list"),
         (
@@ -322,10 +282,6 @@ def call(features=FEATURES, weight=WEIGHT, target=TARGET, q=Q, **options):
             "`margin` has 3 classes but `q` has 4",
         ),
         (call(num_sampled=2, margin=Margin.from_matrix(np.zeros((4, 4)))), "`margin` is dense"),
-        (call(num_sampled=2, margin="softmax"), "`margin` must be a Margin; got str"),
-        (call(num_sampled=2, class_weight=torch.ones(3)), r"one value per class, shape \(4,\)"),
-        (call(num_sampled=2, reduction="avg"), "`reduction` must be one of"),
-        (lambda: SampledSoftmaxLoss(Q, num_sampled=-1), "`num_sampled` must be a whole number"),
         (
             lambda: SampledSoftmaxLoss(Q, num_sampled=2)(FEATURES, WEIGHT[:3], TARGET),
             "`weight` must have 4 rows",
@@ -334,20 +290,6 @@ def call(features=FEATURES, weight=WEIGHT, target=TARGET, q=Q, **options):
 )
 def test_bad_input_gets_one_clear_error(action, message):
     with pytest.raises(InputError, match=message):
-        action()
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        call(sampled=torch.tensor([0, 4])),
-        call(target=TARGET + 1),
-        call(target=TARGET - 1),
-        call(features=FEATURES[:, :2]),
-    ],
-)
-def test_classes_out_of_range_and_factors_without_a_product_get_torch_s_errors(action):
-    with pytest.raises((IndexError, RuntimeError), match=r"out of range|cannot be multiplied"):
         action()
 
 

@@ -1,20 +1,17 @@
 """How the losses live in torch: derivatives, transforms, the compiler, modules, devices."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from torch.func import grad, hessian, jacrev, vmap
+from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from longtail import ClassPrior, Margin, losses, margins
+from longtail import Margin, losses
 from loss_contract import CONTRACTS, NUM_CLASSES
-from test_margins import DELTA, PRIOR
+from test_margins import PRIOR
 
 contracts = pytest.mark.parametrize("contract", CONTRACTS, ids=str)
 TARGET = torch.tensor([0, 1, 3])
-OTHER_PRIOR = ClassPrior.from_counts([5, 10, 100, 900])
 DENSE = Margin.from_matrix(np.random.default_rng(0).normal(size=(NUM_CLASSES, NUM_CLASSES)))
 gpu = pytest.mark.gpu
 
@@ -62,12 +59,6 @@ def test_derivatives_with_a_dense_margin_and_with_dropped_classes(kind):
     assert torch.autograd.gradgradcheck(threshold, logits)
 
 
-def test_gradient_flows_to_class_probabilities():
-    q = soft(3, NUM_CLASSES).requires_grad_()
-    logits = randn(3, NUM_CLASSES)
-    assert torch.autograd.gradcheck(lambda q: losses.logit_adjusted_loss(logits, q, PRIOR), q)
-
-
 def assert_transforms_agree_with_a_loop(module, kind):
     logits = randn(5, 3, NUM_CLASSES)
     targets = torch.stack([TARGET.roll(i) for i in range(5)])
@@ -95,15 +86,6 @@ def test_vmap_and_grad_of_a_dense_margin(kind):
     assert_transforms_agree_with_a_loop(module, kind)
 
 
-def test_per_example_derivatives_of_a_dense_margin():
-    loss = losses.PairwiseMarginLoss(DENSE).double()
-    f = randn(3, NUM_CLASSES)
-    slope = torch.stack([grad(loss)(f[i], TARGET[i]) for i in range(3)])
-    torch.testing.assert_close(vmap(grad(loss))(f, TARGET), slope)  # logits (C,), target ()
-    curvature = torch.stack([hessian(loss)(f[i], TARGET[i]) for i in range(3)])
-    torch.testing.assert_close(vmap(hessian(loss))(f, TARGET), curvature)
-
-
 def test_vmap_over_the_target_alone_over_the_logits_alone_and_per_example():
     logits, targets = randn(5, 3, NUM_CLASSES), torch.stack([TARGET.roll(i) for i in range(5)])
     loss = losses.LogitAdjustedLoss(PRIOR)
@@ -128,26 +110,6 @@ def test_no_operation_lacks_a_batching_rule(recwarn):
     assert [str(w.message) for w in recwarn if "performance drop" in str(w.message)] == []
 
 
-@contracts
-def test_hessian_agrees_with_double_backward(contract):
-    f = randn(2, NUM_CLASSES) / contract.scale**0.5
-
-    def loss(f):
-        return contract.function(f, TARGET[:2])
-
-    expected = torch.autograd.functional.hessian(loss, f)
-    torch.testing.assert_close(hessian(loss)(f), expected, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(jacrev(jacrev(loss))(f), expected, rtol=1e-9, atol=1e-11)
-
-
-def test_threshold_form_under_vmap_draws_differently_for_each():
-    loss = losses.EqualizedThresholdLoss(PRIOR, threshold=0.9, gamma=0.5)
-    values = vmap(loss, randomness="different")(
-        torch.zeros(40, 3, NUM_CLASSES), TARGET.expand(40, 3)
-    )
-    assert len(values.unique()) > 5
-
-
 # --- the compiler ---------------------------------------------------------------------------------
 
 
@@ -165,14 +127,6 @@ def assert_same_loss(one, two, logits, *args):
         results.append((value.detach(), f.grad))
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@contracts
-def test_compiled_module(contract):
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32) / contract.scale
-    module = contract.module()
-    assert_same_loss(compiled(module), module, logits, TARGET)
 
 
 @pytest.mark.slow
@@ -246,49 +200,7 @@ def test_a_compiled_loss_refuses_a_label_out_of_range():
         loss(randn(3, NUM_CLASSES, dtype=torch.float32), torch.tensor([0, NUM_CLASSES, 1]))
 
 
-@pytest.mark.slow
-def test_compiled_dense_and_threshold_forms():
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
-    dense = losses.PairwiseMarginLoss(DENSE)
-    assert_same_loss(compiled(dense), dense, logits, TARGET)
-    certain = losses.EqualizedThresholdLoss(PRIOR, threshold=0.1, gamma=1.0)
-    assert_same_loss(compiled(certain), certain, logits, TARGET)
-
-
-@pytest.mark.slow
-def test_compiled_vmap_of_grad():
-    loss = losses.LogitAdjustedLoss(PRIOR)
-    logits, targets = randn(5, 3, NUM_CLASSES, dtype=torch.float32), TARGET.expand(5, 3)
-    per_model = vmap(grad(loss))
-    fast = compiled(lambda f, y: per_model(f, y))
-    torch.testing.assert_close(fast(logits, targets), per_model(logits, targets))
-
-
 # --- modules --------------------------------------------------------------------------------------
-
-
-@contracts
-def test_module_and_function_agree(contract):
-    logits, weight = randn(3, NUM_CLASSES, dtype=torch.float32), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    options = {"weight": weight, "label_smoothing": 0.1, "ignore_index": 1, "reduction": "sum"}
-    torch.testing.assert_close(
-        contract.module(**options)(logits, TARGET), contract.function(logits, TARGET, **options)
-    )
-
-
-@pytest.mark.parametrize(
-    "cast", [lambda m: m.half(), lambda m: m.bfloat16(), lambda m: m.to(torch.float16)]
-)
-def test_casting_a_model_to_half_precision_leaves_the_margins_exact(cast):
-    model = torch.nn.ModuleDict(
-        {"head": torch.nn.Linear(2, 4), "loss": losses.LogitAdjustedLoss(PRIOR)}
-    )
-    before = model["loss"].negative.clone()
-    cast(model)
-    assert model["head"].weight.dtype in (torch.float16, torch.bfloat16)
-    for name, buffer in model["loss"].named_buffers():
-        assert buffer.dtype == torch.float32, name
-    assert torch.equal(model["loss"].negative, before)
 
 
 def test_casting_leaves_types_alone_and_moving_moves():
@@ -329,26 +241,6 @@ def test_under_autocast_a_loss_has_float32_at_least(dtype):
         assert {value.dtype for value in found} == {wide if enabled else dtype}
 
 
-def test_modules_have_no_parameters_and_copy():
-    loss = losses.ConsistentLoss(PRIOR, delta=DELTA, reduction="sum")
-    assert list(loss.parameters()) == []
-    twin = copy.deepcopy(loss)
-    twin.negative.zero_()
-    assert loss.negative.abs().max() > 0
-
-
-def test_a_module_made_in_float64_does_not_share_the_margins_memory():
-    margin = margins.adaptive(PRIOR)
-    torch.set_default_dtype(torch.float64)
-    try:
-        loss = losses.PairwiseMarginLoss(margin)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(loss.positive, torch.tensor(margin.positive))  # every digit
-    loss.positive.zero_()
-    assert margin.positive.min() > 0
-
-
 @pytest.mark.parametrize(
     ("loss", "text"),
     [
@@ -374,17 +266,6 @@ def test_a_module_made_in_float64_does_not_share_the_margins_memory():
 )
 def test_repr_shows_the_margin_and_what_was_set(loss, text):
     assert repr(loss) == text
-
-
-def test_a_function_called_in_inference_mode_leaves_nothing_behind():
-    logits = randn(3, NUM_CLASSES, dtype=torch.float32)
-    margin = margins.logit_adjusted(PRIOR)
-    with torch.inference_mode():
-        inside = losses.pairwise_margin_loss(logits, TARGET, margin)
-    f = logits.clone().requires_grad_()
-    outside = losses.pairwise_margin_loss(f, TARGET, margin)
-    outside.backward()
-    assert inside == outside.detach()
 
 
 # --- a GPU ----------------------------------------------------------------------------------------
@@ -443,30 +324,6 @@ def test_gpu_graph_capture(epsilon, cuda):
     expected.backward()
     torch.testing.assert_close(value.detach().cpu(), expected.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(f.grad.cpu(), x.grad, rtol=1e-5, atol=1e-6)
-
-
-@gpu
-def test_gpu_deterministic_algorithms(cuda):
-    loss = losses.LogitAdjustedLoss(PRIOR, label_smoothing=0.1).to(cuda)
-    torch.use_deterministic_algorithms(True)
-    try:
-        for epsilon in (0.0, 0.1):
-            loss.label_smoothing = epsilon
-            f = randn(3, NUM_CLASSES, dtype=torch.float32).to(cuda).requires_grad_()
-            loss(f, TARGET.to(cuda)).backward()
-            assert torch.isfinite(f.grad).all()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gpu_autocast(dtype, cuda):
-    logits = randn(3, NUM_CLASSES).to(cuda, dtype)
-    loss = losses.LogitAdjustedLoss(PRIOR).to(cuda)
-    with torch.autocast("cuda", dtype=dtype):
-        assert loss(logits, TARGET.to(cuda)).dtype == torch.float32
-    assert loss(logits, TARGET.to(cuda)).dtype == dtype
 
 
 @gpu

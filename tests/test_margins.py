@@ -61,12 +61,6 @@ def test_margin_matches_its_row_of_the_table(name):
     assert margin.is_additive
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_weights_leave_the_mean_loss_in_scale(name):
-    settings, _, _ = ROWS[name]
-    assert PI @ margins.by_name(name, PRIOR, **settings).alpha == pytest.approx(1.0, rel=1e-12)
-
-
 def test_named_margins_reduce_to_each_other():
     def same(one, two):
         np.testing.assert_allclose(one.matrix(), two.matrix(), rtol=1e-12, atol=1e-12)
@@ -124,15 +118,6 @@ def test_residual_adjustment_accounts_for_the_scale():
     assert got[1] - got[0] == pytest.approx(expected[1] - expected[0])
 
 
-@pytest.mark.parametrize("tau", [1.0, 0.5, -1.0])
-def test_the_residual_of_a_matrix_is_that_of_its_margin(tau):
-    """Of −log π, τ parts are corrected by the loss."""
-    dense = Margin.from_matrix([[tau * LOG(b / a) for b in PI] for a in PI])
-    expected = (1 - tau) * (LOG(PI).mean() - LOG(PI))
-    for margin in (dense, margins.logit_adjusted(PRIOR, tau=tau)):
-        np.testing.assert_allclose(margin.residual_adjustment(PRIOR), expected, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["logit-adjusted", "balanced", "weighted-logit-adjusted"])
 def test_nothing_is_left_to_correct_after_a_consistent_loss(name):
     np.testing.assert_array_equal(margins.by_name(name, PRIOR).residual_adjustment(PRIOR), 0.0)
@@ -182,12 +167,6 @@ def test_antisymmetry_is_judged_on_the_margins_themselves():
     assert Margin.from_matrix(margins.logit_adjusted(PRIOR).matrix()).is_antisymmetric
     cyclic = [[0, 1, -1], [-1, 0, 1], [1, -1, 0]]  # antisymmetric, yet no b_{y'} − b_y
     assert not Margin.from_matrix(cyclic).is_antisymmetric
-
-
-def test_sampled_softmax_is_tau_minus_one():
-    np.testing.assert_allclose(
-        margins.logit_adjusted(PRIOR, tau=-1.0).negative, -LOG(PI), rtol=1e-12
-    )
 
 
 @pytest.mark.parametrize(

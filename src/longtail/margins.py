@@ -12,7 +12,7 @@ that loss minimises the balanced error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,23 +20,6 @@ import numpy as np
 from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.priors import ClassPrior
-
-__all__ = [
-    "MARGINS",
-    "Margin",
-    "adaptive",
-    "balanced",
-    "by_name",
-    "class_balanced",
-    "consistent",
-    "equalized",
-    "ldam",
-    "logit_adjusted",
-    "logit_adjusted_adaptive",
-    "softmax",
-    "two_parameter",
-    "weighted_logit_adjusted",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +62,13 @@ class Margin:
                 f"{sizes[0]}, {sizes[1]} and {sizes[2]}."
             )
         if np.any(self.alpha <= 0):
-            bad = int(np.argmax(self.alpha <= 0))
-            raise InputError(f"`alpha` must be positive, but class {bad} has {self.alpha[bad]:g}.")
+            raise InputError(f"`alpha` must be positive, but a value is {self.alpha.min():g}.")
         if self.dense is not None:
             dense = np.array(_checks.matrix(self.dense, name="dense"), np.float64)
-            if dense.shape != (self.num_classes, self.num_classes):
+            if dense.shape != sizes[:2]:
                 raise InputError(
-                    f"`dense` must have shape ({self.num_classes}, {self.num_classes}), target "
-                    f"class by competing class; its shape is {dense.shape}."
+                    f"`dense` must have shape {sizes[:2]}, target class by competing class; its "
+                    f"shape is {dense.shape}."
                 )
             np.fill_diagonal(dense, 0.0)
             object.__setattr__(self, "dense", dense)
@@ -104,9 +86,8 @@ class Margin:
             >>> Margin.from_matrix([[0.0, 1.0], [2.0, 0.0]]).num_classes
             2
         """
-        delta = _checks.matrix(delta, name="delta")
         zeros = np.zeros(len(delta))
-        alpha = np.ones(len(delta)) if alpha is None else alpha
+        alpha = zeros + 1.0 if alpha is None else alpha
         return cls(alpha=alpha, positive=zeros, negative=zeros, dense=delta, name=name)
 
     @property
@@ -123,11 +104,7 @@ class Margin:
     def is_antisymmetric(self) -> bool:
         """Δ_{yy'} = b_{y'} − b_y up to rounding, the form of Theorem 1."""
         if self.dense is not None:
-            first = self.dense[0]
-            return bool(
-                np.allclose(self.dense, -self.dense.T)
-                and np.allclose(self.dense, first[None, :] - first[:, None])
-            )
+            return bool(np.allclose(self.dense, self.dense[0] - self.dense[0][:, None]))
         # Moving a constant from a to b leaves Δ as it is, and a + b too.
         return bool(np.allclose(self.positive + self.negative, 0.0))
 
@@ -172,13 +149,12 @@ class Margin:
         """
         prior = _checks.prior(prior, num_classes=self.num_classes)
         s, log_weights = self.scale, np.log(self.alpha) + prior.log_probs
-        if self.dense is not None:
-            b, same = self.dense[0], self.is_antisymmetric
-        else:
-            b = self.negative
-            curvature = -np.expm1(-s * (self.positive + b)) * np.exp(log_weights)
-            same = self.is_antisymmetric or np.allclose(curvature, curvature.mean(), atol=0.0)
+        same = self.is_antisymmetric
+        if self.dense is None and not same:
+            curvature = -np.expm1(-s * (self.positive + self.negative)) * np.exp(log_weights)
+            same = np.allclose(curvature, curvature.mean(), atol=0.0)
         if same:
+            b = self.negative if self.dense is None else self.dense[0]
             shift = b - log_weights / s
         elif self.num_classes == 2:
             # e^{s(f_1 − f_0)} is the positive root of A x² + (w_0 − w_1) x − C = 0, w = α π.
@@ -225,12 +201,10 @@ class Margin:
 
 def _common_scale(one: Margin, two: Margin) -> float:
     """The scale of a sum; a margin that only weights the classes takes the other's."""
-    if one.scale == two.scale:
-        return one.scale
-    for plain, scaled in ((one, two), (two, one)):
-        parts = (plain.positive, plain.negative, plain.dense)
-        if plain.scale == 1.0 and not any(part is not None and part.any() for part in parts):
-            return scaled.scale
+    for plain, other in ((one, two), (two, one)):
+        shifts = any(np.any(part) for part in (plain.positive, plain.negative, plain.dense))
+        if plain.scale == other.scale or (plain.scale == 1.0 and not shifts):
+            return other.scale
     raise InputError(
         f"margins on differently scaled logits don't add: '{one.name}' has scale {one.scale:g} "
         f"and '{two.name}' has {two.scale:g}."
@@ -400,9 +374,7 @@ def logit_adjusted_adaptive(
         array([1.081, 4.773])
     """
     both = logit_adjusted(prior, tau=tau) + adaptive(prior, constant=constant)
-    return _additive(
-        prior, "logit-adjusted-adaptive", positive=both.positive, negative=both.negative
-    )
+    return replace(both, name="logit-adjusted-adaptive")
 
 
 def two_parameter(prior: ClassPrior, *, tau1: float = 1.0, tau2: float = 1.0) -> Margin:

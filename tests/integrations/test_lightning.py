@@ -45,7 +45,7 @@ def test_the_run_folder_holds_what_was_trained(trained):
     assert set(run.splits) == {"held-out", "test"}
     for split, data in (("held-out", example.HELD), ("test", example.TEST)):
         found = run.logits(split)
-        np.testing.assert_allclose(found.logits, logits_of(net, data), rtol=1e-6)
+        np.testing.assert_allclose(found.logits, logits_of(net, data), rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(found.target, data.tensors[1])
         np.testing.assert_array_equal(found.indices, np.arange(len(data)))
     np.testing.assert_array_equal(run.model()["fc.weight"], net.fc.weight.detach())

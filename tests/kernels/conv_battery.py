@@ -121,14 +121,6 @@ def test_the_kernels_and_torch_share_the_work():
         assert (moments is not None) == by_kernel
 
 
-def test_many_tiles_hand_on_no_moments(monkeypatch):
-    x, weight, _ = make((3, 32, 9, 9), 32, groups=1, stride=1)
-    monkeypatch.setattr(module, "MOST_PARTS", 1)
-    y, moments = grouped_conv(x, weight)
-    assert moments is None
-    assert y.isfinite().all()
-
-
 def test_parts_of_a_weights_gradient(monkeypatch):
     monkeypatch.setattr(module, "PARTS", {16: 3, 32: 3, 64: 3})
     x, weight, up = make((5, 32, 11, 13), 32, groups=2, stride=2)

@@ -11,7 +11,7 @@ from longtail.kernels.norm_act import norm_act
 F32, BF16 = torch.float32, torch.bfloat16
 
 
-@pytest.fixture(params=["end", "start"], autouse=True)
+@pytest.fixture(params=["end", pytest.param("start", marks=pytest.mark.long)], autouse=True)
 def guards(request):
     with guarded(end=request.param == "end") as seen:
         yield seen
@@ -38,25 +38,11 @@ def test_loss(n, classes, dtype, options):
     loss(n, classes, dtype, **options)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("classes", [*range(1, 20), 63, 64, 65, 1000])
-def test_losses(classes, dtype):
-    loss(3, classes, dtype, reduction="mean")
-    loss(3, classes, dtype, stride=classes + 2, lower=torch.rand(classes))
-
-
-@pytest.mark.parametrize("classes", [130, 203, 256])
+@pytest.mark.parametrize("classes", [203, pytest.param(256, marks=pytest.mark.long)])
 def test_rows_of_several_slices(classes, monkeypatch):
     monkeypatch.setattr(module, "WIDEST", 64)
     monkeypatch.setattr(module, "SLICE", 64)
     loss(9, classes, BF16, reduction="mean")
-
-
-@pytest.mark.parametrize("size", [1, 16_384, 16_385])
-def test_scale(size):
-    values = torch.ones(size)
-    assert module.scale_(values, torch.tensor(3.0)).eq(3).all()
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_more_against_float64(n, classes, dtype, names, options):
 @pytest.mark.parametrize(
     ("classes", "dtype", "names", "options"),
     [
-        (200, F32, "bl", {"reduction": "mean"}),
+        pytest.param(200, F32, "bl", {"reduction": "mean"}, marks=pytest.mark.long),
         (203, BF16, "bw", {"reduction": "sum", "label_smoothing": 0.1}),
         (130, F16, "b", {"reduction": "none"}),
     ],
@@ -146,7 +146,7 @@ def test_rows_of_several_slices(narrow, classes, dtype, names, options):
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there, rows of several slices take this way anyway")
-@pytest.mark.parametrize("classes", [200, 203])
+@pytest.mark.parametrize("classes", [pytest.param(200, marks=pytest.mark.long), 203])
 def test_sums_and_gradient_in_one_launch(narrow, classes):
     logits, target, tables = make(11, classes, F32, "blw")
     options = Options(**tables)

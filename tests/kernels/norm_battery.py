@@ -144,7 +144,7 @@ def test_against_float64(shape, residual, relu, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("shape", [*SHAPES, (128, 40)])
+@pytest.mark.parametrize("shape", [SHAPES[1], (128, 40)])
 def test_by_running_statistics_in_one_pass(shape, residual, relu, dtype, monkeypatch):
     """w·(x − μ)/√(σ² + ε) + b + r with the μ and σ² that were tracked, which stay as they are."""
     x, w, b, r, *_ = make(shape, dtype, residual=residual, seed=sum(shape))
@@ -162,6 +162,7 @@ def test_by_running_statistics_in_one_pass(shape, residual, relu, dtype, monkeyp
         close(rows(y), exact, dtype=dtype, size=max(float(exact.abs().max()), 1.0), slack=2)
 
 
+@pytest.mark.long
 def test_what_follows_operations_one_by_one_finds_torchs_own():
     """Tracing, and transforms of functions, which can't look into a kernel."""
     x, w, b, r, *_ = make((4, 16, 3, 3), torch.float32, residual=True)
@@ -183,32 +184,6 @@ def test_what_follows_operations_one_by_one_finds_torchs_own():
     torch.testing.assert_close(slope, steep.where(value > 0, 0.0))
 
 
-def test_what_maps_over_examples_finds_torchs_own():
-    x, w, b, *_ = make((4, 16, 3, 3), torch.float32, residual=False)
-    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
-    both = torch.stack([x, x])
-    try:
-        torch.func.vmap(lambda one: torch.batch_norm(one, w, b, *tracked, False, 0.1, 1e-5, True))(
-            both
-        )
-    except RuntimeError as error:
-        pytest.skip(f"torch {torch.__version__} can't map its own batch norm here: {error}")
-    with torch.no_grad():
-        mapped = torch.func.vmap(lambda one: norm_act(one, w, b, *tracked, training=False))
-        torch.testing.assert_close(mapped(both)[1], norm_act(x, w, b, *tracked, training=False))
-
-
-def test_batch_norm_without_weights_is_left_to_torch():
-    x, *_ = make((4, 16, 3, 3), torch.float32, residual=False)
-    weight = torch.full((16,), 2.0, device=DEVICE)
-    tracked = torch.rand(2, 16, device=DEVICE) + 0.25
-    mean, var = (value.view(1, 16, 1, 1) for value in tracked)
-    for given, factor in ((None, 1.0), (weight, 2.0)):  # torch knows batch norm without a bias
-        assert not module.serves(x, given, None, None)
-        found = norm_act(x, given, None, *tracked, relu=False, training=False)
-        torch.testing.assert_close(found, factor * (x - mean) / (var + 1e-5).sqrt())
-
-
 def test_running_statistics_with_a_gradient_are_left_to_torch():
     x, w, b, r, up, _ = make((4, 16, 3, 3), torch.float32, residual=True)
     tracked = torch.rand(2, 16, device=DEVICE) + 0.25
@@ -226,16 +201,11 @@ def test_running_statistics_with_a_gradient_are_left_to_torch():
     torch.testing.assert_close(dw, (g * (x - tracked[0].view(shape)) * rstd).sum((0, 2, 3)))
 
 
-@pytest.mark.parametrize("shape", [(2, 5), (17, 3), (128, 40)])
+@pytest.mark.parametrize("shape", [(2, 5), pytest.param((128, 40), marks=pytest.mark.long)])
 def test_plain_rows(shape):
     for residual, relu in itertools.product((True, False), repeat=2):
         x, w, b, r, up, _ = make(shape, torch.float32, residual=residual)
         check(x, w, b, r, up, relu=relu, slack=4)
-
-
-def test_two_values_a_channel():
-    x, w, b, r, up, _ = make((2, 6, 1, 1), torch.float32, residual=True)
-    check(x, w, b, r, up, momentum=0.3, eps=1e-3, slack=8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -256,33 +226,12 @@ def test_more_rows_than_one_round_of_programs(monkeypatch):
         check(x, w, b, r, up, other, slack=4)
 
 
-def test_constant_channels():
-    x, w, b, *_ = make((4, 3, 2, 2), torch.float32, residual=False)
-    x = torch.full_like(x, 7.0).requires_grad_()
-    y = norm_act(x, w, b, None, None, relu=False, training=True)
-    torch.testing.assert_close(y, b[None, :, None, None].expand_as(y))
-    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    torch.testing.assert_close(dx, torch.zeros_like(dx), rtol=0, atol=1e-3)
-
-
 def test_nan_is_not_swallowed():
     x, w, b, *_ = make((4, 3, 2, 2), torch.float32, residual=False)
     x[0, 1, 0, 0] = torch.nan
     y = norm_act(x, w, b, None, None, training=True)
     assert y[:, 1].isnan().all()
     assert y[:, [0, 2]].isfinite().all()
-
-
-def test_a_gradient_in_another_layout_or_type():
-    x, w, b, r, up, _ = make((4, 8, 3, 5), torch.bfloat16, residual=True)
-    x.requires_grad_()
-    y = norm_act(x, w, b, None, None, residual=r, training=True)
-    (expected,) = torch.autograd.grad(y, x, up, retain_graph=True)
-    (found,) = torch.autograd.grad(y, x, up.contiguous(), retain_graph=True)
-    assert torch.equal(found, expected)
-    value = y.float().mean()
-    (found,) = torch.autograd.grad(value, x)
-    assert found.isfinite().all()
 
 
 def test_one_reader_of_two():

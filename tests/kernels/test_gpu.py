@@ -4,14 +4,17 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+import numpy
 import pytest
 import torch
 from graphs import captured
 from torch.nn import functional as F
 
+from longtail import Margin
 from longtail.kernels import cross_entropy as module
+from longtail.kernels import linear_cross_entropy as linear
 from longtail.kernels.cross_entropy import Options, cross_entropy, worthwhile
-from longtail.kernels.linear_cross_entropy import linear_cross_entropy
+from longtail.losses import PairwiseMarginLoss, linear_cross_entropy
 
 ON_GPU = find_spec("triton") is not None and torch.cuda.is_available()
 if ON_GPU:
@@ -188,25 +191,19 @@ def test_worthwhile_only_where_it_serves():
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [BF16, F32, F16])
 def test_linear_against_float64(dtype, reduction, compiled, monkeypatch):
-    from longtail.kernels import linear_cross_entropy as linear
-
     monkeypatch.setattr(linear, "chunk_rows", lambda *_: 150)
-    rng = torch.Generator("cuda").manual_seed(0)
+    draw = numpy.random.default_rng(0)
+    a, b = draw.random((2, 20_001))
+    criterion = PairwiseMarginLoss(Margin(numpy.ones(20_001), a, b), reduction=reduction).cuda()
     leaves = [
-        (0.2 * torch.randn(shape, device="cuda", generator=rng)).to(dtype).requires_grad_()
+        torch.tensor(0.2 * draw.standard_normal(shape), device="cuda").to(dtype).requires_grad_()
         for shape in ((400, 64), (20_001, 64), (20_001,))
     ]
-    target = torch.randint(20_001, (400,), device="cuda", generator=rng)
-    bias, lower = (torch.rand(20_001, device="cuda", generator=rng) for _ in range(2))
+    target = torch.tensor(draw.integers(20_001, size=400), device="cuda")
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    z = F.linear(*wide) + bias
-    z = z - lower[target].unsqueeze(1) * F.one_hot(target, 20_001)
-    wanted = F.cross_entropy(z, target, reduction=reduction)
+    wanted = criterion(F.linear(*wide), target)
     call = torch.compile(linear_cross_entropy, fullgraph=True) if compiled else linear_cross_entropy
-    loss = call(
-        leaves[0], leaves[1], target, linear_bias=leaves[2], bias=bias, lower=lower,
-        reduction=reduction,
-    )  # fmt: skip
+    loss = call(leaves[0], leaves[1], target, criterion, bias=leaves[2])
     limit = {BF16: 2e-2, F16: 5e-3, F32: 1e-3}[dtype]
     assert (loss.double() - wanted).norm() <= limit * wanted.norm()
     factor = 2.0**10 if dtype == F16 else 1.0

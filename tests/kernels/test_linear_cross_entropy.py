@@ -1,20 +1,26 @@
-"""`linear_cross_entropy` on a CPU; on a GPU, `test_gpu` has it."""
+"""`linear_cross_entropy` on a CPU is the loss of the layer; on a GPU, `test_gpu` has it."""
 
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from longtail._checks import InputError
+from longtail import ClassPrior, InputError, Margin, losses
 from longtail.kernels import linear_cross_entropy as module
 from longtail.kernels.cross_entropy import worthwhile
-from longtail.kernels.linear_cross_entropy import linear_cross_entropy
+from longtail.losses import linear_cross_entropy
+from loss_contract import CONTRACTS, NUM_CLASSES
+from test_margins import PRIOR
 
-ROWS, CLASSES, WIDTH = 5, 7, 3
-F64 = torch.float64
-DTYPES = [F64, torch.float32, torch.bfloat16, torch.float16]
+contracts = pytest.mark.parametrize("contract", CONTRACTS, ids=str)
+reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+WIDTH, F64, F32 = 3, torch.float64, torch.float32
+TARGET = torch.tensor([0, 1, -100, 3, 2, 0])
+WEIGHT = torch.tensor([1.0, 2.0, 0.5, 1.0])
 
 
 @pytest.fixture
@@ -22,111 +28,99 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(module, "chunk_rows", lambda *_: 2)
 
 
-def layer(dtype, rows=ROWS):
+def layer(dtype=F32, rows=6, scale=1.0):
     """Features, weight and bias that need gradients."""
     draw = torch.Generator().manual_seed(0)
-    shapes = ((rows, WIDTH), (CLASSES, WIDTH), (CLASSES,))
-    return [torch.randn(n, generator=draw).to(dtype).requires_grad_() for n in shapes]
+    shapes = ((rows, WIDTH), (NUM_CLASSES, WIDTH), (NUM_CLASSES,))
+    made = [torch.randn(n, generator=draw) / scale**0.5 for n in shapes]
+    return [leaf.to(dtype).requires_grad_() for leaf in made]
 
 
-def tables():
-    draw = torch.Generator().manual_seed(1)
-    names = ("bias", "lower", "class_weight")
-    return {name: 0.5 + torch.rand(CLASSES, generator=draw, dtype=F64) for name in names}
-
-
-def plain(
-    hidden, weight, target, *, linear_bias=None, bias=0.0, lower=None, class_weight=None,
-    scale=1.0, reduction="mean",
-):  # fmt: skip
-    z = scale * (F.linear(hidden, weight, linear_bias) + bias)
-    if lower is not None:
-        y = target.clamp_min(0)
-        z = z - scale * lower[y].unsqueeze(1) * F.one_hot(y, len(weight))
-    return F.cross_entropy(z, target, class_weight, reduction=reduction)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_value_and_gradients_are_the_plain_layers(dtype, reduction, compiled, small_chunks):
-    if compiled and dtype != torch.float32:
-        pytest.skip("one type is enough")
-    call = linear_cross_entropy
-    if compiled:
-        call = torch.compile(call, fullgraph=True, backend="aot_eager")
-    target = torch.tensor([0, 6, -100, 3, 3])
-    options = {**tables(), "scale": 1.5, "reduction": reduction}
-    hidden, weight, linear_bias = leaves = layer(dtype)
-    loss = call(hidden, weight, target, linear_bias=linear_bias, **options)
-    assert loss.dtype == dtype
+def assert_as_the_layer(criterion, leaves, target, *, tolerance, call=linear_cross_entropy):
+    """Value and gradients, against those of the layer and the loss in float64."""
+    hidden, weight, bias = leaves
+    loss = call(hidden, weight, target, criterion, bias=bias)
+    assert loss.dtype == hidden.dtype
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    wanted = plain(wide[0], wide[1], target, linear_bias=wide[2], **options)
-    tolerance = {F64: 1e-12, torch.float32: 1e-5}.get(dtype, 3e-2)
-    close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+    wanted = criterion(F.linear(*wide), target)
+    close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False, "equal_nan": True}
     torch.testing.assert_close(loss, wanted, **close)
     found = torch.autograd.grad(3 * loss.sum(), leaves)
     for one, other in zip(found, torch.autograd.grad(3 * wanted.sum(), wide), strict=True):
         torch.testing.assert_close(one, other, **close)
 
 
-@pytest.mark.parametrize("rows", [ROWS, 0], ids=["all ignored", "empty"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "class weights"])
+@reductions
+@contracts
+def test_every_loss_is_that_of_the_layer(contract, reduction, weight, small_chunks):
+    criterion = contract.module(weight=weight, reduction=reduction)
+    assert_as_the_layer(criterion, layer(scale=contract.scale), TARGET, tolerance=2e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@reductions
+@pytest.mark.parametrize("dtype", [F64, F32, torch.bfloat16, torch.float16])
+def test_every_type_and_compiled(dtype, reduction, compiled, small_chunks):
+    if compiled and dtype != F32:
+        pytest.skip("one type is enough")
+    criterion, call = losses.AdaptiveLoss(PRIOR, reduction=reduction), linear_cross_entropy
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    tolerance = {F64: 1e-6, F32: 1e-5}.get(dtype, 3e-2)  # (margins are in float32)
+    assert_as_the_layer(criterion, layer(dtype), TARGET, tolerance=tolerance, call=call)
+
+
+@pytest.mark.parametrize("rows", [6, 0], ids=["all ignored", "empty"])
+@reductions
 def test_a_batch_that_counts_for_nothing_has_torchs_loss_and_no_gradient(reduction, rows):
-    target = torch.full((rows,), -100)
-    hidden, weight, linear_bias = inputs = layer(torch.float32, rows)
-    given = {"linear_bias": linear_bias, "reduction": reduction}
-    loss = linear_cross_entropy(hidden, weight, target, **given)
-    torch.testing.assert_close(loss, plain(hidden, weight, target, **given), equal_nan=True)
-    for grad, tensor in zip(torch.autograd.grad(loss.sum(), inputs), inputs, strict=True):
+    hidden, weight, bias = leaves = layer(rows=rows)
+    criterion, target = losses.SoftmaxLoss(PRIOR, reduction=reduction), torch.full((rows,), -100)
+    loss = linear_cross_entropy(hidden, weight, target, criterion, bias=bias)
+    torch.testing.assert_close(loss, criterion(F.linear(*leaves), target), equal_nan=True)
+    for grad, tensor in zip(torch.autograd.grad(loss.sum(), leaves), leaves, strict=True):
         torch.testing.assert_close(grad, torch.zeros_like(tensor), rtol=0, atol=0)
 
 
-def test_a_chunk_without_counted_rows_adds_nothing(small_chunks):
-    target = torch.tensor([-100, -100, 3, 1, -100])
+def test_functional_gradients_and_autocast():
     hidden, weight, _ = layer(F64)
-    loss = linear_cross_entropy(hidden, weight, target)
-    torch.testing.assert_close(loss, plain(hidden, weight, target))
-
-
-def test_functional_gradients():
-    hidden, weight, _ = (leaf.detach() for leaf in layer(F64))
-    target = torch.arange(ROWS)
-    found = torch.func.grad(lambda w: linear_cross_entropy(hidden, w, target))(weight)
-    wanted = torch.func.grad(lambda w: plain(hidden, w, target))(weight)
+    criterion = losses.LogitAdjustedLoss(PRIOR)
+    found = torch.func.grad(lambda w: linear_cross_entropy(hidden, w, TARGET, criterion))(weight)
+    wanted = torch.func.grad(lambda w: criterion(hidden @ w.t(), TARGET))(weight)
     torch.testing.assert_close(found, wanted)
-
-
-def test_under_autocast():
-    hidden, weight, _ = layer(torch.float32)
+    hidden, weight, _ = layer(F32)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = linear_cross_entropy(hidden, weight, torch.arange(ROWS))
-    assert loss.dtype == torch.float32
-    assert all(g.dtype == torch.float32 for g in torch.autograd.grad(loss, (hidden, weight)))
+        loss = linear_cross_entropy(hidden, weight, TARGET, criterion)
+    assert loss.dtype == F32
+    assert all(g.dtype == F32 for g in torch.autograd.grad(loss, (hidden, weight)))
 
 
 def test_a_second_derivative_is_refused():
-    hidden, weight, _ = layer(torch.float32)
-    loss = linear_cross_entropy(hidden, weight, torch.arange(ROWS))
+    hidden, weight, _ = layer()
+    loss = linear_cross_entropy(hidden, weight, TARGET, losses.SoftmaxLoss(PRIOR))
     with pytest.raises(RuntimeError, match="linear_cross_entropy has no second derivative"):
         torch.autograd.grad(loss, hidden, create_graph=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("criterion", "target", "message"),
     [
-        ({"weight": torch.ones(CLASSES, 4)}, "agree in their last dimension"),
-        ({"weight": torch.ones(CLASSES, WIDTH).double()}, "must have one type"),
-        ({"target": torch.ones(ROWS)}, "integer class labels"),
-        ({"bias": torch.ones(3)}, r"`bias` must have one value per class, shape \(7,\)"),
-        ({"reduction": "avg"}, "`reduction`"),
+        (nn.CrossEntropyLoss(), TARGET, "`criterion` must be a loss of longtail.losses"),
+        (
+            losses.PairwiseMarginLoss(Margin.from_matrix(np.arange(16.0).reshape(4, 4))),
+            TARGET,
+            "need all logits at once",
+        ),
+        (losses.SoftmaxLoss(PRIOR, label_smoothing=0.1), TARGET, "need all logits at once"),
+        (losses.SoftmaxLoss(ClassPrior.uniform(3)), TARGET, "a row for each of the loss's 3"),
+        (losses.SoftmaxLoss(PRIOR), TARGET.float(), "integer class labels"),
+        (losses.SoftmaxLoss(PRIOR), TARGET[:2], "one label per row of the features"),
     ],
 )
-def test_bad_input_is_named(change, message):
-    hidden, weight, _ = layer(torch.float32)
-    given = {"weight": weight, "target": torch.arange(ROWS), **change}
+def test_bad_input_is_named(criterion, target, message):
+    hidden, weight, _ = layer()
     with pytest.raises(InputError, match=message):
-        linear_cross_entropy(hidden, given.pop("weight"), given.pop("target"), **given)
+        linear_cross_entropy(hidden, weight, target, criterion)
 
 
 @pytest.mark.slow
@@ -134,13 +128,14 @@ def test_a_few_rows_of_logits_at_a_time():
     """64 rows of 500,000 classes: 128 MB of logits, which torch holds three times."""
     code = """
 import resource, torch
-from longtail.kernels.linear_cross_entropy import linear_cross_entropy
+from longtail import ClassPrior
+from longtail.losses import LogitAdjustedLoss, linear_cross_entropy
 def step(rows, classes):
     hidden = torch.randn(rows, 16, requires_grad=True)
     weight = torch.zeros(classes, 16, requires_grad=True)
+    loss = LogitAdjustedLoss(ClassPrior.uniform(classes))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bias = torch.zeros(classes)
-    linear_cross_entropy(hidden, weight, torch.arange(rows), bias=bias).backward()
+    linear_cross_entropy(hidden, weight, torch.arange(rows), loss).backward()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 step(64, 1000)
 print(step(64, 500_000))

@@ -19,8 +19,8 @@ _checks.require("torch", extra="torch")
 
 import torch
 
-# Installed or not does not change while a program runs; looked up once, since every call asks.
-_INSTALLED = importlib.util.find_spec("triton") is not None
+# Looked up once, since every call asks. The kernels need the Triton that came with torch 2.11.
+_INSTALLED = torch.__version__ >= (2, 11) and importlib.util.find_spec("triton") is not None  # type: ignore[operator]
 
 
 def interpreted() -> bool:

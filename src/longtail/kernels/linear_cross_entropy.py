@@ -1,7 +1,8 @@
 """Cross-entropy from hidden features and a linear layer's weights, without all logits at once.
 
 Logits exist for a chunk of rows at a time. They become their own gradient, which is multiplied into
-the gradients of features and weights before the next chunk takes their place.
+the gradients of features and weights before the next chunk takes their place. The function for
+users is `losses.linear_cross_entropy`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longtail import _checks
-from longtail._checks import InputError
 from longtail.kernels import available
 from longtail.kernels import cross_entropy as kernel
 from longtail.kernels._inputs import (
-    check_factors,
-    check_labels,
-    in_autocast_type,
-    loss_dtype,
     refuse_second_derivative,
+    under_autocast,
     work_dtype,
 )
 
@@ -35,95 +31,53 @@ CPU_CHUNK_ROWS = 8  # at least
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
+    linear_bias: Tensor | None,
     target: Tensor,
+    divisor: Tensor | None,
     *,
-    linear_bias: Tensor | None = None,
     bias: Tensor | None = None,
     lower: Tensor | None = None,
-    scale: float = 1.0,
     class_weight: Tensor | None = None,
+    scale: float = 1.0,
     ignore_index: int = -100,
-    reduction: str = "mean",
 ) -> Tensor:
     """Return w_y · CE(z, y), z = s·(h Wᵀ + b' + b), the target's z lowered by s·a_y, in chunks.
 
-    Gradients flow into the features, the weights and the layer's own bias. With
-    ``reduction="none"``, and in float16, the logits are computed again in the backward pass. On a
-    CPU this saves memory, not time.
+    Gradients flow into the features, the weights and the layer's own bias. Without a sum, and in
+    float16, the logits are computed again in the backward pass.
 
     Args:
         hidden: h, shape (N, D).
         weight: W, shape (C, D), in the type of `hidden`; autocast brings both into its own.
-        target: y, shape (N,), integers.
-        linear_bias: b', shape (C,): the layer's own.
-        bias: b, shape (C,), for example ``tau * prior.log_probs``.
+        linear_bias: b', shape (C,): the layer's own, or None.
+        target: y, shape (N,), int64.
+        divisor: of the sum, a scalar tensor; None for no sum.
+        bias: b, shape (C,).
         lower: a, shape (C,).
+        class_weight: w, shape (C,).
         scale: s.
-        class_weight: w, shape (C,), with torch's meaning.
         ignore_index: rows with this label count for nothing.
-        reduction: "mean", "sum" or "none".
 
     Returns:
-        The loss, a scalar or shape (N,), in the type of `hidden`; float32 under autocast.
-
-    Examples:
-        >>> hidden, weight = torch.ones(2, 4), torch.zeros(3, 4)
-        >>> linear_cross_entropy(hidden, weight, torch.tensor([0, 2]))  # log 3
-        tensor(1.0986)
+        A scalar, or shape (N,) without a divisor; float32, or float64 where `hidden` is.
     """
-    _checks.choice(reduction, ("mean", "sum", "none"), name="reduction")
-    check_factors(hidden, weight)
-    check_labels(target, len(hidden), of="hidden features")
-    work, out = work_dtype(hidden), loss_dtype(hidden)
-    hidden, weight = in_autocast_type(hidden), in_autocast_type(weight)
-    tables = [
-        _table(table, weight, work, name)
-        for table, name in ((bias, "bias"), (lower, "lower"), (class_weight, "class_weight"))
-    ]
-    _table(linear_bias, weight, work, "linear_bias")
-    args: tuple[Any, ...] = (
-        hidden,
-        weight,
-        linear_bias,
-        target.long(),
-        *tables,
-        scale,
-        ignore_index,
-    )
+    work = work_dtype(hidden)
+    if under_autocast(hidden.device) and hidden.dtype != torch.float64:
+        low = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(low), weight.to(low)
+    tables = [None if t is None else t.to(work) for t in (bias, lower, class_weight)]
+    args: tuple[Any, ...] = (hidden, weight, linear_bias, target, *tables, scale, ignore_index)
     functional = torch._C._are_functorch_transforms_active()
-    if reduction == "none" or hidden.dtype == torch.float16 or functional:
+    if divisor is None or hidden.dtype == torch.float16 or functional:
         # (Under torch.compile checkpoints are out of the question.)
         whole = functional or torch.compiler.is_compiling()
         losses = (_of_rows(*args) if whole else _in_chunks(*args)).to(work)
-        if reduction == "none":
-            return losses.to(out)
-        return (losses.sum() / _divisor(args, reduction)).to(out)
+        return losses if divisor is None else losses.sum() / divisor
     needs = [t is not None and t.requires_grad for t in (hidden, weight, linear_bias)]
     if not torch.is_grad_enabled():
         needs = [False] * 3
-    found = torch.ops.longtail.linear_cross_entropy(*args, _divisor(args, reduction), needs)
-    return found[0].to(out)  # type: ignore[no-any-return]
-
-
-def _table(table: Tensor | None, weight: Tensor, work: torch.dtype, name: str) -> Tensor | None:
-    if table is None:
-        return None
-    if tuple(table.shape) != (len(weight),):
-        raise InputError(
-            f"linear_cross_entropy: `{name}` must have one value per class, shape "
-            f"({len(weight)},); its shape is {tuple(table.shape)}."
-        )
-    return table.detach().to(work)
-
-
-def _divisor(args: tuple[Any, ...], reduction: str) -> Tensor:
-    hidden, _, _, target, _, _, class_weight, _, ignore_index = args
-    if reduction != "mean":
-        return hidden.new_ones((), dtype=work_dtype(hidden))  # type: ignore[no-any-return]
-    counted = target != ignore_index
-    if class_weight is None:
-        return counted.sum(dtype=work_dtype(hidden))  # type: ignore[no-any-return]
-    return (class_weight[target.masked_fill(~counted, 0)] * counted).sum()  # type: ignore[no-any-return]
+    found = torch.ops.longtail.linear_cross_entropy(*args, divisor.to(work), needs)
+    return found[0]  # type: ignore[no-any-return]
 
 
 def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
@@ -175,7 +129,14 @@ def _of_rows(
     return F.cross_entropy(z, target, class_weight, ignore_index=ignore_index, reduction="none")
 
 
-@torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=())
+_SCHEMA = (
+    "(Tensor hidden, Tensor weight, Tensor? linear_bias, Tensor target, Tensor? bias, "
+    "Tensor? lower, Tensor? class_weight, float scale, int ignore_index, Tensor divisor, "
+    "bool[] needs) -> Tensor[]"
+)  # (torch below 2.5 can't read annotations that are strings)
+
+
+@torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(
     hidden: Tensor,
     weight: Tensor,
@@ -270,7 +231,7 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, *, last: bool) -> T
         return a @ b if last else (a @ b).to(work_dtype(b))
     if total.dtype == b.dtype:
         return total.addmm_(a, b)
-    if a.is_cuda:
+    if a.is_cuda and torch.__version__ >= (2, 11):  # type: ignore[operator]
         return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     return total.add_(a @ b)
 

@@ -24,7 +24,7 @@ WARPS = 4
 PROGRAMS = {False: 1024, True: 528}  # that leave partial sums, forward and backward
 
 
-def norm_act(
+def norm_act_fork(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -37,12 +37,16 @@ def norm_act(
     momentum: float = 0.1,
     eps: float = 1e-5,
     moments: Moments | None = None,
-) -> Tensor:
-    """relu(batch_norm(x) + residual): on a GPU, several passes over memory fewer.
+) -> tuple[Tensor, Tensor]:
+    """relu(batch_norm(x) + residual), twice: on a GPU, several passes over memory fewer.
 
     y = max(0, w·(x − μ)/√(σ² + ε) + b + r), with μ and σ² of each channel over the batch in
     training, and the running ones otherwise. In training the running statistics move by
     `momentum` towards μ and the unbiased variance, as in `torch.nn.BatchNorm2d`.
+
+    A residual block's input is read by its first convolution and by its shortcut. With one
+    tensor for each, the sum of their two gradients is taken where it is used, without a kernel
+    and a pass over memory of its own.
 
     Triton serves CUDA tensors in bfloat16 or float32, laid out channels last, in training and,
     where nothing needs a gradient, otherwise; torch's own operations serve the rest. The
@@ -62,63 +66,32 @@ def norm_act(
         moments: of x, from whoever made it; None to read x for them.
 
     Returns:
-        y, of the shape and type of x.
+        y and y, of the shape and type of x, which share memory: neither may be changed in place.
 
     Examples:
         >>> x = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
         >>> one, zero = torch.ones(2), torch.zeros(2)
-        >>> norm_act(x, one, zero, None, None, training=True)
+        >>> y, same = norm_act_fork(x, one, zero, None, None, training=True)
+        >>> y
         tensor([[0.0000, 0.0000],
                 [1.0000, 0.0000]])
     """
-    _check(x, residual)
+    if residual is not None and residual.shape != x.shape:
+        raise InputError(
+            f"norm_act: `residual` must have the shape of x, {tuple(x.shape)}, but has "
+            f"{tuple(residual.shape)}; bring the shortcut to that shape first."
+        )
     options = Options(relu, momentum, eps)
     tensors = (x, weight, bias, running_mean, running_var, residual)
     if training and serves(x, weight, bias, residual):
-        return _NormAct.apply(*tensors, options, moments, False)[0]  # type: ignore[no-any-return, no-untyped-call]
-    return _without_gradient(*tensors, options, training=training)
-
-
-def norm_act_fork(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    *,
-    residual: Tensor | None = None,
-    relu: bool = True,
-    training: bool,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    moments: Moments | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`norm_act`, its result twice: for two readers whose gradients are added on the way back.
-
-    A residual block's input is read by its first convolution and by its shortcut. With one
-    tensor for each, the sum of their two gradients is taken where it is used, without a kernel
-    and a pass over memory of its own.
-
-    Args:
-        x, weight, bias, running_mean, running_var, residual, relu, training, momentum, eps,
-        moments: as in `norm_act`.
-
-    Returns:
-        y and y, which share memory; neither may be changed in place.
-
-    Examples:
-        >>> x, one, zero = torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.zeros(1)
-        >>> y, same = norm_act_fork(x, one, zero, None, None, training=True)
-        >>> bool((y == same).all())
-        True
-    """
-    _check(x, residual)
-    options = Options(relu, momentum, eps)
-    tensors = (x, weight, bias, running_mean, running_var, residual)
-    if training and serves(x, weight, bias, residual):
-        return _NormAct.apply(*tensors, options, moments, True)  # type: ignore[no-any-return, no-untyped-call]
+        return _NormAct.apply(*tensors, options, moments)  # type: ignore[no-any-return, no-untyped-call]
     y = _without_gradient(*tensors, options, training=training)
     return y, y
+
+
+def norm_act(*tensors: Tensor | None, **options: Any) -> Tensor:
+    """`norm_act_fork` for one reader."""
+    return norm_act_fork(*tensors, **options)[0]  # type: ignore[arg-type]
 
 
 def _without_gradient(
@@ -208,14 +181,6 @@ def _rows_are_channels(x: Tensor) -> bool:
     if x.ndim == 4:
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.ndim == 2 and x.is_contiguous()
-
-
-def _check(x: Tensor, residual: Tensor | None) -> None:
-    if residual is not None and residual.shape != x.shape:
-        raise InputError(
-            f"norm_act: `residual` must have the shape of x, {tuple(x.shape)}, but has "
-            f"{tuple(residual.shape)}; bring the shortcut to that shape first."
-        )
 
 
 class Cut(NamedTuple):
@@ -369,7 +334,7 @@ def backward(
 
 
 class _NormAct(torch.autograd.Function):
-    """The kernels as autograd sees them; always two outputs, the second of use only if forked."""
+    """The kernels as autograd sees them."""
 
     @staticmethod
     def forward(
@@ -382,15 +347,14 @@ class _NormAct(torch.autograd.Function):
         residual: Tensor | None,
         options: Options,
         moments: Moments | None,
-        fork: bool,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor, Tensor]:
         y, stats = forward(x, weight, bias, running_mean, running_var, residual, options, moments)
         # Without a residual, x and the statistics say what the ReLU cut; y need not be kept.
         kept = y if options.relu and residual is not None else None
         ctx.save_for_backward(x, kept, weight, bias, stats)
         ctx.set_materialize_grads(False)
         ctx.relu = options.relu
-        return (y, y.detach()) if fork else (y,)
+        return y, y.detach()
 
     @staticmethod
     @once_differentiable
@@ -398,11 +362,11 @@ class _NormAct(torch.autograd.Function):
         x, y, weight, bias, stats = ctx.saved_tensors
         came = tuple(_as_rows(grad, x) for grad in grads if grad is not None)
         if not came:
-            return (None,) * 9
+            return (None,) * 8
         dx, dweight, dbias, g = backward(
             x, y, weight, bias, stats, came, relu=ctx.relu, keep=ctx.needs_input_grad[5]
         )
-        return dx, dweight, dbias, None, None, g, None, None, None
+        return dx, dweight, dbias, None, None, g, None, None
 
 
 def _as_rows(grad: Tensor, x: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from longtail import _checks
 # First, so that a missing torch is one line and not a long traceback.
 _checks.require("torch", extra="torch")
 
-from longtail.losses._buffers import LoadedMarginsWarning
 from longtail.losses.linear import linear_cross_entropy
 from longtail.losses.named import (
     AdaptiveLoss,
@@ -79,5 +78,4 @@ __all__ = [  # noqa: RUF022
     "sampled_softmax_loss",
     "SampledSoftmaxLoss",
     "linear_cross_entropy",
-    "LoadedMarginsWarning",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from longtail._checks import InputError
+from longtail.kernels import linear_cross_entropy as chunked
+from longtail.kernels._inputs import check_labels, loss_dtype
 from longtail.losses.named import EqualizedThresholdLoss
 from longtail.losses.pairwise import PairwiseMarginLoss, class_weights, counted
 
@@ -25,7 +28,7 @@ def linear_cross_entropy(
 
     Args:
         features: shape (N, D).
-        weight: of the classifier, shape (C, D).
+        weight: of the classifier, shape (C, D), in the features' type.
         target: class indices, shape (N,).
         criterion: a loss of this package on the features' device, without label smoothing, with an
             additive margin; its class weights, `ignore_index` and reduction apply.
@@ -33,9 +36,15 @@ def linear_cross_entropy(
 
     Returns:
         As from the criterion.
-    """
-    from longtail.kernels.linear_cross_entropy import linear_cross_entropy as chunked
 
+    Examples:
+        >>> from longtail import ClassPrior
+        >>> from longtail.losses import LogitAdjustedLoss
+        >>> features, weight = torch.ones(2, 4), torch.zeros(3, 4)
+        >>> criterion = LogitAdjustedLoss(ClassPrior.uniform(3))
+        >>> linear_cross_entropy(features, weight, torch.tensor([0, 2]), criterion)  # log 3
+        tensor(1.0986)
+    """
     if not isinstance(criterion, PairwiseMarginLoss):
         raise InputError(
             f"`criterion` must be a loss of longtail.losses, such as LogitAdjustedLoss(prior); got "
@@ -47,23 +56,27 @@ def linear_cross_entropy(
             "label smoothing, dense margins and EqualizedThresholdLoss need all logits at once: "
             "take criterion(linear(features), target)."
         )
-    if weight.shape[0] != own.num_classes or target.shape != features.shape[:1]:
+    if weight.shape[0] != own.num_classes:
         raise InputError(
-            f"`weight` must have a row for each of the loss's {own.num_classes} classes, and "
-            f"`target` a label for each row of the features; the shapes are "
-            f"{tuple(features.shape)}, {tuple(weight.shape)} and {tuple(target.shape)}."
+            f"`weight` must have a row for each of the loss's {own.num_classes} classes; its shape "
+            f"is {tuple(weight.shape)}."
         )
-    target = target.long()
-    loss = chunked(
+    check_labels(target, len(features), of="features")
+    target, divisor = target.long(), None
+    if own.reduction == "sum":
+        divisor = features.new_ones((), dtype=torch.float32)
+    elif own.reduction == "mean":
+        divisor = counted(target, own).sum()
+    loss = chunked.linear_cross_entropy(
         features,
         weight,
+        bias,
         target,
-        linear_bias=bias,
+        divisor,
         bias=own.bias,
         lower=own.lower,
-        scale=own.scale,
         class_weight=class_weights(own),
+        scale=own.scale,
         ignore_index=own.ignore_index,
-        reduction="none" if own.reduction == "none" else "sum",
     )
-    return loss / counted(target, own).sum() if own.reduction == "mean" else loss
+    return loss.to(loss_dtype(features))

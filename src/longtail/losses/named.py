@@ -15,13 +15,7 @@ from torch import Tensor
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.losses.pairwise import (
-    LossOptions,
-    PairwiseMarginLoss,
-    family_loss,
-    mixed_loss,
-    pairwise_margin_loss,
-)
+from longtail.losses.pairwise import LossOptions, PairwiseMarginLoss, pairwise_margin_loss
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -35,7 +29,7 @@ class _NamedLoss(PairwiseMarginLoss):
         margin = type(self).of(prior, **settings)
         super().__init__(margin, **options)
         refuse_double_correction(margin, options.get("weight"), prior)
-        # δ is as long as there are classes.
+        # (δ has a value for each class.)
         self.settings = {key: value for key, value in settings.items() if key != "delta"}
 
     def __init_subclass__(cls) -> None:
@@ -51,15 +45,10 @@ _OPTIONS = "    **options: as in `PairwiseMarginLoss`."
 
 
 def refuse_double_correction(margin: Margin, weight: Tensor | None, prior: ClassPrior) -> None:
-    """Refuse class weights that correct once more for what an antisymmetric margin corrects.
+    """Refuse class weights w that correct once more for what an antisymmetric margin corrects.
 
-    With weights w the loss leaves b − log(α w π)/s to be added to the logits, which is −log π for
+    With them the loss leaves b − log(α w π)/s to be added to the logits, which is −log π for
     plain cross-entropy, 0 for a consistent loss, and log π for one that corrects twice.
-
-    Args:
-        margin: of the loss.
-        weight: w, torch's class weights.
-        prior: π, of the training data.
     """
     if not isinstance(weight, Tensor) or weight.shape != (prior.num_classes,):
         return  # for the loss to refuse
@@ -209,32 +198,20 @@ class EqualizedThresholdLoss(_NamedLoss):
         self.settings = {"threshold": threshold, "gamma": gamma}
         self.register_buffer("rare", torch.as_tensor(prior.probs < threshold), persistent=False)
 
-    def forward(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        *,
-        dropped: Tensor | None = None,
-        num_items_in_batch: Any = None,
-    ) -> Tensor:
-        """Return the loss with a fresh draw of which classes compete, or with a given one."""
-        if num_items_in_batch is not None or not isinstance(logits, Tensor):
-            return super().forward(logits, target, num_items_in_batch=num_items_in_batch)
-        dropped = self.draw(logits) if dropped is None else dropped
-        return family_loss(logits, target, self.numbers(), dropped)
+    def forward(self, logits: Any, target: Tensor, **options: Any) -> Tensor:
+        """Return the loss with a fresh draw of which classes compete, or with `dropped`."""
+        return super().forward(logits, target, **self._with_draw(logits, options))
 
     def mixed(
-        self,
-        logits: Tensor,
-        first: Tensor,
-        second: Tensor,
-        share: Tensor | float,
-        *,
-        dropped: Tensor | None = None,
+        self, logits: Tensor, first: Tensor, second: Tensor, share: Any, **options: Any
     ) -> Tensor:
         """As for every loss, see `PairwiseMarginLoss.mixed`; both labels with the same draw."""
-        dropped = self.draw(logits) if dropped is None else dropped
-        return mixed_loss(logits, first, second, share, self.numbers(), dropped)
+        return super().mixed(logits, first, second, share, **self._with_draw(logits, options))
+
+    def _with_draw(self, logits: Any, options: dict[str, Any]) -> dict[str, Any]:
+        if options.get("dropped") is None and isinstance(logits, Tensor):
+            options["dropped"] = self.draw(logits)
+        return options
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw which classes don't compete, bool, shape of `logits`; to use a draw repeatedly."""

@@ -3,22 +3,23 @@
     ℓ(y, f) = α_y · CE(z, y),   z = s · (f + b), but s · (a_y + b_y) less for the target's own z
 
 With a dense margin, f_j + Δ_{yj} takes the place of f_j + b_j. Where a + b = 0 (softmax, balanced,
-class-balanced, logit-adjusted and all consistent losses) the target's z is no exception, so the
+class-balanced, logit-adjusted and all consistent losses) the target's z is like any other, so the
 loss is `torch.nn.functional.cross_entropy` of z with all of its options.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longtail import _checks
 from longtail._checks import InputError
 from longtail.kernels import cross_entropy as kernel
-from longtail.losses._buffers import PriorBuffers
+from longtail.kernels._inputs import loss_dtype, work_dtype
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -58,11 +59,7 @@ class Numbers(NamedTuple):
         factor: s as a tensor without dimensions, None if it is 1. (torch.compile(dynamic=True)
             fails on Python floats that it takes for variable.)
         scale: s.
-        weight: see `LossOptions`, as for the following.
-        ignore_index: see there.
-        label_smoothing: see there.
-        reduction: see there.
-        impl: see there.
+        weight, ignore_index, label_smoothing, reduction, impl: see `LossOptions`.
     """
 
     num_classes: int
@@ -81,21 +78,21 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, margin: Margin, like: Tensor, *options: Any) -> Numbers:
         """Copy a Margin to the device of a tensor, without waiting for it."""
-        dtype = torch.promote_types(like.dtype, torch.float32)
 
-        def move(part: Any) -> Tensor:
-            return torch.as_tensor(part).to(like.device, dtype, non_blocking=True)
+        def move(part: Any, used: Any = True) -> Tensor | None:
+            if part is None or not used:
+                return None
+            values: Tensor = torch.as_tensor(part, dtype=work_dtype(like))
+            return values.to(like.device, non_blocking=True)
 
         lower = margin.positive + margin.negative
         return cls(
             margin.num_classes,
-            move(margin.alpha) if (margin.alpha != 1).any() else None,
-            move(margin.negative) if margin.negative.any() else None,
-            move(lower) if lower.any() else None,
-            None if margin.dense is None else move(margin.dense),
-            torch.full((), margin.scale, dtype=dtype, device=like.device)
-            if margin.scale != 1
-            else None,
+            move(margin.alpha, (margin.alpha != 1).any()),
+            move(margin.negative, margin.negative.any()),
+            move(lower, lower.any()),
+            move(margin.dense),
+            move(margin.scale, margin.scale != 1),
             margin.scale,
             *options,
         )
@@ -113,14 +110,14 @@ def family_loss(
         dropped: bool, shape of `logits`: classes that don't compete in that example.
     """
     dim = 1 if logits.ndim > 1 else 0
-    if logits.shape[dim] != own.num_classes:
+    if logits.size(dim) != own.num_classes:
         raise _wrong_width(logits, dim, own.num_classes)
-    soft = target.shape == logits.shape
+    soft = target.ndim == logits.ndim and target.shape == logits.shape
     if not soft and target.dtype in _NARROW:
         target = target.long()
-    w = class_weights(own)
+    w = own.weight if own.alpha is None else class_weights(own)
     special = own.dense is not None or dropped is not None
-    moves = special or own.lower is not None  # the target's z is another than a competitor's
+    moves = special or own.lower is not None  # the target's z differs from a competitor's
     how = "none" if own.reduction == "none" else "sum"
     if moves and (soft or own.label_smoothing > 0):
         loss = _each_class_in_turn(logits, target, own, w, dropped, dim)
@@ -164,9 +161,8 @@ def family_loss(
             reduction=how,
         )
     if how != own.reduction:
-        rows = logits.numel() // own.num_classes if soft else counted(target, own).sum()
-        loss = loss / rows
-    return loss if loss.dtype == logits.dtype else typed(loss, logits)
+        loss = loss / (logits.numel() // own.num_classes if soft else counted(target, own).sum())
+    return loss if loss.dtype == logits.dtype else loss.to(loss_dtype(logits))
 
 
 _NARROW = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
@@ -272,64 +268,6 @@ def along(vector: Tensor, logits: Tensor, dim: int) -> Tensor:
     return vector if logits.ndim - dim == 1 else vector.view(-1, *[1] * (logits.ndim - dim - 1))
 
 
-def typed(loss: Tensor, logits: Tensor) -> Tensor:
-    """In the type of the logits; float32 under autocast."""
-    return loss if _under_autocast(logits) else loss.to(logits.dtype)
-
-
-def _under_autocast(tensor: Tensor) -> bool:
-    """Whether autocast is on where the tensor is."""
-    kind = tensor.device.type
-    return kind != "meta" and torch.is_autocast_enabled(kind)
-
-
-def _wrong_width(logits: Tensor, dim: int, num_classes: int) -> InputError:
-    shape = tuple(logits.shape)
-    return InputError(
-        f"the loss has {num_classes} classes but the logits have {shape[dim]} columns, shape "
-        f"{shape}; {ClassPrior._advice_on_width(num_classes, shape[dim], shape)}."
-    )
-
-
-def _trainer() -> InputError:
-    return InputError(
-        "this is how transformers' Trainer calls its loss, with the model's outputs and "
-        "`num_items_in_batch`; wrap the loss: compute_loss_func=TrainerLoss(loss), from "
-        "longtail.integrations.huggingface. Elsewhere pass outputs['logits']."
-    )
-
-
-def mixed_loss(
-    logits: Tensor,
-    first: Tensor,
-    second: Tensor,
-    share: Tensor | float,
-    own: Numbers,
-    dropped: Tensor | None = None,
-) -> Tensor:
-    """Return λ·ℓ(y, f) + (1 − λ)·ℓ(y', f), reduced; see `PairwiseMarginLoss.mixed`."""
-    work = logits.float() if logits.dtype.itemsize < 4 else logits  # so that rounding comes last
-    each = own._replace(reduction="none")
-    one, two = (family_loss(work, y, each, dropped) for y in (first, second))
-    if not isinstance(share, Tensor):
-        part = torch.full_like(one, _checks.fraction(share, name="share"))
-    else:
-        part = share.expand(first.shape) if share.ndim == 0 else share
-        if not part.is_floating_point() or part.shape != first.shape:
-            raise InputError(
-                f"`share` must be a number in [0, 1], or one for each label in a floating-point "
-                f"tensor of shape {tuple(first.shape)}; got {part.dtype}, {tuple(part.shape)}."
-            )
-        part = part.to(one.dtype)
-    loss = torch.lerp(two, one, part)
-    if own.reduction != "none":
-        loss = loss.sum()
-    if own.reduction == "mean":
-        parts = [counted(y.long(), own).to(part.dtype) for y in (second, first)]
-        loss = loss / torch.lerp(parts[0], parts[1], part).sum()
-    return typed(loss, logits)
-
-
 def pairwise_margin_loss(
     logits: Tensor,
     target: Tensor,
@@ -382,26 +320,62 @@ def pairwise_margin_loss(
     return family_loss(logits, target, Numbers.of(margin, logits, *options))
 
 
+class PriorBuffers(nn.Module):
+    """A loss whose numbers per class are buffers, of one type for good and not in its state."""
+
+    def keep(self, *, persistent: bool = False, **values: Any) -> None:
+        """Register copies as buffers, in float32 or torch's wider default type."""
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                value = value.detach().to(dtype, copy=True)
+            elif value is not None:
+                value = torch.tensor(value, dtype=dtype)
+            self.register_buffer(name, value, persistent=persistent)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the buffers with `.to` and the like; their types stay, or the prior would change."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Skip the margins that states once held: those the loss was made with stay."""
+        for name in _ONCE_SAVED:
+            state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+_ONCE_SAVED = ("alpha", "positive", "negative", "dense", "rare", "log_q", "cumulative")
+
+
+def shown(name: str, loss: nn.Module, first: dict[str, Any], **defaults: Any) -> str:
+    """Return a name, some settings, and the attributes that differ from torch's defaults."""
+    first["reduction"] = loss.reduction
+    own = {key: getattr(loss, key) for key in defaults}
+    first |= {key: value for key, value in own.items() if value != defaults[key]}
+    return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in first.items())])
+
+
 class PairwiseMarginLoss(PriorBuffers):
     """The whole family: cross-entropy with weights α and margins Δ; see `pairwise_margin_loss`.
 
     The margins are buffers: they move with `.to(device)` and stay in float32 when a model is cast
-    to half precision. Like the prior they come from, they are no state: a `state_dict` has
-    class weights alone, as that of `torch.nn.CrossEntropyLoss`, which this can replace in a saved
-    network and be replaced by.
+    to half precision. They are not in a `state_dict`, which has class weights alone, as that of
+    `torch.nn.CrossEntropyLoss`: this can replace it in a saved network and be replaced by it.
 
     Args:
         margin: from `longtail.margins`, or any Margin.
-        weight: w, shape (num_classes,), torch's class weights.
-        ignore_index: class indices with this value don't count.
-        label_smoothing: ε in [0, 1].
-        reduction: "mean", "sum" or "none".
-        impl: "auto" or "torch".
+        weight, ignore_index, label_smoothing, reduction, impl: as in the function.
 
     Attributes:
-        alpha: α, a buffer of shape (num_classes,).
-        positive: a, a buffer of shape (num_classes,).
-        negative: b, a buffer of shape (num_classes,).
+        alpha, positive, negative: α, a and b, buffers of shape (num_classes,).
         dense: Δ as a buffer of shape (num_classes, num_classes), or None.
         weight: torch's class weights as a buffer, or None.
         scale: s.
@@ -421,6 +395,7 @@ class PairwiseMarginLoss(PriorBuffers):
     negative: Tensor
     dense: Tensor | None
     weight: Tensor | None
+    settings: dict[str, Any]  # the margin's arguments, for printing
 
     def __init__(
         self,
@@ -438,8 +413,7 @@ class PairwiseMarginLoss(PriorBuffers):
             margin.num_classes, weight, label_smoothing, reduction, impl
         )
         self.keep(alpha=margin.alpha, positive=margin.positive, negative=margin.negative)
-        self.keep(dense=margin.dense)
-        self.keep(_factor=None if margin.scale == 1 else margin.scale)
+        self.keep(dense=margin.dense, _factor=None if margin.scale == 1 else margin.scale)
         self.keep(weight=weight, persistent=True)
         # What has no effect is left out of every step.
         self._weighs, self._shifts = bool((margin.alpha != 1).any()), bool(margin.negative.any())
@@ -448,16 +422,37 @@ class PairwiseMarginLoss(PriorBuffers):
         self.num_classes = margin.num_classes
         self.ignore_index, self.reduction, self.impl = ignore_index, reduction, impl
 
-    def forward(self, logits: Tensor, target: Tensor, *, num_items_in_batch: Any = None) -> Tensor:
+    def forward(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        *,
+        dropped: Tensor | None = None,
+        num_items_in_batch: Any = None,
+    ) -> Tensor:
         """Return the loss of `logits` for `target`; shapes as in `pairwise_margin_loss`.
 
-        `num_items_in_batch` is what transformers' Trainer passes; the error then says what to do.
+        `dropped`, bool and shaped like `logits`, takes classes out of the competition for an
+        example. `num_items_in_batch` is what transformers' Trainer passes; the error then says what
+        to do.
         """
         if num_items_in_batch is not None or not isinstance(logits, Tensor):
-            raise _trainer()
-        return family_loss(logits, target, self.numbers())
+            raise InputError(
+                "this is how transformers' Trainer calls its loss, with the model's outputs and "
+                "`num_items_in_batch`; wrap the loss: compute_loss_func=TrainerLoss(loss), from "
+                "longtail.integrations.huggingface. Elsewhere pass outputs['logits']."
+            )
+        return family_loss(logits, target, self.numbers(), dropped)
 
-    def mixed(self, logits: Tensor, first: Tensor, second: Tensor, share: Tensor | float) -> Tensor:
+    def mixed(
+        self,
+        logits: Tensor,
+        first: Tensor,
+        second: Tensor,
+        share: Tensor | float,
+        *,
+        dropped: Tensor | None = None,
+    ) -> Tensor:
         """Return λ ℓ(y, f) + (1 − λ) ℓ(y', f) for examples made of two, as by CutMix or mixup.
 
         That is the loss with class probabilities λ on y and 1 − λ on y', without making them.
@@ -470,6 +465,7 @@ class PairwiseMarginLoss(PriorBuffers):
             second: y', likewise.
             share: λ in [0, 1]: one number for all examples, or a floating-point tensor of the
                 shape of the labels.
+            dropped: as in `forward`.
 
         Returns:
             As in `pairwise_margin_loss`.
@@ -483,9 +479,28 @@ class PairwiseMarginLoss(PriorBuffers):
             >>> loss(logits, torch.tensor([[0.75, 0.25]]))
             tensor(0.8394)
         """
-        return mixed_loss(logits, first, second, share, self.numbers())
+        own, each = self.numbers(), self.numbers(reduction="none")
+        work = logits.to(work_dtype(logits))  # so that rounding comes last
+        one, two = (family_loss(work, y, each, dropped) for y in (first, second))
+        if not isinstance(share, Tensor):
+            part = torch.full_like(one, _checks.fraction(share, name="share"))
+        else:
+            part = share.expand(first.shape) if share.ndim == 0 else share
+            if not part.is_floating_point() or part.shape != first.shape:
+                raise InputError(
+                    f"`share` must be a number in [0, 1], or one for each label in a floating-point"
+                    f" tensor of shape {tuple(first.shape)}; got {part.dtype}, {tuple(part.shape)}."
+                )
+            part = part.to(one.dtype)
+        loss = torch.lerp(two, one, part)
+        if own.reduction != "none":
+            loss = loss.sum()
+        if own.reduction == "mean":
+            second_part, first_part = (counted(y.long(), own).to(part) for y in (second, first))
+            loss = loss / torch.lerp(second_part, first_part, part).sum()
+        return loss.to(loss_dtype(logits))
 
-    def numbers(self) -> Numbers:
+    def numbers(self, reduction: str | None = None) -> Numbers:
         """Return the margin and the options, as the computation takes them."""
         own = self._buffers  # quicker than attributes, which a module looks up in several places
         return Numbers(
@@ -499,24 +514,28 @@ class PairwiseMarginLoss(PriorBuffers):
             own["weight"],
             self.ignore_index,
             self.label_smoothing,
-            self.reduction,
+            reduction or self.reduction,
             self.impl,
         )
 
     def extra_repr(self) -> str:
         """Return the margin's name and settings, and options that differ from torch's defaults."""
-        shown: dict[str, Any] = {"num_classes": self.num_classes, **self.settings}
+        first = {"num_classes": self.num_classes, **self.settings}
         if self.scale != 1.0:
-            shown["scale"] = self.scale
-        shown["reduction"] = self.reduction
-        for name, default in (("ignore_index", -100), ("label_smoothing", 0.0), ("impl", "auto")):
-            if getattr(self, name) != default:
-                shown[name] = getattr(self, name)
-        return ", ".join([repr(self.name), *(f"{key}={value!r}" for key, value in shown.items())])
+            first["scale"] = self.scale
+        return shown(self.name, self, first, ignore_index=-100, label_smoothing=0.0, impl="auto")
+
+
+def _wrong_width(logits: Tensor, dim: int, num_classes: int) -> InputError:
+    shape = tuple(logits.shape)
+    return InputError(
+        f"the loss has {num_classes} classes but the logits have {shape[dim]} columns, shape "
+        f"{shape}; {ClassPrior._advice_on_width(num_classes, shape[dim], shape)}."
+    )
 
 
 def check_margin(margin: Any) -> None:
-    """Refuse what is no Margin."""
+    """Refuse anything but a Margin."""
     if not isinstance(margin, Margin):
         raise InputError(
             f"`margin` must be a Margin; got {type(margin).__name__}. Make one with "

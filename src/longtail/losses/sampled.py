@@ -17,15 +17,16 @@ from torch.nn import functional as F
 
 from longtail import _checks, margins
 from longtail._checks import InputError
-from longtail.losses._buffers import PriorBuffers
+from longtail.kernels._inputs import check_labels, loss_dtype, work_dtype
 from longtail.losses.pairwise import (
     Numbers,
+    PriorBuffers,
     check_margin,
     check_options,
     class_weights,
     counted,
     of_each,
-    typed,
+    shown,
 )
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
@@ -110,12 +111,7 @@ class SampledSoftmaxLoss(PriorBuffers):
     Args:
         q: the distribution of the negatives.
         num_sampled: m.
-        margin: as in the function, as the following.
-        class_weight: see there.
-        ignore_index: see there.
-        reduction: see there.
-        sparse: see there.
-        generator: see there.
+        margin, class_weight, ignore_index, reduction, sparse, generator: as in the function.
 
     Attributes:
         log_q: log q, a buffer of shape (num_classes,).
@@ -132,9 +128,6 @@ class SampledSoftmaxLoss(PriorBuffers):
 
     log_q: Tensor
     cumulative: Tensor
-    alpha: Tensor
-    positive: Tensor
-    negative: Tensor
     class_weight: Tensor | None
 
     def __init__(
@@ -159,7 +152,6 @@ class SampledSoftmaxLoss(PriorBuffers):
         self.name, self.scale, self.num_classes = chosen.name, float(chosen.scale), q.num_classes
         self.ignore_index, self.reduction = ignore_index, reduction
         self.sparse, self.generator = sparse, generator
-        self.settings = {}
 
     def draw(self) -> Tensor:
         """Draw negatives, shape (num_sampled,), on the buffers' device."""
@@ -193,12 +185,8 @@ class SampledSoftmaxLoss(PriorBuffers):
 
     def extra_repr(self) -> str:
         """Return the margin's name, the classes, and the options that differ from the defaults."""
-        shown: dict[str, Any] = {"num_classes": self.num_classes, "num_sampled": self.num_sampled}
-        shown["reduction"] = self.reduction
-        for name, default in (("ignore_index", -100), ("sparse", False)):
-            if getattr(self, name) != default:
-                shown[name] = getattr(self, name)
-        return ", ".join([repr(self.name), *(f"{key}={value!r}" for key, value in shown.items())])
+        first = {"num_classes": self.num_classes, "num_sampled": self.num_sampled}
+        return shown(self.name, self, first, ignore_index=-100, sparse=False)
 
 
 def _loss(
@@ -223,15 +211,11 @@ def _loss(
             f"`sampled` must hold at least one class index, shape (m,); its shape is "
             f"{tuple(sampled.shape)}."
         )
-    if target.shape != features.shape[:1] or target.is_floating_point():
-        raise InputError(
-            f"`target` must be integer class labels, shape ({len(features)},), one per row of the "
-            f"features; got {target.dtype}, shape {tuple(target.shape)}."
-        )
+    check_labels(target, len(features), of="features")
     target, sampled = target.long(), sampled.to(features.device).long()
     ignored = target == own.ignore_index
     index = target.masked_fill(ignored, 0)
-    work = torch.promote_types(features.dtype, torch.float32)
+    work = work_dtype(features)
 
     # One look-up for negatives and targets, so that a sparse gradient is one tensor.
     rows = F.embedding(torch.cat([sampled, index]), weight, sparse=sparse)
@@ -257,7 +241,7 @@ def _loss(
         losses = losses.sum()
     if own.reduction == "mean":
         losses = losses / counted(target, own).sum()
-    return typed(losses, features)
+    return losses.to(loss_dtype(features))
 
 
 def _cumulative(q: ClassPrior) -> Tensor:

@@ -45,14 +45,13 @@ class StackedLoss:
 
     def __init__(self, criteria: Sequence[PairwiseMarginLoss]) -> None:
         self.criteria = list(criteria)
-        alike = [_is_usual(loss) for loss in criteria]
-        self._alone = [n for n, usual in enumerate(alike) if not usual]
-        members = [n for n, usual in enumerate(alike) if usual]
-        if not members:
+        self._alone = [n for n, loss in enumerate(criteria) if not _is_usual(loss)]
+        usual = [loss for loss in criteria if _is_usual(loss)]
+        if not usual:
             return
-        usual = [self.criteria[n] for n in members]
         self._members: Tensor | None = None
         if self._alone:
+            members = [n for n in range(len(criteria)) if n not in self._alone]
             self._members = torch.tensor(members, device=usual[0].alpha.device)
         alpha, positive, negative = (
             torch.stack([getattr(loss, name) for loss in usual])[:, None]
@@ -93,12 +92,10 @@ class StackedLoss:
             return self._together(logits, target, second, share)
         found: list[Tensor | None] = [None] * len(self.criteria)
         for n in self._alone:
-            draw: dict[str, Any] = (
-                {"dropped": dropped[n]} if dropped and dropped[n] is not None else {}
-            )
             two = () if second is None or share is None else (second[n], share[n])
-            loss = self.criteria[n].mixed if two else self.criteria[n]
-            found[n] = loss(logits[n], target[n], *two, **draw)
+            loss: Any = self.criteria[n].mixed if two else self.criteria[n]
+            draw = dropped[n] if dropped else None
+            found[n] = loss(logits[n], target[n], *two, dropped=draw)
         if len(self._alone) < len(found):
             picked = (_pick(part, self._members) for part in (logits, target, second, share))
             together = iter(self._together(*picked))  # type: ignore[arg-type]
@@ -136,8 +133,8 @@ class StackedLoss:
 
 def _is_usual(loss: PairwiseMarginLoss) -> bool:
     drops = isinstance(loss, EqualizedThresholdLoss)
-    ignores = loss.ignore_index != -100  # it may be a class, whose examples must not count
-    return loss.dense is None and loss.label_smoothing == 0.0 and not drops and not ignores
+    # (An `ignore_index` may be a class, whose examples must not count.)
+    return loss.dense is None and not (loss.label_smoothing or drops) and loss.ignore_index == -100
 
 
 def _joined_weights(criteria: Sequence[PairwiseMarginLoss]) -> Tensor | None:
