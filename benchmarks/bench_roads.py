@@ -140,7 +140,9 @@ def main():
     for name in options.roads or ROADS:
         functions = entered(ROADS[name]())
         files = Counter(file for file, _ in functions)
-        print(f"{name:8} {len(functions):4} functions in {len(files):2} files (at most {MOST[name]})")
+        print(
+            f"{name:8} {len(functions):4} functions in {len(files):2} files (at most {MOST[name]})"
+        )
         if options.names:
             for file, function in functions:
                 print(f"    {file:40} {function}")

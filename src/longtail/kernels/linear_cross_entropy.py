@@ -133,7 +133,7 @@ _SCHEMA = (
     "(Tensor hidden, Tensor weight, Tensor? linear_bias, Tensor target, Tensor? bias, "
     "Tensor? lower, Tensor? class_weight, float scale, int ignore_index, Tensor divisor, "
     "bool[] needs) -> Tensor[]"
-)  # (torch below 2.5 can't read annotations that are strings)
+)
 
 
 @torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
@@ -160,29 +160,29 @@ def _operator(
     if more:
         bias = divisor.new_zeros(classes) if bias is None else bias
         bias = F.pad(bias, (0, more), value=-torch.inf)
-    options = kernel.Options(bias, lower, class_weight, scale, ignore_index)
-    if _by_kernel(buffer):
-        kernel.divisor(target, classes, None, options, mean=False)  # checks the labels
+    index, share = kernel.counted_rows(target, class_weight, ignore_index)
+    share = share.to(divisor.dtype)
+    # Where nothing counts the mean is NaN, but its gradient 0.
+    coefficient = (share / divisor).nan_to_num(0.0)
     total = divisor.new_zeros(())
     d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     d_weight = d_bias = None
-    for start in range(0, n, size):
-        h, y = hidden[start : start + size], target[start : start + size]
+    for rows in (slice(start, start + size) for start in range(0, n, size)):
+        h = hidden[rows]
         logits = buffer[: len(h)]
         torch.mm(h, weight.t(), out=logits[:, :classes])
-        loss, grad = _chunk(logits, y, options, divisor, any(needs))
+        given = (index[rows], coefficient[rows], bias, lower, scale)
+        losses, grad = _chunk(logits, *given, learns=any(needs))
+        total += (losses * share[rows]).sum()
         grad = grad[:, :classes]
-        total += loss
         if needs[0]:
-            torch.mm(grad, weight, out=d_hidden[start : start + size])
+            torch.mm(grad, weight, out=d_hidden[rows])
         if needs[1]:
-            d_weight = _add_product(d_weight, grad.t(), h, last=start + size >= n)
+            d_weight = _add_product(d_weight, grad.t(), h, last=rows.stop >= n)
         if needs[2]:
             part = grad.sum(0, dtype=divisor.dtype)
             d_bias = part if d_bias is None else d_bias.add_(part)
-    if n == 0:
-        total = total / divisor
-    found: list[Tensor] = [total]
+    found: list[Tensor] = [total / divisor]
     if needs[0]:
         found.append(d_hidden)
     if needs[1]:
@@ -194,35 +194,34 @@ def _operator(
 
 
 def _chunk(
-    logits: Tensor, target: Tensor, options: kernel.Options, divisor: Tensor, learns: bool
+    logits: Tensor,
+    index: Tensor,
+    coefficient: Tensor,
+    bias: Tensor | None,
+    lower: Tensor | None,
+    scale: float,
+    *,
+    learns: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses over the divisor, and its gradient, perhaps in the logits."""
+    """Return the losses, 0 where the coefficient is, and their gradient, perhaps in the logits."""
     if _by_kernel(logits):
-        parts = divisor.reshape(1)
-        if learns:
-            losses = kernel.loss_and_gradient(logits, target, options, parts, logits)
-        else:
-            losses, _ = kernel.sums(logits, target, options, parts)
-        return losses.sum(), logits
-    z = logits.to(divisor.dtype)
-    if options.bias is not None:
-        z = z.add_(options.bias)
-    if options.scale != 1:
-        z = z.mul_(options.scale)
-    ignored = target == options.ignore_index
-    index = target.masked_fill(ignored, 0).unsqueeze(1)
-    if options.lower is not None:
-        z.scatter_add_(1, index, -options.scale * options.lower[index])
+        grad = logits if learns else None
+        losses = kernel.loss_of_rows(logits, index, coefficient, bias, lower, scale, grad=grad)
+        return losses, logits
+    z = logits.to(coefficient.dtype)
+    if bias is not None:
+        z = z.add_(bias)
+    if scale != 1:
+        z = z.mul_(scale)
+    column = index.unsqueeze(1)
+    if lower is not None:
+        z.scatter_add_(1, column, -scale * lower[column])
     z = torch.log_softmax(z, 1)
-    share = torch.ones_like(divisor).expand(len(target))
-    if options.weight is not None:
-        share = options.weight[index.squeeze(1)]
-    share = share.masked_fill(ignored, 0.0).unsqueeze(1)
-    losses = (-share * z.gather(1, index)).masked_fill(ignored.unsqueeze(1), 0.0)
-    if learns:  # where nothing counts the divisor is 0, but the gradient is 0, not 0/0
-        share = (options.scale * share / divisor).masked_fill(ignored.unsqueeze(1), 0.0)
-        z = z.exp_().mul_(share).scatter_add_(1, index, -share)
-    return losses.sum() / divisor, z.to(logits.dtype)
+    losses = -z.gather(1, column).squeeze(1).masked_fill(coefficient == 0, 0.0)
+    if learns:
+        part = (scale * coefficient).unsqueeze(1)
+        z = z.exp_().mul_(part).scatter_add_(1, column, -part)
+    return losses, z.to(logits.dtype)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, *, last: bool) -> Tensor:

@@ -127,6 +127,7 @@ def family_loss(
         logits.is_cuda
         and own.impl == "auto"
         and not (soft or special)
+        and not (own.label_smoothing > 0 and w is not None)
         and kernel.worthwhile(logits)
     ):
         how = own.reduction
