@@ -175,7 +175,8 @@ def loss_of_rows(
     ):
         vec //= 2
     if classes <= ONCE:
-        block = max(1 << (classes - 1).bit_length(), 32 * vec)
+        # (Of one column for each thread, Triton cuts bfloat16 off instead of rounding it.)
+        block = max(1 << (classes - 1).bit_length(), 32 * max(vec, 2))
         warps = max(block // 1024, 1)
     else:
         block, warps = (2048, 4) if classes <= 4 * ONCE else (8192, 16)
