@@ -735,7 +735,6 @@ def main(options: argparse.Namespace) -> None:
     with page(options, "docs/reproduction.md") as write:
         write(text(columns))
         write_figures(write, columns, ROWS)
-        write.block("README.md", "reproduction", overview(columns, ROWS).markdown())
 
 
 def text(columns: Sequence[Column], float32: Shelf | None = None) -> str:

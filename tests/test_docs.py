@@ -101,7 +101,7 @@ def test_examples_run(page, tmp_path, monkeypatch):
 
 def test_readme_opens_with_sentence_install_and_example():
     head = "\n".join((ROOT / "README.md").read_text().splitlines()[:30])
-    assert "pip install longtail" in head
+    assert "pip install ." in head
     example = next(b for b in blocks_of(ROOT / "README.md") if b.language == "python")
     assert example.text in head
     assert len(example.text.strip().splitlines()) <= 8

@@ -136,9 +136,9 @@ def test_a_change_is_paired_by_seed():
 
 def test_the_page_is_made_from_the_records():
     assert (ROOT / "docs/how-far.md").read_text() == strong.text(every())
-    block = strong.summary_table([setting(d) for d in strong.DATASETS]).markdown()
+    block = strong.readme_table([setting(d) for d in strong.DATASETS]).markdown()
     assert (
-        f"<!-- how-far: begin -->\n{block}\n<!-- how-far: end -->"
+        f"<!-- results: begin -->\n{block}\n<!-- results: end -->"
         in (ROOT / "README.md").read_text()
     )
 
