@@ -15,6 +15,8 @@ STUDIES = {
     "synthetic": "Every loss and post-hoc method on two Gaussians (the paper's figure 2).",
     "theory": "Table 1 with witnesses, link functions, Bayes risks, separable data.",
     "exp": "The paper's CIFAR table and figures (training: a GPU, minutes).",
+    "methods": "The other methods that the paper names (training: a GPU, an hour).",
+    "settings": "The CIFAR table at other ratios, subsets, weight decay (training: a GPU, 1.5 h).",
     "step": "The paper's STEP table and figure (training: a GPU, an hour).",
     "strong": "How far the logit-adjusted loss goes (training: a GPU, hours).",
     "large": "ImageNet-LT and iNaturalist (training: GPUs, days).",

@@ -45,7 +45,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from longtail import ClassPrior, InputError, adjust_logits, tune_tau
+from longtail import ClassPrior, InputError, adjust_logits, evaluate, tune_tau
 from longtail.data import DATASETS
 from longtail.report.compare import Interval, mean_interval
 from longtail.runs import DataSpec, Run, RunSpec, Settings, ensemble
@@ -71,6 +71,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     SCALED: {"bias_mode": "scale"},
     DROPPED: {"bias_mode": "drop"},
 }
+# ν = π in place of the head's norms: in the records, not in the tables of the three above.
+BY_PRIOR = "posthoc-weight-normalized/prior"
+CRITERIA = ("log_loss", "squared_error", "ece")  # by which a held-out part chooses τ besides
 # The rule by which every τ of a study is chosen: the midpoint of the minimising cell nearest 1.
 TUNING: dict[str, Any] = {"n_bootstrap": 0, "select": "minimum"}
 
@@ -170,7 +173,7 @@ def _without_precision(spec: RunSpec) -> RunSpec:
 
 # ---------------------------------------------------------------------------- records
 
-Source = Literal["fixed", "held-out", "oracle"]
+Source = Literal["fixed", "held-out", "oracle", "log_loss", "squared_error", "ece"]
 
 
 class Point(NamedTuple):
@@ -291,7 +294,6 @@ def record_of(run: Run, *, partner: Record | None = None) -> Record:
             f"{partner.name} can't choose τ for {run.name}: it must be a run of the same seed and "
             f"data with a held-out part."
         )
-    adjusts = run.spec.method.name in ("softmax", "softmax+label-smoothing")
     document: dict[str, Any] = {
         "format": FORMAT,
         "run": run.name,
@@ -303,8 +305,10 @@ def record_of(run: Run, *, partner: Record | None = None) -> Record:
         "seconds": round(float(run.record["seconds"]), 2),
         "splits": {split: _judged(run, split) for split in run.splits},
         "norms": None if run.head is None else _rounded(run.head.norms),
-        "posthoc": _posthoc(run, partner) if adjusts else {},
+        "posthoc": _posthoc(run, partner),
     }
+    if TEST in run.splits:
+        document["ece"] = _calibration(run)
     if run.class_names is not None and len(run.class_names) <= _MOST_NAMES:
         document["class_names"] = list(run.class_names)
     if {DEV, TEST} <= set(run.splits):
@@ -330,25 +334,41 @@ def _rounded(values: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in np.asarray(values, dtype=np.float64)]
 
 
+def _calibration(run: Run) -> dict[str, float]:
+    """Calibration error on the test set, of all classes and of each group."""
+    logits, target, _ = run.logits(TEST)
+    groups = {"all": np.arange(run.prior.num_classes), **run.prior.groups()}
+    rows = {name: np.isin(target, classes) for name, classes in groups.items()}
+    return {
+        name: round(evaluate(target[some], logits[some], missing="skip").ece, 6)
+        for name, some in rows.items()
+        if some.any()
+    }
+
+
 def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
+    """Post-hoc methods of softmax runs; of the logit-adjusted loss, adjusting it again."""
     found: dict[str, Any] = {}
-    for variant, asked in VARIANTS.items():
-        if asked:
-            if run.head is None or (variant == DROPPED and run.head.bias is None):
-                continue
-            asked = asked | {"norms": run.head.norms}
-            asked |= {"bias": run.head.bias} if variant == DROPPED else {}
+    for variant, asked in _variants(run).items():
         found[variant] = {}
         for split in (name for name in run.splits if name != DEV):
             logits, target, _ = run.logits(split)
+            logits = np.asarray(logits)
             if asked:
-                best = tune_normalization(np.asarray(logits), target, **asked, **TUNING)
+                best = tune_normalization(logits, target, **asked, **TUNING)
             else:
-                best = tune_tau(np.asarray(logits), target, run.prior, **TUNING)
+                best = tune_tau(logits, target, run.prior, **TUNING)
             entry: dict[str, Any] = {"tau": best.tau, "curve": _rounded(best.curve(TAUS))}
+            if split == HELD_OUT and variant == ADJUSTED:
+                entry["criteria"] = {
+                    name: tune_tau(logits, target, run.prior, criterion=name, n_bootstrap=0).tau
+                    for name in CRITERIA
+                }
             if split == TEST:
-                chosen = None if partner is None else partner.chosen_tau(variant)
-                taus = {"fixed": 1.0, "held-out": chosen, "oracle": best.tau}
+                taus = {"fixed": 1.0, "oracle": best.tau}
+                if partner is not None:
+                    chosen = partner.document["posthoc"][variant][HELD_OUT]
+                    taus |= {"held-out": chosen["tau"], **chosen.get("criteria", {})}
                 examples = np.bincount(target, minlength=run.prior.num_classes)
                 entry["points"] = {
                     source: {
@@ -356,9 +376,23 @@ def _posthoc(run: Run, partner: Record | None) -> dict[str, Any]:
                         "wrong": np.rint(best.curve.per_class(tau) * examples).astype(int).tolist(),
                     }
                     for source, tau in taus.items()
-                    if tau is not None
                 }
             found[variant][split] = entry
+    return found
+
+
+def _variants(run: Run) -> dict[str, dict[str, Any]]:
+    """What `tune_normalization` is asked for each variant of a run; nothing for `tune_tau`."""
+    method, head = run.spec.method.name, run.head
+    if method == "logit-adjusted":
+        return {ADJUSTED: {}}
+    if method not in ("softmax", "softmax+label-smoothing"):
+        return {}
+    found: dict[str, dict[str, Any]] = {ADJUSTED: {}, BY_PRIOR: {"norms": run.prior}}
+    if head is not None:
+        found[SCALED] = {**VARIANTS[SCALED], "norms": head.norms}
+        if head.bias is not None:
+            found[DROPPED] = {**VARIANTS[DROPPED], "norms": head.norms, "bias": head.bias}
     return found
 
 
