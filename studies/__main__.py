@@ -12,6 +12,7 @@ import sys
 from longtail import InputError, MissingExtraError
 
 STUDIES = {
+    "holds": "What of the paper holds: every claim with a verdict and a figure.",
     "synthetic": "Every loss and post-hoc method on two Gaussians (the paper's figure 2).",
     "theory": "Table 1 with witnesses, link functions, Bayes risks, separable data.",
     "exp": "The paper's CIFAR table and figures (training: a GPU, minutes).",
