@@ -133,11 +133,11 @@ def test_many_negatives_give_the_full_loss_and_gradient(name):
 def test_classes_are_drawn_with_their_probabilities():
     prior = ClassPrior.from_probs(np.array([1, 2, 4, 8, 16, 32]) / 63)
     loss = SampledSoftmaxLoss(prior, num_sampled=20_000, generator=torch.Generator().manual_seed(1))
-    drawn = losses.sampled._draw(loss.cumulative, loss.num_sampled, loss.generator)
+    drawn = loss.draw()
     counts = np.bincount(drawn.numpy(), minlength=6)
     expected = 20_000 * prior.probs
     assert ((counts - expected) ** 2 / expected).sum() < 20.5  # chi-square, 5 degrees: p = 0.001
-    again = losses.sampled._draw(loss.cumulative, loss.num_sampled, loss.generator)
+    again = loss.draw()
     assert not torch.equal(drawn, again)
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from longtail._checks import InputError
 from longtail.kernels import linear_cross_entropy as chunked
 from longtail.kernels._inputs import check_labels, loss_dtype
-from longtail.losses.named import EqualizedThresholdLoss
-from longtail.losses.pairwise import PairwiseMarginLoss, class_weights, counted
+from longtail.losses.pairwise import PairwiseMarginLoss, counted
 
 
 def linear_cross_entropy(
@@ -50,33 +49,33 @@ def linear_cross_entropy(
             f"`criterion` must be a loss of longtail.losses, such as LogitAdjustedLoss(prior); got "
             f"{type(criterion).__name__}."
         )
-    own, drops = criterion.numbers(), isinstance(criterion, EqualizedThresholdLoss)
-    if own.label_smoothing > 0 or own.dense is not None or drops:
+    if criterion.whole_rows:
         raise InputError(
             "label smoothing, dense margins and EqualizedThresholdLoss need all logits at once: "
             "take criterion(linear(features), target)."
         )
-    if weight.shape[0] != own.num_classes:
+    if weight.shape[0] != criterion.num_classes:
         raise InputError(
-            f"`weight` must have a row for each of the loss's {own.num_classes} classes; its shape "
-            f"is {tuple(weight.shape)}."
+            f"`weight` must have a row for each of the loss's {criterion.num_classes} classes; its "
+            f"shape is {tuple(weight.shape)}."
         )
     check_labels(target, len(features), of="features")
-    target, divisor = target.long(), None
-    if own.reduction == "sum":
+    target, divisor, ignored = target.long(), None, criterion.ignore_index
+    (alpha, margin, lower), w = criterion.parts(), criterion.weight
+    if criterion.reduction == "sum":
         divisor = features.new_ones((), dtype=torch.float32)
-    elif own.reduction == "mean":
-        divisor = counted(target, own).sum()
+    elif criterion.reduction == "mean":
+        divisor = counted(target, w, ignored).sum()
     loss = chunked.linear_cross_entropy(
         features,
         weight,
         bias,
         target,
         divisor,
-        bias=own.bias,
-        lower=own.lower,
-        class_weight=class_weights(own),
-        scale=own.scale,
-        ignore_index=own.ignore_index,
+        bias=margin,
+        lower=lower,
+        class_weight=w if alpha is None else alpha if w is None else alpha * w,
+        scale=criterion.scale,
+        ignore_index=ignored,
     )
     return loss.to(loss_dtype(features))
