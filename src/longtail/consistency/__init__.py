@@ -37,7 +37,7 @@ import numpy as np
 from longtail import _checks, margins, posthoc
 from longtail._checks import FloatArray, InputError
 from longtail.consistency import risk
-from longtail.consistency.binary import BinaryLoss
+from longtail.consistency.binary import BinaryLoss, CostSensitiveSVM
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -201,7 +201,7 @@ class PosthocWeightNormalization(_PosthocRule):
 
 
 def check_consistency(
-    margin_or_rule: Margin | PosthocLogitAdjustment | PosthocWeightNormalization,
+    margin_or_rule: Margin | PosthocLogitAdjustment | PosthocWeightNormalization | CostSensitiveSVM,
     prior: ClassPrior,
     *,
     tolerance: float = 1e-9,
@@ -209,7 +209,8 @@ def check_consistency(
     """Decide whether a loss or post-hoc rule, given unlimited data, minimises the balanced error.
 
     Args:
-        margin_or_rule: a Margin, `PosthocLogitAdjustment` or `PosthocWeightNormalization`.
+        margin_or_rule: a Margin, `PosthocLogitAdjustment` or `PosthocWeightNormalization`; or
+            `binary.CostSensitiveSVM`, for two classes, of which class 1 is +1.
         prior: π, of the training data.
         tolerance: a relative deviation from the exact condition that still counts as rounding;
             raise it for margins that were computed in single precision.
@@ -238,12 +239,14 @@ def check_consistency(
         return _judge_adjustment(subject, prior, tolerance)
     if isinstance(subject, PosthocWeightNormalization):
         return _judge_normalization(subject, prior, tolerance)
+    if isinstance(subject, CostSensitiveSVM):
+        return _judge_hinge(subject, prior, tolerance)
     hint = ""
     if isinstance(subject, str):
         hint = f"; for a named loss pass margins.by_name({subject!r}, prior)"
     raise InputError(
-        f"the first argument must be a Margin, a PosthocLogitAdjustment or a "
-        f"PosthocWeightNormalization; got {type(subject).__name__}{hint}."
+        f"the first argument must be a Margin, a PosthocLogitAdjustment, a "
+        f"PosthocWeightNormalization or a CostSensitiveSVM; got {type(subject).__name__}{hint}."
     )
 
 
@@ -338,6 +341,28 @@ def _judge_many_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> 
         f"{slighted} has the larger η/π, by a factor of {np.exp(width):.6g}."
     )
     return _refuted(margin.name, reason, witness)
+
+
+def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> Verdict:
+    """The best score's sign changes at the threshold, which must be π."""
+    if prior.num_classes != 2:
+        raise InputError(f"a CostSensitiveSVM has two classes; `prior` has {prior.num_classes}.")
+    pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
+    left = f"ω₊/ω₋ = {ratio:.6g}"
+    if svm.is_consistent(pi, tolerance=tolerance):
+        reason = f"{left} = π_0/π_1, so class 1 wins exactly where η_1 > π_1 = {pi:.6g}."
+        return Verdict(svm.name, True, reason)
+    if min(svm.delta_pos, svm.delta_neg) == 0:
+        reason = "A margin is 0, so that the best score of its class is 0 and predicts neither."
+        return Verdict(svm.name, None, reason)
+    reason = (
+        f"{left} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where η_1 > "
+        f"{svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
+    )
+    eta = np.array([1.0, 0.0]) + np.array([-0.5, 0.5]) * (svm.threshold + pi)
+    scores = np.array([-0.5, 0.5]) * float(svm.link(eta[1]))
+    wins, ratios = int(scores[1] > 0), eta / prior.probs
+    return Verdict(svm.name, False, reason, Witness(eta, ratios, scores, scores, wins, 1 - wins))
 
 
 def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:

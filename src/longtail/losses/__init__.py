@@ -4,8 +4,9 @@
     sampled   features, weights, target -> any of them from a few classes drawn
     linear    features, weights, target -> any of them without holding the logits
     stacked   the losses of several runs at once, for training
+    outside   the average of the k largest losses, and hinge losses
 
-All of them take what `torch.nn.CrossEntropyLoss` takes, with the same meaning. To add a loss,
+The family's losses take what `torch.nn.CrossEntropyLoss` takes, with the same meaning. To add a loss,
 write its margin in `longtail.margins`, and here a class and the line that makes its function.
 """
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from longtail import margins
 from longtail._checks import InputError
 from longtail.losses.linear import linear_cross_entropy
+from longtail.losses.outside import AverageTopKLoss, CostSensitiveHingeLoss, average_top_k
 from longtail.losses.pairwise import LossOptions, PairwiseMarginLoss, pairwise_margin_loss
 from longtail.losses.sampled import SampledSoftmaxLoss, sampled_softmax_loss
 from longtail.margins import Margin
@@ -64,6 +66,9 @@ __all__ = [  # noqa: RUF022
     "sampled_softmax_loss",
     "SampledSoftmaxLoss",
     "linear_cross_entropy",
+    "average_top_k",
+    "AverageTopKLoss",
+    "CostSensitiveHingeLoss",
 ]
 
 
