@@ -100,6 +100,33 @@ def _every_class(world, held, seed):
     return len(np.unique(target)) == len(world.mix)
 
 
+def intervals():
+    """Share of 90% intervals that hold the true frequency, of all classes and of the rarest."""
+    rows = []
+    for classes, held, size in ((2, 1000, 300), (5, 1000, 500), (20, 4000, 1000)):
+        world, hits = World(classes), {"em": [], "bbse": []}
+        rarest = int(np.argmin(world.later))
+        for seed in range(200):
+            random = np.random.default_rng(seed)
+            logits, target = world.sample(held, world.mix, random)
+            if len(np.unique(target)) < classes:
+                continue
+            calibrator = fit_bias_corrected_temperature(logits, target)
+            probs = calibrator.probs(world.sample(size, world.later, random)[0])
+            source = {"source_probs": calibrator.probs(logits), "source_target": target}
+            for method, found in hits.items():
+                more = {"method": method, "confidence": 0.9, **(source if method == "bbse" else {})}
+                low, high = estimate_prior(probs, calibrator.prior, **more).interval.T
+                found.append((low <= world.later) & (world.later <= high))
+        row = {"classes": classes, "held": held, "target": size, "samples": len(hits["em"])}
+        for method, found in hits.items():
+            row[method] = round(float(np.mean(found)), 4)
+            row[f"{method}_rarest"] = round(float(np.mean(found, axis=0)[rarest]), 4)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
 def against_quapy():
     """Largest distance of an estimate from QuaPy's over 30 samples, by estimator."""
     import quapy
@@ -151,6 +178,19 @@ def alarm_table(record):
     return "\n".join(lines)
 
 
+def interval_table(record):
+    """Coverage of the intervals in Markdown."""
+    lines = [
+        '| classes | held-out | target | `"em"` | rarest class | `"bbse"` | rarest class |',
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in record["intervals"]:
+        cells = [f"{row[key]:,}" for key in ("classes", "held", "target")]
+        cells += [f"{row[key]:.0%}" for key in ("em", "em_rarest", "bbse", "bbse_rarest")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def quapy_table(record):
     """Differences from QuaPy in Markdown."""
     found = record["quapy"]
@@ -169,6 +209,7 @@ def quapy_table(record):
 PARTS = {
     "monitor": lambda _: f"```python\n{CODE}```",
     "alarms": alarm_table,
+    "intervals": interval_table,
     "quapy": quapy_table,
 }
 CODE = (
@@ -199,6 +240,7 @@ def main():
             "horizon": HORIZON,
             "window": WINDOW,
             "alarms": alarms(),
+            "intervals": intervals(),
             "quapy": against_quapy(),
         }
         options.record.write_text(json.dumps(record, indent=1) + "\n")

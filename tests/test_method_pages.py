@@ -262,7 +262,7 @@ def test_average_top_k_s_witness_is_one():
     )
 
     def risk(f):
-        log_u = np.log(pi) + [0.0, f]
+        log_u = np.log(pi) + np.array([0.0, f])
         return eta @ np.maximum(np.logaddexp.reduce(log_u) - log_u - level, 0.0)
 
     lead = minimize_scalar(risk, bounds=(-8, 8), method="bounded", options={"xatol": 1e-9}).x

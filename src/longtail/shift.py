@@ -167,15 +167,19 @@ def estimate_prior(
         significance = _checks.fraction(significance, name="significance")
     if confidence is not None:
         confidence = _checks.fraction(confidence, name="confidence", below_one=True)
-    held_out = source_probs, source_target
+    random = np.random.default_rng(random_state)
     if method == "em":
-        if held_out != (None, None):
+        if source_probs is not None or source_target is not None:
             raise InputError("method='em' takes no held-out data; leave them out, or use 'bbse'.")
         _mean_prediction(given, "probs")
         found = _by_em(given, prior)
+        if confidence is not None:
+            replicates = _em_replicates(given, prior, found["probs"], random)
     else:
-        held_out = _held_out(*held_out, width=prior.num_classes)
-        found = _by_bbse(given, prior, *held_out)
+        source, target = _held_out(source_probs, source_target, width=prior.num_classes)
+        found = _by_bbse(given, prior, source, target)
+        if confidence is not None:
+            replicates = _bbse_replicates(given, source, target, random)
 
     found["p_value"] = float(chi2.sf(found["statistic"], found["df"])) if found["df"] else 1.0
     shifted = significance is None or found["p_value"] < significance
@@ -185,12 +189,6 @@ def estimate_prior(
         mixed = prior.probs + strength * (found["probs"] - prior.probs)
         kept = ClassPrior.from_probs(mixed / mixed.sum())
     if confidence is not None:
-        random = np.random.default_rng(random_state)
-        replicates = (
-            _em_replicates(given, prior, found["probs"], random)
-            if method == "em"
-            else _bbse_replicates(given, *held_out, random)
-        )
         ends = (0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence)
         found["interval"] = np.quantile(replicates, ends, axis=0).T
     return ShiftEstimate(
@@ -299,20 +297,15 @@ def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
             passes,
             here.factors.max() - 1.0,
         )
-    statistic = max(0.0, 2.0 * (here.height - start.height)) / _inflation(prior, len(probs))
+    statistic = max(0.0, 2.0 * (here.height - start.height))
+    if prior.sample is not None:
+        # The calibration was fitted on as many examples as the prior counts, whose noise moves the
+        # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
+        statistic /= 1.0 + len(probs) / float(prior.sample.sum())
     return {
         "probs": here.q, "statistic": statistic, "df": prior.num_classes - 1,
         "iterations": passes, "converged": here.near,
     }  # fmt: skip
-
-
-def _inflation(prior: ClassPrior, size: int) -> float:
-    """How much larger the estimate's variance is than with a prior that is known exactly.
-
-    The calibration was fitted on as many examples as the prior counts, whose noise moves the
-    estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
-    """
-    return 1.0 if prior.sample is None else 1.0 + size / float(prior.sample.sum())
 
 
 def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
@@ -348,8 +341,11 @@ def _em_replicates(
     centers = root @ q + np.linalg.solve(root.T, slopes.T).T
     found = np.array([nnls(root, center)[0] for center in centers])
     found /= found.sum(axis=1, keepdims=True)
-    wider = q + math.sqrt(_inflation(prior, len(probs))) * (found - q)
-    return np.asarray(np.clip(wider, 0.0, 1.0))
+    if prior.sample is not None:
+        # The calibration's own noise: its examples of a class count for q_k of the estimate.
+        spread = 1.0 + len(probs) * float((q**2 / np.maximum(prior.sample, 1)).sum())
+        found = np.clip(q + math.sqrt(spread) * (found - q), 0.0, 1.0)
+    return np.asarray(found)
 
 
 # --- BBSE -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
     stacked   the losses of several runs at once, for training
     outside   the average of the k largest losses, and hinge losses
 
-The family's losses take what `torch.nn.CrossEntropyLoss` takes, with the same meaning. To add a loss,
+The family's losses take what `torch.nn.CrossEntropyLoss` takes, with the same meaning. To add one,
 write its margin in `longtail.margins`, and here a class and the line that makes its function.
 """
 
@@ -425,7 +425,8 @@ def softmax_loss(
         >>> softmax_loss(torch.zeros(1, 4), torch.tensor([0]))  # log 4
         tensor(1.3863)
     """
-    classes = logits.shape[min(logits.ndim - 1, 1)]
-    return pairwise_margin_loss(
-        logits, target, margins.softmax(prior or ClassPrior.uniform(classes)), **options
-    )
+    uniform = ClassPrior.uniform(logits.shape[min(logits.ndim - 1, 1)])
+    return _softmax_loss(logits, target, prior or uniform, **options)
+
+
+_softmax_loss = _function(SoftmaxLoss, "softmax_loss")

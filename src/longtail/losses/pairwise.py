@@ -373,7 +373,8 @@ def _expected(losses: Tensor, own: PairwiseMarginLoss, target: Tensor, dim: int)
     share, rest = 1.0 - own.label_smoothing, own.label_smoothing / own.num_classes
     if target.shape == losses.shape:
         return (losses * (share * target + rest)).sum(dim)
-    hard = F.nll_loss(-losses, target, ignore_index=own.ignore_index, reduction="none")
+    each = -losses.contiguous()  # nll_loss of pictures differentiates nothing else
+    hard = F.nll_loss(each, target, ignore_index=own.ignore_index, reduction="none")
     smooth = (rest * losses.sum(dim)).masked_fill(target == own.ignore_index, 0.0)
     return share * hard + smooth
 
