@@ -107,11 +107,6 @@ class Witness:
         values = asdict(self)
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
-    def strength(self) -> float:
-        """Return the lesser of the winner's lead in score and the right class's in log η/π."""
-        lead = self.scores[self.wins] - self.scores[self.should_win]
-        return float(min(lead, np.log(self.ratio[self.should_win] / self.ratio[self.wins])))
-
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
@@ -252,13 +247,7 @@ def check_consistency(
 
 def _fitting(margin: Margin | None, prior: ClassPrior) -> Margin:
     """A loss, softmax cross-entropy if None, with as many classes as the prior."""
-    if margin is None:
-        return margins.softmax(prior)
-    if not isinstance(margin, Margin):
-        raise InputError(
-            f"`trained_with` must be a Margin, such as margins.adaptive(prior), or None for "
-            f"softmax cross-entropy; got {type(margin).__name__}."
-        )
+    margin = margins.softmax(prior) if margin is None else margin
     if margin.num_classes != prior.num_classes:
         raise InputError(
             f"`prior` has {prior.num_classes} classes but the margin '{margin.name}' has "
@@ -589,6 +578,12 @@ class _Search:
 
     def rounded(self, eta: FloatArray) -> Witness | None:
         """The witness η with as few decimals as keep half of its lead; as it is for many."""
+
+        def lead(found: Witness) -> float:
+            wins, right = found.wins, found.should_win
+            by_score = found.scores[wins] - found.scores[right]
+            return float(min(by_score, np.log(found.ratio[right] / found.ratio[wins])))
+
         exact = self.certify(eta)
         if exact is None or len(eta) > _READABLE:
             return exact
@@ -597,7 +592,7 @@ class _Search:
             top = int(np.argmax(short))
             short[top] = np.round(1.0 - np.delete(short, top).sum(), decimals)
             witness = self.certify(short)
-            if witness is not None and witness.strength() >= 0.5 * exact.strength():
+            if witness is not None and lead(witness) >= 0.5 * lead(exact):
                 return witness
         return exact
 
