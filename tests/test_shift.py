@@ -576,7 +576,6 @@ ALIKE = {"source_probs": [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]}
     [
         ({"prior": ClassPrior.uniform(3)}, "`prior` has 3 classes but `probs` has 2 columns"),
         ({"method": "em", "source_probs": GOOD}, "method='em' takes no held-out data"),
-        ({"probs": np.tile([0.7, 0.3], (9, 1))}, "every row of `probs` is the same"),
         ({"method": "bbse"}, "needs `source_probs` and `source_target`"),
         ({"source_target": [0, 0, 0]}, "`source_target` has none of 1; use method='em'"),
         (

@@ -220,7 +220,7 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     """
     given = score_columns(probs, "probs")
     smoothing = _checks.not_negative(smoothing, name="smoothing")
-    totals = _mean_prediction(given, "probs", constant=True) * len(given) + smoothing
+    totals = _mean_prediction(given, "probs") * len(given) + smoothing
     empty = np.flatnonzero(totals == 0)
     if len(empty):
         raise InputError(
@@ -230,22 +230,15 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     return ClassPrior.from_probs(totals / totals.sum())
 
 
-def _mean_prediction(probs: NDArray[Any], name: str, *, constant: bool = False) -> FloatArray:
-    """Mean row of checked probabilities, which must not be `constant` unless that is allowed."""
+def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
+    """Check probabilities; return their mean row."""
     total = np.zeros(probs.shape[1])
-    varies = constant or len(probs) == 1
     for rows in row_slices(probs):
         chunk = probs[rows]
         _checks.probability_rows(
             chunk, name=name, first_row=rows.start, hint="apply a softmax first"
         )
         total += chunk.sum(axis=0, dtype=np.float64)
-        varies = varies or bool(np.any(chunk != probs[0]))
-    if not varies:
-        raise InputError(
-            f"every row of `{name}` is the same, so the predictions say nothing about the target; "
-            f"check the model's inputs."
-        )
     return total / len(probs)
 
 
@@ -364,7 +357,7 @@ def _held_out(probs: Any, target: Any, *, width: int) -> tuple[NDArray[Any], Int
             f"`source_probs` must have as many columns as `probs`, {width}; its shape is "
             f"{source.shape}."
         )
-    _mean_prediction(source, "source_probs", constant=True)
+    _mean_prediction(source, "source_probs")
     target = _checks.labels(target, name="source_target", num_classes=width)
     _checks.same_length(source, target, name="source_probs")
     counts = np.bincount(target, minlength=width)
