@@ -24,7 +24,7 @@ from longtail.kernels._inputs import (
     under_autocast,
     work_dtype,
 )
-from longtail.losses.pairwise import PairwiseMarginLoss, counted
+from longtail.losses.pairwise import PairwiseMarginLoss, counted, family_loss
 
 CHUNK_BYTES = 256 * 2**20  # of logits at once; as much as the weights, if these are larger
 CPU_CHUNK_BYTES = 8 * 2**20  # or a quarter of the weights: every chunk costs passes over them
@@ -81,28 +81,31 @@ def linear_cross_entropy(
         )
     check_labels(target, len(features), of="features")
     reduction, ignored = criterion.reduction, criterion.ignore_index
-    target, work, hidden = target.long(), work_dtype(features), features
-    divisor = features.new_ones((), dtype=work)
-    if reduction == "mean":
-        divisor = counted(target, criterion.weight, ignored).sum().to(work)
-    (alpha, margin, lower), w = criterion.parts(), criterion.weight
-    w = w if alpha is None else alpha if w is None else alpha * w
+    target, hidden = target.long(), features
     if under_autocast(features.device) and features.dtype != torch.float64:
         low = torch.get_autocast_dtype(features.device.type)
         hidden, weight = features.to(low), weight.to(low)
-    tables = [None if table is None else table.to(work) for table in (margin, lower, w)]
-    args: tuple[Any, ...] = (hidden, weight, bias, target, *tables, criterion.scale, ignored)
+    work = work_dtype(features)
+    divisor = features.new_ones((), dtype=work)
+    if reduction == "mean":
+        divisor = counted(target, criterion.weight, ignored).sum().to(work)
     functional = torch._C._are_functorch_transforms_active()
     if reduction == "none" or hidden.dtype == torch.float16 or functional:
         # The logits are computed again in the backward pass; under torch.compile checkpoints are
         # out of the question.
         whole = functional or torch.compiler.is_compiling()
-        losses = (_of_rows(*args) if whole else _in_chunks(*args)).to(work)
+        rows = _of_rows if whole else _in_chunks
+        losses = rows(criterion, hidden, weight, bias, target)
         loss = losses if reduction == "none" else losses.sum() / divisor
     else:
-        learns = torch.is_grad_enabled()
-        needs = [learns and t is not None and t.requires_grad for t in (hidden, weight, bias)]
-        loss = torch.ops.longtail.linear_cross_entropy(*args, divisor, needs)[0]
+        (alpha, margin, lower), w = criterion.parts(), criterion.weight
+        w = w if alpha is None else alpha if w is None else alpha * w
+        tables = [None if table is None else table.to(work) for table in (margin, lower, w)]
+        leaves, learns = (hidden, weight, bias), torch.is_grad_enabled()
+        needs = [learns and leaf is not None and leaf.requires_grad for leaf in leaves]
+        loss = torch.ops.longtail.linear_cross_entropy(
+            *leaves, target, *tables, criterion.scale, ignored, divisor, needs
+        )[0]
     return loss.to(loss_dtype(features))
 
 
@@ -118,41 +121,32 @@ def _by_kernel(logits: Tensor) -> bool:
     return available(logits.device) and logits.is_cuda and logits.dtype in kernel.DTYPES
 
 
+def _of_rows(
+    criterion: PairwiseMarginLoss,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+) -> Tensor:
+    """Return the losses of the rows, in float32 at least."""
+    logits = F.linear(hidden, weight, bias)
+    return family_loss(criterion, logits.to(work_dtype(logits)), target, None, "none")
+
+
 def _in_chunks(
-    hidden: Tensor, weight: Tensor, linear_bias: Tensor | None, target: Tensor, *rest: Any
+    criterion: PairwiseMarginLoss,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
 ) -> Tensor:
     """Return the losses of the rows, by operations that autograd knows."""
     size = chunk_rows(hidden, weight)
     losses = [
-        checkpoint(_of_rows, h, weight, linear_bias, y, *rest, use_reentrant=False)
+        checkpoint(_of_rows, criterion, h, weight, bias, y, use_reentrant=False)
         for h, y in zip(torch.split(hidden, size), torch.split(target, size), strict=True)
     ]
     return torch.cat(losses)
-
-
-def _of_rows(
-    hidden: Tensor,
-    weight: Tensor,
-    linear_bias: Tensor | None,
-    target: Tensor,
-    bias: Tensor | None,
-    lower: Tensor | None,
-    class_weight: Tensor | None,
-    scale: float,
-    ignore_index: int,
-) -> Tensor:
-    z = F.linear(hidden, weight, linear_bias)
-    if _by_kernel(z) and kernel.worthwhile(z):
-        return kernel.cross_entropy(
-            z, target, bias=bias, lower=lower, scale=scale, weight=class_weight,
-            ignore_index=ignore_index,
-        )  # fmt: skip
-    z = z.to(work_dtype(z))
-    z = scale * (z if bias is None else z + bias)
-    if lower is not None:
-        index = target.masked_fill(target == ignore_index, 0)
-        z = z.scatter_add(1, index.unsqueeze(1), -scale * lower[index].unsqueeze(1))
-    return F.cross_entropy(z, target, class_weight, ignore_index=ignore_index, reduction="none")
 
 
 _SCHEMA = (

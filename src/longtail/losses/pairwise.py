@@ -213,7 +213,7 @@ class PairwiseMarginLoss(MarginModule):
                 "`num_items_in_batch`; wrap the loss: compute_loss_func=TrainerLoss(loss), from "
                 "longtail.integrations.huggingface. Elsewhere pass outputs['logits']."
             )
-        return _family_loss(self, logits, target, dropped, self.reduction)
+        return family_loss(self, logits, target, dropped, self.reduction)
 
     def mixed(
         self,
@@ -255,7 +255,7 @@ class PairwiseMarginLoss(MarginModule):
                 f"tensor of shape {tuple(first.shape)}; got {share.dtype}, {tuple(share.shape)}."
             )
         work = logits.to(work_dtype(logits))  # so that rounding comes last
-        one, two = (_family_loss(self, work, y, dropped, "none") for y in (first, second))
+        one, two = (family_loss(self, work, y, dropped, "none") for y in (first, second))
         if isinstance(share, Tensor):
             part = share.to(one).expand(first.shape)
         else:
@@ -274,7 +274,7 @@ class PairwiseMarginLoss(MarginModule):
 _NARROW = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
-def _family_loss(
+def family_loss(
     own: PairwiseMarginLoss, logits: Tensor, target: Tensor, dropped: Tensor | None, reduction: str
 ) -> Tensor:
     """Return Σ_y q_y w_y α_y ℓ(y, f), reduced."""
