@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.optimize import minimize
 
 
 def pairwise_loss(f, y, alpha, delta, scale=1.0, kept=None):
@@ -69,3 +70,22 @@ def shares_by_hand(counts, examples):
         for j in near:
             votes[j] += 1 / len(near)
     return votes / len(counts)
+
+
+def conditional_risk(margin, eta, f):
+    """Σ_y η_y α_y log[1 + Σ_{y'≠y} exp(s (Δ_{yy'} + f_{y'} − f_y))], term by term."""
+    delta, s, total = margin.matrix(), margin.scale, 0.0
+    for y in range(len(f)):
+        terms = [0.0] + [s * (delta[y, k] + f[k] - f[y]) for k in range(len(f)) if k != y]
+        total += eta[y] * margin.alpha[y] * np.logaddexp.reduce(terms)
+    return total
+
+
+def minimizer(margin, eta):
+    """The scores, with sum 0, that minimise it."""
+    start = np.log(eta) / margin.scale
+    for method, options in (("BFGS", {"gtol": 1e-11}), ("Nelder-Mead", {"fatol": 1e-14})):
+        start = minimize(
+            lambda f: conditional_risk(margin, eta, f), start, method=method, options=options
+        ).x
+    return start - start.mean()

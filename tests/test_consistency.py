@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from longtail import ClassPrior, InputError, Margin, margins
 from longtail.consistency import (
@@ -12,28 +11,10 @@ from longtail.consistency import (
     PosthocWeightNormalization,
     check_consistency,
 )
+from oracles import minimizer
 
 TWO, THREE = ClassPrior.from_probs([0.95, 0.05]), ClassPrior.from_probs([0.7, 0.25, 0.05])
 PRIORS = pytest.mark.parametrize("prior", [TWO, THREE], ids=["two", "three"])
-
-
-def minimizer(margin, eta):
-    """Scores that minimise Σ_y η_y α_y log[1 + Σ_{y'≠y} e^{s (Δ_{yy'} + f_{y'} − f_y)}]."""
-    delta, s = margin.matrix(), margin.scale
-    classes = range(len(eta))
-
-    def risk(f):
-        total = 0.0
-        for y in classes:
-            terms = [0.0] + [s * (delta[y, k] + f[k] - f[y]) for k in classes if k != y]
-            total += eta[y] * margin.alpha[y] * np.logaddexp.reduce(terms)
-        return total
-
-    start = np.log(eta) / s
-    for method, options in (("BFGS", {"gtol": 1e-11}), ("Nelder-Mead", {"fatol": 1e-14})):
-        found = minimize(risk, start, method=method, options=options)
-        start = found.x
-    return start - start.mean()
 
 
 def assert_refutes(verdict, prior, margin, rule=lambda f, prior: f):
@@ -355,20 +336,8 @@ def test_a_verdict_reads_like_a_sentence_and_survives_json():
             "got str; for a named loss pass margins.by_name('adaptive', prior)",
         ),
         (
-            lambda: check_consistency(margins.adaptive(TWO), [0.95, 0.05]),
-            "`prior` must be a ClassPrior; got list",
-        ),
-        (
             lambda: check_consistency(margins.adaptive(TWO), THREE),
             "`prior` has 3 classes but the margin 'adaptive' has 2",
-        ),
-        (
-            lambda: check_consistency(PosthocLogitAdjustment(trained_with="softmax"), TWO),
-            "`trained_with` must be a Margin",
-        ),
-        (
-            lambda: check_consistency(PosthocWeightNormalization(norms=[1.0, -1.0]), TWO),
-            "`norms` must be finite and above zero, but class 1 has -1",
         ),
         (
             lambda: check_consistency(PosthocLogitAdjustment(), ClassPrior.uniform(1)),

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longtail import losses, margins
 from longtail.losses.stacked import StackedLoss
 from loss_contract import CONTRACTS, NUM_CLASSES
-from oracles import pairwise_loss
 from test_margins import PRIOR
 
 EXAMPLES = 6
@@ -30,41 +29,40 @@ def two_labels(second, share, *, mixed):
     return {"second": second, "share": share} if mixed else {}
 
 
-def loss_by_loops(contract, logits, first, second, share, weight):
-    """Σ λ w ℓ / Σ λ w of one run, and its gradient, by loops in float64."""
-    above, below, slope = 0.0, 0.0, np.zeros(logits.shape)
-    for n in range(EXAMPLES):
-        for y, part in ((int(first[n]), float(share[n])), (int(second[n]), 1 - float(share[n]))):
-            value, grad = pairwise_loss(
-                logits[n], y, contract.alpha, contract.delta, contract.scale
-            )
-            above += part * weight[y] * value
-            slope[n] += part * weight[y] * grad
-            below += part * weight[y]
-    return above / below, slope / below
+def assert_each_its_own(modules, logits, first, second, share, *, mixed, dropped=None):
+    """Values and gradients of all runs at once are those of each by itself."""
+    logits = logits.detach().requires_grad_()
+    draws = dropped or [None] * len(modules)
+    found = StackedLoss(modules)(
+        logits, first, dropped=draws, **two_labels(second, share, mixed=mixed)
+    )
+    expected = torch.stack(
+        [
+            one.mixed(logits[n], first[n], second[n], share[n], dropped=draws[n])
+            if mixed
+            else one(logits[n], first[n], dropped=draws[n])
+            for n, one in enumerate(modules)
+        ]
+    )
+    torch.testing.assert_close(found, expected)
+    for got, wanted in zip(
+        *(torch.autograd.grad(each.sum(), logits) for each in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "class weights"])
-def test_every_run_has_its_own_loss_and_gradient_by_the_equation(mixed, weighted):
+def test_every_run_has_its_own_loss_and_gradient(mixed, weighted):
     """Every margin of the package beside the others, every second one with class weights."""
-    modules, weights = [], []
+    modules = []
     for n, contract in enumerate(CONTRACTS):
-        own = WEIGHT if weighted and n % 2 else None
-        more = {} if own is None else {"weight": torch.from_numpy(own)}
+        more = {"weight": torch.from_numpy(WEIGHT)} if weighted and n % 2 else {}
         modules.append(contract.module(**more).double())
-        weights.append(np.ones(NUM_CLASSES) if own is None else own)
     logits, first, second, share = numbers(len(CONTRACTS), mixed=mixed)
     scales = torch.tensor([contract.scale for contract in CONTRACTS]).double()
-    logits = (logits / scales[:, None, None]).requires_grad_()
-    found = StackedLoss(modules)(logits, first, **two_labels(second, share, mixed=mixed))
-    assert found.shape == (len(CONTRACTS),)
-    (grad,) = torch.autograd.grad(found.sum(), logits)
-    for n, contract in enumerate(CONTRACTS):
-        rows = (part[n].detach().numpy() for part in (logits, first, second, share))
-        value, slope = loss_by_loops(contract, *rows, weights[n])
-        assert found[n].item() == pytest.approx(value, rel=1e-6), contract.name
-        np.testing.assert_allclose(grad[n], slope, rtol=1e-5, atol=1e-9, err_msg=contract.name)
+    logits = logits / scales[:, None, None]
+    assert_each_its_own(modules, logits, first, second, share, mixed=mixed)
 
 
 def odd_ones(plain, dense):
@@ -86,21 +84,9 @@ def test_losses_that_differ_in_kind_keep_their_places(mixed):
     logits, first, second, share = numbers(len(modules), mixed=mixed)
     dropped = [None, None, modules[2].draw(logits[2]), None, None]
     assert int(dropped[2].sum()) > 0
-    found = StackedLoss(modules)(
-        logits, first, dropped=dropped, **two_labels(second, share, mixed=mixed)
-    )
-    for n, one in enumerate(modules):
-        draw = {} if dropped[n] is None else {"dropped": dropped[n]}
-        expected = (
-            one.mixed(logits[n], first[n], second[n], share[n], **draw)
-            if mixed
-            else one(logits[n], first[n], **draw)
-        )
-        torch.testing.assert_close(found[n], expected)
-    alone = StackedLoss(modules[1:2])(
-        logits[1:2], first[1:2], **two_labels(second[1:2], share[1:2], mixed=mixed)
-    )
-    torch.testing.assert_close(alone[0], found[1])
+    given = logits, first, second, share
+    assert_each_its_own(modules, *given, mixed=mixed, dropped=dropped)
+    assert_each_its_own(modules[1:2], *(part[1:2] for part in given), mixed=mixed)
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["one label", "two labels"])
@@ -111,14 +97,7 @@ def test_a_run_may_ignore_labels(ignored, mixed):
     modules = [one.double() for one in modules]
     logits, first, second, share = numbers(2, mixed=mixed)
     first[:, 1], first[1, 2:4] = 2, ignored
-    found = StackedLoss(modules)(logits, first, **two_labels(second, share, mixed=mixed))
-    for n, one in enumerate(modules):
-        expected = (
-            one.mixed(logits[n], first[n], second[n], share[n])
-            if mixed
-            else one(logits[n], first[n])
-        )
-        torch.testing.assert_close(found[n], expected)
+    assert_each_its_own(modules, logits, first, second, share, mixed=mixed)
 
 
 def test_class_weights_are_changed_in_place():

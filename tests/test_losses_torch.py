@@ -245,10 +245,6 @@ def test_under_autocast_a_loss_has_float32_at_least(dtype):
     ("loss", "text"),
     [
         (
-            losses.LogitAdjustedLoss(PRIOR, tau=0.5),
-            "LogitAdjustedLoss('logit-adjusted', num_classes=4, tau=0.5, reduction='mean')",
-        ),
-        (
             losses.LDAMLoss(PRIOR, reduction="sum", label_smoothing=0.1, impl="torch"),
             "LDAMLoss('ldam', num_classes=4, max_margin=0.5, scale=30.0, reduction='sum', "
             "label_smoothing=0.1, impl='torch')",
@@ -257,10 +253,6 @@ def test_under_autocast_a_loss_has_float32_at_least(dtype):
             losses.EqualizedThresholdLoss(PRIOR, threshold=0.01),
             "EqualizedThresholdLoss('equalized-threshold', num_classes=4, threshold=0.01, "
             "gamma=0.9, reduction='mean')",
-        ),
-        (
-            losses.PairwiseMarginLoss(DENSE, ignore_index=0),
-            "PairwiseMarginLoss('dense margin', num_classes=4, reduction='mean', ignore_index=0)",
         ),
     ],
 )

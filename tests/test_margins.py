@@ -181,21 +181,7 @@ def test_antisymmetry_is_judged_on_the_margins_themselves():
             lambda: margins.by_name("adaptive", PRIOR, foo=1),
             "the margin 'adaptive' has no setting `foo`; it takes `constant`",
         ),
-        (
-            lambda: margins.by_name("two-parameter", PRIOR, tau=1.0),
-            "has no setting `tau`; it takes `tau1` and `tau2`",
-        ),
-        (
-            lambda: margins.by_name("softmax", PRIOR, tau=1.0),
-            "has no setting `tau`; it takes no settings",
-        ),
-        (lambda: margins.logit_adjusted([9, 1]), "must be a ClassPrior; got list"),
-        (lambda: margins.logit_adjusted(PRIOR, tau=np.nan), "`tau` must be finite"),
-        (lambda: margins.logit_adjusted(PRIOR, tau="1.0x"), "`tau` must be a number; got '1.0x'"),
-        (lambda: margins.consistent(PRIOR, delta=[1.0, 2.0]), "one value per class, 4; it has 2"),
         (lambda: margins.consistent(PRIOR, delta=[1, 0, 1, 1]), "`delta` must be positive"),
-        (lambda: margins.ldam(PRIOR, max_margin=0), "`max_margin` must be above zero; got 0"),
-        (lambda: margins.ldam(PRIOR, scale=-1), "`scale` must be above zero"),
         (lambda: margins.class_balanced(ClassPrior.uniform(3)), "made from probabilities"),
         (
             lambda: Margin(alpha=[1, 1], positive=[0, 0, 0], negative=[0, 0]),

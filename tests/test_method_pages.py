@@ -22,6 +22,9 @@ HEADINGS = [
 ]
 
 
+OUTSIDE = {"average-top-k", "cost-sensitive-hinge"}  # losses that the trainer does not offer
+
+
 @pytest.mark.parametrize("page", METHODS, ids=lambda p: p.stem)
 def test_method_pages_have_the_same_headings(page):
     assert re.findall(r"^## (.*)$", page.read_text(), flags=re.MULTILINE) == HEADINGS
@@ -30,8 +33,8 @@ def test_method_pages_have_the_same_headings(page):
 def test_every_method_has_a_page():
     from longtail.train.methods import method_help
 
-    posthoc = {"posthoc-logit-adjusted", "posthoc-weight-normalized"}
-    assert {page.stem for page in METHODS} == {line.name for line in method_help()} | posthoc
+    others = {"posthoc-logit-adjusted", "posthoc-weight-normalized", *OUTSIDE}
+    assert {page.stem for page in METHODS} == {line.name for line in method_help()} | others
 
 
 def test_every_method_page_is_in_the_site_s_menu():
@@ -69,7 +72,7 @@ def verdict_of(page):
     return page.read_text().split("## Consistent for the balanced error?\n")[1].partition("\n\n")[0]
 
 
-NOT_MARGINS = {"equalized-threshold", "label-smoothing"}
+NOT_MARGINS = {"equalized-threshold", "label-smoothing", *OUTSIDE}
 
 
 @pytest.mark.parametrize(
@@ -246,3 +249,33 @@ def test_the_numbers_of_drw_and_square_root_sampling_are_computed():
     assert f"{spread(cifar):.2f} times for CIFAR-10-LT" in text
     text = verdict_of(ROOT / "docs" / "methods" / "sqrt-sampling.md")
     assert f"{np.sqrt(COUNTS[0] / COUNTS[2]):.1f} to 1 over class 2" in text
+
+
+def test_average_top_k_s_witness_is_one():
+    """The logit-adjusted loss where losses below λ don't count, minimised over one score."""
+    from scipy.optimize import minimize_scalar
+
+    text = verdict_of(ROOT / "docs" / "methods" / "average-top-k.md")
+    pi, level = np.array([0.9, 0.1]), 0.3
+    eta = np.array(
+        [float(v) for v in re.search(r"P\(y \| x\) = \(([\d., ]+)\)", text)[1].split(",")]
+    )
+
+    def risk(f):
+        log_u = np.log(pi) + np.array([0.0, f])
+        return eta @ np.maximum(np.logaddexp.reduce(log_u) - log_u - level, 0.0)
+
+    lead = minimize_scalar(risk, bounds=(-8, 8), method="bounded", options={"xatol": 1e-9}).x
+    assert np.argmax(eta / pi) == 0
+    assert f"gives it {lead:.2f} less than class 1" in text
+
+
+def test_hinge_losses_of_three_classes_have_equal_best_scores():
+    from longtail.consistency.binary import CostSensitiveSVM
+
+    pi, eta = np.array(COUNTS) / sum(COUNTS), np.array([0.5, 0.3, 0.2])
+    scores = [
+        float(CostSensitiveSVM(1 / p, 1 / (1 - p)).link(q)) for p, q in zip(pi, eta, strict=True)
+    ]
+    assert scores == [-1.0, 1.0, 1.0]
+    assert len(set(eta[1:] / pi[1:])) == 2  # but only one of them is right

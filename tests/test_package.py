@@ -177,7 +177,7 @@ IMPORTED_WHERE_USED += ["PIL", "onnx", "onnxruntime"]
             ["torch"],
             "torch",
             """
-            losses.pairwise models models.resnet kernels.linear_cross_entropy
+            losses.pairwise models models.resnet losses.linear
             train.engine train.augment train.averaging train.prefetch train.checkpoint
             train.distillation train.mixing train.sam train.sharded_head train.trivial
             data.streaming data.torch_samplers integrations.huggingface integrations.lightning

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,7 @@ METHODS = ("em", "bbse")
 # EM stops when the mean log-likelihood is provably this near to its maximum, or after so many
 # passes over the data.
 _TOLERANCE, _MAX_PASSES = 1e-6, 1000
+_REPLICATES = 200
 
 _logger = logging.getLogger("longtail")
 
@@ -54,6 +55,9 @@ class ShiftEstimate:
         iterations: passes over the target data (EM).
         converged: whether the estimate meets its tolerance.
         condition: condition number of the confusion matrix (BBSE), else None.
+        interval: bootstrap interval of each class's frequency, shape (num_classes, 2), where a
+            `confidence` was asked for, else None.
+        confidence: of the intervals, each by itself.
 
     Examples:
         >>> probs = [[0.98, 0.02], [0.2, 0.8]] * 500  # of a model trained on 90 : 10
@@ -74,6 +78,8 @@ class ShiftEstimate:
     iterations: int
     converged: bool
     condition: float | None = None
+    interval: FloatArray | None = None
+    confidence: float | None = None
 
     @property
     def weights(self) -> FloatArray:
@@ -87,9 +93,8 @@ class ShiftEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and lists for JSON."""
-        plain = {item.name: getattr(self, item.name) for item in fields(self)}
-        arrays = {"prior": self.prior.probs, "probs": self.probs, "source": self.source.probs}
-        plain.update({name: array.tolist() for name, array in arrays.items()})
+        plain = {**vars(self), "prior": self.prior.probs, "source": self.source.probs}
+        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in plain.items()}
         return {**plain, "total_variation": self.total_variation}
 
     def __repr__(self) -> str:
@@ -108,6 +113,8 @@ def estimate_prior(
     source_probs: Any = None,
     source_target: Any = None,
     significance: float | None = 0.05,
+    confidence: float | None = None,
+    random_state: int | None = 0,
 ) -> ShiftEstimate:
     """Estimate how often each class occurs in unlabelled target data.
 
@@ -132,6 +139,9 @@ def estimate_prior(
             shape (held-out examples, num_classes).
         source_target: for "bbse": their labels.
         significance: level of the test, in (0, 1]; None uses the estimate without a test.
+        confidence: of bootstrap intervals around `.probs`, such as 0.95; None makes none. They
+            count the chance in the target, and in the held-out examples or the prior's counts.
+        random_state: seed of the bootstrap.
 
     Returns:
         A ShiftEstimate; pass its `.prior` as `target_prior` to `adjust_logits`.
@@ -155,29 +165,41 @@ def estimate_prior(
     _checks.prior(prior, num_classes=given.shape[1], shape=given.shape, of="probs")
     if significance is not None:
         significance = _checks.fraction(significance, name="significance")
+    if confidence is not None:
+        confidence = _checks.fraction(confidence, name="confidence", below_one=True)
+    random = np.random.default_rng(random_state)
     if method == "em":
         if source_probs is not None or source_target is not None:
             raise InputError("method='em' takes no held-out data; leave them out, or use 'bbse'.")
         _mean_prediction(given, "probs")
         found = _by_em(given, prior)
+        if confidence is not None:
+            replicates = _em_replicates(given, prior, found["probs"], random)
     else:
-        found = _by_bbse(given, prior, source_probs, source_target)
+        source, target = _held_out(source_probs, source_target, width=prior.num_classes)
+        found = _by_bbse(given, prior, source, target)
+        if confidence is not None:
+            replicates = _bbse_replicates(given, source, target, random)
 
-    p_value = float(chi2.sf(found.statistic, found.df)) if found.df else 1.0
-    shifted, strength, kept = significance is None or p_value < significance, 0.0, prior
-    if shifted and found.statistic > found.df:
-        strength = 1.0 - found.df / found.statistic
-        mixed = prior.probs + strength * (found.probs - prior.probs)
+    found["p_value"] = float(chi2.sf(found["statistic"], found["df"])) if found["df"] else 1.0
+    shifted = significance is None or found["p_value"] < significance
+    strength, kept = 0.0, prior
+    if shifted and found["statistic"] > found["df"]:
+        strength = 1.0 - found["df"] / found["statistic"]
+        mixed = prior.probs + strength * (found["probs"] - prior.probs)
         kept = ClassPrior.from_probs(mixed / mixed.sum())
+    if confidence is not None:
+        ends = (0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence)
+        found["interval"] = np.quantile(replicates, ends, axis=0).T
     return ShiftEstimate(
         prior=kept,
         source=prior,
         shifted=shifted,
         strength=strength,
-        p_value=p_value,
         method=method,
         num_examples=len(given),
-        **vars(found),
+        confidence=confidence,
+        **found,
     )
 
 
@@ -198,7 +220,7 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     """
     given = score_columns(probs, "probs")
     smoothing = _checks.not_negative(smoothing, name="smoothing")
-    totals = _mean_prediction(given, "probs", constant=True) * len(given) + smoothing
+    totals = _mean_prediction(given, "probs") * len(given) + smoothing
     empty = np.flatnonzero(totals == 0)
     if len(empty):
         raise InputError(
@@ -208,34 +230,15 @@ def effective_prior(probs: Any, *, smoothing: float = 0.0) -> ClassPrior:
     return ClassPrior.from_probs(totals / totals.sum())
 
 
-@dataclass(frozen=True)
-class _Found:
-    """An estimate with its statistic of "no shift"."""
-
-    probs: FloatArray
-    statistic: float
-    df: int
-    iterations: int = 0
-    converged: bool = True
-    condition: float | None = None
-
-
-def _mean_prediction(probs: NDArray[Any], name: str, *, constant: bool = False) -> FloatArray:
-    """Mean row of checked probabilities, which must not be `constant` unless that is allowed."""
+def _mean_prediction(probs: NDArray[Any], name: str) -> FloatArray:
+    """Check probabilities; return their mean row."""
     total = np.zeros(probs.shape[1])
-    varies = constant or len(probs) == 1
     for rows in row_slices(probs):
         chunk = probs[rows]
         _checks.probability_rows(
             chunk, name=name, first_row=rows.start, hint="apply a softmax first"
         )
         total += chunk.sum(axis=0, dtype=np.float64)
-        varies = varies or bool(np.any(chunk != probs[0]))
-    if not varies:
-        raise InputError(
-            f"every row of `{name}` is the same, so the predictions say nothing about the target; "
-            f"check the model's inputs."
-        )
     return total / len(probs)
 
 
@@ -251,53 +254,51 @@ class _Point:
     factors: FloatArray
 
     @property
-    def gap(self) -> float:
-        """Bound on the mean log-likelihood still to be gained, as the likelihood is concave."""
-        return float(self.factors.max() - 1.0)
+    def near(self) -> bool:
+        """Whether the mean log-likelihood, which is concave, is provably near its maximum."""
+        return bool(self.factors.max() - 1.0 <= _TOLERANCE)
 
     def step(self) -> FloatArray:
         q = self.q * self.factors
         return np.asarray(q / q.sum())
 
 
-def _by_em(probs: NDArray[Any], prior: ClassPrior) -> _Found:
+def _by_em(probs: NDArray[Any], prior: ClassPrior) -> dict[str, Any]:
     """Maximum likelihood by EM, extrapolated (Varadhan and Roland 2008) but never downhill."""
     start = here = _look(probs, prior, prior.probs)
     passes, longest = 1, 4.0
-    while here.gap > _TOLERANCE and passes < _MAX_PASSES:
+    while not here.near and passes < _MAX_PASSES:
         first = _look(probs, prior, here.step())
-        passes += 1
-        if first.gap <= _TOLERANCE or passes >= _MAX_PASSES:
+        second, passes = first.step(), passes + 1
+        if first.near or passes >= _MAX_PASSES:
             here = first
             break
-        second = first.step()
         change = first.q - here.q
         bend = (second - first.q) - change
         length = float(np.linalg.norm(change) / max(float(np.linalg.norm(bend)), 1e-300))
         length = min(max(length, 1.0), longest)
         # Inside the simplex: no class falls below a hundredth of what EM gives it.
         leap = np.maximum(here.q + 2.0 * length * change + length**2 * bend, 0.01 * second)
-        here = _look(probs, prior, leap / leap.sum())
-        passes += 1
-        if here.height >= first.height:
-            longest = 4.0 * longest if length == longest else longest
-        elif passes >= _MAX_PASSES:
-            here = first
-        else:
-            longest = max(4.0, 0.5 * length)
-            here = _look(probs, prior, second)
-            passes += 1
-    if here.gap > _TOLERANCE:
+        here, passes = _look(probs, prior, leap / leap.sum()), passes + 1
+        if here.height < first.height:
+            here, longest = first, max(4.0, 0.5 * length)
+        elif length == longest:
+            longest *= 4.0
+    if not here.near:
         _logger.warning(
-            "estimate_prior: EM stopped after %d passes, %.3g below the maximum", passes, here.gap
+            "estimate_prior: EM stopped after %d passes, %.3g below the maximum",
+            passes,
+            here.factors.max() - 1.0,
         )
     statistic = max(0.0, 2.0 * (here.height - start.height))
     if prior.sample is not None:
         # The calibration was fitted on as many examples as the prior counts, whose noise moves the
         # estimate as a sample of that size would: the variance is 1/n + 1/size and not 1/n.
-        size = float(prior.sample.sum())
-        statistic *= size / (size + len(probs))
-    return _Found(here.q, statistic, prior.num_classes - 1, passes, here.gap <= _TOLERANCE)
+        statistic /= 1.0 + len(probs) / float(prior.sample.sum())
+    return {
+        "probs": here.q, "statistic": statistic, "df": prior.num_classes - 1,
+        "iterations": passes, "converged": here.near,
+    }  # fmt: skip
 
 
 def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
@@ -312,27 +313,52 @@ def _look(probs: NDArray[Any], prior: ClassPrior, q: FloatArray) -> _Point:
     return _Point(q, height, pull / prior.probs / len(probs))
 
 
+def _em_replicates(
+    probs: NDArray[Any], prior: ClassPrior, q: FloatArray, random: np.random.Generator
+) -> FloatArray:
+    """Bootstrap replicates of the estimate, from the likelihood's quadratic at q.
+
+    Σ_i w_i log Σ_k q_k p_ik/π_k − q_k Σ_i w_i, with weights w of resampled examples, is largest
+    over all q ≥ 0 where Σ q = 1. Its gradient is taken with the weights, its Hessian without.
+    """
+    from scipy.optimize import nnls
+
+    size = len(q)
+    slopes, curvature = np.zeros((_REPLICATES, size)), 1e-9 * len(probs) * np.eye(size)
+    for rows in row_slices(probs):
+        ratio = probs[rows].astype(np.float64) / prior.probs
+        ratio /= (ratio @ q)[:, None]
+        slopes += random.poisson(1.0, (_REPLICATES, len(ratio))) @ (ratio - 1.0)
+        curvature += ratio.T @ ratio
+    root = np.linalg.cholesky(curvature).T
+    centers = root @ q + np.linalg.solve(root.T, slopes.T).T
+    found = np.array([nnls(root, center)[0] for center in centers])
+    found /= found.sum(axis=1, keepdims=True)
+    if prior.sample is not None:
+        # The calibration's own noise: its examples of a class count for q_k of the estimate.
+        spread = 1.0 + len(probs) * float((q**2 / np.maximum(prior.sample, 1)).sum())
+        found = np.clip(q + math.sqrt(spread) * (found - q), 0.0, 1.0)
+    return np.asarray(found)
+
+
 # --- BBSE -------------------------------------------------------------------------------------
 
 
-def _by_bbse(
-    probs: NDArray[Any], prior: ClassPrior, source_probs: Any, source_target: Any
-) -> _Found:
-    """Solve A q = m, and compare m with A π."""
-    if source_probs is None or source_target is None:
+def _held_out(probs: Any, target: Any, *, width: int) -> tuple[NDArray[Any], IntArray]:
+    """Check held-out predictions and labels."""
+    if probs is None or target is None:
         raise InputError(
             "method='bbse' needs `source_probs` and `source_target`, predictions and labels of "
             "held-out examples; without them use method='em'."
         )
-    width = prior.num_classes
-    source = score_columns(source_probs, "source_probs")
+    source = score_columns(probs, "source_probs")
     if source.shape[1] != width:
         raise InputError(
             f"`source_probs` must have as many columns as `probs`, {width}; its shape is "
             f"{source.shape}."
         )
-    _mean_prediction(source, "source_probs", constant=True)
-    target = _checks.labels(source_target, name="source_target", num_classes=width)
+    _mean_prediction(source, "source_probs")
+    target = _checks.labels(target, name="source_target", num_classes=width)
     _checks.same_length(source, target, name="source_probs")
     counts = np.bincount(target, minlength=width)
     if not counts.all():
@@ -340,8 +366,15 @@ def _by_bbse(
             f"method='bbse' needs held-out examples of every class, but `source_target` has none "
             f"of {_checks.listing(np.flatnonzero(counts == 0))}; use method='em'."
         )
+    return source, target
+
+
+def _by_bbse(
+    probs: NDArray[Any], prior: ClassPrior, source: NDArray[Any], target: IntArray
+) -> dict[str, Any]:
+    """Solve A q = m, and compare m with A π."""
     mean = _mean_prediction(probs, "probs")
-    matrix = np.asarray((_class_totals(source, target) / counts[:, None]).T)
+    matrix = _class_means(source, target, np.ones(len(target)))
     condition = float(np.linalg.cond(matrix))
     if not condition < 1.0 / math.sqrt(np.finfo(np.float64).eps):  # beyond it q is rounding noise
         raise InputError(
@@ -352,20 +385,37 @@ def _by_bbse(
     statistic, df = _no_shift(
         matrix, mean, source=source, source_target=target, given=probs, prior=prior
     )
-    return _Found(_simplex_solve(matrix, mean), statistic, df, condition=condition)
+    return {
+        "probs": _simplex_solve(matrix, mean), "statistic": statistic, "df": df,
+        "iterations": 0, "converged": True, "condition": condition,
+    }  # fmt: skip
 
 
-def _class_totals(probs: NDArray[Any], target: IntArray) -> FloatArray:
-    """Row k: the sum of the predictions for the examples of class k."""
+def _bbse_replicates(
+    probs: NDArray[Any], source: NDArray[Any], target: IntArray, random: np.random.Generator
+) -> FloatArray:
+    """Bootstrap replicates of the estimate: target examples, and held-out ones of each class."""
+    means = np.zeros((_REPLICATES, probs.shape[1]))
+    for rows in row_slices(probs):
+        means += random.poisson(1.0, (_REPLICATES, rows.stop - rows.start)) @ probs[rows]
+    means /= means.sum(axis=1, keepdims=True)
+    # (A class keeps a positive weight, however few examples it has.)
+    weights = (random.exponential(size=len(target)) for _ in means)
+    pairs = zip(weights, means, strict=True)
+    return np.array([_simplex_solve(_class_means(source, target, w), mean) for w, mean in pairs])
+
+
+def _class_means(probs: NDArray[Any], target: IntArray, weight: FloatArray) -> FloatArray:
+    """A, shape (num_classes, num_classes): column k is the mean prediction on class k."""
     from scipy.sparse import csr_array
 
     width = probs.shape[1]
     totals = np.zeros((width, width))
     for rows in row_slices(probs):
         size = rows.stop - rows.start
-        members = csr_array((np.ones(size), (target[rows], np.arange(size))), shape=(width, size))
+        members = csr_array((weight[rows], (target[rows], np.arange(size))), shape=(width, size))
         totals += members @ probs[rows].astype(np.float64, copy=False)
-    return totals
+    return np.asarray(totals.T / np.bincount(target, weights=weight, minlength=width))
 
 
 def _simplex_solve(matrix: FloatArray, mean: FloatArray) -> FloatArray:

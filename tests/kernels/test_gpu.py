@@ -11,9 +11,8 @@ from graphs import captured
 from torch.nn import functional as F
 
 from longtail import Margin
-from longtail.kernels import linear_cross_entropy as linear
 from longtail.kernels.cross_entropy import cross_entropy, loss_of_rows, worthwhile
-from longtail.losses import PairwiseMarginLoss, linear_cross_entropy
+from longtail.losses import PairwiseMarginLoss, linear, linear_cross_entropy
 
 ON_GPU = find_spec("triton") is not None and torch.cuda.is_available()
 if ON_GPU:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from longtail import ClassPrior, InputError, Margin, losses
-from longtail.kernels import linear_cross_entropy as module
 from longtail.kernels.cross_entropy import worthwhile
+from longtail.losses import linear as module
 from longtail.losses import linear_cross_entropy
 from loss_contract import CONTRACTS, NUM_CLASSES
 from test_margins import PRIOR

@@ -37,7 +37,7 @@ import numpy as np
 from longtail import _checks, margins, posthoc
 from longtail._checks import FloatArray, InputError
 from longtail.consistency import risk
-from longtail.consistency.binary import BinaryLoss
+from longtail.consistency.binary import BinaryLoss, CostSensitiveSVM
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -106,11 +106,6 @@ class Witness:
         """Return plain values for JSON."""
         values = asdict(self)
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
-
-    def strength(self) -> float:
-        """Return the lesser of the winner's lead in score and the right class's in log η/π."""
-        lead = self.scores[self.wins] - self.scores[self.should_win]
-        return float(min(lead, np.log(self.ratio[self.should_win] / self.ratio[self.wins])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +196,7 @@ class PosthocWeightNormalization(_PosthocRule):
 
 
 def check_consistency(
-    margin_or_rule: Margin | PosthocLogitAdjustment | PosthocWeightNormalization,
+    margin_or_rule: Margin | PosthocLogitAdjustment | PosthocWeightNormalization | CostSensitiveSVM,
     prior: ClassPrior,
     *,
     tolerance: float = 1e-9,
@@ -209,7 +204,8 @@ def check_consistency(
     """Decide whether a loss or post-hoc rule, given unlimited data, minimises the balanced error.
 
     Args:
-        margin_or_rule: a Margin, `PosthocLogitAdjustment` or `PosthocWeightNormalization`.
+        margin_or_rule: a Margin, `PosthocLogitAdjustment` or `PosthocWeightNormalization`; or
+            `binary.CostSensitiveSVM`, for two classes, of which class 1 is +1.
         prior: π, of the training data.
         tolerance: a relative deviation from the exact condition that still counts as rounding;
             raise it for margins that were computed in single precision.
@@ -238,24 +234,20 @@ def check_consistency(
         return _judge_adjustment(subject, prior, tolerance)
     if isinstance(subject, PosthocWeightNormalization):
         return _judge_normalization(subject, prior, tolerance)
+    if isinstance(subject, CostSensitiveSVM):
+        return _judge_hinge(subject, prior, tolerance)
     hint = ""
     if isinstance(subject, str):
         hint = f"; for a named loss pass margins.by_name({subject!r}, prior)"
     raise InputError(
-        f"the first argument must be a Margin, a PosthocLogitAdjustment or a "
-        f"PosthocWeightNormalization; got {type(subject).__name__}{hint}."
+        f"the first argument must be a Margin, a PosthocLogitAdjustment, a "
+        f"PosthocWeightNormalization or a CostSensitiveSVM; got {type(subject).__name__}{hint}."
     )
 
 
 def _fitting(margin: Margin | None, prior: ClassPrior) -> Margin:
     """A loss, softmax cross-entropy if None, with as many classes as the prior."""
-    if margin is None:
-        return margins.softmax(prior)
-    if not isinstance(margin, Margin):
-        raise InputError(
-            f"`trained_with` must be a Margin, such as margins.adaptive(prior), or None for "
-            f"softmax cross-entropy; got {type(margin).__name__}."
-        )
+    margin = margins.softmax(prior) if margin is None else margin
     if margin.num_classes != prior.num_classes:
         raise InputError(
             f"`prior` has {prior.num_classes} classes but the margin '{margin.name}' has "
@@ -338,6 +330,28 @@ def _judge_many_classes(margin: Margin, prior: ClassPrior, tolerance: float) -> 
         f"{slighted} has the larger η/π, by a factor of {np.exp(width):.6g}."
     )
     return _refuted(margin.name, reason, witness)
+
+
+def _judge_hinge(svm: CostSensitiveSVM, prior: ClassPrior, tolerance: float) -> Verdict:
+    """The best score's sign changes at the threshold, which must be π."""
+    if prior.num_classes != 2:
+        raise InputError(f"a CostSensitiveSVM has two classes; `prior` has {prior.num_classes}.")
+    pi, ratio = float(prior.probs[1]), svm.omega_pos / svm.omega_neg
+    left = f"ω₊/ω₋ = {ratio:.6g}"
+    if svm.is_consistent(pi, tolerance=tolerance):
+        reason = f"{left} = π_0/π_1, so class 1 wins exactly where η_1 > π_1 = {pi:.6g}."
+        return Verdict(svm.name, True, reason)
+    if min(svm.delta_pos, svm.delta_neg) == 0:
+        reason = "A margin is 0, so that the best score of its class is 0 and predicts neither."
+        return Verdict(svm.name, None, reason)
+    reason = (
+        f"{left} but must be π_0/π_1 = {(1 - pi) / pi:.6g}, so class 1 wins where η_1 > "
+        f"{svm.threshold:.6g} instead of where η_1 > {pi:.6g}."
+    )
+    eta = np.array([1.0, 0.0]) + np.array([-0.5, 0.5]) * (svm.threshold + pi)
+    scores = np.array([-0.5, 0.5]) * float(svm.link(eta[1]))
+    wins, ratios = int(scores[1] > 0), eta / prior.probs
+    return Verdict(svm.name, False, reason, Witness(eta, ratios, scores, scores, wins, 1 - wins))
 
 
 def _refuted(subject: str, reason: str, witness: Witness | None) -> Verdict:
@@ -564,6 +578,12 @@ class _Search:
 
     def rounded(self, eta: FloatArray) -> Witness | None:
         """The witness η with as few decimals as keep half of its lead; as it is for many."""
+
+        def lead(found: Witness) -> float:
+            wins, right = found.wins, found.should_win
+            by_score = found.scores[wins] - found.scores[right]
+            return float(min(by_score, np.log(found.ratio[right] / found.ratio[wins])))
+
         exact = self.certify(eta)
         if exact is None or len(eta) > _READABLE:
             return exact
@@ -572,7 +592,7 @@ class _Search:
             top = int(np.argmax(short))
             short[top] = np.round(1.0 - np.delete(short, top).sum(), decimals)
             witness = self.certify(short)
-            if witness is not None and witness.strength() >= 0.5 * exact.strength():
+            if witness is not None and lead(witness) >= 0.5 * lead(exact):
                 return witness
         return exact
 

@@ -246,7 +246,7 @@ def _minimize_dense(delta: FloatArray, log_w: FloatArray) -> FloatArray:
         here, slope, length = value(f), float(gradient @ step), 1.0
         # This close, the decrease drowns in the risk's rounding; the gradient judges above.
         while error > 1e-6 and length > 1e-9:
-            if value(f + length * step) <= here + 1e-4 * length * slope + 1e-15 * abs(here):
+            if value(f + length * step) <= here + 1e-4 * length * slope + 1e-15 * (1 + abs(here)):
                 break
             length *= 0.5
         f = f + length * step

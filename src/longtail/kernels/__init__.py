@@ -1,9 +1,8 @@
 """Optional Triton kernels; beside each, torch operations stay the reference.
 
-    cross_entropy         logits, target, margins -> loss, at the cost of the memory traffic
-    linear_cross_entropy  features, weights, target -> loss, without the whole logits
-    norm_act              batch norm, residual and ReLU in one, forward and backward
-    grouped_conv          3 × 3 convolutions of several networks side by side
+    cross_entropy  logits, target, margins -> loss, at the cost of the memory traffic
+    norm_act       batch norm, residual and ReLU in one, forward and backward
+    grouped_conv   3 × 3 convolutions of several networks side by side
 
 Nothing here imports Triton before a kernel is launched, and nothing elsewhere needs it.
 """

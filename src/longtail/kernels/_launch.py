@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longtail.kernels import interpreted
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 # Compiled kernels by everything that Triton compiles for. Finding one here takes a fraction of the
 # time that Triton needs to find it, which at small sizes is longer than the work itself.
 _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 
-def on_device(function: Callable[P, T]) -> Callable[P, T]:
-    """Run on the device of the first tensor: Triton launches on the current one."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        device = next(arg.device for arg in args if isinstance(arg, Tensor))
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
-            return function(*args, **kwargs)
-        with torch.cuda.device(device):
-            return function(*args, **kwargs)
-
-    return run
-
-
 def launch(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any], **how: Any
 ) -> None:
-    """Run ``kernel[grid](*args, **constants, **how)``.
+    """Run ``kernel[grid](*args, **constants, **how)`` on the device of the first argument.
 
     Args:
         kernel: a Triton function.
         grid: numbers of programs.
-        args: the arguments that are not constants, in order.
+        args: the arguments that are not constants, in order; first a tensor.
         constants: the constants, in order.
         **how: Triton's own options.
     """
     if interpreted():
         kernel[grid](*args, **constants, **how)
         return
+    device = args[0].device.index
+    if device != torch.cuda.current_device():  # the one that Triton launches on
+        with torch.cuda.device(device):
+            return launch(kernel, grid, args, constants, **how)
     traits = tuple(
         (arg.dtype, arg.data_ptr() % 16 == 0)
         if isinstance(arg, Tensor)
@@ -57,7 +42,7 @@ def launch(
         for arg in args
     )
     fixed = tuple(constants.values())
-    key = (id(kernel), torch.cuda.current_device(), traits, fixed, tuple(how.values()))
+    key = (id(kernel), device, traits, fixed, tuple(how.values()))
     compiled = _COMPILED.get(key)
     if compiled is None:
         _COMPILED[key] = kernel[grid](*args, **constants, **how)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longtail.kernels import _INSTALLED
 from longtail.kernels._inputs import refuse_second_derivative
-from longtail.kernels._launch import given, launch, on_device
+from longtail.kernels._launch import given, launch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # From so many logits on, the kernel's eager step is shorter than torch's (H200; bench_losses.py).
@@ -142,7 +142,6 @@ class _CrossEntropy(torch.autograd.Function):
         return grad, *(None,) * 6
 
 
-@on_device
 def loss_of_rows(
     logits: Tensor,
     index: Tensor,
@@ -200,7 +199,6 @@ def loss_of_rows(
     return losses
 
 
-@on_device
 def scale_(values: Tensor, factor: Tensor) -> Tensor:
     """Multiply contiguous `values` by a scalar on the device, at no cost where it is 1."""
     from longtail.kernels import _triton_loss as kernels

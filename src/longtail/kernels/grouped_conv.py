@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from longtail._checks import InputError
 from longtail.kernels import available, interpreted
-from longtail.kernels._launch import given, launch, on_device
+from longtail.kernels._launch import given, launch
 from longtail.kernels.norm_act import Moments
 
 CHANNELS = (16, 32, 64)  # per network, which the kernels serve
@@ -151,38 +151,16 @@ def _left_to_torch(inner: int, outer: int, stride: int) -> bool:
     return inner == outer == 16 and stride == 1
 
 
-def convolve(x: Tensor, low: Tensor, *, stride: int, groups: int) -> tuple[Tensor, Tensor | None]:
-    """y, and the partial sums of its moments where the kernel made it."""
-    if _left_to_torch(low.shape[1], low.shape[0] // groups, stride):
-        return F.conv2d(x, low, None, stride, 1, 1, groups), None
-    like = (-(-x.shape[2] // stride), -(-x.shape[3] // stride))
-    return _convolve(x, low, like, stride=stride, groups=groups, back=False)
-
-
-def input_gradient(x: Tensor, low: Tensor, grad: Tensor, *, stride: int, groups: int) -> Tensor:
-    """The gradient of x."""
-    if _left_to_torch(low.shape[1], low.shape[0] // groups, stride):
-        return _torch_gradients(x, low, grad, stride, groups, [True, False, False])[0]
-    like = (x.shape[2], x.shape[3])
-    return _convolve(grad, low, like, stride=stride, groups=groups, back=True)[0]
-
-
-def weight_gradient(x: Tensor, low: Tensor, grad: Tensor, *, stride: int, groups: int) -> Tensor:
-    """The weights' gradient in float32, shape (G·O, I, 3, 3), channels last."""
-    if stride == 1:  # at which cuDNN is at its best, and of stride 2 at its worst
-        return _torch_gradients(x, low, grad, stride, groups, [False, True, False])[1].float()
-    return _weight_gradient(x, grad, stride=stride, groups=groups)
-
-
-def _torch_gradients(
-    x: Tensor, low: Tensor, grad: Tensor, stride: int, groups: int, wanted: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _torch_gradient(
+    x: Tensor, low: Tensor, grad: Tensor, stride: int, groups: int, which: int
+) -> Tensor:
+    """torch's own gradient of x (0) or of the weights (1)."""
+    wanted = [which == 0, which == 1, False]
     return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
-        grad, x, low, None, [stride, stride], [1, 1], [1, 1], False, [0, 0], groups, wanted
-    )
+        grad, x, low, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], groups, wanted
+    )[which]
 
 
-@on_device
 def _convolve(
     x: Tensor, low: Tensor, like: tuple[int, int], *, stride: int, groups: int, back: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -217,8 +195,8 @@ def _convolve(
     return y, partials
 
 
-@on_device
 def _weight_gradient(x: Tensor, grad: Tensor, *, stride: int, groups: int) -> Tensor:
+    """The weights' gradient in float32, shape (G·O, I, 3, 3), channels last."""
     from longtail.kernels import _triton_conv
 
     n, channels, x_height, x_width = x.shape
@@ -254,10 +232,13 @@ class _GroupedConv(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(x, low)
         ctx.stride, ctx.groups, ctx.inner = stride, groups, weight.shape[1]
-        y, partials = convolve(x, low, stride=stride, groups=groups)
+        ctx.set_materialize_grads(False)
+        if _left_to_torch(low.shape[1], low.shape[0] // groups, stride):
+            return F.conv2d(x, low, None, stride, 1, 1, groups), None
+        like = (-(-x.shape[2] // stride), -(-x.shape[3] // stride))
+        y, partials = _convolve(x, low, like, stride=stride, groups=groups, back=False)
         if partials is not None:
             ctx.mark_non_differentiable(partials)
-        ctx.set_materialize_grads(False)
         return y, partials
 
     @staticmethod
@@ -266,14 +247,20 @@ class _GroupedConv(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         x, low = ctx.saved_tensors
-        how = {"stride": ctx.stride, "groups": ctx.groups}
+        stride, groups, dx, dweight = ctx.stride, ctx.groups, None, None
         grad = grad.contiguous(memory_format=torch.channels_last)
-        dx = dweight = None
         if ctx.needs_input_grad[0]:
-            dx = input_gradient(x, low, grad, **how)
+            if _left_to_torch(low.shape[1], low.shape[0] // groups, stride):
+                dx = _torch_gradient(x, low, grad, stride, groups, 0)
+            else:
+                like = (x.shape[2], x.shape[3])
+                dx = _convolve(grad, low, like, stride=stride, groups=groups, back=True)[0]
         if ctx.needs_input_grad[1]:
-            dweight = weight_gradient(x, low, grad, **how)[:, : ctx.inner]
-            dweight = dweight.contiguous(memory_format=torch.channels_last)
+            if stride == 1:  # at which cuDNN is at its best, and of stride 2 at its worst
+                dweight = _torch_gradient(x, low, grad, stride, groups, 1).float()
+            else:
+                dweight = _weight_gradient(x, grad, stride=stride, groups=groups)
+            dweight = dweight[:, : ctx.inner].contiguous(memory_format=torch.channels_last)
         return dx, dweight, None, None, None
 
 
@@ -293,7 +280,6 @@ class _PadShortcut(torch.autograd.Function):
         return _shortcut(grad, ctx.like, ctx.like[2:], channels=channels, back=True), None
 
 
-@on_device
 def _shortcut(
     x: Tensor, shape: tuple[int, ...], sides: tuple[int, int], *, channels: int, back: bool
 ) -> Tensor:

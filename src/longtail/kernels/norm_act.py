@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from longtail._checks import InputError
 from longtail.kernels import available
-from longtail.kernels._launch import given, launch, on_device
+from longtail.kernels._launch import given, launch
 
 DTYPES = (torch.bfloat16, torch.float32)
 TILE = 2048  # numbers that a program of WARPS · 32 threads holds at a time
@@ -206,49 +206,6 @@ def cut(x: Tensor, *, back: bool = False) -> Cut:
     return Cut(rows, block, blocks, tiles, per_program, -(-n_rows // per_program))
 
 
-@on_device
-def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None,
-    options: Options,
-    moments: Moments | None = None,
-) -> tuple[Tensor, Tensor]:
-    """y, and the statistics μ and 1/√(σ² + ε), shape (2, C)."""
-    from longtail.kernels import _triton_norm as kernels
-
-    shape = cut(x)
-    channels = x.shape[1]
-    n_rows = x.numel() // channels
-    stats = weight.new_empty((2, channels))
-    tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
-    if moments is None:
-        moments = Moments(weight.new_empty((shape.parts, 2, channels)), shape.per_program)
-        launch(
-            kernels.moments_kernel,
-            (shape.parts, shape.blocks),
-            (x, moments.partials, n_rows, moments.rows),
-            tile,
-            num_warps=WARPS,
-        )
-    running = (given(running_mean, stats), given(running_var, stats))
-    launch(
-        kernels.statistics_kernel,
-        (-(-channels // 8),),
-        (
-            moments.partials, *running, stats, n_rows, moments.rows, len(moments.partials),
-            options.momentum, options.eps,
-        ),
-        {"HAS_RUNNING": running_mean is not None, **_gathering(moments.partials)},
-        num_warps=4,
-    )  # fmt: skip
-    return apply_statistics(x, weight, bias, stats, residual, relu=options.relu), stats
-
-
-@on_device
 def apply_statistics(
     x: Tensor, weight: Tensor, bias: Tensor, stats: Tensor, residual: Tensor | None, *, relu: bool
 ) -> Tensor:
@@ -274,65 +231,6 @@ def _gathering(partials: Tensor) -> dict[str, int]:
     return {"C": partials.shape[2], "PARTS": 1 << (len(partials) - 1).bit_length(), "BLOCK": 8}
 
 
-@on_device
-def backward(
-    x: Tensor,
-    y: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    stats: Tensor,
-    grads: tuple[Tensor, ...],
-    *,
-    relu: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of x, weight, bias, and g, the sum of `grads` behind the ReLU, if `keep`.
-
-    Args:
-        x, weight, bias: as they went in.
-        y: what came out, where only that says what the ReLU cut; None where x does.
-        stats: from `forward`.
-        grads: the gradients of y, one for each of its one or two readers.
-        relu: whether there was a ReLU.
-        keep: whether g is wanted.
-    """
-    from longtail.kernels import _triton_norm as kernels
-
-    shape = cut(x, back=True)
-    channels = x.shape[1]
-    n_rows = x.numel() // channels
-    partials = weight.new_empty((shape.parts, 2, channels))
-    g = torch.empty_like(x) if keep or len(grads) > 1 else None
-    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
-    tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
-    mask = 0 if not relu else 1 if y is not None else 2
-    launch(
-        kernels.sums_kernel,
-        (shape.parts, shape.blocks),
-        (
-            x, given(y, x), grads[0], grads[-1], weight, bias, stats, partials, given(g, x),
-            n_rows, shape.per_program,
-        ),
-        {"HAS_OTHER": len(grads) > 1, "MASK": mask, "KEEP": g is not None, **tile},
-        num_warps=WARPS,
-    )  # fmt: skip
-    launch(
-        kernels.gradients_kernel,
-        (-(-channels // 8),),
-        (partials, dweight, dbias, shape.parts),
-        _gathering(partials),
-        num_warps=4,
-    )
-    launch(
-        kernels.backward_kernel,
-        (shape.tiles, shape.blocks),
-        (x, given(g, grads[0]), weight, bias, stats, dx, dweight, dbias, n_rows),
-        {"MASK": mask if g is None else 0, **tile},
-        num_warps=WARPS,
-    )
-    return dx, dweight, dbias, g if keep else None
-
-
 class _NormAct(torch.autograd.Function):
     """The kernels as autograd sees them."""
 
@@ -348,7 +246,33 @@ class _NormAct(torch.autograd.Function):
         options: Options,
         moments: Moments | None,
     ) -> tuple[Tensor, Tensor]:
-        y, stats = forward(x, weight, bias, running_mean, running_var, residual, options, moments)
+        from longtail.kernels import _triton_norm as kernels
+
+        shape, channels = cut(x), x.shape[1]
+        n_rows = x.numel() // channels
+        stats = weight.new_empty((2, channels))
+        tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
+        if moments is None:
+            moments = Moments(weight.new_empty((shape.parts, 2, channels)), shape.per_program)
+            launch(
+                kernels.moments_kernel,
+                (shape.parts, shape.blocks),
+                (x, moments.partials, n_rows, moments.rows),
+                tile,
+                num_warps=WARPS,
+            )
+        running = (given(running_mean, stats), given(running_var, stats))
+        launch(
+            kernels.statistics_kernel,
+            (-(-channels // 8),),
+            (
+                moments.partials, *running, stats, n_rows, moments.rows, len(moments.partials),
+                options.momentum, options.eps,
+            ),
+            {"HAS_RUNNING": running_mean is not None, **_gathering(moments.partials)},
+            num_warps=4,
+        )  # fmt: skip
+        y = apply_statistics(x, weight, bias, stats, residual, relu=options.relu)
         # Without a residual, x and the statistics say what the ReLU cut; y need not be kept.
         kept = y if options.relu and residual is not None else None
         ctx.save_for_backward(x, kept, weight, bias, stats)
@@ -358,15 +282,47 @@ class _NormAct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *came: Tensor | None) -> tuple[Tensor | None, ...]:
+        from longtail.kernels import _triton_norm as kernels
+
         x, y, weight, bias, stats = ctx.saved_tensors
-        came = tuple(_as_rows(grad, x) for grad in grads if grad is not None)
-        if not came:
+        # The gradients of y, one for each of its readers.
+        grads = [_as_rows(grad, x) for grad in came if grad is not None]
+        if not grads:
             return (None,) * 8
-        dx, dweight, dbias, g = backward(
-            x, y, weight, bias, stats, came, relu=ctx.relu, keep=ctx.needs_input_grad[5]
+        shape, channels = cut(x, back=True), x.shape[1]
+        n_rows = x.numel() // channels
+        partials = weight.new_empty((shape.parts, 2, channels))
+        keep = ctx.needs_input_grad[5]
+        g = torch.empty_like(x) if keep or len(grads) > 1 else None
+        dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+        tile = {"C": channels, "ROWS": shape.rows, "BLOCK": shape.block}
+        mask = 0 if not ctx.relu else 1 if y is not None else 2
+        launch(
+            kernels.sums_kernel,
+            (shape.parts, shape.blocks),
+            (
+                x, given(y, x), grads[0], grads[-1], weight, bias, stats, partials, given(g, x),
+                n_rows, shape.per_program,
+            ),
+            {"HAS_OTHER": len(grads) > 1, "MASK": mask, "KEEP": g is not None, **tile},
+            num_warps=WARPS,
+        )  # fmt: skip
+        launch(
+            kernels.gradients_kernel,
+            (-(-channels // 8),),
+            (partials, dweight, dbias, shape.parts),
+            _gathering(partials),
+            num_warps=4,
         )
-        return dx, dweight, dbias, None, None, g, None, None
+        launch(
+            kernels.backward_kernel,
+            (shape.tiles, shape.blocks),
+            (x, given(g, grads[0]), weight, bias, stats, dx, dweight, dbias, n_rows),
+            {"MASK": mask if g is None else 0, **tile},
+            num_warps=WARPS,
+        )
+        return dx, dweight, dbias, None, None, g if keep else None, None, None
 
 
 def _as_rows(grad: Tensor, x: Tensor) -> Tensor:

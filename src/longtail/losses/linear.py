@@ -1,15 +1,34 @@
-"""Features, classifier weights and target in, loss out, without all the logits at once."""
+"""Features, classifier weights and target in, loss out, without all the logits at once.
+
+Logits exist for a chunk of rows at a time. They become their own gradient, which is multiplied into
+the gradients of features and weights before the next chunk takes their place.
+"""
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from longtail._checks import InputError
-from longtail.kernels import linear_cross_entropy as chunked
-from longtail.kernels._inputs import check_labels, loss_dtype
-from longtail.losses.named import EqualizedThresholdLoss
-from longtail.losses.pairwise import PairwiseMarginLoss, class_weights, counted
+from longtail.kernels import available
+from longtail.kernels import cross_entropy as kernel
+from longtail.kernels._inputs import (
+    check_labels,
+    loss_dtype,
+    refuse_second_derivative,
+    under_autocast,
+    work_dtype,
+)
+from longtail.losses.pairwise import PairwiseMarginLoss, counted, family_loss
+
+CHUNK_BYTES = 256 * 2**20  # of logits at once; as much as the weights, if these are larger
+CPU_CHUNK_BYTES = 8 * 2**20  # or a quarter of the weights: every chunk costs passes over them
+CPU_CHUNK_ROWS = 8  # at least
 
 
 def linear_cross_entropy(
@@ -50,33 +69,222 @@ def linear_cross_entropy(
             f"`criterion` must be a loss of longtail.losses, such as LogitAdjustedLoss(prior); got "
             f"{type(criterion).__name__}."
         )
-    own, drops = criterion.numbers(), isinstance(criterion, EqualizedThresholdLoss)
-    if own.label_smoothing > 0 or own.dense is not None or drops:
+    if criterion.whole_rows:
         raise InputError(
             "label smoothing, dense margins and EqualizedThresholdLoss need all logits at once: "
             "take criterion(linear(features), target)."
         )
-    if weight.shape[0] != own.num_classes:
+    if weight.shape[0] != criterion.num_classes:
         raise InputError(
-            f"`weight` must have a row for each of the loss's {own.num_classes} classes; its shape "
-            f"is {tuple(weight.shape)}."
+            f"`weight` must have a row for each of the loss's {criterion.num_classes} classes; its "
+            f"shape is {tuple(weight.shape)}."
         )
     check_labels(target, len(features), of="features")
-    target, divisor = target.long(), None
-    if own.reduction == "sum":
-        divisor = features.new_ones((), dtype=torch.float32)
-    elif own.reduction == "mean":
-        divisor = counted(target, own).sum()
-    loss = chunked.linear_cross_entropy(
-        features,
-        weight,
-        bias,
-        target,
-        divisor,
-        bias=own.bias,
-        lower=own.lower,
-        class_weight=class_weights(own),
-        scale=own.scale,
-        ignore_index=own.ignore_index,
-    )
+    reduction, ignored = criterion.reduction, criterion.ignore_index
+    target, hidden = target.long(), features
+    if under_autocast(features.device) and features.dtype != torch.float64:
+        low = torch.get_autocast_dtype(features.device.type)
+        hidden, weight = features.to(low), weight.to(low)
+    work = work_dtype(features)
+    divisor = features.new_ones((), dtype=work)
+    if reduction == "mean":
+        divisor = counted(target, criterion.weight, ignored).sum().to(work)
+    functional = torch._C._are_functorch_transforms_active()
+    if reduction == "none" or hidden.dtype == torch.float16 or functional:
+        # The logits are computed again in the backward pass; under torch.compile checkpoints are
+        # out of the question.
+        whole = functional or torch.compiler.is_compiling()
+        rows = _of_rows if whole else _in_chunks
+        losses = rows(criterion, hidden, weight, bias, target)
+        loss = losses if reduction == "none" else losses.sum() / divisor
+    else:
+        (alpha, margin, lower), w = criterion.parts(), criterion.weight
+        w = w if alpha is None else alpha if w is None else alpha * w
+        tables = [None if table is None else table.to(work) for table in (margin, lower, w)]
+        leaves, learns = (hidden, weight, bias), torch.is_grad_enabled()
+        needs = [learns and leaf is not None and leaf.requires_grad for leaf in leaves]
+        loss = torch.ops.longtail.linear_cross_entropy(
+            *leaves, target, *tables, criterion.scale, ignored, divisor, needs
+        )[0]
     return loss.to(loss_dtype(features))
+
+
+def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
+    """Return how many rows' logits exist at a time."""
+    weights, row = weight.numel() * weight.element_size(), len(weight) * weight.element_size()
+    if hidden.is_cuda:
+        return max(max(CHUNK_BYTES, weights) // row, 1)
+    return max(max(CPU_CHUNK_BYTES, weights // 4) // row, CPU_CHUNK_ROWS)
+
+
+def _by_kernel(logits: Tensor) -> bool:
+    return available(logits.device) and logits.is_cuda and logits.dtype in kernel.DTYPES
+
+
+def _of_rows(
+    criterion: PairwiseMarginLoss,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+) -> Tensor:
+    """Return the losses of the rows, in float32 at least."""
+    logits = F.linear(hidden, weight, bias)
+    return family_loss(criterion, logits.to(work_dtype(logits)), target, None, "none")
+
+
+def _in_chunks(
+    criterion: PairwiseMarginLoss,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+) -> Tensor:
+    """Return the losses of the rows, by operations that autograd knows."""
+    size = chunk_rows(hidden, weight)
+    losses = [
+        checkpoint(_of_rows, criterion, h, weight, bias, y, use_reentrant=False)
+        for h, y in zip(torch.split(hidden, size), torch.split(target, size), strict=True)
+    ]
+    return torch.cat(losses)
+
+
+_SCHEMA = (
+    "(Tensor hidden, Tensor weight, Tensor? linear_bias, Tensor target, Tensor? bias, "
+    "Tensor? lower, Tensor? class_weight, float scale, int ignore_index, Tensor divisor, "
+    "bool[] needs) -> Tensor[]"
+)
+
+
+@torch.library.custom_op("longtail::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
+def _operator(
+    hidden: Tensor,
+    weight: Tensor,
+    linear_bias: Tensor | None,
+    target: Tensor,
+    bias: Tensor | None,
+    lower: Tensor | None,
+    class_weight: Tensor | None,
+    scale: float,
+    ignore_index: int,
+    divisor: Tensor,
+    needs: list[bool],
+) -> list[Tensor]:
+    """Return the reduced loss and the gradients of those of the first three that `needs` names."""
+    if linear_bias is not None:
+        bias = linear_bias.to(divisor.dtype) if bias is None else bias + linear_bias
+    n, classes, size = len(hidden), len(weight), chunk_rows(hidden, weight)
+    # For the kernel, rows of whole 16 bytes: it is faster with a few classes more, at −∞.
+    more = -classes % 8 if hidden.is_cuda else 0
+    buffer = hidden.new_zeros((min(size, n), classes + more))
+    if more:
+        bias = divisor.new_zeros(classes) if bias is None else bias
+        bias = F.pad(bias, (0, more), value=-torch.inf)
+    index, share = kernel.counted_rows(target, class_weight, ignore_index)
+    share = share.to(divisor.dtype)
+    # Where nothing counts the mean is NaN, but its gradient 0.
+    coefficient = (share / divisor).nan_to_num(0.0)
+    total = divisor.new_zeros(())
+    d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    d_weight = d_bias = None
+    for rows in (slice(start, start + size) for start in range(0, n, size)):
+        h = hidden[rows]
+        logits = buffer[: len(h)]
+        torch.mm(h, weight.t(), out=logits[:, :classes])
+        given = (index[rows], coefficient[rows], bias, lower, scale)
+        losses, grad = _chunk(logits, *given, learns=any(needs))
+        total += (losses * share[rows]).sum()
+        grad = grad[:, :classes]
+        if needs[0]:
+            torch.mm(grad, weight, out=d_hidden[rows])
+        if needs[1]:
+            d_weight = _add_product(d_weight, grad.t(), h, last=rows.stop >= n)
+        if needs[2]:
+            part = grad.sum(0, dtype=divisor.dtype)
+            d_bias = part if d_bias is None else d_bias.add_(part)
+    found: list[Tensor] = [total / divisor]
+    if needs[0]:
+        found.append(d_hidden)
+    if needs[1]:
+        found.append(torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype))
+    if needs[2] and linear_bias is not None:
+        empty = torch.zeros_like(linear_bias)
+        found.append(empty if d_bias is None else d_bias.to(linear_bias.dtype))
+    return found
+
+
+def _chunk(
+    logits: Tensor,
+    index: Tensor,
+    coefficient: Tensor,
+    bias: Tensor | None,
+    lower: Tensor | None,
+    scale: float,
+    *,
+    learns: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the losses, 0 where the coefficient is, and their gradient, perhaps in the logits."""
+    if _by_kernel(logits):
+        grad = logits if learns else None
+        losses = kernel.loss_of_rows(logits, index, coefficient, bias, lower, scale, grad=grad)
+        return losses, logits
+    z = logits.to(coefficient.dtype)
+    if bias is not None:
+        z = z.add_(bias)
+    if scale != 1:
+        z = z.mul_(scale)
+    column = index.unsqueeze(1)
+    if lower is not None:
+        z.scatter_add_(1, column, -scale * lower[column])
+    z = torch.log_softmax(z, 1)
+    losses = -z.gather(1, column).squeeze(1).masked_fill(coefficient == 0, 0.0)
+    if learns:
+        part = (scale * coefficient).unsqueeze(1)
+        z = z.exp_().mul_(part).scatter_add_(1, column, -part)
+    return losses, z.to(logits.dtype)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, *, last: bool) -> Tensor:
+    """Return total + a b, added up in float32 at least."""
+    if total is None:
+        return a @ b if last else (a @ b).to(work_dtype(b))
+    if total.dtype == b.dtype:
+        return total.addmm_(a, b)
+    if a.is_cuda and torch.__version__ >= (2, 11):  # type: ignore[operator]
+        return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    return total.add_(a @ b)
+
+
+@_operator.register_fake
+def _(hidden: Tensor, weight: Tensor, linear_bias: Tensor | None, *rest: Any) -> list[Tensor]:
+    of = itertools.compress((hidden, weight, linear_bias), rest[-1])
+    like = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in of if t is not None)
+    return [rest[-2].new_empty(()), *like]
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.needs = inputs[-1]
+    ctx.save_for_backward(*output[1:])
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    if not torch.compiler.is_compiling():
+        refuse_second_derivative("linear_cross_entropy", "compute the logits, and their loss,")
+    saved = iter(ctx.saved_tensors)
+    found = [_times(next(saved), grads[0]) if need else None for need in ctx.needs]
+    return (*found, *(None,) * 8)
+
+
+def _times(grad: Tensor, factor: Tensor) -> Tensor:
+    """Return grad · factor, without a pass over memory where the factor is 1."""
+    if torch.compiler.is_compiling() or type(grad) is not Tensor:  # traced: a kernel can't run
+        return grad * factor
+    if not grad.is_cuda:
+        return grad if factor == 1 else grad * factor
+    again = torch._C._autograd._get_current_graph_task_keep_graph()
+    if again or not _by_kernel(grad):
+        return (grad * factor).to(grad.dtype)
+    return kernel.scale_(grad, factor)
+
+
+_operator.register_autograd(_differentiate, setup_context=_remember)

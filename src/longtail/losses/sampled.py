@@ -8,7 +8,6 @@ sum over all other classes, whatever the margin. No other class's logit is compu
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +17,7 @@ from torch.nn import functional as F
 from longtail import _checks, margins
 from longtail._checks import InputError
 from longtail.kernels._inputs import check_labels, loss_dtype, work_dtype
-from longtail.losses.pairwise import (
-    Numbers,
-    PriorBuffers,
-    check_margin,
-    check_options,
-    class_weights,
-    counted,
-    of_each,
-    shown,
-)
+from longtail.losses.pairwise import MarginModule, counted, of_each
 from longtail.margins import Margin
 from longtail.priors import ClassPrior
 
@@ -89,21 +79,26 @@ def sampled_softmax_loss(
         >>> sampled_softmax_loss(features, weight, target, q, sampled=negatives)  # log 1001
         tensor(6.9088)
     """
-    chosen = _checked(q, margin, class_weight, reduction)
     if (num_sampled is None) == (sampled is None):
         raise InputError(
             "pass one of `num_sampled`, the number of negatives to draw, and `sampled`, the "
             "negatives themselves."
         )
-    if sampled is None:
-        count = _checks.whole(num_sampled, name="num_sampled")
-        sampled = _draw(_cumulative(q).to(features.device), count, generator)
-    own = Numbers.of(chosen, features, class_weight, ignore_index, 0.0, reduction)
-    log_q = torch.tensor(q.log_probs).to(features.device, non_blocking=True)
-    return _loss(features, weight, target, bias, sampled, log_q, own, sparse)
+    loss = SampledSoftmaxLoss(
+        q,
+        num_sampled=1 if num_sampled is None else num_sampled,
+        margin=margin,
+        class_weight=class_weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        sparse=sparse,
+        generator=generator,
+        dtype=features.dtype,
+    ).to(features.device, non_blocking=True)
+    return loss.forward(features, weight, target, bias=bias, sampled=sampled)
 
 
-class SampledSoftmaxLoss(PriorBuffers):
+class SampledSoftmaxLoss(MarginModule):
     """`sampled_softmax_loss` with the proposal q and the margin as buffers, for training loops.
 
     It draws in `eval()` mode too. For evaluation take the loss of all logits instead.
@@ -112,6 +107,7 @@ class SampledSoftmaxLoss(PriorBuffers):
         q: the distribution of the negatives.
         num_sampled: m.
         margin, class_weight, ignore_index, reduction, sparse, generator: as in the function.
+        dtype: as in `LossOptions`.
 
     Attributes:
         log_q: log q, a buffer of shape (num_classes,).
@@ -141,21 +137,32 @@ class SampledSoftmaxLoss(PriorBuffers):
         reduction: str = "mean",
         sparse: bool = False,
         generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        chosen = _checked(q, margin, class_weight, reduction)
+        q = _checks.prior(q, name="q")
+        super().__init__(margin or margins.softmax(q), reduction=reduction, dtype=dtype)
+        if self.num_classes != q.num_classes:
+            raise InputError(
+                f"`margin` has {self.num_classes} classes but `q` has {q.num_classes}."
+            )
+        if self.dense is not None:
+            raise InputError(
+                "`margin` is dense, a number for each pair of classes; with so many classes that "
+                "negatives are sampled it must be of the form a_y + b_y'."
+            )
         self.num_sampled = _checks.whole(num_sampled, name="num_sampled")
-        self.keep(alpha=chosen.alpha, positive=chosen.positive, negative=chosen.negative)
-        self.keep(log_q=q.log_probs, _factor=None if chosen.scale == 1 else chosen.scale)
-        self.keep(class_weight=class_weight, persistent=True)
-        self.register_buffer("cumulative", _cumulative(q), persistent=False)
-        self.name, self.scale, self.num_classes = chosen.name, float(chosen.scale), q.num_classes
-        self.ignore_index, self.reduction = ignore_index, reduction
-        self.sparse, self.generator = sparse, generator
+        self.settings = {"num_sampled": self.num_sampled}
+        self._keep("log_q", q.log_probs)
+        self._keep_weight("class_weight", class_weight)
+        sums = torch.from_numpy(np.cumsum(q.probs))
+        self.register_buffer("cumulative", sums / sums[-1], persistent=False)
+        self.ignore_index, self.sparse, self.generator = ignore_index, sparse, generator
 
     def draw(self) -> Tensor:
-        """Draw negatives, shape (num_sampled,), on the buffers' device."""
-        return _draw(self.cumulative, self.num_sampled, self.generator)
+        """Draw negatives, shape (num_sampled,), on the buffers' device; O(num_sampled · log C)."""
+        like, device = torch.float64, self.cumulative.device
+        chance = torch.rand(self.num_sampled, generator=self.generator, device=device, dtype=like)
+        return torch.searchsorted(self.cumulative, chance, right=True)
 
     def forward(
         self,
@@ -167,105 +174,45 @@ class SampledSoftmaxLoss(PriorBuffers):
         sampled: Tensor | None = None,
     ) -> Tensor:
         """Return the loss with a fresh draw, or with one of `draw`; shapes as in the function."""
-        buffers = self._buffers
-        own = Numbers(
-            self.num_classes,
-            buffers["alpha"],
-            buffers["negative"],
-            buffers["positive"] + buffers["negative"],  # type: ignore[operator]
-            None,
-            buffers["_factor"],
-            self.scale,
-            buffers["class_weight"],
-            self.ignore_index,
-            reduction=self.reduction,
-        )
-        sampled = self.draw() if sampled is None else sampled
-        return _loss(features, weight, target, bias, sampled, self.log_q, own, self.sparse)
+        classes = self.num_classes
+        if weight.shape[0] != classes or (bias is not None and bias.shape != (classes,)):
+            came = "no bias" if bias is None else f"`bias` {tuple(bias.shape)}"
+            raise InputError(
+                f"`q` and `margin` have {classes} classes, so `weight` must have {classes} rows, "
+                f"and `bias` one value per class; `weight` has shape {tuple(weight.shape)}, {came}."
+            )
+        sampled = self.draw() if sampled is None else sampled.to(features.device).long()
+        if sampled.ndim != 1 or len(sampled) == 0:
+            raise InputError(
+                f"`sampled` must hold at least one class index, shape (m,); its shape is "
+                f"{tuple(sampled.shape)}."
+            )
+        check_labels(target, len(features), of="features")
+        target, work = target.long(), work_dtype(features)
+        index = target.masked_fill(target == self.ignore_index, 0)
+        (alpha, margin, lower), factor = self.parts(), self._buffers["_factor"]
 
-    def extra_repr(self) -> str:
-        """Return the margin's name, the classes, and the options that differ from the defaults."""
-        first = {"num_classes": self.num_classes, "num_sampled": self.num_sampled}
-        return shown(self.name, self, first, ignore_index=-100, sparse=False)
-
-
-def _loss(
-    features: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    sampled: Tensor,
-    log_q: Tensor,
-    own: Numbers,
-    sparse: bool,
-) -> Tensor:
-    classes = own.num_classes
-    if weight.shape[0] != classes or (bias is not None and bias.shape != (classes,)):
-        came = "no bias" if bias is None else f"`bias` {tuple(bias.shape)}"
-        raise InputError(
-            f"`q` and `margin` have {classes} classes, so `weight` must have {classes} rows, and "
-            f"`bias` one value per class; `weight` has shape {tuple(weight.shape)}, {came}."
-        )
-    if sampled.ndim != 1 or len(sampled) == 0:
-        raise InputError(
-            f"`sampled` must hold at least one class index, shape (m,); its shape is "
-            f"{tuple(sampled.shape)}."
-        )
-    check_labels(target, len(features), of="features")
-    target, sampled = target.long(), sampled.to(features.device).long()
-    ignored = target == own.ignore_index
-    index = target.masked_fill(ignored, 0)
-    work = work_dtype(features)
-
-    # One look-up for negatives and targets, so that a sparse gradient is one tensor.
-    rows = F.embedding(torch.cat([sampled, index]), weight, sparse=sparse)
-    negatives, targets = rows[: len(sampled)], rows[len(sampled) :]
-    scores = (features @ negatives.t()).to(work)
-    itself = (features.to(work) * targets.to(work)).sum(1)
-    for values in (bias, own.bias):
-        if values is not None:
-            scores, itself = scores + values[sampled], itself + values[index]
-    if own.lower is not None:
-        itself = itself - own.lower[index]
-    if own.factor is not None:
-        scores, itself = own.factor * scores, own.factor * itself
-    scores = scores - (log_q[sampled] + math.log(len(sampled))).to(work)
-    hits = sampled.unsqueeze(0) == index.unsqueeze(1)
-    rest = scores.masked_fill(hits, torch.finfo(work).min).logsumexp(1)
-    losses = F.softplus(rest - itself, threshold=40.0)
-    w = class_weights(own)
-    if w is not None:
-        losses = losses * of_each(w, index)
-    losses = losses.to(work).masked_fill(ignored, 0.0)
-    if own.reduction != "none":
-        losses = losses.sum()
-    if own.reduction == "mean":
-        losses = losses / counted(target, own).sum()
-    return losses.to(loss_dtype(features))
-
-
-def _cumulative(q: ClassPrior) -> Tensor:
-    sums = np.cumsum(q.probs)
-    return torch.from_numpy(sums / sums[-1])
-
-
-def _draw(cumulative: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Draw `count` classes independently, each with its probability; O(count · log C)."""
-    chance = torch.rand(count, generator=generator, device=cumulative.device, dtype=torch.float64)
-    return torch.searchsorted(cumulative, chance, right=True)
-
-
-def _checked(q: Any, margin: Any, class_weight: Any, reduction: str) -> Margin:
-    """Check what is known before the features are; return the margin."""
-    q = _checks.prior(q, name="q")
-    chosen = margins.softmax(q) if margin is None else margin
-    check_margin(chosen)
-    if chosen.num_classes != q.num_classes:
-        raise InputError(f"`margin` has {chosen.num_classes} classes but `q` has {q.num_classes}.")
-    if chosen.dense is not None:
-        raise InputError(
-            "`margin` is dense, a number for each pair of classes; with so many classes that "
-            "negatives are sampled it must be of the form a_y + b_y'."
-        )
-    check_options(q.num_classes, class_weight, 0.0, reduction)
-    return chosen
+        # One look-up for negatives and targets, so that a sparse gradient is one tensor.
+        rows = F.embedding(torch.cat([sampled, index]), weight, sparse=self.sparse)
+        negatives, targets = rows[: len(sampled)], rows[len(sampled) :]
+        scores = (features @ negatives.t()).to(work)
+        itself = (features.to(work) * targets.to(work)).sum(1)
+        for values in (bias, margin):
+            if values is not None:
+                scores, itself = scores + values[sampled], itself + values[index]
+        if lower is not None:
+            itself = itself - lower[index]
+        if factor is not None:
+            scores, itself = factor * scores, factor * itself
+        scores = scores - (self.log_q[sampled] + math.log(len(sampled))).to(work)
+        hits = sampled.unsqueeze(0) == index.unsqueeze(1)
+        rest = scores.masked_fill(hits, torch.finfo(work).min).logsumexp(1)
+        losses = F.softplus(rest - itself, threshold=40.0)
+        for w in (alpha, self.class_weight):
+            losses = losses if w is None else losses * of_each(w, index)
+        losses = losses.to(work).masked_fill(target == self.ignore_index, 0.0)
+        if self.reduction != "none":
+            losses = losses.sum()
+        if self.reduction == "mean":
+            losses = losses / counted(target, self.class_weight, self.ignore_index).sum()
+        return losses.to(loss_dtype(features))

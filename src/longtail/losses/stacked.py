@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtail.losses.named import EqualizedThresholdLoss
 from longtail.losses.pairwise import PairwiseMarginLoss
 
 
@@ -132,9 +131,8 @@ class StackedLoss:
 
 
 def _is_usual(loss: PairwiseMarginLoss) -> bool:
-    drops = isinstance(loss, EqualizedThresholdLoss)
     # (An `ignore_index` may be a class, whose examples must not count.)
-    return loss.dense is None and not (loss.label_smoothing or drops) and loss.ignore_index == -100
+    return not loss.whole_rows and loss.ignore_index == -100
 
 
 def _joined_weights(criteria: Sequence[PairwiseMarginLoss]) -> Tensor | None:
