@@ -41,20 +41,9 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from longtail import __version__
-
-        _console.line(f"longtail {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[
         bool,
         typer.Option("--debug", help="Show tracebacks of errors (or set LONGTAIL_DEBUG=1)."),
@@ -75,6 +64,11 @@ def options(
 
     Every command explains itself: longtail COMMAND --help.
     """
+    if version:
+        from longtail import __version__
+
+        _console.line(f"longtail {__version__}")
+        raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -33,13 +33,6 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-def _rising(value: tuple[float, float]) -> tuple[float, float]:
-    low, high = value
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise typer.BadParameter(f"must be a lower and a higher tau; got {low:g} and {high:g}")
-    return value
-
-
 FileArgument = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="An .npz, .npy, .csv or .parquet file, or a run folder."),
@@ -60,14 +53,14 @@ TrainLabelsOption = Annotated[
 ]
 SmoothingOption = Annotated[
     float,
-    typer.Option(metavar="X", min=0, callback=finite, help="Added to every count."),
+    typer.Option(metavar="X", min=0, help="Added to every count."),
 ]
 SplitOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="Split of a run folder (default: held-out).")
 ]
 BoundsOption = Annotated[
     tuple[float, float],
-    typer.Option(metavar="LOW HIGH", callback=_rising, help="Where to search for tau."),
+    typer.Option(metavar="LOW HIGH", help="Where to search for tau."),
 ]
 LogitsOption = Annotated[
     bool, typer.Option("--logits", help="The scores are logits, if FILE doesn't say.")
@@ -112,17 +105,36 @@ def open_file(
     )
 
 
-def warn_of_split(file: Path, split: str | None, *, chosen: bool) -> None:
-    """Warn where a run's logits are no honest ground for a choice or an error."""
-    if not file.is_dir():
-        return
+def warn_of_run(
+    file: Path,
+    split: str | None,
+    prior: ClassPrior | None,
+    *,
+    tau: float | None,
+    elsewhere: str | None = None,
+) -> None:
+    """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
+
+    Args:
+        file: the run folder; its files were verified when they were read.
+        split: of the logits.
+        prior: to adjust by; None if what the training left doesn't matter.
+        tau: that is asked for; None if it is chosen on the logits.
+        elsewhere: as in `warn_if_adjusted`.
+    """
+    from longtail.posthoc import LEAST_AGAIN
+    from longtail.runs import Run
+
+    if prior is not None and (tau is None or tau >= LEAST_AGAIN):
+        run = Run.open(file, verify=False)
+        warn_if_adjusted(run, prior, tau=tau, elsewhere=elsewhere)
     if split == "train":
         _console.warning_line(
             "these logits are of the images that the run was trained on: neither a tau that is "
             "chosen on them nor an error that is measured on them holds for others. Take the "
             "held-out part of a run that was trained with --held-out 0.2, or --split dev."
         )
-    if split == "test" and chosen:
+    if split == "test" and tau is None:
         _console.warning_line(
             "tau was chosen on the test set: it is an oracle's, and its errors there are no "
             "estimate for new data; choose it on another split."
@@ -223,13 +235,6 @@ def read_target(text: str, width: int, class_names: Sequence[str] | None) -> Cla
 
     numbers = read_numbers(text, option="--target", num_classes=width, class_names=class_names)
     return ClassPrior.from_weights(above_zero(numbers, "--target", class_names))
-
-
-def opened_run(file: Path) -> Run | None:
-    """The run, if the argument is a run folder; its files were verified when they were read."""
-    from longtail.runs import Run
-
-    return Run.open(file, verify=False) if file.is_dir() else None
 
 
 def warn_if_adjusted(

@@ -24,7 +24,6 @@ from longtail.cli._inputs import (
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
-    finite,
 )
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -35,12 +34,6 @@ class Missing(StrEnum):
 
     error = "error"
     skip = "skip"
-
-
-def _inner_fraction(value: float | None) -> float | None:
-    if value is not None and not 0 < value < 1:
-        raise typer.BadParameter(f"must lie between 0 and 1, such as 0.5; got {value:g}")
-    return value
 
 
 @app.command()
@@ -59,15 +52,15 @@ def adjust(
         Path | None, typer.Option(metavar="FILE.html", help="Write a page with charts here.")
     ] = None,
     tau: Annotated[
-        float | None,
-        typer.Option(metavar="T", callback=finite, help="Apply this tau instead of choosing one."),
+        float | None, typer.Option(metavar="T", help="Apply this tau instead of choosing one.")
     ] = None,
     tune_on: Annotated[
         float | None,
         typer.Option(
-            metavar="FRACTION",
-            callback=_inner_fraction,
-            help="Choose tau on this part of each class, judge it on the rest.",
+            metavar="X",
+            min=0,
+            max=1,
+            help="Choose tau on a part of each class, judge it on the rest.",
         ),
     ] = None,
     cross_fit: Annotated[
@@ -113,7 +106,6 @@ def adjust(
       longtail adjust RUN --split dev --report page.html
     """
     from longtail import _checks
-    from longtail.posthoc import LEAST_AGAIN
     from longtail.predictions import adjust_predictions
     from longtail.predictions.adjusting import check_output
 
@@ -145,10 +137,9 @@ def adjust(
         smoothing=smoothing,
         optional=effective_prior,
     )
-    aim = _inputs.read_target(target, found.num_classes, found.class_names)
-    if prior is not None and not effective_prior and (tau is None or tau >= LEAST_AGAIN):
-        elsewhere = None if aim is None else "--target"
-        _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, tau=tau, elsewhere=elsewhere)
+    aim = None
+    if target != "balanced":
+        aim = _inputs.read_target(target, found.num_classes, found.class_names)
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,
@@ -163,7 +154,10 @@ def adjust(
             random_state=seed,
             progress=progress,
         )
-    _inputs.warn_of_split(file, split, chosen=tau is None)
+    if file.is_dir():
+        by_counts = None if effective_prior else prior
+        elsewhere = None if aim is None else "--target"
+        _inputs.warn_of_run(file, split, by_counts, tau=tau, elsewhere=elsewhere)
     written = None
     if out is not None:
         with _console.progress("writing") as progress:

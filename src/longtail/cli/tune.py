@@ -133,10 +133,10 @@ def tune(
             random_state=seed,
             progress=progress,
         )
-    if method is Method.logit_adjustment:
-        _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, tau=None)
+    if file.is_dir():
+        by_counts = prior if method is Method.logit_adjustment else None
+        _inputs.warn_of_run(file, split, by_counts, tau=None)
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
     else:
         _console.line(result.describe(class_names=found.class_names))
-    _inputs.warn_of_split(file, split, chosen=True)

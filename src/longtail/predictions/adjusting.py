@@ -9,25 +9,26 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.estimates import Change, Tally
-from longtail.predictions.files import Predictions
+from longtail.predictions.files import Adjusted, Block, Predictions
 from longtail.predictions.passes import (
+    WORKERS,
     Progress,
     collect_target,
-    default_workers,
+    each_block,
     learnt_prior,
     tau_intervals,
     whole_logits,
-    write_adjusted,
 )
 from longtail.priors import GROUPS, ClassPrior
 from longtail.tuning import (
@@ -46,6 +47,10 @@ Split = tuple[BoolArray, BoolArray]
 """The examples that choose tau, and those that judge it."""
 
 DEFAULT_FOLDS = 5
+NOTHING_TO_TUNE = (
+    "the prior is uniform, or the very target prior, so no tau changes any prediction; if these "
+    "are counts of held-out data, give those of the training data."
+)
 
 
 class Written(NamedTuple):
@@ -186,17 +191,24 @@ class AdjustResult:
         Returns:
             The paths and how many predictions changed.
         """
-        path = Path(path)
-        check_output(self.predictions, path, force=force)
-        changed, rows = write_adjusted(
-            self.predictions,
-            path,
-            self.prior,
-            tau=self.tau,
-            target_prior=self.target_prior,
-            progress=progress,
-        )
-        return Written(self.predictions.outputs(path), changed, rows)
+        path, source = Path(path), self.predictions
+        check_output(source, path, force=force)
+        shift = posthoc.adjustment(self.prior, tau=self.tau, target_prior=self.target_prior)
+        changed = rows = 0
+
+        def adjust(block: Block, logits: NDArray[Any]) -> Adjusted:
+            nonlocal changed, rows
+            _checks.all_finite(logits, name=source.kind, first_row=block.first_row)
+            adjusted = logits.astype(np.float64) + shift
+            predicted = adjusted.argmax(axis=1)
+            changed += int(np.sum(predicted != block.scores.argmax(axis=1)))
+            rows += len(predicted)
+            scores = softmax(adjusted, axis=1) if source.kind == "probs" else adjusted
+            return block, scores, source.labels(predicted)
+
+        adjusted = each_block(adjust, source, progress=progress, rest=True)
+        source.source.save(path, self.tau, adjusted)
+        return Written(source.outputs(path), changed, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON."""
@@ -243,6 +255,14 @@ class AdjustResult:
 def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
     """Refuse to replace a file unless told to, and the source in any case."""
     source = Path(predictions.name)
+    suffixes = (source.suffix,) if source.is_file() else (".npz", ".npy")
+    if path.suffix not in suffixes:
+        raise InputError(
+            f"{path} must end in {' or '.join(suffixes)}: adjusted predictions keep the format of "
+            f"{source}."
+        )
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}.")
     for out in predictions.outputs(path):
         if out.exists() and source.exists() and out.samefile(source):
             raise InputError(
@@ -251,12 +271,6 @@ def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
             )
         if out.exists() and not force:
             raise InputError(f"{out} exists; pass `force=True` to replace it.")
-    if source.is_file() and path.suffix != source.suffix:
-        raise InputError(
-            f"{path} must end in {source.suffix}: adjusted predictions keep the format of {source}."
-        )
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}.")
 
 
 def adjust_predictions(
@@ -335,7 +349,7 @@ def adjust_predictions(
     tau = None if tau is None else _checks.tau(tau)
     level = _checks.fraction(confidence, name="confidence", below_one=True)
     seed = _checks.whole(random_state, name="random_state", at_least=0)
-    workers = _checks.whole(workers or default_workers(), name="workers")
+    workers = _checks.whole(workers or WORKERS, name="workers")
     if tune_on is not None and folds is not None:
         raise InputError("give `tune_on=` or `folds=`, not both.")
     if tau is not None and not effective and (tune_on is not None or folds is not None):
@@ -350,7 +364,7 @@ def adjust_predictions(
                 f"`labels=`, or give `tau=` (default 1)."
             )
         if effective or prior is None:
-            prior = learnt_prior(predictions, prior, None, workers=workers)
+            prior = learnt_prior(predictions, prior, workers=workers)
         tau = 1.0 if tau is None else tau
         return AdjustResult(predictions, prior, target_prior, tau, "unlabelled", **found)
 
@@ -363,37 +377,31 @@ def adjust_predictions(
         folds = _checks.whole(DEFAULT_FOLDS if folds is None else folds, name="folds", at_least=2)
         protocol, amount = "cross-fit", folds
 
-    def measured(under: ClassPrior | None) -> TauIntervals:
-        assert under is not None  # None is refused unless it is to be learnt
-        return tau_intervals(
-            predictions, under, target_prior=target_prior, workers=workers, progress=progress
-        )
-
-    if effective:
+    measured = partial(
+        tau_intervals,
+        predictions,
+        target_prior=target_prior,
+        workers=workers,
+        progress=progress,
+    )
+    if effective or prior is None:
         target = collect_target(predictions)
     else:
-        if tau is None and prior is not None:
-            _refuse_nothing_to_tune(prior, target_prior)
-        shared = measured(prior)
-        target = shared.target
-
-    def learnt(rows: BoolArray) -> tuple[ClassPrior, TauIntervals]:
-        """Return the prior as known to these rows, and the intervals of all examples under it."""
-        if not effective:
-            assert prior is not None
-            return prior, shared
-        weight = rows.astype(np.float64)
-        if prior is not None:  # as if mixed like the training data
-            counts = np.bincount(target[rows], minlength=width)
-            weight *= (prior.probs / np.maximum(counts, 1))[target]
-        known = learnt_prior(predictions, prior, weight, workers=workers)
-        return known, measured(known)
-
+        if tau is None and np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
+            raise InputError(NOTHING_TO_TUNE)
+        whole = measured(prior)
+        target = whole.target
     kept = _judgeable(predictions, target, 1 if protocol == "given" else 2, missing)
     splits = _splits(target, kept, protocol, amount, seed)
-    parts = [learnt(choose)[1] for choose, _ in splits]
     chosen_on, judged = (np.logical_or.reduce(rows) for rows in zip(*splits, strict=True))
-    whole_prior, whole = learnt(chosen_on)
+    if effective or prior is None:
+        # The prior as known to the examples that choose tau, mixed like the training data.
+        sets = [choose for choose, _ in splits] + [chosen_on] * (len(splits) > 1)
+        priors = [learnt_prior(predictions, prior, rows, target, workers) for rows in sets]
+        parts = [measured(found) for found in priors]
+        prior, whole = priors[-1], parts[-1]
+    else:
+        parts = [whole] * len(splits)
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
         tuning = tune_from_intervals(
@@ -421,7 +429,7 @@ def adjust_predictions(
     left_out = np.setdiff1d(np.arange(width), kept)
     return AdjustResult(
         predictions,
-        whole_prior,
+        prior,
         target_prior,
         tau,
         protocol,
@@ -466,7 +474,7 @@ def tune_predictions(
     Returns:
         The TauResult.
     """
-    uncertainty = {"n_bootstrap": n_bootstrap, "random_state": random_state}
+    uncertainty: dict[str, Any] = {"n_bootstrap": n_bootstrap, "random_state": random_state}
     options: dict[str, Any] = {}
     if method == "weight_normalization":
         if criterion != "balanced_error":
@@ -495,8 +503,8 @@ def tune_predictions(
             bounds=bounds,
             **uncertainty,
         )
-    else:
-        _refuse_nothing_to_tune(prior)
+    elif np.ptp(prior.log_probs) == 0:
+        raise InputError(NOTHING_TO_TUNE)
     parts = tau_intervals(predictions, prior, progress=progress, method=method, **options)
     if missing == "nearest":
         parts = parts.with_stand_ins(prior)
@@ -509,15 +517,6 @@ def tune_predictions(
             f"take `criterion='log-loss'`, which can do without some."
         )
     return tune_from_intervals(parts, bounds=bounds, **uncertainty)
-
-
-def _refuse_nothing_to_tune(prior: ClassPrior, target_prior: ClassPrior | None = None) -> None:
-    """Refuse to choose a tau where none changes any prediction."""
-    if np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
-        raise InputError(
-            "the prior is uniform, or the very target prior, so no tau changes any prediction; if "
-            "these are counts of held-out data, give those of the training data."
-        )
 
 
 def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing: str) -> IntArray:

@@ -18,12 +18,16 @@ from __future__ import annotations
 import csv as text
 import dataclasses
 import io
+import shutil
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -37,7 +41,6 @@ from longtail.predictions.labels import (
     LABEL_NAMES,
     SEPARATORS,
     LabelEncoder,
-    check_class_names,
     load_npy,
     read_labels,
     readable,
@@ -63,7 +66,7 @@ class Block:
         scores: logits or probabilities, shape (rows, num_classes); a view of a memory map, or
             an array of this block's own.
         target: class indices, shape (rows,), or None without labels.
-        rest: the whole rows, to save them again.
+        rest: the whole rows of a table, to save them again.
     """
 
     first_row: int
@@ -72,8 +75,8 @@ class Block:
     rest: Any = None
 
 
-Adjusted = tuple[Block, NDArray[Any], IntArray]
-"""A block, its adjusted scores, and the predicted class indices."""
+Adjusted = tuple[Block, NDArray[Any], NDArray[Any]]
+"""A block, its adjusted scores, and the predicted labels."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,11 +98,14 @@ class Predictions:
         bias: of the last layer, where the source has it.
         left_out: arrays or columns that an adjusted file does not repeat, such as other scores
             of the same classes.
+        source: the format: `read(rows, whole)` yields scores, labels or None, and whole rows;
+            `save(path, tau, adjusted)` writes the same rows with other scores.
     """
 
     name: str
     kind: Kind
     num_classes: int
+    source: Any
     class_names: tuple[str, ...] | None = None
     labelled: bool = False
     num_rows: int | None = None
@@ -116,17 +122,26 @@ class Predictions:
 
         Args:
             elements: scores per block, at least one row.
-            rest: whether to keep what `save` needs besides the scores.
+            rest: whether to keep the whole rows.
         """
-        raise NotImplementedError
-
-    def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
-        """Write adjusted blocks in the same format; on failure no file stays."""
-        raise NotImplementedError
+        encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+        row = 0
+        for scores, labels, whole in self.source.read(max(1, elements // self.num_classes), rest):
+            target = None if labels is None else encode(labels, first_row=row)
+            if self.target is not None:
+                target = self.target[row : row + len(scores)]
+                if len(target) < len(scores):
+                    raise InputError(
+                        f"{self.name} has more rows than the {len(self.target)} labels."
+                    )
+            yield Block(row, scores, target, whole)
+            row += len(scores)
+        if row < (1 if self.target is None else len(self.target)):
+            raise InputError(f"{self.name} has no more than {row} rows.")
 
     def outputs(self, path: Path) -> tuple[Path, ...]:
-        """Return the files that `save` makes."""
-        return (path,)
+        """Return the files that adjusted predictions go to: scores in an .npy take a second one."""
+        return (path, _answers(path)) if path.suffix == ".npy" else (path,)
 
     def label(self, index: int) -> str:
         """Return a class as people read it."""
@@ -186,8 +201,89 @@ def open_predictions(
         )
     if not path.is_file():
         raise InputError(f"{path}: there is no such file.")
-    open_one = {".npz": _from_npz, ".npy": _from_npy}.get(suffix, _from_table)
-    return open_one(path, kind, labels, scores, classes)
+    if suffix == ".npz":
+        return _from_npz(path, kind, labels, scores, classes)
+    if suffix == ".npy":
+        return _from_npy(path, kind, labels, classes)
+    return _from_table(path, kind, labels, scores, classes)
+
+
+def from_arrays(
+    scores: Any,
+    target: Any = None,
+    *,
+    kind: Kind,
+    class_names: Any = None,
+    name: str = "predictions",
+    **known: Any,
+) -> Predictions:
+    """Return predictions that are arrays already: NumPy (memory maps too), torch or JAX.
+
+    Args:
+        scores: logits or probabilities, shape (examples, num_classes).
+        target: labels, shape (examples,) or (examples, 1), as numbers or class names; None
+            without.
+        kind: "logits" or "probs".
+        class_names: one per column, or None.
+        name: for messages.
+        **known: further attributes of `Predictions`: prior, counts, norms, bias.
+
+    Examples:
+        >>> found = from_arrays([[2.0, 1.0], [0.5, 1.5]], ["a", "b"], kind="logits",
+        ...                     class_names=["a", "b"])
+        >>> found.num_rows, found.labelled, found.label(1)
+        (2, True, 'b')
+    """
+    _checks.choice(kind, KINDS, name="kind")
+    array = _checks.matrix(scores, name=kind, finite=False)
+    others = {} if target is None else {"target": _checks.as_numpy(target)}
+    source = _Arrays(array, kind, others)
+    return _predictions(name, kind, array.shape, class_names, target, source, mapped=array, **known)
+
+
+def _predictions(
+    name: str,
+    kind: Kind,
+    shape: tuple[int | None, int],
+    class_names: Any,
+    target: Any,
+    source: Any,
+    *,
+    labelled: bool = False,
+    **known: Any,
+) -> Predictions:
+    """Return predictions whose class names and labels fit the scores; rows may be unknown."""
+    num_rows, num_classes = shape
+    if num_classes < 2:
+        raise InputError(
+            f"{name}: there must be scores of at least two classes, one column each (give both "
+            f"columns of a binary score)."
+        )
+    names = None
+    if class_names is not None:
+        names = tuple(str(text).strip() for text in np.asarray(class_names).reshape(-1))
+        if len(names) != num_classes:
+            raise InputError(
+                f"{name}: there are {len(names)} class names but {num_classes} columns of scores; "
+                f"give one name per column, in order."
+            )
+        if "" in names or len(set(names)) < len(names):
+            raise InputError(f"{name}: class names must be distinct and not empty.")
+    if target is not None:
+        target = LabelEncoder(num_classes, names, name=name)(target)
+        if len(target) != (num_rows or len(target)):
+            raise InputError(f"{name}: there are {num_rows} rows but {len(target)} labels.")
+    return Predictions(
+        name=name,
+        kind=kind,
+        num_classes=num_classes,
+        source=source,
+        class_names=names,
+        labelled=labelled or target is not None,
+        num_rows=num_rows,
+        target=target,
+        **known,
+    )
 
 
 def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
@@ -292,142 +388,44 @@ def _adjusted_already(name: str | Path, how: str) -> InputError:
 # --- arrays -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """An array in a compressed member of an archive, unpacked anew in each pass."""
+@dataclass(frozen=True, eq=False)
+class _Arrays:
+    """Scores in one array or memory map, and further arrays to be copied."""
 
-    path: Path
-    member: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        with readable(self.path), zipfile.ZipFile(self.path) as archive:
-            with archive.open(self.member) as file:
-                _read_header(file)
-                for start in range(0, self.shape[0], rows):
-                    shape = (min(rows, self.shape[0] - start), self.shape[1])
-                    content = file.read(shape[0] * shape[1] * self.dtype.itemsize)
-                    yield np.frombuffer(content, self.dtype).reshape(shape)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _ArrayPredictions(Predictions):
-    """Scores in one array, or in a compressed member of an archive.
-
-    Attributes:
-        dtype: of the scores.
-        packed: the compressed member, if `mapped` is None.
-        form: "npy" or "npz", the format to save in.
-        others: further arrays, which are copied.
-    """
-
-    dtype: np.dtype[Any]
-    num_rows: int
-    packed: _Packed | None = None
-    form: str = "npz"
+    scores: NDArray[Any]
+    kind: Kind
     others: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
 
-    def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
-        step = max(1, elements // self.num_classes)
-        starts = range(0, self.num_rows, step)
-        views = (self.mapped[start : start + step] for start in starts)
-        found = self.packed.blocks(step) if self.packed else views
-        for start, scores in zip(starts, found, strict=True):
-            target = None if self.target is None else self.target[start : start + step]
-            yield Block(start, scores, target)
-
-    def outputs(self, path: Path) -> tuple[Path, ...]:
-        return (path,) if self.form == "npz" else (path, _answers(path))
+    def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
+        for start in range(0, len(self.scores), rows):
+            yield self.scores[start : start + rows], None, None
 
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
-        dtype = (self.dtype if self.dtype.kind == "f" else np.dtype(np.float64)).newbyteorder("=")
-        header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False}
-        predicted: list[IntArray] = []
+        dtype = self.scores.dtype if self.scores.dtype.kind == "f" else np.dtype(np.float64)
+        dtype, predicted = dtype.newbyteorder("="), []
 
         def write_scores(file: IO[bytes]) -> None:
-            shape = (self.num_rows, self.num_classes)
-            npy.write_array_header_2_0(file, {**header, "shape": shape})
-            for _, scores, classes in adjusted:
+            header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False}
+            npy.write_array_header_2_0(file, {**header, "shape": self.scores.shape})
+            for _, scores, labels in adjusted:
                 file.write(np.ascontiguousarray(scores, dtype=dtype).data)
-                predicted.append(classes)
+                predicted.append(labels)
 
-        with ExitStack() as stack:
-            first, *second = [stack.enter_context(atomic_path(p)) for p in self.outputs(path)]
-            if second:
-                with open(first, "wb") as file:
+        if path.suffix == ".npy":
+            with atomic_path(path) as scores, atomic_path(_answers(path)) as answers:
+                with open(scores, "wb") as file:
                     write_scores(file)
-                with open(second[0], "wb") as file:
-                    npy.write_array(file, self.labels(np.concatenate(predicted)))
-                return
-            archive = stack.enter_context(zipfile.ZipFile(first, "w"))
-            with archive.open(f"{self.kind}.npy", "w", force_zip64=True) as file:
-                write_scores(file)
-            answers = self.labels(np.concatenate(predicted))
-            more = {**self.others, "predicted": answers, ADJUSTED: np.float64(tau)}
+                with open(answers, "wb") as file:
+                    np.save(file, np.concatenate(predicted))
+            return
+        with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            with archive.open(f"{self.kind}.npy", "w", force_zip64=True) as member:
+                write_scores(member)
+            labels = np.concatenate(predicted)
+            more = {**self.others, "predicted": labels, ADJUSTED: np.float64(tau)}
             for name, array in more.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    npy.write_array(file, np.asanyarray(array), allow_pickle=False)
-
-
-def from_arrays(
-    scores: Any,
-    target: Any = None,
-    *,
-    kind: Kind,
-    class_names: Any = None,
-    name: str = "predictions",
-    **known: Any,
-) -> Predictions:
-    """Return predictions that are arrays already: NumPy (memory maps too), torch or JAX.
-
-    Args:
-        scores: logits or probabilities, shape (examples, num_classes).
-        target: labels, shape (examples,) or (examples, 1), as numbers or class names; None
-            without.
-        kind: "logits" or "probs".
-        class_names: one per column, or None.
-        name: for messages.
-        **known: further attributes of `Predictions`: prior, counts, norms, bias.
-
-    Examples:
-        >>> found = from_arrays([[2.0, 1.0], [0.5, 1.5]], ["a", "b"], kind="logits",
-        ...                     class_names=["a", "b"])
-        >>> found.num_rows, found.labelled, found.label(1)
-        (2, True, 'b')
-    """
-    _checks.choice(kind, KINDS, name="kind")
-    packed = scores if isinstance(scores, _Packed) else None
-    array = None if packed else _checks.matrix(scores, name=kind, finite=False)
-    (num_rows, num_classes), dtype = (packed or array).shape, (packed or array).dtype
-    _at_least_two(num_classes, name)
-    names = check_class_names(class_names, num_classes, name=name)
-    if target is not None:
-        known.setdefault("others", {"target": _checks.as_numpy(target)})
-        target = LabelEncoder(num_classes, names, name=name)(target)
-        if len(target) != num_rows:
-            raise InputError(f"{name}: there are {num_rows} rows but {len(target)} labels.")
-    return _ArrayPredictions(
-        name=name,
-        kind=kind,
-        num_classes=num_classes,
-        class_names=names,
-        num_rows=num_rows,
-        labelled=target is not None,
-        target=target,
-        mapped=array,
-        packed=packed,
-        dtype=dtype,
-        **known,
-    )
-
-
-def _at_least_two(num_classes: int, name: str | Path) -> None:
-    if num_classes < 2:
-        raise InputError(
-            f"{name}: there must be scores of at least two classes, one column each (give both "
-            f"columns of a binary score)."
-        )
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _answers(path: Path) -> Path:
@@ -435,12 +433,13 @@ def _answers(path: Path) -> Path:
     return path.with_name(f"{path.stem}.predicted.npy")
 
 
-def _from_npy(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: Any) -> Predictions:
+def _from_npy(path: Path, kind: Kind | None, labels: Any, classes: Any) -> Predictions:
     if _answers(path).exists():
         raise _adjusted_already(path, f", as {_answers(path).name} beside it says")
-    target = _label_source(labels, (), path, classes)[1]
-    known = {"kind": _said(kind, path), "class_names": classes, "name": str(path)}
-    return from_arrays(load_npy(path), target, form="npy", others={}, **known)
+    kind, target = _said(kind, path), _label_source(labels, (), path, classes)[1]
+    array = _checks.matrix(load_npy(path), name=kind, finite=False)
+    source = _Arrays(array, kind)
+    return _predictions(str(path), kind, array.shape, classes, target, source, mapped=array)
 
 
 def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: Any) -> Predictions:
@@ -452,23 +451,27 @@ def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: 
         if more:
             raise InputError(f"{path}: one array must hold all scores, not {chosen} and {more[0]}.")
         inside, target = _label_source(labels, [n for n in names if n != chosen], path, classes)
-        # Other matrices, such as features, are not read: they may be as large as the scores.
-        known = {inside, "classes", "counts", "norms", "bias"} - {chosen}
-        others = {
-            name: _read(archive, name)
-            for name in names
-            if name in known or (name not in (chosen, *KINDS) and _is_vector(archive, name))
-        }
-        where = _located(path, archive, chosen)
-    return from_arrays(
-        where,
-        others[inside] if inside is not None else target,
-        kind=kind,
-        class_names=others.get("classes") if classes is None else classes,
-        name=str(path),
-        others=others,
-        left_out=tuple(n for n in names if n != chosen and n not in others),
-        **{key: np.squeeze(others[key]) for key in ("counts", "norms", "bias") if key in others},
+        array = _located(path, archive, chosen)
+        others = {}
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
+                vector = sum(size > 1 for size in _read_header(file)[0]) < 2
+            # Other matrices, such as features, may be as large as the scores.
+            if name in (inside, "classes", "counts") or (vector and name not in (chosen, *KINDS)):
+                others[name] = _read(archive, name)
+    known: dict[str, Any] = {
+        key: np.squeeze(others[key]) for key in ("counts", "norms", "bias") if key in others
+    }
+    return _predictions(
+        str(path),
+        kind,
+        array.shape,
+        others.get("classes") if classes is None else classes,
+        target if inside is None else others[inside],
+        _Arrays(array, kind, others),
+        mapped=array,
+        left_out=tuple(name for name in names if name != chosen and name not in others),
+        **known,
     )
 
 
@@ -477,49 +480,49 @@ def _read(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
         return np.asarray(npy.read_array(file, allow_pickle=False))
 
 
-def _is_vector(archive: zipfile.ZipFile, name: str) -> bool:
-    with archive.open(f"{name}.npy") as file:
-        return sum(size > 1 for size in _read_header(file)[0]) < 2
-
-
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return shape, Fortran order and dtype of the array that follows."""
     first = npy.read_magic(file) == (1, 0)
     return (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(file)
 
 
-def _located(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any] | _Packed:
-    """Return an array in an archive as a memory map, or what unpacks it."""
+def _located(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """Return a memory map of an array in an archive; what is compressed is unpacked to a disk."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
-        (shape, fortran, dtype), header = _read_header(file), file.tell()
-    if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
-        raise InputError(
-            f"{path}: `{name}` must hold numbers in the shape (examples, classes); it has the "
-            f"shape {shape} and dtype {dtype}."
-        )
-    if info.compress_type != zipfile.ZIP_STORED:
-        return _read(archive, name) if fortran else _Packed(path, info.filename, shape, dtype)
+        (shape, fortran, dtype), offset = _read_header(file), file.tell()
+        if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
+            raise InputError(
+                f"{path}: `{name}` must hold numbers in the shape (examples, classes); it has the "
+                f"shape {shape} and dtype {dtype}."
+            )
+        order: Any = "F" if fortran else "C"
+        if info.compress_type != zipfile.ZIP_STORED:
+            with tempfile.TemporaryFile() as unpacked:
+                shutil.copyfileobj(file, unpacked)
+                return np.memmap(unpacked, dtype, "r", 0, shape, order)
     with open(path, "rb") as raw:  # the member's own header says where its data begin
         raw.seek(info.header_offset + 26)
         lengths = np.frombuffer(raw.read(4), "<u2")
-    offset = info.header_offset + 30 + int(lengths.sum()) + header
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+    return np.memmap(
+        path, dtype, "r", info.header_offset + 30 + int(lengths.sum()) + offset, shape, order
+    )
 
 
 # --- tables -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _TablePredictions(Predictions):
-    """Scores in a csv or parquet file, read as batches of pyarrow.
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Scores in a csv or parquet file, read and written through pyarrow.
 
     Attributes:
         path: the file.
-        schema: of the whole table, as pyarrow reads it.
+        schema: of the whole table.
         columns: names of the score columns; a single one if it holds lists.
         lists: whether it does.
         label_column: name of the column of labels, or None.
+        left_out: columns that are not written again.
     """
 
     path: Path
@@ -527,47 +530,57 @@ class _TablePredictions(Predictions):
     columns: tuple[str, ...]
     lists: bool = False
     label_column: str | None = None
+    left_out: tuple[str, ...] = ()
 
-    def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
-        encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+    def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
         wanted = [*self.columns, *([self.label_column] if self.label_column else [])]
-        row, rows = 0, max(1, elements // self.num_classes)
-        for batch in _batches(self.path, rows, None if rest else wanted, self.schema):
-            scores = self._scores(batch, row)
-            target = None if self.target is None else self.target[row : row + len(scores)]
+        row = width = 0
+        for batch in self._batches(rows, None if whole else wanted):
+            columns, labels = [batch.column(name) for name in self.columns], None
+            if self.lists:
+                lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
+                width = width or int(lengths[0])
+                self._refuse(lengths != width, row, f"has not {width} scores, as the first has")
+                scores = columns[0].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+            else:
+                scores = np.stack([c.to_numpy(zero_copy_only=False) for c in columns], axis=1)
             if self.label_column is not None:
                 column = batch.column(self.label_column)
-                if column.null_count:
-                    empty = row + int(np.argmax(np.asarray(column.is_null())))
-                    raise InputError(f"{self.name}: row {empty} has no {self.label_column}.")
-                values = column.to_numpy(zero_copy_only=False)
-                values = values.astype(str) if values.dtype == object else values
-                target = encode(values, first_row=row)
-            yield Block(row, scores, target, batch if rest else None)
+                self._refuse(np.asarray(column.is_null()), row, f"has no {self.label_column}")
+                labels = column.to_numpy(zero_copy_only=False)
+                labels = labels.astype(str) if labels.dtype == object else labels
+            yield scores, labels, batch if whole else None
             row += len(scores)
-        if row == 0:
-            raise InputError(f"{self.name} has no rows.")
-        if self.target is not None and len(self.target) != row:
-            raise InputError(f"{self.name}: there are {row} rows but {len(self.target)} labels.")
 
-    def _scores(self, batch: Any, row: int) -> NDArray[Any]:
-        columns = [batch.column(name) for name in self.columns]
-        if not self.lists:
-            return np.stack([c.to_numpy(zero_copy_only=False) for c in columns], axis=1)
-        lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
-        if np.any(lengths != self.num_classes):
-            off = int(np.argmax(lengths != self.num_classes))
-            raise InputError(
-                f"{self.name}: row {row + off} has {lengths[off]} scores but the first row has "
-                f"{self.num_classes}."
+    def _refuse(self, bad: NDArray[Any], row: int, why: str) -> None:
+        if np.any(bad):
+            raise InputError(f"{self.path}: row {row + int(np.argmax(bad))} {why}.")
+
+    def _batches(self, rows: int, wanted: Sequence[str] | None) -> Iterator[Any]:
+        from pyarrow import csv, parquet
+
+        with readable(self.path):
+            if self.separator is None:
+                file = parquet.ParquetFile(self.path)
+                yield from file.iter_batches(batch_size=rows, columns=wanted)
+                return
+            convert = csv.ConvertOptions(
+                column_types=self.schema, include_columns=wanted, strings_can_be_null=False
             )
-        values: NDArray[Any] = columns[0].flatten().to_numpy(zero_copy_only=False)
-        return values.reshape(-1, self.num_classes)
+            parse = csv.ParseOptions(delimiter=self.separator)
+            blocks = csv.ReadOptions(block_size=_CSV_BLOCK)
+            with csv.open_csv(self.path, blocks, parse, convert) as reader:
+                yield from reader
+
+    @property
+    def separator(self) -> str | None:
+        """What stands between the cells of a csv file; None for parquet."""
+        return SEPARATORS.get(self.path.suffix.lower())
 
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
         import pyarrow as pa
+        from pyarrow import parquet
 
-        separator = SEPARATORS.get(self.path.suffix.lower())
         place = {name: k for k, name in enumerate(self.columns)}
         dropped = {"predicted", *self.left_out}
         kept = [
@@ -578,77 +591,54 @@ class _TablePredictions(Predictions):
         metadata = {**(self.schema.metadata or {}), f"longtail.{ADJUSTED}".encode(): repr(tau)}
         if kept != list(self.schema):
             metadata.pop(b"pandas", None)  # describes columns that are gone or changed
-        fields = [*kept, pa.field("predicted", pa.string() if self.class_names else pa.int64())]
-        if separator:
-            fields.append(pa.field(ADJUSTED, pa.string()))
-        schema = pa.schema(fields, None if separator else metadata)
+        marks = [pa.field(ADJUSTED, pa.string())] if self.separator else []
 
         def batches() -> Iterator[Any]:
             for block, scores, predicted in adjusted:
+                new = [pa.array(column) for column in scores.T]
                 if self.lists:
-                    ends = np.arange(len(scores) + 1, dtype=np.int32) * self.num_classes
+                    ends = np.arange(len(scores) + 1, dtype=np.int32) * scores.shape[1]
                     new = [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
-                else:
-                    new = [pa.array(column) for column in scores.T]
                 columns = [
                     new[place[field.name]].cast(field.type, safe=False)
                     if field.name in place
                     else block.rest.column(field.name)
                     for field in kept
                 ]
-                columns.append(pa.array(self.labels(predicted).tolist(), fields[len(kept)].type))
-                columns += [pa.array([f"{tau:.12g}"] * len(scores))] * bool(separator)
-                yield pa.record_batch(columns, schema=schema)
+                columns.append(pa.array(predicted.tolist()))
+                columns += [pa.array([f"{tau:.12g}"] * len(scores)) for _ in marks]
+                fields = [*kept, pa.field("predicted", columns[len(kept)].type), *marks]
+                yield pa.record_batch(columns, pa.schema(fields, None if marks else metadata))
 
-        with atomic_path(path) as temporary:
-            _write_table(temporary, schema, separator, batches())
+        found = batches()
+        first = next(found)
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_path(path))
+            if self.separator is None:
+                file = parquet.ParquetWriter(temporary, first.schema)
+                write = stack.enter_context(file).write_batch
+            else:
+                raw = stack.enter_context(open(temporary, "wb"))
+                write = partial(_write_csv, raw, self.separator)
+                header = io.StringIO()
+                rows = text.writer(header, delimiter=self.separator, lineterminator="\n")
+                rows.writerow(first.schema.names)
+                raw.write(header.getvalue().encode())
+            for batch in chain([first], found):
+                write(batch)
 
 
-def _from_table(
-    path: Path, kind: Kind | None, labels: Any, scores: str | None, classes: Any
-) -> Predictions:
-    schema, num_rows = _form(path)
-    names = schema.names
-    if len(set(names)) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise InputError(f"{path}: the column {twice!r} occurs twice; rename one of them.")
-    mark = (schema.metadata or {}).get(f"longtail.{ADJUSTED}".encode())
-    if mark is not None or ADJUSTED in names:
-        raise _adjusted_already(path, f" (tau = {mark.decode()})" if mark else "")
-    inside, target = _label_source(labels, names, path, classes)
-    others = [name for name in names if name != inside]
-    kind, columns = _score_source(others, scores, kind, path)
-    if num_rows is None:  # csv: numbers are parsed, all other cells stay the text that they are
-        schema = _csv_schema(names, columns)
-    lists = len(columns) == 1 and hasattr(schema.field(columns[0]).type, "value_type")
-    own = None if lists else tuple(name.removeprefix(PREFIXES[kind]) for name in columns)
-    if own and classes is not None and own[0] != columns[0] and tuple(classes) != own:
-        raise InputError(
-            f"{path}: the score columns are of the classes {_checks.listing(own)}, in this order; "
-            f"leave `classes=` out."
-        )
-    width = _list_width(path, columns[0]) if lists else len(columns)
-    _at_least_two(width, path)
-    class_names = check_class_names(own if classes is None else classes, width, name=str(path))
-    if target is not None:
-        target = LabelEncoder(width, class_names, name=str(path))(target)
-    other = "probs" if kind == "logits" else "logits"
-    repeated = {other, *(PREFIXES[other] + name for name in class_names or ())} - set(columns)
-    return _TablePredictions(
-        name=str(path),
-        kind=kind,
-        num_classes=width,
-        class_names=class_names,
-        labelled=target is not None or inside is not None,
-        num_rows=num_rows,
-        path=path,
-        schema=schema,
-        columns=tuple(columns),
-        lists=lists,
-        label_column=inside,
-        target=target,
-        left_out=tuple(name for name in others if name in repeated),
-    )
+def _write_csv(raw: IO[bytes], separator: str, batch: Any) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    for quotes in ("none", "needed"):  # refused if a cell holds a separator or a quotation mark
+        out = pa.BufferOutputStream()
+        how = csv.WriteOptions(include_header=False, delimiter=separator, quoting_style=quotes)
+        with suppress(pa.ArrowInvalid):
+            csv.write_csv(batch, out, how)
+            raw.write(out.getvalue())
+            return
 
 
 def _floats(kind: Any) -> Any:
@@ -660,72 +650,57 @@ def _floats(kind: Any) -> Any:
     return pa.list_(pa.float64()) if hasattr(kind, "value_type") else pa.float64()
 
 
-def _form(path: Path) -> tuple[Any, int | None]:
-    """Return a table's schema and the number of its rows, which of a csv file is not known."""
+def _from_table(
+    path: Path, kind: Kind | None, labels: Any, scores: str | None, classes: Any
+) -> Predictions:
     parquet = _checks.require("pyarrow.parquet", extra="tables")
+    import pyarrow as pa
+
+    num_rows, separator = None, SEPARATORS.get(path.suffix.lower())
     with readable(path):
-        if separator := SEPARATORS.get(path.suffix.lower()):
+        if separator:
             with open(path, newline="", encoding="utf-8-sig") as file:
                 names = next(text.reader(file, delimiter=separator), [])
-            return _csv_schema(names, names), None
-        file = parquet.ParquetFile(path)
-        return file.schema_arrow, int(file.metadata.num_rows)
-
-
-def _csv_schema(names: Sequence[str], columns: Sequence[str]) -> Any:
-    """Return numbers for the score columns, and text as it is for all others."""
-    import pyarrow as pa
-
+            schema = pa.schema([(name, pa.string()) for name in names])
+        else:
+            file = parquet.ParquetFile(path)
+            schema, num_rows = file.schema_arrow, int(file.metadata.num_rows)
+    names = schema.names
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputError(f"{path}: the column {twice[0]!r} occurs twice; rename one of them.")
+    mark = (schema.metadata or {}).get(f"longtail.{ADJUSTED}".encode())
+    if mark is not None or ADJUSTED in names:
+        raise _adjusted_already(path, f" (tau = {mark.decode()})" if mark else "")
+    inside, target = _label_source(labels, names, path, classes)
+    others = [name for name in names if name != inside]
+    kind, columns = _score_source(others, scores, kind, path)
     numbers = set(columns)
-    return pa.schema([(name, pa.float64() if name in numbers else pa.string()) for name in names])
-
-
-def _batches(path: Path, rows: int, wanted: Sequence[str] | None, schema: Any) -> Iterator[Any]:
-    from pyarrow import csv, parquet
-
-    with readable(path):
-        if not (separator := SEPARATORS.get(path.suffix.lower())):
-            yield from parquet.ParquetFile(path).iter_batches(batch_size=rows, columns=wanted)
-            return
-        with csv.open_csv(
-            path,
-            read_options=csv.ReadOptions(block_size=_CSV_BLOCK),
-            parse_options=csv.ParseOptions(delimiter=separator),
-            convert_options=csv.ConvertOptions(
-                column_types=schema, include_columns=wanted, strings_can_be_null=False
-            ),
-        ) as reader:
-            yield from reader
-
-
-def _list_width(path: Path, column: str) -> int:
-    for batch in _batches(path, 1, [column], None):
-        return int(batch.column(0).value_lengths()[0].as_py() or 0)
-    raise InputError(f"{path} has no rows.")
-
-
-def _write_table(path: Path, schema: Any, separator: str | None, batches: Iterator[Any]) -> None:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    if separator is None:
-        with parquet.ParquetWriter(path, schema) as file:
-            for batch in batches:
-                file.write_batch(batch)
-        return
-
-    def cells(batch: Any, quotes: str) -> Any:
-        out = pa.BufferOutputStream()
-        how = csv.WriteOptions(include_header=False, delimiter=separator, quoting_style=quotes)
-        csv.write_csv(batch, out, how)
-        return out.getvalue()
-
-    header = io.StringIO()
-    text.writer(header, delimiter=separator, lineterminator="\n").writerow(schema.names)
-    with open(path, "wb") as raw:
-        raw.write(header.getvalue().encode())
-        for batch in batches:
-            try:
-                raw.write(cells(batch, "none"))
-            except pa.ArrowInvalid:  # a cell holds a separator or a quotation mark
-                raw.write(cells(batch, "needed"))
+    if separator:  # all other cells stay the text that they are
+        types = [(name, pa.float64() if name in numbers else pa.string()) for name in names]
+        schema = pa.schema(types)
+    lists = len(columns) == 1 and hasattr(schema.field(columns[0]).type, "value_type")
+    own = None if lists else tuple(name.removeprefix(PREFIXES[kind]) for name in columns)
+    if own and classes is not None and own[0] != columns[0] and tuple(classes) != own:
+        raise InputError(
+            f"{path}: the score columns are of the classes {_checks.listing(own)}, in this order; "
+            f"leave `classes=` out."
+        )
+    width, table = len(columns), _Table(path, schema, tuple(columns), lists, inside)
+    if lists:
+        for first, _, _ in _Table(path, schema, tuple(columns), lists).read(1, False):
+            width = first.shape[1]
+            break
+    other = "probs" if kind == "logits" else "logits"
+    repeated = {other, *(PREFIXES[other] + name for name in own or classes or ())} - numbers
+    left_out = tuple(name for name in others if name in repeated)
+    return _predictions(
+        str(path),
+        kind,
+        (num_rows, width),
+        own if classes is None else classes,
+        target,
+        dataclasses.replace(table, left_out=left_out),
+        labelled=inside is not None,
+        left_out=left_out,
+    )

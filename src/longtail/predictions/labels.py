@@ -93,7 +93,8 @@ class LabelEncoder:
             )
         found, inverse = np.unique(array, return_inverse=True)
         texts = [str(label).strip() for label in found]
-        codes = [self._index.get(t, self._index.get(str(whole(t)), -1)) for t in texts]
+        index = self._index
+        codes = [index[t] if t in index else index.get(str(whole(t)), -1) for t in texts]
         result: IntArray = np.array(codes, dtype=np.int64)[inverse]
         unknown = np.flatnonzero(result < 0)
         if len(unknown):
@@ -103,21 +104,6 @@ class LabelEncoder:
                 f"is none of the classes {self.known}."
             )
         return result
-
-
-def check_class_names(names: Any, num_classes: int, *, name: str) -> tuple[str, ...] | None:
-    """Return one distinct, non-empty name per class, or None."""
-    if names is None:
-        return None
-    texts = tuple(str(text).strip() for text in np.asarray(names).reshape(-1))
-    if len(texts) != num_classes:
-        raise InputError(
-            f"{name}: there are {len(texts)} class names but {num_classes} columns of scores; "
-            f"give one name per column, in order."
-        )
-    if "" in texts or len(set(texts)) < len(texts):
-        raise InputError(f"{name}: class names must be distinct and not empty.")
-    return texts
 
 
 def read_class_names(text: str) -> list[str]:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
-from longtail.predictions.files import Adjusted, Block, Predictions
+from longtail.predictions.files import Block, Predictions
 from longtail.priors import ClassPrior
 from longtail.tuning import TauIntervals
 
@@ -32,12 +31,9 @@ _Found = TypeVar("_Found")
 _MAPPED = 1 << 26
 _COPIED = 1 << 22
 _MOST_ROWS = 1 << 16
-
-
-def default_workers() -> int:
-    """Return the number of this process's processors, at most four: more wait for memory."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return min(len(affinity(0)) if affinity else os.cpu_count() or 1, 4)
+_affinity = getattr(os, "sched_getaffinity", None)
+# More than four threads wait for memory.
+WORKERS = min(len(_affinity(0)) if _affinity else os.cpu_count() or 1, 4)
 
 
 def each_block(
@@ -57,7 +53,7 @@ def each_block(
         elements: scores per block.
         workers: threads.
         progress: told (rows done, rows in all or 0, "").
-        rest: whether blocks keep what `Predictions.save` needs.
+        rest: whether blocks keep whole rows, to save them again.
     """
 
     def work(block: Block) -> _Found:
@@ -125,7 +121,7 @@ def tau_intervals(
         find,
         predictions,
         elements=_MAPPED if mapped else _COPIED,
-        workers=_checks.whole(workers or default_workers(), name="workers"),
+        workers=_checks.whole(workers or WORKERS, name="workers"),
         progress=progress,
     )
     return TauIntervals.merge(found)
@@ -150,32 +146,38 @@ def collect_target(predictions: Predictions) -> IntArray:
 def learnt_prior(
     predictions: Predictions,
     prior: ClassPrior | None,
-    weight: FloatArray | None,
-    *,
+    rows: NDArray[np.bool_] | None = None,
+    target: IntArray | None = None,
     workers: int = 1,
 ) -> ClassPrior:
-    """Return the prior that the model has learnt: its mean predicted probability over the rows.
+    """Return the prior that the model has learnt: its mean predicted probability.
 
     Args:
-        predictions: of data mixed like the training data, or made so by the weights.
+        predictions: of data mixed like the training data, unless labels tell how they are mixed.
         prior: of the training data, whose counts are kept for the groups; or None.
-        weight: of each row, shape (examples,); None for all alike.
+        rows: the examples to take; None for all.
+        target: their labels, if each class is to weigh what it has in `prior`.
         workers: threads.
 
     Examples:
         >>> from longtail.predictions import from_arrays
         >>> saved = from_arrays([[0.9, 0.1], [0.5, 0.5]], kind="probs")
-        >>> learnt_prior(saved, None, None).probs
+        >>> learnt_prior(saved, None).probs
         array([0.7, 0.3])
     """
+    weight = None if rows is None else rows.astype(np.float64)
+    if weight is not None and prior is not None and target is not None:
+        counts = np.bincount(target[rows], minlength=predictions.num_classes)
+        weight *= (prior.probs / np.maximum(counts, 1))[target]
 
     def mass(block: Block, logits: NDArray[Any]) -> FloatArray:
         _checks.all_finite(logits, name=predictions.kind, first_row=block.first_row)
         probs = block.scores.astype(np.float64)
         if predictions.kind == "logits":
             probs = softmax(probs, axis=1)
-        rows = slice(block.first_row, block.first_row + len(probs))
-        return np.asarray((np.ones(len(probs)) if weight is None else weight[rows]) @ probs)
+        first = block.first_row
+        some = np.ones(len(probs)) if weight is None else weight[first : first + len(probs)]
+        return np.asarray(some @ probs)
 
     total = np.sum(list(each_block(mass, predictions, workers=workers)), axis=0)
     empty = np.flatnonzero(total == 0)
@@ -186,42 +188,3 @@ def learnt_prior(
             f"learnt prior has no logarithm; use the training counts instead."
         )
     return ClassPrior(probs=total / total.sum(), counts=None if prior is None else prior.counts)
-
-
-def write_adjusted(
-    predictions: Predictions,
-    path: Path,
-    prior: ClassPrior,
-    *,
-    tau: float,
-    target_prior: ClassPrior | None,
-    progress: Progress | None = None,
-) -> tuple[int, int]:
-    """Write the adjusted predictions in the format that they came in; decide in float64.
-
-    Args:
-        predictions: the source.
-        path: the new file.
-        prior: as in `adjust_logits`.
-        tau: as in `adjust_logits`.
-        target_prior: as in `adjust_logits`.
-        progress: told (rows done, rows in all or 0, "").
-
-    Returns:
-        How many predicted labels changed, and how many rows there are.
-    """
-    shift = posthoc.adjustment(prior, tau=tau, target_prior=target_prior)
-    changed = rows = 0
-
-    def adjust(block: Block, logits: NDArray[Any]) -> Adjusted:
-        nonlocal changed, rows
-        _checks.all_finite(logits, name=predictions.kind, first_row=block.first_row)
-        adjusted = logits.astype(np.float64) + shift
-        predicted = adjusted.argmax(axis=1)
-        changed += int(np.sum(predicted != block.scores.argmax(axis=1)))
-        rows += len(predicted)
-        scores = softmax(adjusted, axis=1) if predictions.kind == "probs" else adjusted
-        return block, scores, predicted
-
-    predictions.save(path, tau, each_block(adjust, predictions, progress=progress, rest=True))
-    return changed, rows
