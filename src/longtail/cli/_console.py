@@ -239,23 +239,21 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
     if sys.stderr.isatty():
         yield from _bar(title)
         return
-    started = time.monotonic()
-    due, since = started + _PATIENCE, (started, math.inf)  # the last line: when, and done by then
+    due = time.monotonic() + _PATIENCE
+    last: tuple[float, float] | None = None  # the last line: when, and how far
 
     def update(done: float, total: int, text: str) -> None:
-        nonlocal due, since
+        nonlocal due, last
         now = time.monotonic()
-        if done < since[1]:  # the first step, or another part
-            since = now, done
         if now < due:
             return
         share = f" of {total} ({done / total:.0%})" if total else ""
         left = ""
-        if total and since[1] < done < total:
-            left = f", {duration((now - since[0]) * (total - done) / (done - since[1]))} left"
+        if last is not None and last[1] < done < total:
+            left = f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
         count = f"{done:.1f}" if isinstance(done, float) else done
         note(f"{title}: {count}{share}{left}{'  ' + text if text else ''}")
-        due, since = now + every, (now, done)
+        due, last = now + every, (now, done)
 
     yield update
 

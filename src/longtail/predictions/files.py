@@ -141,7 +141,7 @@ class Predictions:
 
     def outputs(self, path: Path) -> tuple[Path, ...]:
         """Return the files that adjusted predictions go to: scores in an .npy take a second one."""
-        return (path, _answers(path)) if path.suffix == ".npy" else (path,)
+        return (path, _answers(path)) if path.suffix.lower() == ".npy" else (path,)
 
     def label(self, index: int) -> str:
         """Return a class as people read it."""
@@ -339,8 +339,8 @@ def _score_source(
     They are called by their kind, or prefix and class; or else chosen by names and wild cards.
     """
     by_name: dict[Kind, list[str]] = {
-        kind: [name for name in names if name == kind or name.startswith(PREFIXES[kind])]
-        for kind in KINDS
+        key: [key] if key in names else [n for n in names if n.startswith(PREFIXES[key])]
+        for key in KINDS
     }
     if scores is None:
         there = [key for key in KINDS if by_name[key] and kind in (None, key)]
@@ -351,10 +351,9 @@ def _score_source(
             )
         if not there:
             raise InputError(
-                f"{path} must have {kind or 'logits or probs'}: in an .npz file an array of that "
-                f"name, in a table a column logit_NAME or prob_NAME for each class; name the "
-                f"scores that it has otherwise with `scores=`, and their kind with "
-                f"`kind='logits'` or `kind='probs'`."
+                f"{path} must have {kind or 'logits or probs'}: an array of that name, or columns "
+                f"logit_NAME or prob_NAME; it has {_checks.listing(names) or 'nothing'}. Name its "
+                f"scores with `scores=`, and say `kind='logits'` or `kind='probs'`."
             )
         return there[0], by_name[there[0]]
     chosen: dict[str, None] = {}
@@ -411,7 +410,7 @@ class _Arrays:
                 file.write(np.ascontiguousarray(scores, dtype=dtype).data)
                 predicted.append(labels)
 
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             with atomic_path(path) as scores, atomic_path(_answers(path)) as answers:
                 with open(scores, "wb") as file:
                     write_scores(file)

@@ -40,7 +40,7 @@ def each_block(
     function: Callable[[Block, NDArray[Any]], _Found],
     predictions: Predictions,
     *,
-    elements: int = _COPIED,
+    elements: int | None = None,
     workers: int = 1,
     progress: Progress | None = None,
     rest: bool = False,
@@ -50,7 +50,7 @@ def each_block(
     Args:
         function: takes a block and its logits; of probabilities, their logarithms.
         predictions: to go through.
-        elements: scores per block.
+        elements: scores per block; None for what suits computed arrays.
         workers: threads.
         progress: told (rows done, rows in all or 0, "").
         rest: whether blocks keep whole rows, to save them again.
@@ -65,7 +65,9 @@ def each_block(
             _checks.not_probabilities(scores[:10_000], hint="say so with `kind='probs'`")
         return function(block, scores)
 
-    waiting = predictions.blocks(min(elements, _MOST_ROWS * predictions.num_classes), rest=rest)
+    waiting = predictions.blocks(
+        min(elements or _COPIED, _MOST_ROWS * predictions.num_classes), rest=rest
+    )
     done = 0
     with ThreadPoolExecutor(workers) as pool:
         submitted = ((len(block.scores), pool.submit(work, block)) for block in waiting)
@@ -120,7 +122,7 @@ def tau_intervals(
     found = each_block(
         find,
         predictions,
-        elements=_MAPPED if mapped else _COPIED,
+        elements=_MAPPED if mapped else None,
         workers=_checks.whole(workers or WORKERS, name="workers"),
         progress=progress,
     )
