@@ -474,6 +474,8 @@ def tune_predictions(
     Returns:
         The TauResult.
     """
+    _checks.prior(prior, num_classes=predictions.num_classes)
+    _checks.choice(missing, ("error", "nearest"), name="missing")
     uncertainty: dict[str, Any] = {"n_bootstrap": n_bootstrap, "random_state": random_state}
     options: dict[str, Any] = {}
     if method == "weight_normalization":

@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv as text
 import dataclasses
 import io
+import math
 import shutil
 import tempfile
 import zipfile
@@ -199,8 +200,6 @@ def open_predictions(
             f"{path} must be a run folder or end in .npz, .npy, .csv, .tsv, .parquet or .pq; save "
             f"predictions with numpy.savez(file, logits=..., target=...), for example."
         )
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file.")
     if suffix == ".npz":
         return _from_npz(path, kind, labels, scores, classes)
     if suffix == ".npy":
@@ -495,6 +494,8 @@ def _located(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
                 f"{path}: `{name}` must hold numbers in the shape (examples, classes); it has the "
                 f"shape {shape} and dtype {dtype}."
             )
+        if math.prod(shape) * dtype.itemsize > info.file_size:
+            raise ValueError(f"`{name}` is smaller than its header says")
         order: Any = "F" if fortran else "C"
         if info.compress_type != zipfile.ZIP_STORED:
             with tempfile.TemporaryFile() as unpacked:
@@ -534,22 +535,23 @@ class _Table:
     def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
         wanted = [*self.columns, *([self.label_column] if self.label_column else [])]
         row = width = 0
-        for batch in self._batches(rows, None if whole else wanted):
-            columns, labels = [batch.column(name) for name in self.columns], None
-            if self.lists:
-                lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
-                width = width or int(lengths[0])
-                self._refuse(lengths != width, row, f"has not {width} scores, as the first has")
-                scores = columns[0].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-            else:
-                scores = np.stack([c.to_numpy(zero_copy_only=False) for c in columns], axis=1)
-            if self.label_column is not None:
-                column = batch.column(self.label_column)
-                self._refuse(np.asarray(column.is_null()), row, f"has no {self.label_column}")
-                labels = column.to_numpy(zero_copy_only=False)
-                labels = labels.astype(str) if labels.dtype == object else labels
-            yield scores, labels, batch if whole else None
-            row += len(scores)
+        with readable(self.path):
+            for batch in self._batches(rows, None if whole else wanted):
+                columns, labels = [batch.column(name) for name in self.columns], None
+                if self.lists:
+                    lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
+                    width = width or int(lengths[0])
+                    self._refuse(lengths != width, row, f"has not {width} scores, as the first has")
+                    scores = columns[0].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+                else:
+                    scores = np.stack([c.to_numpy(zero_copy_only=False) for c in columns], axis=1)
+                if self.label_column is not None:
+                    column = batch.column(self.label_column)
+                    self._refuse(np.asarray(column.is_null()), row, f"has no {self.label_column}")
+                    labels = column.to_numpy(zero_copy_only=False)
+                    labels = labels.astype(str) if labels.dtype == object else labels
+                yield scores, labels, batch if whole else None
+                row += len(scores)
 
     def _refuse(self, bad: NDArray[Any], row: int, why: str) -> None:
         if np.any(bad):
@@ -558,18 +560,17 @@ class _Table:
     def _batches(self, rows: int, wanted: Sequence[str] | None) -> Iterator[Any]:
         from pyarrow import csv, parquet
 
-        with readable(self.path):
-            if self.separator is None:
-                file = parquet.ParquetFile(self.path)
-                yield from file.iter_batches(batch_size=rows, columns=wanted)
-                return
-            convert = csv.ConvertOptions(
-                column_types=self.schema, include_columns=wanted, strings_can_be_null=False
-            )
-            parse = csv.ParseOptions(delimiter=self.separator)
-            blocks = csv.ReadOptions(block_size=_CSV_BLOCK)
-            with csv.open_csv(self.path, blocks, parse, convert) as reader:
-                yield from reader
+        if self.separator is None:
+            file = parquet.ParquetFile(self.path)
+            yield from file.iter_batches(batch_size=rows, columns=wanted)
+            return
+        convert = csv.ConvertOptions(
+            column_types=self.schema, include_columns=wanted, strings_can_be_null=False
+        )
+        parse = csv.ParseOptions(delimiter=self.separator)
+        blocks = csv.ReadOptions(block_size=_CSV_BLOCK)
+        with csv.open_csv(self.path, blocks, parse, convert) as reader:
+            yield from reader
 
     @property
     def separator(self) -> str | None:

@@ -29,6 +29,8 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 @contextmanager
 def readable(path: str | Path) -> Iterator[None]:
     """Turn what a reader raises about a damaged or foreign file into one line."""
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise InputError(f"{path}: there is no such file.")
     try:
         yield
     except (InputError, ImportError, MemoryError):
