@@ -13,7 +13,6 @@ import pytest
 from scipy.special import softmax as _softmax
 
 from longtail import ClassPrior, InputError, adjust_logits
-from longtail.posthoc import log_probs
 from longtail.predictions import adjust_predictions, from_arrays, open_predictions, tau_intervals
 from longtail.predictions.labels import LabelEncoder, read_labels, read_numbers
 from longtail.predictions.passes import learnt_prior
@@ -53,7 +52,7 @@ def write_csv(path, logits, labels, *, prefix="logit_", delimiter=","):
 
 
 def write_all(logits, target):
-    """Write the same predictions in every format; return how each is opened."""
+    """Write the same predictions in every format."""
     named = np.array(NAMES)[target]
     np.save("scores.npy", logits)
     np.save("labels.npy", target)
@@ -73,32 +72,29 @@ def write_all(logits, target):
     coded = pa.array(named).dictionary_encode()
     table = pa.table({"logits": fixed, "label": coded})
     pq.write_table(table, "fixed.parquet", row_group_size=7)
-    return {
-        "scores.npy": {"kind": "logits", "labels": "labels.npy"},
-        "stored.npz": {},
-        "packed.npz": {},
-        "named.npz": {},
-        "fortran.npz": {},
-        "fortran-packed.npz": {},
-        "other.npz": {"kind": "logits", "labels": "truth", "scores": "outputs"},
-        "comma.csv": {},
-        "tabs.tsv": {"kind": "logits", "scores": "score *", "classes": NAMES},
-        "wide.parquet": {},
-        "lists.parquet": {},
-        "fixed.parquet": {"classes": NAMES},
-    }
 
 
-FORMATS = (
-    "scores.npy", "stored.npz", "packed.npz", "named.npz", "fortran.npz", "fortran-packed.npz",
-    "other.npz", "comma.csv", "tabs.tsv", "wide.parquet", "lists.parquet", "fixed.parquet",
-)  # fmt: skip
+FORMATS = {
+    "scores.npy": {"kind": "logits", "labels": "labels.npy"},
+    "stored.npz": {},
+    "packed.npz": {},
+    "named.npz": {},
+    "fortran.npz": {},
+    "fortran-packed.npz": {},
+    "other.npz": {"kind": "logits", "labels": "truth", "scores": "outputs"},
+    "comma.csv": {},
+    "tabs.tsv": {"kind": "logits", "scores": "score *", "classes": NAMES},
+    "wide.parquet": {},
+    "lists.parquet": {},
+    "fixed.parquet": {"classes": NAMES},
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_rows(folder, scores, name):
     logits, target = scores
-    found = open_predictions(name, **write_all(logits, target)[name])
+    write_all(logits, target)
+    found = open_predictions(name, **FORMATS[name])
     assert (found.kind, found.num_classes, found.labelled) == ("logits", 3, True)
     for elements in (1, 30, 10_000):
         blocks = list(found.blocks(elements))
@@ -133,7 +129,8 @@ def columns_of(path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_written_predictions_come_back_adjusted(folder, scores, name):
     logits, target = scores
-    found = open_predictions(name, **write_all(logits, target)[name])
+    write_all(logits, target)
+    found = open_predictions(name, **FORMATS[name])
     out = folder / f"out.{name.rpartition('.')[2]}"
     written = adjust_predictions(found, PRIOR, tau=1.0).write(out)
     expected = adjust_logits(logits, PRIOR)
@@ -192,16 +189,6 @@ def test_probabilities_stay_probabilities(folder, scores):
     np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
-def test_zeros_are_read_as_the_estimators_read_them():
-    votes = np.random.default_rng(0).multinomial(10, [0.7, 0.25, 0.05], size=200) / 10
-    assert (votes == 0).any()
-    target = np.arange(200) % 3
-    found = tau_intervals(from_arrays(votes, target, kind="probs"), PRIOR)
-    expected = TauIntervals.from_logits(log_probs(votes), target, PRIOR)
-    np.testing.assert_array_equal(found.lower, expected.lower)
-    np.testing.assert_array_equal(found.upper, expected.upper)
-
-
 def test_the_number_of_threads_and_blocks_changes_nothing(monkeypatch, scores):
     from longtail.predictions import passes
 
@@ -236,8 +223,6 @@ def test_the_learnt_prior_is_the_mean_prediction(scores):
     ("labels", "names"),
     [
         ([0, 2, 1], None),
-        ([[0], [2], [1]], None),
-        (["0", "2.0", " 1"], None),
         (np.array([0.0, 2.0, 1.0]), None),
         (["cat", "emu", "dog"], ("cat", "dog", "emu")),
         (np.array([b"cat", b"emu", b"dog"]), ("cat", "dog", "emu")),
@@ -253,13 +238,10 @@ def test_labels_of_any_form_become_indices(labels, names):
     ("name", "content", "expected"),
     [
         (None, "900,90, 10", [900, 90, 10]),
-        (None, "0.9 0.09 0.01", [0.9, 0.09, 0.01]),
         ("c.txt", "900\n90\n10\n", [900, 90, 10]),
-        ("c.txt", "900 90 10\n", [900, 90, 10]),
         ("c.json", json.dumps([900, 90, 10]), [900, 90, 10]),
         ("c.json", json.dumps({"dog": 90, "cat": 900}), [900, 90, 0]),
         ("c.csv", "class,count\nemu,10\ncat,900\ndog,90\n", [900, 90, 10]),
-        ("c.csv", "emu,10\ncat,900\ndog,90\n", [900, 90, 10]),
         ("c.csv", "count\n900\n90\n10\n", [900, 90, 10]),
     ],
 )
@@ -387,12 +369,12 @@ def test_columns_are_chosen_and_named(folder):
 
 
 def test_damaged_and_foreign_files(folder, scores):
-    opened = write_all(*scores)
+    write_all(*scores)
     for name in ("stored.npz", "packed.npz", "wide.parquet", "scores.npy"):
         whole = Path(name).read_bytes()
         Path(f"cut-{name}").write_bytes(whole[: int(0.6 * len(whole))])
         with pytest.raises(InputError, match=f"cut-{name} can't be read"):
-            read_through(f"cut-{name}", **opened[name])
+            read_through(f"cut-{name}", **FORMATS[name])
     for name, first, last in (("packed.npz", 200, 260), ("wide.parquet", 900, 2900)):
         content = bytearray(Path(name).read_bytes())
         content[first:last] = bytes(last - first)

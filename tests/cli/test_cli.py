@@ -41,11 +41,6 @@ def one_line(result, *words):
     return True
 
 
-def test_the_version(cli):
-    result = cli("--version")
-    assert (result.code, result.out) == (0, f"longtail {longtail.__version__}\n")
-
-
 def test_no_arguments_show_the_help(cli):
     result = cli()
     assert result.code == 2
@@ -160,21 +155,6 @@ def test_an_interrupt_says_so(cli, monkeypatch):
     result = cli("runs", "list")
     assert result.code == 130
     assert one_line(result, "interrupted")
-
-
-def test_a_missing_extra_names_the_install_command(fresh, tmp_path):
-    code = (
-        "import sys; sys.modules['safetensors'] = None\n"
-        "import run_factory; from pathlib import Path\n"
-        "from longtail.cli import _console, main\n"
-        "try: run_factory.make_run(Path('runs'))\n"
-        "except Exception as error: sys.exit(_console.report(error))"
-    )
-    from pathlib import Path
-
-    result = fresh(code=code, PYTHONPATH=str(Path(__file__).parents[1]))
-    assert result.code == 1
-    assert one_line(result, "needs safetensors", "run: pip install 'longtail[train]'")
 
 
 def test_shell_completion_offers_the_commands(fresh):

@@ -21,19 +21,7 @@ def problem(cli):
     logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
     np.savez("held-out.npz", logits=logits, target=target)
     np.save("logits.npy", logits)
-    np.save("labels.npy", target)
     np.save("train.npy", np.repeat([0, 1, 2], COUNTS))
-    return logits, target, prior
-
-
-@pytest.fixture
-def long_tailed(cli):
-    """Held-out logits mixed like the training data, in a file that has everything."""
-    prior = ClassPrior.from_counts(COUNTS)
-    target = np.repeat([0, 1, 2], [450, 45, 5])
-    noise = np.random.default_rng(0).normal(size=(500, 3))
-    logits = noise + 2.0 * np.eye(3)[target] + prior.log_probs
-    np.savez("mixed.npz", logits=logits, target=target, counts=COUNTS)
     return logits, target, prior
 
 
@@ -43,27 +31,6 @@ def test_the_result_is_that_of_tune_tau(cli, problem):
     assert result.out == str(tune_tau(*problem)) + "\n"
     document = json.loads(cli("tune", "held-out.npz", "--counts", "900,90,10", "--json").out)
     assert document == json.loads(json.dumps(tune_tau(*problem).to_dict()))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["logits.npy", "--logits", "--labels", "labels.npy", "--train-labels", "train.npy"],
-        ["logits.npy", "--logits", "--labels", "labels.txt", "--counts", "counts.txt"],
-        ["logits.npy", "--logits", "--labels", "labels.npy", "--counts", "counts.npy"],
-        ["held-out.npz", "--counts", "900, 90, 10"],
-        ["all.npz"],
-    ],
-)
-def test_every_way_to_name_the_same_data(cli, problem, words):
-    logits, target, _ = problem
-    np.savetxt("labels.txt", target, fmt="%d")
-    Path("counts.txt").write_text("900\n90\n10\n")
-    np.save("counts.npy", np.array(COUNTS))
-    np.savez("all.npz", logits=logits, target=target, counts=COUNTS)
-    result = cli("tune", *words, "--json")
-    assert result.err == ""
-    assert json.loads(result.out)["tau"] == tune_tau(*problem).tau
 
 
 def test_options_reach_the_library(cli, problem):
@@ -83,33 +50,6 @@ def test_options_reach_the_library(cli, problem):
         random_state=3,
     )
     assert json.loads(result.out) == json.loads(json.dumps(expected.to_dict(curve_points=5)))
-
-
-@pytest.mark.parametrize("file", ["mixed.npz", "held-out.npz"])
-def test_a_calibration_criterion_takes_any_mix(cli, problem, long_tailed, file):
-    words = ["--counts", "900,90,10", "--criterion", "log-loss", "--bootstrap", 0]
-    result = cli("tune", file, *words, "--json")
-    data = long_tailed if file == "mixed.npz" else problem
-    expected = tune_tau(*data, criterion="log_loss", n_bootstrap=0)
-    assert json.loads(result.out)["tau"] == expected.tau
-    explained = " ".join(cli("tune", "--help").out.split())
-    assert "weigh the classes as the training data are mixed" in explained
-
-
-def test_classes_have_their_names_in_the_text(cli, problem):
-    logits, target, _ = problem
-    kept = np.flatnonzero((target != 1) | (np.arange(len(target)) % 2 == 0))
-    table = np.column_stack([logits, target + 1])[kept]
-    head = "logit_1,logit_2,logit_3,label"
-    fmt = ["%.17g"] * 3 + ["%d"]
-    np.savetxt("table.csv", table, fmt=fmt, delimiter=",", header=head, comments="")
-    fewest = int((target[kept] == 1).sum())
-    text = cli("tune", "table.csv", "--counts", "900,90,10").out
-    assert f"fewest {fewest} (class 2)" in text
-    np.savetxt("two.csv", table[table[:, 3] != 2], fmt=fmt, delimiter=",", header=head, comments="")
-    text = cli("tune", "two.csv", "--counts", "900,90,10", "--missing", "nearest").out
-    assert "fewest 0 (class 2)" in text
-    assert "  class 2 has none: the nearest class in size counts for it too" in text
 
 
 def test_a_run_folder_brings_everything(cli, problem):

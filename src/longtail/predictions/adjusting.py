@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -255,7 +255,7 @@ class AdjustResult:
 def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
     """Refuse to replace a file unless told to, and the source in any case."""
     source = Path(predictions.name)
-    suffixes = (source.suffix,) if source.is_file() else (".npz", ".npy")
+    suffixes = (source.suffix,) if source.suffix and source.is_file() else (".npz", ".npy")
     if path.suffix not in suffixes:
         raise InputError(
             f"{path} must end in {' or '.join(suffixes)}: adjusted predictions keep the format of "
@@ -377,13 +377,12 @@ def adjust_predictions(
         folds = _checks.whole(DEFAULT_FOLDS if folds is None else folds, name="folds", at_least=2)
         protocol, amount = "cross-fit", folds
 
-    measured = partial(
-        tau_intervals,
-        predictions,
-        target_prior=target_prior,
-        workers=workers,
-        progress=progress,
-    )
+    def measured(under: ClassPrior) -> TauIntervals:
+        aim = target_prior
+        return tau_intervals(
+            predictions, under, target_prior=aim, workers=workers, progress=progress
+        )
+
     if effective or prior is None:
         target = collect_target(predictions)
     else:

@@ -400,7 +400,8 @@ class _Arrays:
 
     def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
         dtype = self.scores.dtype if self.scores.dtype.kind == "f" else np.dtype(np.float64)
-        dtype, predicted = dtype.newbyteorder("="), []
+        dtype = dtype.newbyteorder("=")
+        predicted: list[NDArray[Any]] = []
 
         def write_scores(file: IO[bytes]) -> None:
             header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False}
@@ -595,8 +596,9 @@ class _Table:
 
         def batches() -> Iterator[Any]:
             for block, scores, predicted in adjusted:
-                new = [pa.array(column) for column in scores.T]
-                if self.lists:
+                if not self.lists:
+                    new = [pa.array(column) for column in scores.T]
+                else:
                     ends = np.arange(len(scores) + 1, dtype=np.int32) * scores.shape[1]
                     new = [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
                 columns = [
@@ -686,21 +688,13 @@ def _from_table(
             f"{path}: the score columns are of the classes {_checks.listing(own)}, in this order; "
             f"leave `classes=` out."
         )
-    width, table = len(columns), _Table(path, schema, tuple(columns), lists, inside)
-    if lists:
-        for first, _, _ in _Table(path, schema, tuple(columns), lists).read(1, False):
-            width = first.shape[1]
-            break
     other = "probs" if kind == "logits" else "logits"
     repeated = {other, *(PREFIXES[other] + name for name in own or classes or ())} - numbers
     left_out = tuple(name for name in others if name in repeated)
-    return _predictions(
-        str(path),
-        kind,
-        (num_rows, width),
-        own if classes is None else classes,
-        target,
-        dataclasses.replace(table, left_out=left_out),
-        labelled=inside is not None,
-        left_out=left_out,
-    )
+    table = _Table(path, schema, tuple(columns), lists, inside, left_out)
+    shape = num_rows, len(columns)
+    if lists:
+        shape = num_rows, next((scores.shape[1] for scores, _, _ in table.read(1, False)), 0)
+    known: dict[str, Any] = {"labelled": inside is not None, "left_out": left_out}
+    class_names = own if classes is None else classes
+    return _predictions(str(path), kind, shape, class_names, target, table, **known)
