@@ -328,8 +328,8 @@ HEAD = "logit_a,logit_b,logit_c,label\n"
         (HEAD + "1,2,3,z\n", "row 0 has the label 'z'"),
         (HEAD, "has no more than 0 rows"),
         (HEAD.replace("_b", "_a"), "the column 'logit_a' occurs twice"),
-        ("a;b;c;label\n1;2;3;a\n", "must have logits or probs"),
-        ("logit_a,prob_a\n1,2\n", "has both logits and probabilities; choose with `kind="),
+        ("a;b;c;label\n1;2;3;a\n", "must have either logits or probs"),
+        ("logit_a,prob_a\n1,2\n", "it has logit_a, prob_a. Say which with `kind="),
         ("logit_a,b\n1,2\n", "scores of at least two classes"),
         ("x" * 140_000 + ",b\n1,2\n", "field larger than field limit"),
     ],
@@ -398,7 +398,7 @@ def test_damaged_and_foreign_files(folder, scores):
 def test_bad_npz(folder, scores):
     logits, target = scores
     for arrays, settings, message in (
-        ({"x": np.zeros(3)}, {}, "must have logits or probs"),
+        ({"x": np.zeros(3)}, {}, "must have either logits or probs"),
         ({"logits": logits}, {"kind": "probs"}, "must have probs"),
         ({"logits": logits, "target": target[1:]}, {}, "120 rows but 119 labels"),
         ({"logits": logits[:, 0]}, {}, "must hold numbers in the shape"),

@@ -28,10 +28,14 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float, int, str], None]
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
+
+def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
+    """Return an option of a command in one line: what it takes, and its help."""
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
+JsonOption = Annotated[bool, option(None, "Print the result as JSON, and nothing else.", "--json")]
+ForceOption = Annotated[bool, option(None, "Replace what is there already.", "--force")]
 
 # Longer than this and a person wonders whether it still works.
 _PATIENCE = 2.0

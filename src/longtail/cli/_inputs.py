@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
+from longtail.cli._console import option
 
 if TYPE_CHECKING:
     from longtail.predictions import Predictions
@@ -37,44 +38,22 @@ FileArgument = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="An .npz, .npy, .csv or .parquet file, or a run folder."),
 ]
-LabelsOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|FILE", help="Labels: what is called so in FILE, or another file."),
-]
+LabelsOption = Annotated[str | None, option("NAME|FILE", "Labels: a name in FILE, or a file.")]
 CountsOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="N,N,...|FILE",
-        help="Training examples per class, in the order of the score columns.",
-    ),
+    option("N,N,...|FILE", "Training examples per class, in the order of the score columns."),
 ]
-TrainLabelsOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Or the training labels, to be counted.")
-]
-SmoothingOption = Annotated[
-    float,
-    typer.Option(metavar="X", min=0, help="Added to every count."),
-]
-SplitOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Split of a run folder (default: held-out).")
-]
-BoundsOption = Annotated[
-    tuple[float, float],
-    typer.Option(metavar="LOW HIGH", help="Where to search for tau."),
-]
-LogitsOption = Annotated[
-    bool, typer.Option("--logits", help="The scores are logits, if FILE doesn't say.")
-]
-ProbsOption = Annotated[
-    bool, typer.Option("--probs", help="The scores are probabilities, if FILE doesn't say.")
-]
-ScoresOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", help="Array or columns of scores, such as 'score_*'."),
-]
+TrainLabelsOption = Annotated[Path | None, option("FILE", "Or the training labels, to be counted.")]
+SmoothingOption = Annotated[float, option("X", "Added to every count.", min=0)]
+SplitOption = Annotated[str | None, option("NAME", "Split of a run folder (default: held-out).")]
+BoundsOption = Annotated[tuple[float, float], option("LOW HIGH", "Where to search for tau.")]
+LogitsOption = Annotated[bool, option(None, "Scores are logits, if FILE doesn't say.", "--logits")]
+ProbsOption = Annotated[bool, option(None, "They are probabilities, if it doesn't say.", "--probs")]
+ScoresOption = Annotated[str | None, option("NAMES", "Array or columns, such as 'score_*'.")]
 ClassesOption = Annotated[
-    str | None, typer.Option(metavar="A,B,...|FILE", help="Class names, in the scores' order.")
+    str | None, option("A,B,...|FILE", "Class names, in the order of the scores.")
 ]
+SeedOption = Annotated[int, option("N", "Of splits and resampling.", min=0)]
 
 
 def open_file(

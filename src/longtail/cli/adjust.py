@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from longtail.cli import _console, _inputs
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._console import ForceOption, JsonOption, option
 from longtail.cli._inputs import (
     BoundsOption,
     ClassesOption,
@@ -21,6 +21,7 @@ from longtail.cli._inputs import (
     LogitsOption,
     ProbsOption,
     ScoresOption,
+    SeedOption,
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
@@ -44,49 +45,28 @@ def adjust(
     labels: LabelsOption = None,
     logits: LogitsOption = False,
     probs: ProbsOption = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the adjusted predictions here."),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write a page with charts here.")
-    ] = None,
-    tau: Annotated[
-        float | None, typer.Option(metavar="T", help="Apply this tau instead of choosing one.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Write the result here.", "--out", "-o")] = None,
+    report: Annotated[Path | None, option("FILE.html", "Write a page with charts here.")] = None,
+    tau: Annotated[float | None, option("T", "Apply this tau instead of choosing one.")] = None,
     tune_on: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            min=0,
-            max=1,
-            help="Choose tau on a part of each class, judge it on the rest.",
-        ),
+        float | None, option("X", "Choose tau on this part, judge it on the rest.", min=0, max=1)
     ] = None,
     cross_fit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K", min=2, help="Judge each of K folds by the tau of the others (5)."
-        ),
+        int | None, option("K", "Judge K folds by the tau of the others (default: 5).", min=2)
     ] = None,
-    target: Annotated[
-        str, typer.Option(metavar="balanced|FILE", help="Class frequencies to aim at.")
-    ] = "balanced",
+    target: Annotated[str, option("balanced|FILE", "Class frequencies to aim at.")] = "balanced",
     effective_prior: Annotated[
-        bool,
-        typer.Option("--effective-prior", help="Correct the model's mean prediction, not counts."),
+        bool, option(None, "Correct the model's mean prediction, not counts.", "--effective-prior")
     ] = False,
     missing: Annotated[
-        Missing, typer.Option(help="Classes with too few labels: refuse, or leave them out.")
+        Missing, option(None, "Classes with too few labels: refuse, or leave out.")
     ] = Missing.error,
     scores: ScoresOption = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     split: SplitOption = None,
     bounds: BoundsOption = (0.0, 4.0),
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Of the split and of resampling.")
-    ] = 0,
+    seed: SeedOption = 0,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:

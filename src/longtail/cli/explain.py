@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import JsonOption
+from longtail.cli._console import JsonOption, option
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -58,7 +58,7 @@ def explain(
             autocompletion=_complete,
         ),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="The page's text as it is.")] = False,
+    plain: Annotated[bool, option(None, "The page's text as it is.", "--plain")] = False,
     json: JsonOption = False,
 ) -> None:
     """Explain a method: its equation, when to use it, and when not.
@@ -139,12 +139,9 @@ def _list(texts: dict[str, str], json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    width = max(map(len, texts), default=0)
     for key, names in groups.items():
-        if not names:
-            continue
         table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column(style="bold", no_wrap=True, min_width=width)
+        table.add_column(style="bold", no_wrap=True, min_width=max(map(len, texts), default=0))
         table.add_column()
         for name in names:
             table.add_row(name, Text(_summary(texts[name])))

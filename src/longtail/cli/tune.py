@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from longtail.cli import _console, _inputs
-from longtail.cli._console import JsonOption
+from longtail.cli._console import JsonOption, option
 from longtail.cli._inputs import (
     BoundsOption,
     ClassesOption,
@@ -19,6 +19,7 @@ from longtail.cli._inputs import (
     Method,
     ProbsOption,
     ScoresOption,
+    SeedOption,
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
@@ -63,35 +64,30 @@ def tune(
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     split: SplitOption = None,
-    method: Annotated[
-        Method, typer.Option(metavar="NAME", help="Or weight-normalization.")
-    ] = Method.logit_adjustment,
+    method: Annotated[Method, option("NAME", "Or weight-normalization.")] = Method.logit_adjustment,
     bias_mode: Annotated[
-        BiasMode, typer.Option(help="What weight normalization does with the bias.")
+        BiasMode, option(None, "What weight normalization does with the bias.")
     ] = BiasMode.scale,
     criterion: Annotated[
         Criterion,
-        typer.Option(
-            metavar="NAME",
-            help="Or log-loss, squared-error, ece, sharpness: these see tau as a temperature, and "
+        option(
+            "NAME",
+            "Or log-loss, squared-error, ece, sharpness: these see tau as a temperature, and "
             "weigh the classes as the training data are mixed.",
         ),
     ] = Criterion.balanced_error,
     missing: Annotated[
         Missing,
-        typer.Option(
-            help="Classes without examples: refuse, or let the nearest in size count for them "
-            "too (for --split dev of CIFAR)."
+        option(
+            None,
+            "Classes without examples: refuse, or let the nearest in size count for them too "
+            "(for --split dev of CIFAR).",
         ),
     ] = Missing.error,
     bounds: BoundsOption = (0.0, 4.0),
-    bootstrap: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Resamplings behind the interval; 0 for none.")
-    ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the resampling.")] = 0,
-    curve: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Points of the curve to add to --json.")
-    ] = 0,
+    bootstrap: Annotated[int, option("N", "Resamplings; 0 for no interval.", min=0)] = 1000,
+    seed: SeedOption = 0,
+    curve: Annotated[int, option("N", "Points of the curve to add to --json.", min=0)] = 0,
     json: JsonOption = False,
 ) -> None:
     """Choose tau on held-out logits, by the exact error curve.

@@ -343,16 +343,11 @@ def _score_source(
     }
     if scores is None:
         there = [key for key in KINDS if by_name[key] and kind in (None, key)]
-        if len(there) > 1:
+        if len(there) != 1:
             raise InputError(
-                f"{path} has both logits and probabilities; choose with `kind='logits'` or "
-                f"`kind='probs'`."
-            )
-        if not there:
-            raise InputError(
-                f"{path} must have {kind or 'logits or probs'}: an array of that name, or columns "
-                f"logit_NAME or prob_NAME; it has {_checks.listing(names) or 'nothing'}. Name its "
-                f"scores with `scores=`, and say `kind='logits'` or `kind='probs'`."
+                f"{path} must have {kind or 'either logits or probs'}: an array of that name, or "
+                f"columns logit_NAME or prob_NAME; it has {_checks.listing(names) or 'nothing'}. "
+                f"Say which with `kind='logits'` or `kind='probs'`, name others with `scores=`."
             )
         return there[0], by_name[there[0]]
     chosen: dict[str, None] = {}

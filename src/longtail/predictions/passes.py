@@ -47,13 +47,7 @@ def each_block(
 ) -> Iterator[_Found]:
     """Yield function(block, logits) of each block in order, computed a few at a time.
 
-    Args:
-        function: takes a block and its logits; of probabilities, their logarithms.
-        predictions: to go through.
-        elements: scores per block; None for what suits computed arrays.
-        workers: threads.
-        progress: told (rows done, rows in all or 0, "").
-        rest: whether blocks keep whole rows, to save them again.
+    Of probabilities the logits are their logarithms. `rest` keeps whole rows in the blocks.
     """
 
     def work(block: Block) -> _Found:
