@@ -30,7 +30,7 @@ from longtail.predictions.passes import (
     tau_intervals,
     whole_logits,
 )
-from longtail.priors import GROUPS, ClassPrior
+from longtail.priors import ClassPrior
 from longtail.tuning import (
     Criterion,
     Method,
@@ -145,13 +145,13 @@ class AdjustResult:
         """
         if self.prior.counts is None:
             return {}
-        tally, members = self._judged(), self.prior.groups(many=self.many, few=self.few)
-        weights = {name: np.isin(np.arange(len(tally.counts)), members[name]) for name in GROUPS}
-        return {
-            name: tally.change(weight.astype(np.float64), level=self.level)
-            for name, weight in weights.items()
-            if np.any(tally.counts[weight])
-        }
+        tally, found = self._judged(), {}
+        for name, members in self.prior.groups(many=self.many, few=self.few).items():
+            if np.any(tally.counts[members]):
+                weight = np.zeros(self.prior.num_classes)
+                weight[members] = 1.0
+                found[name] = tally.change(weight, level=self.level)
+        return found
 
     def of_class(self, index: int) -> Change:
         """Return the error of one class."""
@@ -451,10 +451,8 @@ def tune_predictions(
     bias_mode: Literal["scale", "drop"] = "scale",
     criterion: Criterion = "balanced_error",
     missing: Missing = "error",
-    bounds: tuple[float, float] = (0.0, 4.0),
-    n_bootstrap: int = 1000,
-    random_state: int = 0,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> TauResult:
     """Choose tau on saved predictions, as `tune_tau` does on logits.
 
@@ -465,17 +463,16 @@ def tune_predictions(
         bias_mode: of weight normalization, as in `tune_normalization`.
         criterion: as in `tune_tau`.
         missing: as in `tune_tau`.
-        bounds: as in `tune_tau`.
-        n_bootstrap: as in `tune_tau`.
-        random_state: as in `tune_tau`.
         progress: told (rows done, rows in all or 0, "").
+        **settings: bounds, n_bootstrap and others of `tune_from_intervals`.
 
     Returns:
         The TauResult.
     """
     _checks.prior(prior, num_classes=predictions.num_classes)
     _checks.choice(missing, ("error", "nearest"), name="missing")
-    uncertainty: dict[str, Any] = {"n_bootstrap": n_bootstrap, "random_state": random_state}
+    if not predictions.labelled:
+        raise InputError(f"{predictions.name} has no labels; name them with `labels=`.")
     options: dict[str, Any] = {}
     if method == "weight_normalization":
         if criterion != "balanced_error":
@@ -494,16 +491,8 @@ def tune_predictions(
         bias = predictions.bias if bias_mode == "drop" else None
         options = {"norms": predictions.norms, "bias": bias, "bias_mode": bias_mode}
     elif criterion != "balanced_error":
-        if not predictions.labelled:
-            raise InputError(f"{predictions.name} has no labels; name them with `labels=`.")
-        return tune_tau(
-            *whole_logits(predictions),
-            prior,
-            criterion=criterion,
-            missing=missing,
-            bounds=bounds,
-            **uncertainty,
-        )
+        logits, target = whole_logits(predictions)
+        return tune_tau(logits, target, prior, criterion=criterion, missing=missing, **settings)
     elif np.ptp(prior.log_probs) == 0:
         raise InputError(NOTHING_TO_TUNE)
     parts = tau_intervals(predictions, prior, progress=progress, method=method, **options)
@@ -517,7 +506,7 @@ def tune_predictions(
             f"each, let the nearest class in size count for them too with `missing='nearest'`, or "
             f"take `criterion='log-loss'`, which can do without some."
         )
-    return tune_from_intervals(parts, bounds=bounds, **uncertainty)
+    return tune_from_intervals(parts, **settings)
 
 
 def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing: str) -> IntArray:
