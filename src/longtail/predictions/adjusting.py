@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -376,13 +376,9 @@ def adjust_predictions(
     elif tau is None or effective:
         folds = _checks.whole(DEFAULT_FOLDS if folds is None else folds, name="folds", at_least=2)
         protocol, amount = "cross-fit", folds
-
-    def measured(under: ClassPrior) -> TauIntervals:
-        aim = target_prior
-        return tau_intervals(
-            predictions, under, target_prior=aim, workers=workers, progress=progress
-        )
-
+    measured = partial(
+        tau_intervals, predictions, target_prior=target_prior, workers=workers, progress=progress
+    )
     if effective or prior is None:
         target = collect_target(predictions)
     else:
