@@ -153,13 +153,6 @@ def test_without_labels_tau_is_one_and_that_is_said(cli, files):
     assert "Error in percent" not in text
 
 
-def test_without_labels_nothing_is_said_for_another_tau(cli, files):
-    result = cli("adjust", "unlabelled.npz", "--counts", COUNTS, "--tau", 0.8, "-o", "out.npz")
-    text = " ".join(result.out.split())
-    assert "the examples have no labels. Label some examples to see whether tau = 0.8" in text
-    assert "tau = 1" not in text
-
-
 def test_a_page(cli, files):
     pytest.importorskip("plotly")
     words = ["adjust", "p.npz", "--counts", COUNTS, "--report", "page.html"]
@@ -178,16 +171,6 @@ def test_a_page(cli, files):
     assert cli(*words, "--force").code == 0
 
 
-@pytest.mark.parametrize("how", [[], ["--tune-on", 0.5], ["--cross-fit", 3]], ids=str)
-def test_examples_of_classes_left_out_were_read_too(cli, files, how):
-    logits, target = files
-    keep = (target < 2) | (np.cumsum(target == 2) <= 1)
-    np.savez("few.npz", logits=logits[keep], target=target[keep])
-    result = cli("adjust", "few.npz", "--counts", COUNTS, "--missing", "skip", *how)
-    assert result.out.startswith(f"few.npz: logits of {keep.sum()} labelled examples, 3 classes.")
-    assert "Left out of all means, for lack of labelled examples: 2." in result.out
-
-
 def test_classes_left_out_are_listed(cli, files):
     logits, target = files
     keep = target < 2
@@ -203,104 +186,58 @@ def test_classes_left_out_are_listed(cli, files):
     assert cli("adjust", "two.npz", "--counts", COUNTS, *words).code == 0
 
 
-def test_a_compressed_file_is_noted(cli, files):
-    logits, target = files
-    np.savez_compressed("packed.npz", logits=logits, target=target)
-    result = cli("adjust", "packed.npz", "--counts", COUNTS, "--json")
-    assert result.err.startswith("longtail: note: packed.npz is compressed")
-    assert json.loads(result.out)["tau"] == expected().tau
-
-
-def write_bad_files(logits, target):
-    probs = np.full((180, 3), 1 / 3)
-    probs[:90] = [0.5, 0.3, 0.2]
-    np.savez("sums.npz", probs=1.1 * probs, target=target)
-    np.savez("range.npz", probs=np.where(probs == 0.2, -0.1, probs), target=target)
-    spoilt = logits.copy()
-    spoilt[7, 2] = np.nan
-    np.savez("nan.npz", logits=spoilt, target=target)
-    np.savez("one.npz", logits=logits[:, :1], target=target)
-    np.savez("same.npz", logits=logits, target=np.zeros(180, int))
-    np.savez("unknown.npz", logits=logits, target=target + 1)
-    np.savez("short.npz", logits=logits, target=target[:-1])
-    np.savez("hot.npz", logits=logits, target=np.eye(3)[target])
-    np.savez("square.npz", logits=logits, target=target, counts=np.eye(3))
-    whole = Path("p.npz").read_bytes()
-    Path("cut.npz").write_bytes(whole[: len(whole) // 2])
-    Path("cut.parquet").write_bytes(b"PAR1" + bytes(100))
-    lines = Path("p.csv").read_text().splitlines()
-    Path("ragged.csv").write_text("\n".join([*lines, "1,2,3"]) + "\n")
-    Path("column.csv").write_text("\n".join(line.partition(",")[2] for line in lines) + "\n")
-    Path("text.csv").write_text("\n".join([*lines, "1,two,3,cat"]) + "\n")
-    Path("label.csv").write_text("\n".join([*lines, "1,2,3,yak"]) + "\n")
-    Path("never.txt").write_text("cat\n" * 9 + "dog\n")
-    Path("exists.npz").write_bytes(b"mine")
-    Path("exists.html").write_bytes(b"mine")
+def test_counts_in_another_order_are_suspected(cli, files):
+    result = cli("adjust", "p.npz", "--counts", "10,90,900")
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    assert "ny adjustment makes it worse: are the counts in the order of the score columns" in text
+    assert "consider wider" not in text
 
 
 BAD = [
-    (["ragged.csv", "--counts", COUNTS], "ragged.csv can't be read: CSV parse error: Row #182"),
-    (["column.csv", "--counts", COUNTS], "--counts has 3 numbers but there are 2 columns of scor"),
-    (["text.csv", "--counts", COUNTS], "Row #182: CSV conversion error to double: invalid value"),
-    (["label.csv", "--counts", COUNTS], "row 180 has the label 'yak', which is none of the cl"),
-    (["unknown.npz", "--counts", COUNTS], "row 120 has the label '3', which is none of the clas"),
-    (["hot.npz", "--counts", COUNTS, "-o", "o.npz"], "their shape is (180, 3); of one-hot lab"),
-    (["square.npz"], "`counts` in square.npz: `counts` must be one-dimensional"),
+    (["p.csv", "--counts", "9,1"], "--counts has 2 numbers but there are 3 columns of scor"),
+    (["hot.npz", "--counts", COUNTS], "their shape is (180, 3) (of one-hot labels save argmax"),
     (["p.npz", "--counts", "900,90,0"], "class(es) 2 have no training examples, so log π is inf"),
     (["p.csv", "--train-labels", "never.txt"], "--train-labels: class(es) emu have no training"),
-    (["p.csv", "--counts", COUNTS, "--classes", "a,b,c"], "leave --classes (classes=) out"),
+    (["p.csv", "--counts", COUNTS, "--classes", "a,b,c"], "leave --classes out"),
     (["p.npz", "--counts", "9,9,9"], "the prior is uniform, or the very target prior, so no tau"),
-    (["p.npz", "--counts", COUNTS, "--target", COUNTS], "or the very target prior, so no tau"),
     (
         ["p.csv", "--counts", COUNTS, "--target", "1,1,-1"],
         "above zero for every class, but class emu",
     ),
-    (["p.npz", "--counts", ".9,.09,.01"], "must be whole numbers of examples"),
-    (["p.csv", "--counts", "9,1,-1"], "must be finite and not negative"),
-    (["sums.npz", "--counts", COUNTS], "each row of `probs` must sum to 1, but row 0 sums to 1.1"),
-    (["range.npz", "--counts", COUNTS], "`probs` must lie in [0, 1], but -0.1 occurs"),
-    (["logits.npy", "--probs", "--labels", "y.npy", "--counts", COUNTS], "these look like logits"),
-    (
-        ["probs.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS],
-        "look like probabilities; declare them with --probs",
-    ),
-    (["logits.npy", "--labels", "y.npy", "--counts", COUNTS], "say what the scores are, with --lo"),
-    (["p.npz", "--probs", "--counts", COUNTS], "p.npz must have an array `logits` or `probs`; na"),
-    (["one.npz", "--counts", "9"], "one.npz: there must be scores of at least two classes"),
-    (["same.npz", "--counts", COUNTS], "2 of 3 classes have fewer: 1 (0), 2 (0)"),
+    (["probs.npy", "--logits", "--labels", "y.npy", "--counts", COUNTS], "say so with --probs"),
+    (["logits.npy", "--labels", "y.npy", "--counts", COUNTS], "what the scores are, with --logits"),
+    (["same.npz", "--counts", COUNTS], "or leave these classes out with --missing skip"),
     (["nan.npz", "--counts", COUNTS], "`logits` must be finite, but row 7, column 2 is nan"),
-    (["short.npz", "--counts", COUNTS], "short.npz: there are 180 rows but 179 labels"),
-    (["cut.npz", "--counts", COUNTS], "cut.npz can't be read: File is not a zip file"),
-    (["cut.parquet", "--counts", COUNTS], "cut.parquet can't be read: Parquet magic bytes not fo"),
     (["p.npz"], "training examples per class are needed: pass --counts 900,90,10"),
-    (["gone.npz", "--counts", COUNTS], "gone.npz: there is no such file"),
-    (["p.npz", "--counts", COUNTS, "--labels", "gone"], "--labels gone: there is no such file, an"),
     (["p.npz", "--counts", COUNTS, "-o", "exists.npz"], "exists.npz exists; pass --force"),
     (["p.npz", "--counts", COUNTS, "-o", "p.npz", "--force"], "p.npz is the file that is being"),
-    (["p.npz", "--counts", COUNTS, "-o", "x.csv"], "x.csv must end in .npz"),
-    (["p.npz", "--counts", COUNTS, "-o", "gone/x.npz"], "--out: there is no folder gone"),
-    (["p.npz", "--counts", COUNTS, "--report", "exists.html"], "exists.html exists; pass --force"),
+    (["p.npz", "--counts", COUNTS, "-o", "gone/x.npz"], "there is no folder gone"),
     (["p.npz", "--counts", COUNTS, "--report", "x.txt"], "must end in .html or .htm; got x.txt"),
-    (["p.npz", "--counts", COUNTS, "--report", "gone/x.html"], "--report: there is no folder"),
-    (["unlabelled.npz", "--counts", COUNTS], "has no labels, so nothing can be measured; name"),
+    (["unlabelled.npz", "--counts", COUNTS], "has no labels, so nothing can be measured"),
     (
         ["unlabelled.npz", "--counts", COUNTS, "-o", "x.npz", "--tune-on", "0.5"],
-        "has no labels, so tau can't be chosen on it",
+        "name them with --labels, or give --tau",
     ),
-    (
-        ["unlabelled.npz", "--counts", COUNTS, "-o", "x.npz", "--report", "x.html"],
-        "has no labels, so there is nothing to show on a page",
-    ),
+    (["p.npz", "--counts", COUNTS, "--tau", "1", "--cross-fit", "3"], "leave --tune-on and --cro"),
+    (["p.npz", "--counts", COUNTS, "--tau", "nan"], "`tau` must be finite; got nan"),
+    (["p.npz", "--counts", COUNTS, "--bounds", "3", "1"], "`bounds`"),
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), BAD, ids=lambda v: " ".join(v)[:40])
+@pytest.mark.parametrize(("words", "message"), BAD)
 def test_bad_input_is_one_line(cli, files, words, message):
-    write_bad_files(*files)
+    logits, target = files
+    spoilt = logits.copy()
+    spoilt[7, 2] = np.nan
+    np.savez("nan.npz", logits=spoilt, target=target)
+    np.savez("same.npz", logits=logits, target=np.zeros(180, int))
+    np.savez("hot.npz", logits=logits, target=np.eye(3)[target])
+    Path("never.txt").write_text("cat\n" * 9 + "dog\n")
+    Path("exists.npz").write_bytes(b"mine")
     before = sorted(Path().iterdir())
     result = cli("adjust", *words)
-    assert result.code == 1
-    assert result.out == ""
+    assert (result.code, result.out) == (1, "")
     assert result.err.startswith("longtail: error: ")
     assert result.err.count("\n") == 1
     assert message in result.err
@@ -311,15 +248,10 @@ def test_bad_input_is_one_line(cli, files, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tau", "1", "--cross-fit", "3"], "--tau and --cross-fit contradict each other"),
-        (["--tune-on", "0.5", "--cross-fit", "3"], "--tune-on and --cross-fit contradict each"),
         (["--logits", "--probs"], "the scores are either --logits or --probs, not both"),
         (["--missing", "maybe"], "'maybe' is not one of 'error', 'skip'"),
-        (["--tune-on", "50"], "'--tune-on': must lie between 0 and 1, such as 0.5; got 50"),
-        (["--tune-on", "nan"], "'--tune-on': must lie between 0 and 1, such as 0.5; got nan"),
+        (["--tune-on", "50"], "'--tune-on'"),
         (["--cross-fit", "1"], "'--cross-fit'"),
-        (["--bounds", "3", "1"], "'--bounds': must be a lower and a higher tau; got 3 and 1"),
-        (["--tau", "nan"], "'--tau': must be a finite number; got nan"),
         (["--split", "dev"], "--split is for run folders, and p.npz is a file"),
     ],
 )
@@ -328,16 +260,3 @@ def test_contradictions_are_wrong_usage(cli, files, words, message):
     assert result.code == 2
     assert message in result.err
     assert result.err.count("\n") == 1
-
-
-def test_counts_in_another_order_are_suspected(cli, files):
-    result = cli("adjust", "p.npz", "--counts", "10,90,900")
-    assert result.code == 0
-    text = " ".join(result.out.split())
-    assert "ny adjustment makes it worse: are the counts in the order of the score columns" in text
-    assert "consider wider" not in text
-
-
-def test_a_given_tau_needs_no_choice(cli, files):
-    assert cli("adjust", "p.npz", "--counts", "9,9,9", "--tau", 1).code == 0
-    assert cli("adjust", "unlabelled.npz", "--counts", "9,9,9", "--out", "out.npz").code == 0

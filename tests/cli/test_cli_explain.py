@@ -32,10 +32,6 @@ def test_a_page_is_rendered_at_80_columns(cli, name):
     assert ".md" not in result.out
 
 
-def test_spelling_is_forgiving(cli):
-    assert cli("explain", "Logit_Adjusted").out == cli("explain", "logit-adjusted").out
-
-
 def test_an_unknown_method_gets_the_list(cli):
     result = cli("explain", "focal")
     assert result.code == 2
@@ -54,29 +50,6 @@ def test_no_method_lists_them_with_a_sentence_each(cli):
     assert all(entry["summary"].endswith(".") and entry["title"] for entry in listed)
 
 
-def test_what_comes_on_top_of_a_loss_is_listed_apart(cli):
-    listed = json.loads(cli("explain", "--json").out)
-    kinds = {kind: [e["name"] for e in listed if e["kind"] == kind] for kind in ("loss", "extra")}
-    for line in method_help():
-        assert line.name in kinds[line.kind]
-    assert kinds["extra"] == [
-        "drw",
-        "label-smoothing",
-        "over-sampling",
-        "sqrt-sampling",
-        "under-sampling",
-    ]
-    blocks = cli("explain").out.split("\n\n")
-    assert [block.partition("\n")[0].strip() for block in blocks] == [
-        "Losses",
-        "On top of a loss, as in ldam+drw",
-        "After training with softmax",
-    ]
-    assert [line.split()[0] for line in blocks[1].splitlines() if line[0] != " "][1:] == (
-        kinds["extra"]
-    )
-
-
 def test_a_composed_method_is_explained_by_its_parts(cli):
     source = [(SOURCE / f"{name}.md").read_text() for name in ("ldam", "drw")]
     result = cli("explain", "ldam+drw")
@@ -90,10 +63,6 @@ def test_a_composed_method_is_explained_by_its_parts(cli):
         "title": "LDAM + Deferred re-weighting (DRW)",
         "page": "\n".join(source),
     }
-
-
-def test_settings_don_t_hide_the_page(cli):
-    assert cli("explain", "logit-adjusted:tau=2").out == cli("explain", "logit-adjusted").out
 
 
 @pytest.mark.parametrize(
@@ -121,12 +90,6 @@ def test_the_shell_completes_each_part():
     ]
     assert explain._complete("ldam+l") == ["ldam+label-smoothing"]
     assert explain._complete("eq") == ["equalized", "equalized-threshold"]
-
-
-def test_a_page_as_json(cli):
-    document = json.loads(cli("explain", "softmax", "--json").out)
-    assert document["title"] == "Softmax cross-entropy"
-    assert document["page"] == (SOURCE / "softmax.md").read_text()
 
 
 def test_the_pages_of_an_installed_package_come_first(cli, monkeypatch, tmp_path):

@@ -41,25 +41,12 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from longtail import __version__
-
-        _console.line(f"longtail {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[
         bool,
-        typer.Option(
-            "--debug", help="Show the whole traceback of an error (or set LONGTAIL_DEBUG=1)."
-        ),
+        typer.Option("--debug", help="Show tracebacks of errors (or set LONGTAIL_DEBUG=1)."),
     ] = False,
 ) -> None:
     """Classification when most classes are rare: logit adjustment, with proofs.
@@ -77,6 +64,11 @@ def options(
 
     Every command explains itself: longtail COMMAND --help.
     """
+    if version:
+        from longtail import __version__
+
+        _console.line(f"longtail {__version__}")
+        raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,13 +81,36 @@ def main(arguments: list[str] | None = None) -> int:
         The exit code: 0, 1 for a failure, 2 for wrong usage.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _prepare_streams()
-        if not several:
-            signal.signal(signal.SIGTERM, _stop)
-    code = _run(arguments)
+        if not several:  # end as after an error, so that temporary files are removed
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # People add --debug to the end of the line that just failed.
+    debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        with _console.warning_lines():
+            command: Any = typer.main.get_command(app)
+            code = command.main(given, prog_name="longtail", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 1
+    except Exception as error:
+        if debug and not _console.is_usage(error):
+            raise
+        code = _console.report(error)
+    if code == 130:
+        _console.error_line("interrupted")
+    code = code if isinstance(code, int) else 0
     if arguments is None and several:
-        _end_at_once(code)
+        # Threads of torch's process groups may still hold tensors and abort a process that has
+        # done its work, which torchrun would take for a failure: leave without taking them down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 
@@ -105,46 +120,7 @@ def _prepare_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-
-
-def _stop(*_: Any) -> None:
-    """End as after an error, so that temporary files are removed."""
-    raise SystemExit(128 + signal.SIGTERM)
-
-
-def _end_at_once(code: int) -> None:
-    """End one of several processes without taking its interpreter down.
-
-    Threads of torch's process groups may still hold tensors then, and abort a process that has
-    done its work, which torchrun would take for a failure.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _run(arguments: list[str] | None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # People add --debug to the end of the line that just failed.
-    debug = "--debug" in given or os.environ.get("LONGTAIL_DEBUG", "0") not in ("", "0")
-    given = [argument for argument in given if argument != "--debug"]
-    command = typer.main.get_command(app)
-    try:
-        with _console.warning_lines():
-            code = command.main(given, prog_name="longtail", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except Exception as error:
-        if debug and not _console.is_usage(error):
-            raise
-        return _console.report(error)
-    if code == 130:
-        _console.error_line("interrupted")
-    return code if isinstance(code, int) else 0
+            stream.reconfigure(errors="backslashreplace")
 
 
 __all__ = ["COMMANDS", "CommandGroup", "app", "main"]

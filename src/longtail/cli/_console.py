@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import textwrap
 import time
@@ -27,15 +28,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float, int, str], None]
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
+
+def option(metavar: str | None, text: str, *names: str, **settings: Any) -> Any:
+    """Return an option of a command in one line: what it takes, and its help."""
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
+JsonOption = Annotated[bool, option(None, "Print the result as JSON, and nothing else.", "--json")]
+ForceOption = Annotated[bool, option(None, "Replace what is there already.", "--force")]
 
 # Longer than this and a person wonders whether it still works.
 _PATIENCE = 2.0
 _WIDE = 160
 _PROSE = 80
+
+
+# --- results ----------------------------------------------------------------------------------
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -66,9 +74,7 @@ def line(text: str = "") -> None:
 
 def show(*renderables: RenderableType) -> None:
     """Print tables and the like as a result."""
-    out = console()
-    for renderable in renderables:
-        out.print(renderable)
+    console().print(*renderables, sep="\n")
 
 
 def show_table(table: ReportTable) -> None:
@@ -78,7 +84,8 @@ def show_table(table: ReportTable) -> None:
 
     # Where room is short columns move together first.
     widths = [max(map(len, cells)) for cells in zip(table.header, *table.rows, strict=True)]
-    tight = sum(widths) + 2 * (len(widths) - 1) > console().width
+    out = console()
+    tight = sum(widths) + 2 * (len(widths) - 1) > out.width
     drawn = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=tight)
     for position, title in enumerate(table.header):
         # Then names go on in another line: numbers and names alike stay whole.
@@ -86,10 +93,8 @@ def show_table(table: ReportTable) -> None:
         drawn.add_column(title, overflow="fold", **more)
     for row in table.rows:
         drawn.add_row(*(Text(printable(cell)) for cell in row))
-    show(Text(table.title, style="bold"), drawn)
-    if table.note:
-        line(wrapped(table.note))
-    line()
+    out.print(Text(table.title, style="bold"), drawn, sep="\n")
+    line(f"{wrapped(table.note)}\n" if table.note else "")
 
 
 def wrapped(text: str) -> str:
@@ -98,8 +103,8 @@ def wrapped(text: str) -> str:
 
 
 def print_json(document: Any) -> None:
-    """Print the result as JSON; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False))
+    """Print the result as JSON in ASCII; NaN and infinity, which JSON lacks, become null."""
+    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -112,6 +117,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+# --- messages ---------------------------------------------------------------------------------
 
 
 def note(text: str) -> None:
@@ -129,22 +137,51 @@ def warning_line(text: str) -> None:
     note(f"longtail: warning: {' '.join(text.split())}")
 
 
+_RENAMED = {"folds": "cross-fit", "target-prior": "target"}
+
+
+def as_options(text: str) -> str:
+    """Return a message of the library with its arguments, such as `tau=`, as options.
+
+    Examples:
+        >>> as_options("skip them with `missing='skip'`, say `kind='probs'` or `force=True`")
+        'skip them with --missing skip, say --probs or --force'
+        >>> as_options("name them with `labels=`")
+        'name them with --labels'
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1].replace("_", "-"), found[2]
+        if name == "kind":
+            return f"--{value}"
+        name = f"--{_RENAMED.get(name, name)}"
+        return name if value in (None, "True") else f"{name} {value}"
+
+    return re.sub(r"`(\w+)=(?:'?([\w-]+)'?)?`", option, text)
+
+
 def is_usage(error: BaseException) -> bool:
     """Return whether the command line itself was wrong (by the parser's own kind of exception)."""
     return hasattr(error, "format_message")
 
 
-def report(error: Exception) -> int:
+def report(error: Any) -> int:
     """Print in one line what went wrong and return the exit code."""
     from longtail._checks import InputError, MissingExtraError
 
     if is_usage(error):
-        return _report_usage(error)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            return 2
+        text = error.format_message().strip().rstrip(".").removeprefix("Invalid value: ")
+        context = getattr(error, "ctx", None)
+        hint = f"; see: {context.command_path} --help" if context is not None else ""
+        error_line(text[:1].lower() + text[1:] + hint)
+        return 2
     if isinstance(error, InputError | MissingExtraError):
-        error_line(str(error))
+        error_line(as_options(str(error)))
     elif isinstance(error, OSError) and error.strerror:
-        where = f": {error.filename}" if error.filename else ""
-        error_line(f"{error.strerror}{where}")
+        error_line(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
     elif isinstance(error, MemoryError):
         error_line(f"not enough memory: {error}" if str(error) else "not enough memory")
     else:
@@ -154,37 +191,14 @@ def report(error: Exception) -> int:
     return 1
 
 
-def _report_usage(error: Any) -> int:
-    context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()
-        return 2
-    text = error.format_message().strip().rstrip(".").replace("Value error, ", "")
-    text = text.removeprefix("Invalid value: ")
-    text = text[:1].lower() + text[1:]
-    hint = f"; see: {context.command_path} --help" if context is not None else ""
-    error_line(text + hint)
-    return int(getattr(error, "exit_code", 2))
-
-
-class _WarningLines(logging.Handler):
-    """Log messages of the library as lines on the stderr of the moment."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one message."""
-        warning_line(record.getMessage())
-
-
 @contextmanager
 def warning_lines() -> Iterator[None]:
     """Show warnings and log messages of the library as one line each on stderr."""
-
-    def showwarning(message: Warning | str, *_: Any, **__: Any) -> None:
-        warning_line(str(message))
-
-    logger, handler = logging.getLogger("longtail"), _WarningLines(logging.WARNING)
+    logger, handler = logging.getLogger("longtail"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warning_line(record.getMessage())  # type: ignore[method-assign]
+    before = warnings.showwarning
+    warnings.showwarning = lambda message, *_, **__: warning_line(as_options(str(message)))
     logger.addHandler(handler)
-    before, warnings.showwarning = warnings.showwarning, showwarning
     try:
         yield
     finally:
@@ -211,6 +225,9 @@ def refuse_no_page(path: Path, option: str) -> None:
         )
 
 
+# --- progress ---------------------------------------------------------------------------------
+
+
 @contextmanager
 def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
     """Show how far something long has come: a bar on a terminal, a line now and then elsewhere.
@@ -225,8 +242,24 @@ def progress(title: str, *, every: float = 5.0) -> Iterator[Progress]:
     """
     if sys.stderr.isatty():
         yield from _bar(title)
-    else:
-        yield from _lines(title, every)
+        return
+    due = time.monotonic() + _PATIENCE
+    last: tuple[float, float] | None = None  # the last line: when, and how far
+
+    def update(done: float, total: int, text: str) -> None:
+        nonlocal due, last
+        now = time.monotonic()
+        if now < due:
+            return
+        share = f" of {total} ({done / total:.0%})" if total else ""
+        left = ""
+        if last is not None and last[1] < done < total:
+            left = f", {duration((now - last[0]) * (total - done) / (done - last[1]))} left"
+        count = f"{done:.1f}" if isinstance(done, float) else done
+        note(f"{title}: {count}{share}{left}{'  ' + text if text else ''}")
+        due, last = now + every, (now, done)
+
+    yield update
 
 
 @contextmanager
@@ -240,74 +273,31 @@ def working(title: str) -> Iterator[None]:
 
 
 def _bar(title: str) -> Iterator[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
-    from rich.table import Column
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True, table_column=Column(min_width=5, no_wrap=True)),
-        TextColumn("left  {task.fields[text]}", table_column=Column(no_wrap=True)),
-    )
-    with Bars(*columns, console=console(stderr=True), transient=True) as bars:
+    columns = ("{task.description}", BarColumn(bar_width=12), MofNCompleteColumn())
+    more = (TimeRemainingColumn(compact=True), "left  {task.fields[text]}")
+    with Bars(*columns, *more, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, text="")
 
         def update(done: float, total: int, text: str) -> None:
-            # rich would shorten the bar and the numbers; the words are what can give way.
-            room = max(0, bars.console.width - len(title) - 2 * len(str(total)) - 29)
-            text = text if len(text) <= room else text[: max(0, room - 1)] + "…"
             bars.update(task, completed=done, total=total or None, text=text)
 
         yield update
-
-
-def _lines(title: str, every: float) -> Iterator[Progress]:
-    started = time.monotonic()
-    latest = started + _PATIENCE - every  # the first line comes when patience ends
-    before: tuple[float, int, float] | None = None
-    first: float = 0  # what was done when the clock began to count
-    starting = True  # what is made ready for the very first step takes a time of its own
-
-    def update(done: float, total: int, text: str) -> None:
-        nonlocal latest, started, before, first, starting
-        now = time.monotonic()
-        if before is not None and done < before[0] and (total != before[1] or before[0] >= total):
-            started, before = before[2], None  # another part, which takes a time of its own
-        if before is None:
-            first = 0
-            if total and done >= total / 50:  # it goes on from where it was left
-                first, started = done, now
-        elif starting and done > before[0]:
-            first, started, starting = done, now, False
-        before = done, total, now
-        if now - latest < every:
-            return
-        latest = now
-        share = f" of {total} ({done / total:.0%})" if total else ""
-        left = ""
-        if total and first + total / 50 <= done < total:  # the very first steps say little
-            left = f", {_duration((now - started) * (total - done) / (done - first))} left"
-        count = f"{done:.1f}" if isinstance(done, float) else done
-        note(f"{title}: {count}{share}{left}{'  ' + text if text else ''}")
-
-    yield update
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def duration(seconds: float | None) -> str:
     """Return seconds for people: ``0.8 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min``."""
     if seconds is None:
         return "-"
-    return f"{seconds:.1f} s" if seconds < 10 else _duration(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def size(count: int) -> str:

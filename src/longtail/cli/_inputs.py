@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
+from longtail.cli._console import option
 
 if TYPE_CHECKING:
-    from longtail._checks import FloatArray
     from longtail.predictions import Predictions
     from longtail.priors import ClassPrior
     from longtail.runs import Run
-    from longtail.runs.spec import Part
 
 
 class Method(StrEnum):
@@ -35,65 +34,26 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-def _rising(value: tuple[float, float]) -> tuple[float, float]:
-    low, high = (finite(end) or 0.0 for end in value)
-    if low >= high:
-        raise typer.BadParameter(f"must be a lower and a higher tau; got {low:g} and {high:g}")
-    return low, high
-
-
-LabelsOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Labels: a column or array in FILE, or a file of their own (.npy, text, csv).",
-    ),
+FileArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="An .npz, .npy, .csv or .parquet file, or a run folder."),
 ]
+LabelsOption = Annotated[str | None, option("NAME|FILE", "Labels: a name in FILE, or a file.")]
 CountsOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="N,N,...|FILE",
-        help="Training examples per class, in the order of the score columns, or a file of them "
-        "(text, .npy, .csv, .json).",
-    ),
+    option("N,N,...|FILE", "Training examples per class, in the order of the score columns."),
 ]
-TrainLabelsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Or the training labels themselves (.npy, text, csv)."),
-]
-SmoothingOption = Annotated[
-    float,
-    typer.Option(
-        metavar="X",
-        min=0,
-        callback=finite,
-        help="Added to every count; needed if a class has no examples.",
-    ),
-]
-SplitOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Which split of a run folder (default: held-out)."),
-]
-BoundsOption = Annotated[
-    tuple[float, float],
-    typer.Option(metavar="LOW HIGH", callback=_rising, help="Where to search for tau."),
-]
-LogitsOption = Annotated[
-    bool, typer.Option("--logits", help="The scores are logits, if FILE doesn't say.")
-]
-ProbsOption = Annotated[
-    bool, typer.Option("--probs", help="The scores are probabilities, if FILE doesn't say.")
-]
-ScoresOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES", help="The array of scores, or the score columns, such as 'score_*'."
-    ),
-]
+TrainLabelsOption = Annotated[Path | None, option("FILE", "Or the training labels, to be counted.")]
+SmoothingOption = Annotated[float, option("X", "Added to every count.", min=0)]
+SplitOption = Annotated[str | None, option("NAME", "Split of a run folder (default: held-out).")]
+BoundsOption = Annotated[tuple[float, float], option("LOW HIGH", "Where to search for tau.")]
+LogitsOption = Annotated[bool, option(None, "Scores are logits, if FILE doesn't say.", "--logits")]
+ProbsOption = Annotated[bool, option(None, "They are probabilities, if it doesn't say.", "--probs")]
+ScoresOption = Annotated[str | None, option("NAMES", "Array or columns, such as 'score_*'.")]
 ClassesOption = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,...|FILE", help="Names of the classes, in the order of the scores."),
+    str | None, option("A,B,...|FILE", "Class names, in the order of the scores.")
 ]
+SeedOption = Annotated[int, option("N", "Of splits and resampling.", min=0)]
 
 
 def open_file(
@@ -114,7 +74,7 @@ def open_file(
         raise typer.BadParameter("the scores are either --logits or --probs, not both")
     if split is not None and file.is_file():
         raise typer.BadParameter(f"--split is for run folders, and {file} is a file")
-    found = open_predictions(
+    return open_predictions(
         file,
         kind="logits" if logits else "probs" if probs else None,
         labels=labels,
@@ -122,22 +82,38 @@ def open_file(
         classes=None if classes is None else read_class_names(classes),
         split=split or "held-out",
     )
-    for text in found.notes:
-        _console.note(f"longtail: note: {text}")
-    return found
 
 
-def warn_of_split(file: Path, split: str | None, *, chosen: bool) -> None:
-    """Warn where a run's logits are no honest ground for a choice or an error."""
-    if not file.is_dir():
-        return
+def warn_of_run(
+    file: Path,
+    split: str | None,
+    prior: ClassPrior | None,
+    *,
+    tau: float | None,
+    elsewhere: str | None = None,
+) -> None:
+    """Warn where a run's logits are no honest ground for a choice, or are adjusted already.
+
+    Args:
+        file: the run folder; its files were verified when they were read.
+        split: of the logits.
+        prior: to adjust by; None if what the training left doesn't matter.
+        tau: that is asked for; None if it is chosen on the logits.
+        elsewhere: as in `warn_if_adjusted`.
+    """
+    from longtail.posthoc import LEAST_AGAIN
+    from longtail.runs import Run
+
+    if prior is not None and (tau is None or tau >= LEAST_AGAIN):
+        run = Run.open(file, verify=False)
+        warn_if_adjusted(run, prior, tau=tau, elsewhere=elsewhere)
     if split == "train":
         _console.warning_line(
             "these logits are of the images that the run was trained on: neither a tau that is "
             "chosen on them nor an error that is measured on them holds for others. Take the "
             "held-out part of a run that was trained with --held-out 0.2, or --split dev."
         )
-    if split == "test" and chosen:
+    if split == "test" and tau is None:
         _console.warning_line(
             "tau was chosen on the test set: it is an oracle's, and its errors there are no "
             "estimate for new data; choose it on another split."
@@ -240,15 +216,6 @@ def read_target(text: str, width: int, class_names: Sequence[str] | None) -> Cla
     return ClassPrior.from_weights(above_zero(numbers, "--target", class_names))
 
 
-def opened_run(file: Path) -> Run | None:
-    """The run, if the argument is a run folder; its files were verified when they were read."""
-    if not file.is_dir():
-        return None
-    from longtail.runs import Run
-
-    return Run.open(file, verify=False)
-
-
 def warn_if_adjusted(
     run: Run | None, prior: ClassPrior, *, tau: float | None, elsewhere: str | None = None
 ) -> bool:
@@ -271,60 +238,47 @@ def warn_if_adjusted(
         return False
     from longtail.posthoc import LEAST_AGAIN, leaves_little, tau_left
 
-    from_equal = ""
-    if elsewhere is not None:
-        ones = ",".join(["1"] * min(prior.num_classes, 3))
-        dots = ",..." if prior.num_classes > 3 else ""
-        from_equal = (
-            f"what training has balanced is adjusted to another target from equal counts: pass "
-            f"--counts {ones}{dots} with the same {elsewhere}"
-        )
-    for method in dict.fromkeys(_trained_with(run)):
-        residual = _residual(method, run.prior)
-        asked = LEAST_AGAIN if tau is None else tau
-        if residual is not None and leaves_little(residual, run.prior, tau=asked):
-            left = tau_left(residual, run.prior)
-            does = "already aims at the balanced error: adjusting its logits"
-            instead = "use them as they are, or at most with a small tau that held-out data ask for"
-            if left >= 0.1:
-                does = f"leaves about tau = {left:.1f} to correct: more than that"
-                instead = f"take tau = {left:.1f}, or what held-out data ask for"
-            _console.warning_line(
-                f"{run.folder} was trained with {method.name}, which {does} favours the rare "
-                f"classes twice; {from_equal or instead}."
+    asked = LEAST_AGAIN if tau is None else tau
+    for name, method in _trained_with(run):
+        residual = method.residual_adjustment(run.prior)
+        if not leaves_little(residual, run.prior, tau=asked):
+            continue
+        left = tau_left(residual, run.prior)
+        does = "already aims at the balanced error: adjusting its logits"
+        instead = "use them as they are, or at most with a small tau that held-out data ask for"
+        if left >= 0.1:
+            does = f"leaves about tau = {left:.1f} to correct: more than that"
+            instead = f"take tau = {left:.1f}, or what held-out data ask for"
+        if elsewhere is not None:
+            ones = ",".join(["1"] * min(prior.num_classes, 3)) + ",..." * (prior.num_classes > 3)
+            instead = (
+                f"what training has balanced is adjusted to another target from equal counts: "
+                f"pass --counts {ones} with the same {elsewhere}"
             )
-            return True
+        _console.warning_line(
+            f"{run.folder} was trained with {name}, which {does} favours the rare classes twice; "
+            f"{instead}."
+        )
+        return True
     return False
 
 
 def trained_plainly(run: Run) -> bool:
     """Whether nothing in a run's training favoured rare classes, as far as its record tells."""
-    from longtail._checks import InputError
-    from longtail.train.methods import Method as Trained
-
     if run.teachers:  # whose answers may be balanced
         return False
-    with suppress(InputError):  # a method of somebody else's, of which nothing is known
-        return Trained.of(run.spec.method).is_plain
-    return False
+    plain = [method.is_plain for _, method in _trained_with(run)]
+    return bool(plain) and all(plain)
 
 
-def _trained_with(run: Run) -> Iterator[Part]:
-    """The method of a run, or those of an ensemble's members as far as they are there."""
+def _trained_with(run: Run) -> Iterator[tuple[str, Any]]:
+    """The method of a run, or those of an ensemble's members, as far as they are known here."""
     from longtail._checks import InputError
     from longtail.runs import Run
-
-    if not run.members:
-        yield run.spec.method
-    for name in run.members:
-        with suppress(InputError):
-            yield Run.open(run.folder.parent.parent / name, verify=False).spec.method
-
-
-def _residual(method: Part, prior: ClassPrior) -> FloatArray | None:
-    from longtail._checks import InputError
     from longtail.train.methods import Method as Trained
 
-    with suppress(InputError):  # a method of somebody else's, of which nothing is known
-        return Trained.of(method).residual_adjustment(prior)
-    return None
+    folders = [run.folder.parent.parent / name for name in run.members] or [run.folder]
+    for folder in folders:
+        with suppress(InputError):  # a member that is not there, or somebody else's method
+            part = Run.open(folder, verify=False).spec.method
+            yield part.name, Trained.of(part)

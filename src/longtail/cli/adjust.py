@@ -6,28 +6,26 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli import _console, _inputs
+from longtail.cli._console import ForceOption, JsonOption, option
 from longtail.cli._inputs import (
     BoundsOption,
     ClassesOption,
     CountsOption,
+    FileArgument,
     LabelsOption,
     LogitsOption,
     ProbsOption,
     ScoresOption,
+    SeedOption,
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
-    finite,
 )
-
-if TYPE_CHECKING:
-    from longtail.predictions import AdjustResult, Predictions
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -39,78 +37,36 @@ class Missing(StrEnum):
     skip = "skip"
 
 
-def _inner_fraction(value: float | None) -> float | None:
-    if value is not None and not 0 < value < 1:
-        raise typer.BadParameter(f"must lie between 0 and 1, such as 0.5; got {value:g}")
-    return value
-
-
 @app.command()
 def adjust(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="Saved predictions: .npz, .npy, .csv, .parquet or a run folder."
-        ),
-    ],
+    file: FileArgument,
     counts: CountsOption = None,
     train_labels: TrainLabelsOption = None,
     labels: LabelsOption = None,
     logits: LogitsOption = False,
     probs: ProbsOption = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write the adjusted predictions here."),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page with charts here."),
-    ] = None,
-    tau: Annotated[
-        float | None,
-        typer.Option(metavar="T", callback=finite, help="Apply this tau instead of choosing one."),
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Write the result here.", "--out", "-o")] = None,
+    report: Annotated[Path | None, option("FILE.html", "Write a page with charts here.")] = None,
+    tau: Annotated[float | None, option("T", "Apply this tau instead of choosing one.")] = None,
     tune_on: Annotated[
-        float | None,
-        typer.Option(
-            metavar="FRACTION",
-            callback=_inner_fraction,
-            help="Choose tau on this part of each class, judge it on the rest.",
-        ),
+        float | None, option("X", "Choose tau on this part, judge it on the rest.", min=0, max=1)
     ] = None,
     cross_fit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K",
-            min=2,
-            help="Judge each of K folds with the tau of the others (default: 5).",
-        ),
+        int | None, option("K", "Judge K folds by the tau of the others (default: 5).", min=2)
     ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="balanced|FILE", help="Class frequencies to aim at: all alike, or a file's."
-        ),
-    ] = "balanced",
+    target: Annotated[str, option("balanced|FILE", "Class frequencies to aim at.")] = "balanced",
     effective_prior: Annotated[
-        bool,
-        typer.Option(
-            "--effective-prior",
-            help="Correct the prior that the model shows (its mean prediction), not the counts.",
-        ),
+        bool, option(None, "Correct the model's mean prediction, not counts.", "--effective-prior")
     ] = False,
     missing: Annotated[
-        Missing,
-        typer.Option(help="Classes with too few labels: refuse, or leave them out."),
+        Missing, option(None, "Classes with too few labels: refuse, or leave out.")
     ] = Missing.error,
     scores: ScoresOption = None,
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     split: SplitOption = None,
     bounds: BoundsOption = (0.0, 4.0),
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Of the split and of resampling.")
-    ] = 0,
+    seed: SeedOption = 0,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -126,16 +82,13 @@ def adjust(
       longtail adjust predictions.npz --counts 900,90,10
       longtail adjust predictions.csv --counts counts.csv --out adjusted.csv
       longtail adjust logits.npy --logits --labels y.npy --train-labels train.npy
-      longtail adjust predictions.parquet --counts counts.json --report page.html
       longtail adjust unlabelled.npz --counts 900,90,10 --tau 1 --out adjusted.npz
-      longtail adjust RUN --split dev
-      longtail adjust RUN --split test --tau 1.2
+      longtail adjust RUN --split dev --report page.html
     """
-    from longtail.cli import _inputs
-    from longtail.posthoc import LEAST_AGAIN
+    from longtail import _checks
     from longtail.predictions import adjust_predictions
+    from longtail.predictions.adjusting import check_output
 
-    _refuse_contradictions(tau, tune_on, cross_fit, effective_prior)
     found = _inputs.open_file(
         file,
         labels=labels,
@@ -145,7 +98,18 @@ def adjust(
         classes=classes,
         split=split,
     )
-    _refuse_early(found, out, report, force)
+    # What would fail after the work is refused before it.
+    if not found.labelled and (out is None or report is not None):
+        raise _checks.InputError(
+            f"{found.name} has no labels, so nothing can be measured or shown; name them with "
+            f"--labels, or only write the predictions adjusted, with --out FILE."
+        )
+    if out is not None:
+        check_output(found, out, force=force)
+    if report is not None:
+        _checks.require("plotly", extra="report")
+        _console.refuse_no_page(report, "--report")
+        _console.refuse_overwrite(report, force)
     prior = _inputs.read_prior(
         found,
         counts=counts,
@@ -153,10 +117,9 @@ def adjust(
         smoothing=smoothing,
         optional=effective_prior,
     )
-    aim = _inputs.read_target(target, found.num_classes, found.class_names)
-    if prior is not None and not effective_prior and (tau is None or tau >= LEAST_AGAIN):
-        elsewhere = None if aim is None else "--target"
-        _inputs.warn_if_adjusted(_inputs.opened_run(file), prior, tau=tau, elsewhere=elsewhere)
+    aim = None
+    if target != "balanced":
+        aim = _inputs.read_target(target, found.num_classes, found.class_names)
     with _console.progress("reading") as progress:
         result = adjust_predictions(
             found,
@@ -171,55 +134,10 @@ def adjust(
             random_state=seed,
             progress=progress,
         )
-    _inputs.warn_of_split(file, split, chosen=tau is None)
-    _finish(result, out, report, force=force, json=json)
-
-
-def _refuse_contradictions(
-    tau: float | None, tune_on: float | None, cross_fit: int | None, effective: bool
-) -> None:
-    given = {"--tau": tau, "--tune-on": tune_on, "--cross-fit": cross_fit}
-    names = [name for name, value in given.items() if value is not None]
-    if effective and tau is not None:
-        names.remove("--tau")  # the prior is still found on one part and judged on another
-    if len(names) > 1:
-        raise typer.BadParameter(f"{' and '.join(names)} contradict each other; give one")
-
-
-def _refuse_early(found: Predictions, out: Path | None, report: Path | None, force: bool) -> None:
-    """What would fail after the work is refused before it."""
-    from longtail import _checks
-    from longtail.predictions.adjusting import check_output
-
-    if out is not None:
-        check_output(found, out, force=force)
-        if not out.parent.is_dir():
-            raise _checks.InputError(f"--out: there is no folder {out.parent}.")
-    elif not found.labelled:
-        raise _checks.InputError(
-            f"{found.name} has no labels, so nothing can be measured; name them with --labels, or "
-            f"write the predictions adjusted with tau = 1 by --out FILE."
-        )
-    if report is None:
-        return
-    if not found.labelled:
-        raise _checks.InputError(
-            f"{found.name} has no labels, so there is nothing to show on a page; leave --report "
-            f"out, or name the labels with --labels."
-        )
-    _checks.require("plotly", extra="report")
-    _console.refuse_no_page(report, "--report")
-    _console.refuse_overwrite(report, force)
-    if not report.parent.is_dir():
-        raise _checks.InputError(f"--report: there is no folder {report.parent}.")
-
-
-def _finish(
-    result: AdjustResult, out: Path | None, report: Path | None, *, force: bool, json: bool
-) -> None:
-    """Write what is to be written, and say what came out."""
-    from longtail.report import adjusting as texts
-
+    if file.is_dir():
+        by_counts = None if effective_prior else prior
+        elsewhere = None if aim is None else "--target"
+        _inputs.warn_of_run(file, split, by_counts, tau=tau, elsewhere=elsewhere)
     written = None
     if out is not None:
         with _console.progress("writing") as progress:
@@ -233,6 +151,8 @@ def _finish(
         files = None if written is None else written._asdict()
         _console.print_json({**result.to_dict(), "written": files, "page": report})
         return
+    from longtail.report import adjusting as texts
+
     for text in texts.summary(result):
         _console.line(_console.wrapped(text))
     _console.line()

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from longtail.cli import _console
-from longtail.cli._console import JsonOption
+from longtail.cli import _console, _inputs
+from longtail.cli._console import JsonOption, option
 from longtail.cli._inputs import (
     BoundsOption,
     ClassesOption,
     CountsOption,
+    FileArgument,
     LabelsOption,
     LogitsOption,
     Method,
     ProbsOption,
     ScoresOption,
+    SeedOption,
     SmoothingOption,
     SplitOption,
     TrainLabelsOption,
 )
-
-if TYPE_CHECKING:
-    from longtail.predictions import Predictions
-    from longtail.priors import ClassPrior
-    from longtail.tuning import Criterion as CriterionName
-    from longtail.tuning import TauResult
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -59,12 +54,7 @@ class Missing(StrEnum):
 
 @app.command()
 def tune(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="Saved predictions: .npz, .npy, .csv, .parquet or a run folder."
-        ),
-    ],
+    file: FileArgument,
     counts: CountsOption = None,
     train_labels: TrainLabelsOption = None,
     labels: LabelsOption = None,
@@ -74,34 +64,30 @@ def tune(
     classes: ClassesOption = None,
     smoothing: SmoothingOption = 0.0,
     split: SplitOption = None,
-    method: Annotated[Method, typer.Option(help="What tau is for.")] = Method.logit_adjustment,
+    method: Annotated[Method, option("NAME", "Or weight-normalization.")] = Method.logit_adjustment,
     bias_mode: Annotated[
-        BiasMode, typer.Option(help="What weight normalization does with the bias.")
+        BiasMode, option(None, "What weight normalization does with the bias.")
     ] = BiasMode.scale,
     criterion: Annotated[
         Criterion,
-        typer.Option(
-            help="What to minimise; all but the first see tau as a temperature, and weigh the "
-            "classes as the training data are mixed."
+        option(
+            "NAME",
+            "Or log-loss, squared-error, ece, sharpness: these see tau as a temperature, and "
+            "weigh the classes as the training data are mixed.",
         ),
     ] = Criterion.balanced_error,
     missing: Annotated[
         Missing,
-        typer.Option(
-            help="What to do about classes without held-out examples: refuse, or let the nearest "
-            "class in size count for them too, equally near ones sharing (for --split dev of "
-            "CIFAR)."
+        option(
+            None,
+            "Classes without examples: refuse, or let the nearest in size count for them too "
+            "(for --split dev of CIFAR).",
         ),
     ] = Missing.error,
     bounds: BoundsOption = (0.0, 4.0),
-    bootstrap: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Resamplings behind the interval; 0 for none.")
-    ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the resampling.")] = 0,
-    curve: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Points of the curve to add to --json; 0 for none."),
-    ] = 0,
+    bootstrap: Annotated[int, option("N", "Resamplings; 0 for no interval.", min=0)] = 1000,
+    seed: SeedOption = 0,
+    curve: Annotated[int, option("N", "Points of the curve to add to --json.", min=0)] = 0,
     json: JsonOption = False,
 ) -> None:
     """Choose tau on held-out logits, by the exact error curve.
@@ -116,17 +102,9 @@ def tune(
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
       longtail tune RUN --split dev --missing nearest
     """
-    from longtail.cli._inputs import (
-        open_file,
-        opened_run,
-        read_prior,
-        warn_if_adjusted,
-        warn_of_split,
-    )
+    from longtail.predictions import tune_predictions
 
-    by_norms = method is Method.weight_normalization
-    _refuse_contradictions(criterion, missing, bounds, by_norms=by_norms)
-    found = open_file(
+    found = _inputs.open_file(
         file,
         labels=labels,
         logits=logits,
@@ -135,110 +113,26 @@ def tune(
         classes=classes,
         split=split,
     )
-    prior = read_prior(found, counts=counts, train_labels=train_labels, smoothing=smoothing)
+    prior: Any = _inputs.read_prior(
+        found, counts=counts, train_labels=train_labels, smoothing=smoothing
+    )
     with _console.progress("reading") as progress:
-        result = _tuned(
+        result = tune_predictions(
             found,
-            cast("ClassPrior", prior),
-            by_norms=by_norms,
-            bias_mode=bias_mode,
-            criterion=criterion,
-            missing=missing,
-            progress=progress,
+            prior,
+            method=cast(Any, method.name),
+            bias_mode=bias_mode.value,
+            criterion=cast(Any, criterion.name),
+            missing=missing.value,
             bounds=bounds,
             n_bootstrap=bootstrap,
             random_state=seed,
+            progress=progress,
         )
-    if not by_norms:
-        warn_if_adjusted(opened_run(file), cast("ClassPrior", prior), tau=None)
+    if file.is_dir():
+        by_counts = prior if method is Method.logit_adjustment else None
+        _inputs.warn_of_run(file, split, by_counts, tau=None)
     if json:
         _console.print_json(result.to_dict(curve_points=curve))
     else:
         _console.line(result.describe(class_names=found.class_names))
-    warn_of_split(file, split, chosen=True)
-
-
-def _refuse_contradictions(
-    criterion: Criterion, missing: Missing, bounds: tuple[float, float], *, by_norms: bool
-) -> None:
-    """Refuse what a calibration criterion, which sees tau as a temperature, has no use for."""
-    if criterion is Criterion.balanced_error:
-        return
-    given = {
-        "--method weight-normalization": by_norms,
-        "--missing nearest": missing is Missing.nearest,
-        "negative --bounds": bounds[0] < 0,
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise typer.BadParameter(
-                f"{name} can't stand beside --criterion {criterion.value}, only beside "
-                f"balanced-error"
-            )
-
-
-def _tuned(
-    found: Predictions,
-    prior: ClassPrior,
-    *,
-    by_norms: bool,
-    bias_mode: BiasMode,
-    criterion: Criterion,
-    missing: Missing,
-    progress: _console.Progress,
-    **settings: Any,
-) -> TauResult:
-    from longtail._checks import InputError
-    from longtail.predictions.adjusting import refuse_nothing_to_tune
-    from longtail.predictions.passes import tau_intervals, whole_logits
-    from longtail.tuning import tune_from_intervals, tune_tau
-
-    if not found.labelled:
-        raise InputError(
-            f"{found.name} has no labels, so tau can't be chosen on it; name them with --labels."
-        )
-    if by_norms and found.kind == "probs":
-        raise InputError(
-            f"weight normalization divides logits by norms, but {found.name} holds probabilities."
-        )
-    if by_norms and found.norms is None:
-        raise InputError(
-            f"weight normalization needs the norms of the last layer's weights, one per class, "
-            f"which {found.name} lacks; save them with numpy.savez(file, ..., norms=...)."
-        )
-    method: dict[str, Any] = {"method": "logit_adjustment"}
-    if by_norms:
-        bias = found.bias if bias_mode is BiasMode.drop else None
-        method = {"method": "weight_normalization", "norms": found.norms, "bias": bias}
-        method["bias_mode"] = bias_mode.value
-    else:
-        refuse_nothing_to_tune(prior)
-    if criterion is Criterion.balanced_error:
-        parts = tau_intervals(found, prior, progress=progress, **method)
-        if missing is Missing.nearest:
-            parts = parts.with_stand_ins(prior)
-        else:
-            _refuse_missing_classes(found, parts.counts)
-        return tune_from_intervals(parts, **settings)
-    logits, target = whole_logits(found, prior)
-    return tune_tau(
-        logits,
-        target,
-        prior,
-        criterion=cast("CriterionName", criterion.name),
-        missing=missing.value,
-        **settings,
-    )
-
-
-def _refuse_missing_classes(found: Predictions, counts: Any) -> None:
-    from longtail import _checks
-
-    lacking = [found.label(k) for k, count in enumerate(counts) if not count]
-    if lacking:
-        raise _checks.InputError(
-            f"{found.name}: every class needs held-out examples, but {len(lacking)} of "
-            f"{len(counts)} have none: {_checks.listing(lacking)}; hold out at least one of each, "
-            f"let the nearest class in size count for them too with --missing nearest, or pass "
-            f"--criterion log-loss, which can do without some."
-        )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from longtail.predictions.adjusting import AdjustResult as AdjustResult
 from longtail.predictions.adjusting import adjust_predictions as adjust_predictions
+from longtail.predictions.adjusting import tune_predictions as tune_predictions
 from longtail.predictions.estimates import Change as Change
 from longtail.predictions.estimates import Estimate as Estimate
 from longtail.predictions.files import Block as Block
@@ -36,4 +37,5 @@ __all__ = [
     "from_arrays",
     "open_predictions",
     "tau_intervals",
+    "tune_predictions",
 ]

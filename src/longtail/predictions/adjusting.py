@@ -7,35 +7,50 @@ that chooses, the part that judges, folds that do both in turn.
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from longtail import _checks, posthoc
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.predictions.estimates import Change, Tally
-from longtail.predictions.files import Predictions
+from longtail.predictions.files import Adjusted, Block, Predictions
 from longtail.predictions.passes import (
+    WORKERS,
     Progress,
     collect_target,
-    default_workers,
-    in_order,
+    each_block,
     learnt_prior,
     tau_intervals,
-    write_adjusted,
+    whole_logits,
 )
-from longtail.priors import GROUPS, ClassPrior
-from longtail.tuning import TauCurve, TauIntervals, TauResult, tune_from_intervals
+from longtail.priors import ClassPrior
+from longtail.tuning import (
+    Criterion,
+    Method,
+    Missing,
+    TauCurve,
+    TauIntervals,
+    TauResult,
+    tune_from_intervals,
+    tune_tau,
+)
 
 BoolArray = NDArray[np.bool_]
 Split = tuple[BoolArray, BoolArray]
 """The examples that choose tau, and those that judge it."""
 
 DEFAULT_FOLDS = 5
+NOTHING_TO_TUNE = (
+    "the prior is uniform, or the very target prior, so no tau changes any prediction; if these "
+    "are counts of held-out data, give those of the training data."
+)
 
 
 class Written(NamedTuple):
@@ -107,17 +122,20 @@ class AdjustResult:
     @property
     def balanced(self) -> Change:
         """Balanced error: the mean of the classes' errors."""
-        return self._change(np.ones(self.prior.num_classes))
+        return self._judged().change(np.ones(self.prior.num_classes), level=self.level)
 
     @property
     def expected(self) -> Change | None:
         """Error under the target prior, Σ_y q_y error_y; None if that is the balanced one."""
-        return None if self.target_prior is None else self._change(self.target_prior.probs)
+        if self.target_prior is None:
+            return None
+        return self._judged().change(self.target_prior.probs, level=self.level)
 
     @property
     def overall(self) -> Change:
         """Plain error: the share of wrong examples, classes as they come."""
-        return self._change(self._judged().counts.astype(np.float64))
+        tally = self._judged()
+        return tally.change(tally.counts.astype(np.float64), level=self.level)
 
     @property
     def groups(self) -> dict[str, Change]:
@@ -127,17 +145,17 @@ class AdjustResult:
         """
         if self.prior.counts is None:
             return {}
-        judged, found = self._judged().counts > 0, {}
+        tally, found = self._judged(), {}
         for name, members in self.prior.groups(many=self.many, few=self.few).items():
-            weight = np.zeros(self.prior.num_classes)
-            weight[members] = 1.0
-            if np.any(judged[members]):
-                found[name] = self._change(weight)
-        return {name: found[name] for name in GROUPS if name in found}
+            if np.any(tally.counts[members]):
+                weight = np.zeros(self.prior.num_classes)
+                weight[members] = 1.0
+                found[name] = tally.change(weight, level=self.level)
+        return found
 
     def of_class(self, index: int) -> Change:
         """Return the error of one class."""
-        return self._change(np.eye(1, self.prior.num_classes, index)[0])
+        return self._judged().change(np.eye(1, self.prior.num_classes, index)[0], level=self.level)
 
     def most_changed(self, number: int = 5) -> tuple[list[int], list[int]]:
         """Return the classes whose error fell most, and those whose error rose most.
@@ -173,17 +191,24 @@ class AdjustResult:
         Returns:
             The paths and how many predictions changed.
         """
-        path = Path(path)
-        check_output(self.predictions, path, force=force)
-        changed, rows = write_adjusted(
-            self.predictions,
-            path,
-            self.prior,
-            tau=self.tau,
-            target_prior=self.target_prior,
-            progress=progress,
-        )
-        return Written(self.predictions.outputs(path), changed, rows)
+        path, source = Path(path), self.predictions
+        check_output(source, path, force=force)
+        shift = posthoc.adjustment(self.prior, tau=self.tau, target_prior=self.target_prior)
+        changed = rows = 0
+
+        def adjust(block: Block, logits: NDArray[Any]) -> Adjusted:
+            nonlocal changed, rows
+            _checks.all_finite(logits, name=source.kind, first_row=block.first_row)
+            adjusted = logits.astype(np.float64) + shift
+            predicted = adjusted.argmax(axis=1)
+            changed += int(np.sum(predicted != block.scores.argmax(axis=1)))
+            rows += len(predicted)
+            scores = softmax(adjusted, axis=1) if source.kind == "probs" else adjusted
+            return block, scores, source.labels(predicted)
+
+        adjusted = each_block(adjust, source, progress=progress, rest=True)
+        source.source.save(path, self.tau, adjusted)
+        return Written(source.outputs(path), changed, rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and dicts for JSON."""
@@ -226,13 +251,18 @@ class AdjustResult:
             raise InputError(f"{self.predictions.name} has no labels, so its error is not known.")
         return self.tally
 
-    def _change(self, weight: FloatArray) -> Change:
-        return self._judged().change(weight, level=self.level)
-
 
 def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
     """Refuse to replace a file unless told to, and the source in any case."""
     source = Path(predictions.name)
+    suffixes = (source.suffix,) if source.suffix and source.is_file() else (".npz", ".npy")
+    if path.suffix not in suffixes:
+        raise InputError(
+            f"{path} must end in {' or '.join(suffixes)}: adjusted predictions keep the format of "
+            f"{source}."
+        )
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}.")
     for out in predictions.outputs(path):
         if out.exists() and source.exists() and out.samefile(source):
             raise InputError(
@@ -240,11 +270,7 @@ def check_output(predictions: Predictions, path: Path, *, force: bool) -> None:
                 f"would adjust it twice."
             )
         if out.exists() and not force:
-            raise InputError(f"{out} exists; pass --force (force=True) to replace it.")
-    if source.is_file() and path.suffix != source.suffix:
-        raise InputError(
-            f"{path} must end in {source.suffix}: adjusted predictions keep the format of {source}."
-        )
+            raise InputError(f"{out} exists; pass `force=True` to replace it.")
 
 
 def adjust_predictions(
@@ -321,33 +347,60 @@ def adjust_predictions(
         _checks.prior(target_prior, num_classes=width, name="target_prior")
     _checks.choice(missing, ("error", "skip"), name="missing")
     tau = None if tau is None else _checks.tau(tau)
-    protocol, amount = _protocol(tau, tune_on, folds, effective)
     level = _checks.fraction(confidence, name="confidence", below_one=True)
     seed = _checks.whole(random_state, name="random_state", at_least=0)
-    workers = _checks.whole(workers or default_workers(), name="workers")
+    workers = _checks.whole(workers or WORKERS, name="workers")
+    if tune_on is not None and folds is not None:
+        raise InputError("give `tune_on=` or `folds=`, not both.")
+    if tau is not None and not effective and (tune_on is not None or folds is not None):
+        raise InputError(
+            "with a given `tau=` there is nothing to choose; leave `tune_on=` and `folds=` out."
+        )
     found: dict[str, Any] = {"effective": effective, "level": level, "many": many, "few": few}
     if not predictions.labelled:
         if tune_on is not None or folds is not None:
             raise InputError(
                 f"{predictions.name} has no labels, so tau can't be chosen on it; name them with "
-                f"--labels, or give --tau (default 1)."
+                f"`labels=`, or give `tau=` (default 1)."
             )
         if effective or prior is None:
-            prior = learnt_prior(predictions, prior, None)
+            prior = learnt_prior(predictions, prior, workers=workers)
         tau = 1.0 if tau is None else tau
         return AdjustResult(predictions, prior, target_prior, tau, "unlabelled", **found)
 
-    if tau is None and prior is not None and not effective:
-        refuse_nothing_to_tune(prior, target_prior)
-    source = _Source(predictions, prior, target_prior, effective, workers, progress)
-    needed = 1 if protocol == "given" else 2
-    kept = _judgeable(predictions, source.target, needed, missing)
-    splits = _splits(source.target, kept, protocol, amount, seed)
-    chosen_on = _union(choose for choose, _ in splits)
+    # A prior that is learnt is judged on other examples even where tau is given.
+    protocol, amount = "given", 0.0
+    if tune_on is not None:
+        fraction = _checks.fraction(tune_on, name="tune_on", below_one=True)
+        protocol, amount = "split", _checks.positive(fraction, name="tune_on")
+    elif tau is None or effective:
+        folds = _checks.whole(DEFAULT_FOLDS if folds is None else folds, name="folds", at_least=2)
+        protocol, amount = "cross-fit", folds
+    measured = partial(
+        tau_intervals, predictions, target_prior=target_prior, workers=workers, progress=progress
+    )
+    if effective or prior is None:
+        target = collect_target(predictions)
+    else:
+        if tau is None and np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
+            raise InputError(NOTHING_TO_TUNE)
+        whole = measured(prior)
+        target = whole.target
+    kept = _judgeable(predictions, target, 1 if protocol == "given" else 2, missing)
+    splits = _splits(target, kept, protocol, amount, seed)
+    chosen_on, judged = (np.logical_or.reduce(rows) for rows in zip(*splits, strict=True))
+    if effective or prior is None:
+        # The prior as known to the examples that choose tau, mixed like the training data.
+        sets = [choose for choose, _ in splits] + [chosen_on] * (len(splits) > 1)
+        priors = [learnt_prior(predictions, prior, rows, target, workers) for rows in sets]
+        parts = [measured(found) for found in priors]
+        prior, whole = priors[-1], parts[-1]
+    else:
+        parts = [whole] * len(splits)
     tuning, fold_taus = None, np.empty(0)
     if tau is None:
         tuning = tune_from_intervals(
-            source.intervals(chosen_on, kept),
+            _restricted(whole, chosen_on, kept),
             bounds=bounds,
             confidence=level,
             n_bootstrap=n_bootstrap,
@@ -356,121 +409,100 @@ def adjust_predictions(
         tau = tuning.tau
         if protocol == "cross-fit":
 
-            def choose(split: Split) -> float:
-                parts = source.intervals(split[0], kept)
-                return tune_from_intervals(parts, bounds=bounds, n_bootstrap=0).tau
+            def choose_tau(fold: int) -> float:
+                part = _restricted(parts[fold], splits[fold][0], kept)
+                return tune_from_intervals(part, bounds=bounds, n_bootstrap=0).tau
 
-            # With a prior for each fold every choice is a pass over the file, itself threaded.
-            found_taus = in_order(choose, splits, workers=1 if effective else workers)
-            fold_taus = np.array(list(found_taus))
-    taus = fold_taus if len(fold_taus) else np.full(len(splits), tau)
+            with ThreadPoolExecutor(workers) as pool:
+                fold_taus = np.array(list(pool.map(choose_tau, range(len(splits)))))
+    before, after = np.zeros((2, len(target)), dtype=bool)
+    for fold, (_, rows) in enumerate(splits):
+        lower, upper = parts[fold].lower[rows], parts[fold].upper[rows]
+        fold_tau = fold_taus[fold] if len(fold_taus) else tau
+        before[rows] = (lower <= 0.0) & (upper > 0.0)
+        after[rows] = (lower <= fold_tau) & (fold_tau < upper)
     left_out = np.setdiff1d(np.arange(width), kept)
     return AdjustResult(
         predictions,
-        source.prior(chosen_on),
+        prior,
         target_prior,
         tau,
         protocol,
         tuning=tuning,
         fold_taus=fold_taus,
         num_tuned=0 if tuning is None else int(chosen_on.sum()),
-        tally=_judge(splits, taus, source),
-        intervals=source.intervals(_union(judge for _, judge in splits), kept),
+        tally=Tally.of(target[judged], before[judged], after[judged], width),
+        intervals=_restricted(whole, judged, kept),
         left_out=left_out,
-        num_left_out=int(np.isin(source.target, left_out).sum()),
+        num_left_out=int(np.isin(target, left_out).sum()),
         **found,
     )
 
 
-@dataclass(eq=False)
-class _Source:
-    """Intervals of tau under the prior that is known to the examples which choose it."""
+def tune_predictions(
+    predictions: Predictions,
+    prior: ClassPrior,
+    *,
+    method: Method = "logit_adjustment",
+    bias_mode: Literal["scale", "drop"] = "scale",
+    criterion: Criterion = "balanced_error",
+    missing: Missing = "error",
+    progress: Progress | None = None,
+    **settings: Any,
+) -> TauResult:
+    """Choose tau on saved predictions, as `tune_tau` does on logits.
 
-    predictions: Predictions
-    given: ClassPrior | None
-    target_prior: ClassPrior | None
-    effective: bool
-    workers: int
-    progress: Progress | None
+    Args:
+        predictions: labelled, of examples that the model was not trained on.
+        prior: π, of the data that the model was trained on.
+        method: "logit_adjustment", or "weight_normalization" by the `norms` of the predictions.
+        bias_mode: of weight normalization, as in `tune_normalization`.
+        criterion: as in `tune_tau`.
+        missing: as in `tune_tau`.
+        progress: told (rows done, rows in all or 0, "").
+        **settings: bounds, n_bootstrap and others of `tune_from_intervals`.
 
-    def __post_init__(self) -> None:
-        self._found: dict[bytes, tuple[ClassPrior, TauIntervals]] = {}
-        if self.effective:
-            self.target = collect_target(self.predictions)
-        else:
-            self.target = self.under(np.ones(0, dtype=bool))[1].target
-
-    def under(self, rows: BoolArray) -> tuple[ClassPrior, TauIntervals]:
-        """Return the prior as known to these rows, and the intervals of all examples under it."""
-        key = np.packbits(rows).tobytes() if self.effective else b""
-        if key not in self._found:
-            prior = self._learnt(rows) if self.effective else self.given
-            assert prior is not None  # None is refused unless it is to be learnt
-            parts = tau_intervals(
-                self.predictions,
-                prior,
-                target_prior=self.target_prior,
-                workers=self.workers,
-                progress=self.progress,
-            )
-            self._found[key] = prior, parts
-        return self._found[key]
-
-    def prior(self, rows: BoolArray) -> ClassPrior:
-        """Return the prior as known to these rows."""
-        return self.under(rows)[0]
-
-    def intervals(self, rows: BoolArray, kept: IntArray) -> TauIntervals:
-        """Return the intervals of these rows alone, with no other classes than the kept ones."""
-        parts = self.under(rows)[1]
-        place = np.full(parts.num_classes, -1)
-        place[kept] = np.arange(len(kept))
-        importance = parts.importance[kept]
-        return dataclasses.replace(
-            parts,
-            lower=parts.lower[rows],
-            upper=parts.upper[rows],
-            target=place[parts.target[rows]],
-            num_classes=len(kept),
-            importance=importance / importance.sum(),
-        )
-
-    def _learnt(self, rows: BoolArray) -> ClassPrior:
-        """Return the model's mean prediction over these rows, mixed like the training data."""
-        weight = rows.astype(np.float64)
-        if self.given is not None:
-            counts = np.bincount(self.target[rows], minlength=self.predictions.num_classes)
-            weight *= (self.given.probs / np.maximum(counts, 1))[self.target]
-        return learnt_prior(self.predictions, self.given, weight)
-
-
-def refuse_nothing_to_tune(prior: ClassPrior, target_prior: ClassPrior | None = None) -> None:
-    """Refuse to choose a tau where none changes any prediction."""
-    if np.ptp(posthoc.adjustment(prior, target_prior=target_prior)) == 0:
-        raise InputError(
-            "the prior is uniform, or the very target prior, so no tau changes any prediction; if "
-            "these are counts of held-out data, give those of the training data (--counts or "
-            "--train-labels)."
-        )
-
-
-def _protocol(
-    tau: float | None, tune_on: float | None, folds: int | None, effective: bool
-) -> tuple[str, float]:
-    """Return how tau is judged on examples that did not choose it: its name and the amount."""
-    if tune_on is not None and folds is not None:
-        raise InputError("give `tune_on` or `folds`, not both.")
-    if tau is not None and not effective:  # a prior that is learnt is still judged on others
-        if tune_on is not None or folds is not None:
+    Returns:
+        The TauResult.
+    """
+    _checks.prior(prior, num_classes=predictions.num_classes)
+    _checks.choice(missing, ("error", "nearest"), name="missing")
+    if not predictions.labelled:
+        raise InputError(f"{predictions.name} has no labels; name them with `labels=`.")
+    options: dict[str, Any] = {}
+    if method == "weight_normalization":
+        if criterion != "balanced_error":
+            raise InputError("weight normalization has `criterion='balanced-error'` alone.")
+        if predictions.kind == "probs":
             raise InputError(
-                "with a given `tau` there is nothing to choose; leave `tune_on` and `folds` out."
+                f"weight normalization divides logits by norms, but {predictions.name} holds "
+                f"probabilities."
             )
-        return "given", 0.0
-    if tune_on is None:
-        folds = DEFAULT_FOLDS if folds is None else folds
-        return "cross-fit", _checks.whole(folds, name="folds", at_least=2)
-    fraction = _checks.fraction(tune_on, name="tune_on", below_one=True)
-    return "split", _checks.positive(fraction, name="tune_on")
+        if predictions.norms is None:
+            raise InputError(
+                f"weight normalization needs the norms of the last layer's weights, one per "
+                f"class, which {predictions.name} lacks; save them with numpy.savez(file, ..., "
+                f"norms=...)."
+            )
+        bias = predictions.bias if bias_mode == "drop" else None
+        options = {"norms": predictions.norms, "bias": bias, "bias_mode": bias_mode}
+    elif criterion != "balanced_error":
+        logits, target = whole_logits(predictions)
+        return tune_tau(logits, target, prior, criterion=criterion, missing=missing, **settings)
+    elif np.ptp(prior.log_probs) == 0:
+        raise InputError(NOTHING_TO_TUNE)
+    parts = tau_intervals(predictions, prior, progress=progress, method=method, **options)
+    if missing == "nearest":
+        parts = parts.with_stand_ins(prior)
+    elif not np.all(parts.counts):
+        lacking = [predictions.label(int(k)) for k in np.flatnonzero(parts.counts == 0)]
+        raise InputError(
+            f"{predictions.name}: every class needs held-out examples, but {len(lacking)} of "
+            f"{parts.num_classes} have none: {_checks.listing(lacking)}; hold out at least one of "
+            f"each, let the nearest class in size count for them too with `missing='nearest'`, or "
+            f"take `criterion='log-loss'`, which can do without some."
+        )
+    return tune_from_intervals(parts, **settings)
 
 
 def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing: str) -> IntArray:
@@ -478,14 +510,12 @@ def _judgeable(predictions: Predictions, target: IntArray, needed: int, missing:
     counts = np.bincount(target, minlength=predictions.num_classes)
     short, kept = np.flatnonzero(counts < needed), np.flatnonzero(counts >= needed)
     if len(short) and missing == "error":
-        listed = _checks.listing(
-            (f"{predictions.label(int(k))} ({counts[k]})" for k in short), most=6
-        )
+        few = [f"{predictions.label(int(k))} ({counts[k]})" for k in short]
         raise InputError(
             f"{predictions.name}: each class needs at least {needed} labelled example"
             f"{'' if needed == 1 else 's (one to choose tau and one to judge it)'}, but "
-            f"{len(short)} of {len(counts)} classes have fewer: {listed}; label more, or leave "
-            f"these classes out with --missing skip (missing='skip')."
+            f"{len(short)} of {len(counts)} classes have fewer: {_checks.listing(few, most=6)}; "
+            f"label more, or leave these classes out with `missing='skip'`."
         )
     if len(kept) < 2:
         raise InputError(
@@ -501,48 +531,33 @@ def _splits(
     rows = np.isin(target, kept)
     if protocol == "given":
         return [(rows, rows)]
-    order, rank = shuffled_by_class(target, seed)
+    # Class by class, shuffled within each.
+    shuffle = np.random.default_rng(seed).permutation(len(target))
+    small = target.astype(np.uint16) if target.max() < 1 << 16 else target  # radix sort
+    order = shuffle[np.argsort(small[shuffle], kind="stable")]
     if protocol == "cross-fit":
         # Consecutive places go to different folds, so each class of two or more is in several.
         fold = np.empty(len(target), np.int64)
         fold[order] = np.arange(len(target)) % int(amount)
         return [(rows & (fold != k), rows & (fold == k)) for k in np.unique(fold[rows])]
     counts = np.bincount(target)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
     take = np.clip(np.rint(amount * counts), 1, np.maximum(counts - 1, 1))
     tune = np.empty(len(target), dtype=bool)
-    tune[order] = rank < take[target[order]]
+    tune[order] = np.arange(len(target)) - first < take[target[order]]
     return [(rows & tune, rows & ~tune)]
 
 
-def shuffled_by_class(target: IntArray, seed: int) -> tuple[IntArray, IntArray]:
-    """Return examples class by class, shuffled within each, and the rank of each in its class.
-
-    Examples:
-        >>> order, rank = shuffled_by_class(np.array([1, 0, 1, 0, 1]), 0)
-        >>> sorted(order[:2].tolist()), sorted(order[2:].tolist()), rank.tolist()
-        ([1, 3], [0, 2, 4], [0, 1, 0, 1, 2])
-    """
-    shuffle = np.random.default_rng(seed).permutation(len(target))
-    small = target.astype(np.uint16) if target.max() < 1 << 16 else target  # radix sort
-    order = shuffle[np.argsort(small[shuffle], kind="stable")]
-    counts = np.bincount(target)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    return order, np.arange(len(target)) - first
-
-
-def _union(masks: Any) -> BoolArray:
-    return np.asarray(np.logical_or.reduce(list(masks)))
-
-
-def _judge(splits: list[Split], taus: FloatArray, source: _Source) -> Tally:
-    """Count who was right before and after, each example in the split that judges it."""
-    judged = _union(judge for _, judge in splits)
-    before, after = np.zeros((2, len(judged)), dtype=bool)
-    for (tune, judge), tau in zip(splits, taus, strict=True):
-        parts = source.under(tune)[1]
-        lower, upper = parts.lower[judge], parts.upper[judge]
-        before[judge] = (lower <= 0.0) & (upper > 0.0)
-        after[judge] = (lower <= tau) & (tau < upper)
-    return Tally.of(
-        source.target[judged], before[judged], after[judged], source.predictions.num_classes
+def _restricted(parts: TauIntervals, rows: BoolArray, kept: IntArray) -> TauIntervals:
+    """Return the intervals of some rows alone, with no other classes than the kept ones."""
+    place = np.full(parts.num_classes, -1)
+    place[kept] = np.arange(len(kept))
+    importance = parts.importance[kept]
+    return dataclasses.replace(
+        parts,
+        lower=parts.lower[rows],
+        upper=parts.upper[rows],
+        target=place[parts.target[rows]],
+        num_classes=len(kept),
+        importance=importance / importance.sum(),
     )

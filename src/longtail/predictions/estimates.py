@@ -14,14 +14,7 @@ from longtail.metrics import mean_variance
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty.
-
-    Attributes:
-        value: as counted.
-        standard_error: of the value.
-        low: lower end of the confidence interval.
-        high: upper end.
-    """
+    """A number with its standard error and the ends of its confidence interval."""
 
     value: float
     standard_error: float
@@ -30,10 +23,11 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
+        interval = [self.low, self.high]
         return {
             "value": self.value,
             "standard_error": self.standard_error,
-            "interval": [self.low, self.high],
+            "interval": interval,
         }
 
 
@@ -62,13 +56,9 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        return {
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
-            "difference": self.difference.to_dict(),
-            "num_classes": self.num_classes,
-            "num_examples": self.num_examples,
-        }
+        estimates = {"before": self.before, "after": self.after, "difference": self.difference}
+        numbers = {"num_classes": self.num_classes, "num_examples": self.num_examples}
+        return {name: estimate.to_dict() for name, estimate in estimates.items()} | numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,16 +87,8 @@ class Tally:
             >>> tally.fixed, tally.broken
             (array([1, 1]), array([1, 0]))
         """
-
-        def by_class(rows: Any) -> IntArray:
-            return np.bincount(target[rows], minlength=num_classes)
-
-        return cls(
-            counts=np.bincount(target, minlength=num_classes),
-            wrong=by_class(~before),
-            fixed=by_class(~before & after),
-            broken=by_class(before & ~after),
-        )
+        masks = (slice(None), ~before, ~before & after, before & ~after)
+        return cls(*(np.bincount(target[rows], minlength=num_classes) for rows in masks))
 
     def change(self, weight: FloatArray, *, level: float) -> Change:
         """Return Σ_y w_y wrong_y / n_y before and after, with w scaled to sum to 1.

@@ -18,12 +18,17 @@ from __future__ import annotations
 import csv as text
 import dataclasses
 import io
+import math
+import shutil
+import tempfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -35,23 +40,22 @@ from longtail import _checks
 from longtail._checks import InputError, IntArray
 from longtail.predictions.labels import (
     LABEL_NAMES,
+    SEPARATORS,
     LabelEncoder,
-    check_class_names,
     load_npy,
     read_labels,
+    readable,
 )
 from longtail.priors import ClassPrior
 from longtail.runs.files import atomic_path
 
 Kind = Literal["logits", "probs"]
-KINDS = ("logits", "probs")
+KINDS: tuple[Kind, Kind] = ("logits", "probs")
+PREFIXES = {"logits": "logit_", "probs": "prob_"}
 ADJUSTED = "adjusted_tau"
 """Marks an adjusted file, so that it is not adjusted again."""
 
 _CSV_BLOCK = 1 << 25  # bytes; a row must fit
-_PREFIXES = {"logits": "logit_", "probs": "prob_"}
-_BROKEN = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-_KIND_OPTIONS = "--logits (kind='logits') or --probs (kind='probs')"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +67,7 @@ class Block:
         scores: logits or probabilities, shape (rows, num_classes); a view of a memory map, or
             an array of this block's own.
         target: class indices, shape (rows,), or None without labels.
-        rest: the whole rows, for the writer of their format.
+        rest: the whole rows of a table, to save them again.
     """
 
     first_row: int
@@ -72,8 +76,8 @@ class Block:
     rest: Any = None
 
 
-Writer = Callable[[Block, NDArray[Any], IntArray], None]
-"""Takes each block in order with its adjusted scores and the predicted class indices."""
+Adjusted = tuple[Block, NDArray[Any], NDArray[Any]]
+"""A block, its adjusted scores, and the predicted labels."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,26 +91,31 @@ class Predictions:
         class_names: one per column, or None where classes are numbers.
         labelled: whether the true labels are known.
         num_rows: examples, or None where only reading tells (csv).
+        target: class indices, where they are not among the columns of a table.
+        mapped: all scores as one array or memory map, where they are not read in pieces.
         prior: of the training data, where the source knows it.
         counts: training examples per class, where the file has them.
         norms: of the last layer's weights, where the source has them.
         bias: of the last layer, where the source has it.
-        notes: what a user should know about how the file was read.
         left_out: arrays or columns that an adjusted file does not repeat, such as other scores
             of the same classes.
+        source: the format: `read(rows, whole)` yields scores, labels or None, and whole rows;
+            `save(path, tau, adjusted)` writes the same rows with other scores.
     """
 
     name: str
     kind: Kind
     num_classes: int
+    source: Any
     class_names: tuple[str, ...] | None = None
     labelled: bool = False
     num_rows: int | None = None
+    target: IntArray | None = None
+    mapped: Any = None
     prior: ClassPrior | None = None
     counts: NDArray[Any] | None = None
     norms: NDArray[Any] | None = None
     bias: NDArray[Any] | None = None
-    notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
     def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
@@ -114,22 +123,26 @@ class Predictions:
 
         Args:
             elements: scores per block, at least one row.
-            rest: whether to keep what `writer` needs besides the scores.
+            rest: whether to keep the whole rows.
         """
-        raise NotImplementedError
-
-    def writer(self, path: Path, *, tau: float) -> Any:
-        """Return a context manager whose value writes adjusted blocks; on failure no file stays."""
-        raise NotImplementedError
+        encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+        row = 0
+        for scores, labels, whole in self.source.read(max(1, elements // self.num_classes), rest):
+            target = None if labels is None else encode(labels, first_row=row)
+            if self.target is not None:
+                target = self.target[row : row + len(scores)]
+                if len(target) < len(scores):
+                    raise InputError(
+                        f"{self.name} has more rows than the {len(self.target)} labels."
+                    )
+            yield Block(row, scores, target, whole)
+            row += len(scores)
+        if row < (1 if self.target is None else len(self.target)):
+            raise InputError(f"{self.name} has no more than {row} rows.")
 
     def outputs(self, path: Path) -> tuple[Path, ...]:
-        """Return the files that `writer` makes."""
-        return (path,)
-
-    @property
-    def mapped(self) -> NDArray[Any] | None:
-        """All scores as one array or memory map, or None where they are read in pieces."""
-        return None
+        """Return the files that adjusted predictions go to: scores in an .npy take a second one."""
+        return (path, _answers(path)) if path.suffix.lower() == ".npy" else (path,)
 
     def label(self, index: int) -> str:
         """Return a class as people read it."""
@@ -182,193 +195,16 @@ def open_predictions(
     if path.is_dir():
         return _from_run(path, split, kind)
     suffix = path.suffix.lower()
-    readers = {
-        ".npz": _from_npz,
-        ".npy": _from_npy,
-        ".csv": _from_table,
-        ".tsv": _from_table,
-        ".parquet": _from_table,
-        ".pq": _from_table,
-    }
-    if suffix not in readers:
+    if suffix not in (".npz", ".npy", ".csv", ".tsv", ".parquet", ".pq"):
         raise InputError(
-            f"{path} must be a run folder or end in {', '.join(readers)}; save predictions with "
-            f"numpy.savez(file, logits=..., target=...), for example."
+            f"{path} must be a run folder or end in .npz, .npy, .csv, .tsv, .parquet or .pq; save "
+            f"predictions with numpy.savez(file, logits=..., target=...), for example."
         )
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file.")
-    return readers[suffix](path, kind, labels, scores, classes)
-
-
-def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
-    from longtail.runs import Run
-
-    if kind == "probs":
-        raise InputError(f"{path} is a run folder, which holds logits; leave --probs out.")
-    run = Run.open(path)
-    if split not in run.splits:
-        there = _checks.listing(sorted(set(run.splits) - {"train"})) or "none of other images"
-        wanted = "dev" if split == "held-out" and not run.spec.dataset.held_out else split
-        make = f", or make them: {run.evaluation(wanted)}" if run.has_model else ""
-        raise InputError(
-            f"{path} has no logits of the split {split!r}; choose one that is there with --split "
-            f"({there}){make}"
-        )
-    logits, target, _ = run.logits(split)
-    head, names = run.head, run.class_names
-    return from_arrays(
-        logits,
-        target if names is None else np.asarray(names)[target],
-        kind="logits",
-        class_names=names,
-        name=str(path),
-        prior=run.prior,
-        norms=None if head is None else head.norms,
-        bias=None if head is None else head.bias,
-    )
-
-
-def _named_or_given(
-    labels: Any, names: Sequence[str], path: Path, classes: Sequence[str] | None
-) -> tuple[str | None, Any]:
-    """Return the name of the labels inside the file, or the labels from elsewhere."""
-    if labels is None:
-        inside = [name for name in LABEL_NAMES if name in names]
-        return (inside[0] if inside else None), None
-    if not isinstance(labels, str | Path):
-        return None, labels
-    if str(labels) in names:
-        return str(labels), None
-    if Path(labels).is_file():
-        return None, read_labels(Path(labels), classes)
-    raise InputError(
-        f"--labels {labels}: there is no such file, and {path} has no array or column of that "
-        f"name (it has {_checks.listing(names) or 'none with a name'})."
-    )
-
-
-def _choose_scores(found: Mapping[Kind, Any], kind: Kind | None, path: Path, named: str) -> Kind:
-    """Return the kind of scores that a file has, or that is asked for of the two that it has."""
-    there: list[Kind] = [key for key in found if found[key]]
-    if len(there) > 1 and kind is None:
-        raise InputError(f"{path} has both logits and probabilities; choose with {_KIND_OPTIONS}.")
-    if not there or kind not in (None, *there):
-        raise InputError(
-            f"{path} must have {named}; name the scores that it has otherwise with --scores "
-            f"(scores=), and their kind with {_KIND_OPTIONS}."
-        )
-    return kind or there[0]
-
-
-def _declared(kind: Kind | None, name: str) -> Kind:
-    """Return the kind, which nothing but an option can say here."""
-    if kind is None:
-        raise InputError(f"{name}: say what the scores are, with {_KIND_OPTIONS}.")
-    return kind
-
-
-def _at_least_two(num_classes: int, name: str | Path) -> int:
-    if num_classes < 2:
-        raise InputError(
-            f"{name}: there must be scores of at least two classes, one column each (give both "
-            f"columns of a binary score)."
-        )
-    return num_classes
-
-
-def _adjusted_already(name: str | Path, how: str = "") -> InputError:
-    return InputError(
-        f"{name} was adjusted already{how}; adjusting twice favours rare classes too much: take "
-        f"the predictions that it was made from."
-    )
-
-
-# --- arrays -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _ArrayPredictions(Predictions):
-    """Scores in one array, or in a compressed member of an archive.
-
-    Attributes:
-        dtype: of the scores.
-        scores: the array or memory map; None for a compressed one.
-        unpack: opens a compressed one behind its header.
-        target: class indices, or None.
-        form: "npy" or "npz", the format that `writer` writes.
-        others: further arrays, which the writer copies.
-    """
-
-    dtype: np.dtype[Any]
-    scores: NDArray[Any] | None
-    unpack: Callable[[], IO[bytes]] | None = None
-    target: IntArray | None = None
-    form: str = "npz"
-    others: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def mapped(self) -> NDArray[Any] | None:
-        """All scores, unless they are compressed."""
-        return self.scores
-
-    def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
-        """Yield the rows in order; views of the array where there is one."""
-        total, step = self.num_rows or 0, max(1, elements // self.num_classes)
-        with ExitStack() as stack:
-            file = stack.enter_context(self.unpack()) if self.unpack else None
-            for start in range(0, total, step):
-                rows = slice(start, min(start + step, total))
-                if file is None:
-                    assert self.scores is not None  # one of the two is there
-                    scores = self.scores[rows]
-                else:
-                    scores = self._unpacked(file, rows.stop - rows.start)
-                yield Block(start, scores, None if self.target is None else self.target[rows])
-
-    def _unpacked(self, file: IO[bytes], rows: int) -> NDArray[Any]:
-        try:
-            content = file.read(rows * self.num_classes * self.dtype.itemsize)
-            return np.frombuffer(content, self.dtype).reshape(rows, self.num_classes)
-        except _BROKEN as error:
-            raise InputError(f"{self.name} is damaged: {error}.") from error
-
-    def outputs(self, path: Path) -> tuple[Path, ...]:
-        """Return the file, and for .npy a second one with the predicted labels."""
-        return (path,) if self.form == "npz" else (path, _answers(path))
-
-    @contextmanager
-    def writer(self, path: Path, *, tau: float) -> Iterator[Writer]:
-        """Write blocks as they come; the predicted labels follow at the end."""
-        dtype = (self.dtype if self.dtype.kind == "f" else np.dtype(np.float64)).newbyteorder("=")
-        shape = (self.num_rows, self.num_classes)
-        header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        chosen: list[IntArray] = []
-        with ExitStack() as stack:
-            temporary = stack.enter_context(atomic_path(path))
-            scores: IO[bytes]
-            if self.form == "npz":
-                archive = stack.enter_context(zipfile.ZipFile(temporary, "w"))
-                scores = archive.open(f"{self.kind}.npy", "w", force_zip64=True)
-            else:
-                second = stack.enter_context(atomic_path(_answers(path)))
-                scores = temporary.open("wb")
-            with scores:
-                npy.write_array_header_2_0(scores, header)
-
-                def write(block: Block, adjusted: NDArray[Any], predicted: IntArray) -> None:
-                    scores.write(np.ascontiguousarray(adjusted, dtype=dtype).data)
-                    chosen.append(predicted)
-
-                yield write
-            predicted = self.labels(np.concatenate(chosen))
-            if self.form == "npy":
-                with open(second, "wb") as answers:
-                    npy.write_array(answers, predicted, allow_pickle=False)
-                return
-            extra = {**self.others, "predicted": predicted, ADJUSTED: np.float64(tau)}
-            for name, array in extra.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    npy.write_array(file, np.asanyarray(array), allow_pickle=False)
+    if suffix == ".npz":
+        return _from_npz(path, kind, labels, scores, classes)
+    if suffix == ".npy":
+        return _from_npy(path, kind, labels, classes)
+    return _from_table(path, kind, labels, scores, classes)
 
 
 def from_arrays(
@@ -389,7 +225,7 @@ def from_arrays(
         kind: "logits" or "probs".
         class_names: one per column, or None.
         name: for messages.
-        **known: further attributes of `Predictions`: prior, counts, norms, bias, notes.
+        **known: further attributes of `Predictions`: prior, counts, norms, bias.
 
     Examples:
         >>> found = from_arrays([[2.0, 1.0], [0.5, 1.5]], ["a", "b"], kind="logits",
@@ -399,24 +235,191 @@ def from_arrays(
     """
     _checks.choice(kind, KINDS, name="kind")
     array = _checks.matrix(scores, name=kind, finite=False)
-    num_rows, num_classes = len(array), _at_least_two(array.shape[1], name)
-    names = check_class_names(class_names, num_classes, name=name)
+    others = {} if target is None else {"target": _checks.as_numpy(target)}
+    source = _Arrays(array, kind, others)
+    return _predictions(name, kind, array.shape, class_names, target, source, mapped=array, **known)
+
+
+def _predictions(
+    name: str,
+    kind: Kind,
+    shape: tuple[int | None, int],
+    class_names: Any,
+    target: Any,
+    source: Any,
+    *,
+    labelled: bool = False,
+    **known: Any,
+) -> Predictions:
+    """Return predictions whose class names and labels fit the scores; rows may be unknown."""
+    num_rows, num_classes = shape
+    if num_classes < 2:
+        raise InputError(
+            f"{name}: there must be scores of at least two classes, one column each (give both "
+            f"columns of a binary score)."
+        )
+    names = None
+    if class_names is not None:
+        names = tuple(str(text).strip() for text in np.asarray(class_names).reshape(-1))
+        if len(names) != num_classes:
+            raise InputError(
+                f"{name}: there are {len(names)} class names but {num_classes} columns of scores; "
+                f"give one name per column, in order."
+            )
+        if "" in names or len(set(names)) < len(names):
+            raise InputError(f"{name}: class names must be distinct and not empty.")
     if target is not None:
-        known.setdefault("others", {"target": _checks.as_numpy(target)})
         target = LabelEncoder(num_classes, names, name=name)(target)
-        _checks.same_length(array, target, name=kind)
-    return _ArrayPredictions(
+        if len(target) != (num_rows or len(target)):
+            raise InputError(f"{name}: there are {num_rows} rows but {len(target)} labels.")
+    return Predictions(
         name=name,
         kind=kind,
         num_classes=num_classes,
+        source=source,
         class_names=names,
+        labelled=labelled or target is not None,
         num_rows=num_rows,
-        labelled=target is not None,
         target=target,
-        scores=array,
-        dtype=array.dtype,
         **known,
     )
+
+
+def _from_run(path: Path, split: str, kind: Kind | None) -> Predictions:
+    from longtail.runs import Run
+
+    if kind == "probs":
+        raise InputError(f"{path} is a run folder, which holds logits, not probabilities.")
+    run = Run.open(path)
+    if split not in run.splits:
+        there = _checks.listing(sorted(set(run.splits) - {"train"})) or "none of other images"
+        make = "dev" if split == "held-out" and not run.spec.dataset.held_out else split
+        raise InputError(
+            f"{path} has no logits of the split {split!r}; choose one that is there with `split=` "
+            f"({there}), or make them: {run.evaluation(make)}"
+        )
+    logits, target, _ = run.logits(split)
+    head, names = run.head, run.class_names
+    return from_arrays(
+        logits,
+        target if names is None else np.asarray(names)[target],
+        kind="logits",
+        class_names=names,
+        name=str(path),
+        prior=run.prior,
+        norms=None if head is None else head.norms,
+        bias=None if head is None else head.bias,
+    )
+
+
+def _label_source(
+    labels: Any, names: Sequence[str], path: Path, classes: Sequence[str] | None
+) -> tuple[str | None, Any]:
+    """Return the name of the labels inside the file, or the labels from elsewhere."""
+    if labels is None:
+        return next((name for name in LABEL_NAMES if name in names), None), None
+    if not isinstance(labels, str | Path):
+        return None, labels
+    if str(labels) in names:
+        return str(labels), None
+    if Path(labels).is_file():
+        return None, read_labels(Path(labels), classes)
+    raise InputError(
+        f"there is no file {labels} of labels, and {path} has no array or column of that name "
+        f"(it has {_checks.listing(names) or 'none with a name'})."
+    )
+
+
+def _score_source(
+    names: Sequence[str], scores: str | None, kind: Kind | None, path: Path
+) -> tuple[Kind, list[str]]:
+    """Return the kind of scores, and the arrays or columns that hold them.
+
+    They are called by their kind, or prefix and class; or else chosen by names and wild cards.
+    """
+    by_name: dict[Kind, list[str]] = {
+        key: [key] if key in names else [n for n in names if n.startswith(PREFIXES[key])]
+        for key in KINDS
+    }
+    if scores is None:
+        there = [key for key in KINDS if by_name[key] and kind in (None, key)]
+        if len(there) != 1:
+            raise InputError(
+                f"{path} must have {kind or 'either logits or probs'}: an array of that name, or "
+                f"columns logit_NAME or prob_NAME; it has {_checks.listing(names) or 'nothing'}. "
+                f"Say which with `kind='logits'` or `kind='probs'`, name others with `scores=`."
+            )
+        return there[0], by_name[there[0]]
+    chosen: dict[str, None] = {}
+    for pattern in (part.strip() for part in scores.split(",")):
+        found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not found:
+            raise InputError(
+                f"{path} has no array or column {pattern!r}; it has {_checks.listing(names)}."
+            )
+        chosen |= dict.fromkeys(found)
+    said = [key for key in KINDS if chosen.keys() <= set(by_name[key])]
+    return _said(kind or next(iter(said), None), path), list(chosen)
+
+
+def _said(kind: Kind | None, name: str | Path) -> Kind:
+    """Return the kind, which nothing but an argument can say here."""
+    if kind is None:
+        raise InputError(
+            f"{name}: say what the scores are, with `kind='logits'` or `kind='probs'`."
+        )
+    return kind
+
+
+def _adjusted_already(name: str | Path, how: str) -> InputError:
+    return InputError(
+        f"{name} was adjusted already{how}; adjusting twice favours rare classes too much: take "
+        f"the predictions that it was made from."
+    )
+
+
+# --- arrays -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrays:
+    """Scores in one array or memory map, and further arrays to be copied."""
+
+    scores: NDArray[Any]
+    kind: Kind
+    others: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+
+    def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
+        for start in range(0, len(self.scores), rows):
+            yield self.scores[start : start + rows], None, None
+
+    def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
+        dtype = self.scores.dtype if self.scores.dtype.kind == "f" else np.dtype(np.float64)
+        dtype = dtype.newbyteorder("=")
+        predicted: list[NDArray[Any]] = []
+
+        def write_scores(file: IO[bytes]) -> None:
+            header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False}
+            npy.write_array_header_2_0(file, {**header, "shape": self.scores.shape})
+            for _, scores, labels in adjusted:
+                file.write(np.ascontiguousarray(scores, dtype=dtype).data)
+                predicted.append(labels)
+
+        if path.suffix.lower() == ".npy":
+            with atomic_path(path) as scores, atomic_path(_answers(path)) as answers:
+                with open(scores, "wb") as file:
+                    write_scores(file)
+                with open(answers, "wb") as file:
+                    np.save(file, np.concatenate(predicted))
+            return
+        with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            with archive.open(f"{self.kind}.npy", "w", force_zip64=True) as member:
+                write_scores(member)
+            labels = np.concatenate(predicted)
+            more = {**self.others, "predicted": labels, ADJUSTED: np.float64(tau)}
+            for name, array in more.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _answers(path: Path) -> Path:
@@ -424,131 +427,98 @@ def _answers(path: Path) -> Path:
     return path.with_name(f"{path.stem}.predicted.npy")
 
 
-def _from_npy(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: Any) -> Predictions:
+def _from_npy(path: Path, kind: Kind | None, labels: Any, classes: Any) -> Predictions:
     if _answers(path).exists():
         raise _adjusted_already(path, f", as {_answers(path).name} beside it says")
-    _, target = _named_or_given(labels, (), path, classes)
-    return from_arrays(
-        load_npy(path),
-        target,
-        kind=_declared(kind, str(path)),
-        class_names=classes,
-        name=str(path),
-        form="npy",
-        others={},
-    )
+    kind, target = _said(kind, path), _label_source(labels, (), path, classes)[1]
+    array = _checks.matrix(load_npy(path), name=kind, finite=False)
+    source = _Arrays(array, kind)
+    return _predictions(str(path), kind, array.shape, classes, target, source, mapped=array)
 
 
 def _from_npz(path: Path, kind: Kind | None, labels: Any, scores: Any, classes: Any) -> Predictions:
-    try:
-        archive = np.load(path, allow_pickle=False)
-        names = list(archive.files)
+    with readable(path), zipfile.ZipFile(path) as archive:
+        names = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
         if ADJUSTED in names:
-            raise _adjusted_already(path, f" (tau = {float(archive[ADJUSTED]):g})")
-        if scores is not None and scores not in names:
-            raise InputError(f"{path} has no array {scores!r}; it has {_checks.listing(names)}.")
-        if scores is None:
-            found: dict[Kind, Any] = {"logits": "logits" in names, "probs": "probs" in names}
-            kind = _choose_scores(found, kind, path, "an array `logits` or `probs`")
-            scores = kind
-        kind = _declared(kind or (scores if scores in KINDS else None), str(path))
-        inside, target = _named_or_given(labels, [n for n in names if n != scores], path, classes)
-        repeated = {scores, "probs" if kind == "logits" else "logits"}
-        # Other matrices, such as features, are not read: they may be as large as the scores.
-        known = {inside, "classes", "counts", "norms", "bias"}
-        others = {
-            name: archive[name]
-            for name in names
-            if name not in repeated and (name in known or _is_vector(_header(archive, name)[0]))
-        }
-        shape, dtype, where = _locate(path, archive, scores)
-    except _BROKEN as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error)
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects; save names as text, with names.astype(str)"
-        raise InputError(f"{path} can't be read: {reason}.") from error
-    if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
-        raise InputError(
-            f"{path}: `{scores}` must hold numbers in the shape (examples, classes); it has the "
-            f"shape {shape} and dtype {dtype}."
-        )
-    _at_least_two(shape[1], path)
-    names_of_classes = check_class_names(
-        others.get("classes") if classes is None else classes, shape[1], name=str(path)
-    )
-    target = others[inside] if inside is not None else target
-    if target is not None:
-        target = LabelEncoder(shape[1], names_of_classes, name=str(path))(target)
-        if len(target) != shape[0]:
-            raise InputError(f"{path}: there are {shape[0]} rows but {len(target)} labels.")
-    packed = callable(where)
-    note = f"{path} is compressed, so every pass unpacks it; numpy.savez stores it ready to map."
-    return _ArrayPredictions(
-        name=str(path),
-        kind=kind,
-        num_classes=shape[1],
-        class_names=names_of_classes,
-        labelled=target is not None,
-        num_rows=shape[0],
-        dtype=dtype,
-        target=target,
-        others=others,
-        scores=None if packed else where,
-        unpack=where if packed else None,
-        notes=(note,) if packed else (),
-        left_out=tuple(n for n in names if n != scores and n not in others),
-        **{key: np.squeeze(others[key]) for key in ("counts", "norms", "bias") if key in others},
+            raise _adjusted_already(path, f" (tau = {float(_read(archive, ADJUSTED)):g})")
+        kind, (chosen, *more) = _score_source(names, scores, kind, path)
+        if more:
+            raise InputError(f"{path}: one array must hold all scores, not {chosen} and {more[0]}.")
+        inside, target = _label_source(labels, [n for n in names if n != chosen], path, classes)
+        array = _located(path, archive, chosen)
+        others = {}
+        for name in names:
+            with archive.open(f"{name}.npy") as file:
+                vector = sum(size > 1 for size in _read_header(file)[0]) < 2
+            # Other matrices, such as features, may be as large as the scores.
+            if name in (inside, "classes", "counts") or (vector and name not in (chosen, *KINDS)):
+                others[name] = _read(archive, name)
+    known: dict[str, Any] = {
+        key: np.squeeze(others[key]) for key in ("counts", "norms", "bias") if key in others
+    }
+    return _predictions(
+        str(path),
+        kind,
+        array.shape,
+        others.get("classes") if classes is None else classes,
+        target if inside is None else others[inside],
+        _Arrays(array, kind, others),
+        mapped=array,
+        left_out=tuple(name for name in names if name != chosen and name not in others),
+        **known,
     )
 
 
-def _header(archive: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return shape, Fortran order, dtype and the header's length of an array in an archive."""
-    with archive.zip.open(f"{name}.npy") as file:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        return (*read[npy.read_magic(file)](file), file.tell())
+def _read(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(f"{name}.npy") as file:
+        return np.asarray(npy.read_array(file, allow_pickle=False))
 
 
-def _is_vector(shape: tuple[int, ...]) -> bool:
-    return sum(size > 1 for size in shape) < 2
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, Fortran order and dtype of the array that follows."""
+    first = npy.read_magic(file) == (1, 0)
+    return (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(file)
 
 
-def _locate(path: Path, archive: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
-    """Return shape and dtype of an array in an archive, and a memory map of it or an opener."""
-    info = archive.zip.getinfo(f"{name}.npy")
-
-    def opened() -> IO[bytes]:
-        file = zipfile.ZipFile(path).open(info.filename)  # noqa: SIM115 (closed by `blocks`)
-        file.read(header)
-        return file
-
-    shape, fortran, dtype, header = _header(archive, name)
-    if info.compress_type != zipfile.ZIP_STORED:
-        return shape, dtype, archive[name] if fortran else opened
+def _located(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """Return a memory map of an array in an archive; what is compressed is unpacked to a disk."""
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as file:
+        (shape, fortran, dtype), offset = _read_header(file), file.tell()
+        if len(shape) != 2 or 0 in shape or dtype.kind not in "fiu":
+            raise InputError(
+                f"{path}: `{name}` must hold numbers in the shape (examples, classes); it has the "
+                f"shape {shape} and dtype {dtype}."
+            )
+        if math.prod(shape) * dtype.itemsize > info.file_size:
+            raise ValueError(f"`{name}` is smaller than its header says")
+        order: Any = "F" if fortran else "C"
+        if info.compress_type != zipfile.ZIP_STORED:
+            with tempfile.TemporaryFile() as unpacked:
+                shutil.copyfileobj(file, unpacked)
+                return np.memmap(unpacked, dtype, "r", 0, shape, order)
     with open(path, "rb") as raw:  # the member's own header says where its data begin
         raw.seek(info.header_offset + 26)
         lengths = np.frombuffer(raw.read(4), "<u2")
-    offset = info.header_offset + 30 + int(lengths.sum()) + header
-    if dtype.hasobject or 0 in shape:
-        return shape, dtype, np.empty(0)
-    return shape, dtype, np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+    return np.memmap(
+        path, dtype, "r", info.header_offset + 30 + int(lengths.sum()) + offset, shape, order
+    )
 
 
 # --- tables -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _TablePredictions(Predictions):
-    """Scores in a csv or parquet file, read as batches of pyarrow.
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Scores in a csv or parquet file, read and written through pyarrow.
 
     Attributes:
         path: the file.
-        schema: of the whole table, as pyarrow reads it.
+        schema: of the whole table.
         columns: names of the score columns; a single one if it holds lists.
         lists: whether it does.
         label_column: name of the column of labels, or None.
-        target: labels that came from elsewhere, or None.
+        left_out: columns that are not written again.
     """
 
     path: Path
@@ -556,279 +526,170 @@ class _TablePredictions(Predictions):
     columns: tuple[str, ...]
     lists: bool = False
     label_column: str | None = None
-    target: IntArray | None = None
+    left_out: tuple[str, ...] = ()
 
-    def blocks(self, elements: int, *, rest: bool = False) -> Iterator[Block]:
-        """Yield the rows in order; `rest` keeps the record batches."""
-        encode = LabelEncoder(self.num_classes, self.class_names, name=self.name)
+    def read(self, rows: int, whole: bool) -> Iterator[tuple[NDArray[Any], Any, Any]]:
         wanted = [*self.columns, *([self.label_column] if self.label_column else [])]
-        row, rows = 0, max(1, elements // self.num_classes)
-        for batch in _batches(self.path, rows, None if rest else wanted, self.schema):
-            scores = self._scores(batch, row)
-            target = None if self.target is None else self.target[row : row + len(scores)]
-            if self.label_column is not None:
-                labels = batch.column(self.label_column)
-                self._refuse_nulls(labels, self.label_column, row)
-                values = labels.to_numpy(zero_copy_only=False)
-                target = encode(
-                    values.astype(str) if values.dtype == object else values, first_row=row
-                )
-            yield Block(row, scores, target, batch if rest else None)
-            row += len(scores)
-        if row == 0:
-            raise InputError(f"{self.name} has no rows.")
-        if self.target is not None and len(self.target) != row:
-            raise InputError(f"{self.name}: there are {row} rows but {len(self.target)} labels.")
+        row = width = 0
+        with readable(self.path):
+            for batch in self._batches(rows, None if whole else wanted):
+                columns, labels = [batch.column(name) for name in self.columns], None
+                if self.lists:
+                    lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
+                    width = width or int(lengths[0])
+                    self._refuse(lengths != width, row, f"has not {width} scores, as the first has")
+                    scores = columns[0].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+                else:
+                    scores = np.stack([c.to_numpy(zero_copy_only=False) for c in columns], axis=1)
+                if self.label_column is not None:
+                    column = batch.column(self.label_column)
+                    self._refuse(np.asarray(column.is_null()), row, f"has no {self.label_column}")
+                    labels = column.to_numpy(zero_copy_only=False)
+                    labels = labels.astype(str) if labels.dtype == object else labels
+                yield scores, labels, batch if whole else None
+                row += len(scores)
 
-    def _scores(self, batch: Any, row: int) -> NDArray[Any]:
-        columns = [batch.column(name) for name in self.columns]
-        for name, column in zip(self.columns, columns, strict=True):
-            self._refuse_nulls(column, name, row)
-        if not self.lists:
-            return np.stack([c.to_numpy(zero_copy_only=False) for c in columns], axis=1)
-        lengths = columns[0].value_lengths().to_numpy(zero_copy_only=False)
-        off = np.flatnonzero(lengths != self.num_classes)
-        if len(off):
-            raise InputError(
-                f"{self.name}: row {row + int(off[0])} has {lengths[off[0]]} scores but the first "
-                f"row has {self.num_classes}."
-            )
-        values: NDArray[Any] = columns[0].flatten().to_numpy(zero_copy_only=False)
-        return values.reshape(-1, self.num_classes)
+    def _refuse(self, bad: NDArray[Any], row: int, why: str) -> None:
+        if np.any(bad):
+            raise InputError(f"{self.path}: row {row + int(np.argmax(bad))} {why}.")
 
-    def _refuse_nulls(self, column: Any, name: str, row: int) -> None:
-        if column.null_count:
-            place = row + int(np.argmax(np.asarray(column.is_null())))
-            raise InputError(f"{self.name}: row {place}, column {name!r} is empty.")
+    def _batches(self, rows: int, wanted: Sequence[str] | None) -> Iterator[Any]:
+        from pyarrow import csv, parquet
 
-    @contextmanager
-    def writer(self, path: Path, *, tau: float) -> Iterator[Writer]:
-        """Write the same columns with adjusted scores, and `predicted` behind them."""
+        if self.separator is None:
+            file = parquet.ParquetFile(self.path)
+            yield from file.iter_batches(batch_size=rows, columns=wanted)
+            return
+        convert = csv.ConvertOptions(
+            column_types=self.schema, include_columns=wanted, strings_can_be_null=False
+        )
+        parse = csv.ParseOptions(delimiter=self.separator)
+        blocks = csv.ReadOptions(block_size=_CSV_BLOCK)
+        with csv.open_csv(self.path, blocks, parse, convert) as reader:
+            yield from reader
+
+    @property
+    def separator(self) -> str | None:
+        """What stands between the cells of a csv file; None for parquet."""
+        return SEPARATORS.get(self.path.suffix.lower())
+
+    def save(self, path: Path, tau: float, adjusted: Iterable[Adjusted]) -> None:
         import pyarrow as pa
+        from pyarrow import parquet
 
-        csv = _separator(self.path)
+        place = {name: k for k, name in enumerate(self.columns)}
         dropped = {"predicted", *self.left_out}
         kept = [
-            field.with_type(_floats(field.type)) if field.name in self.columns else field
+            field.with_type(_floats(field.type)) if field.name in place else field
             for field in self.schema
             if field.name not in dropped
         ]
-        fields = [*kept, pa.field("predicted", pa.string() if self.class_names else pa.int64())]
-        if csv:
-            fields.append(pa.field(ADJUSTED, pa.string()))
         metadata = {**(self.schema.metadata or {}), f"longtail.{ADJUSTED}".encode(): repr(tau)}
         if kept != list(self.schema):
             metadata.pop(b"pandas", None)  # describes columns that are gone or changed
-        schema = pa.schema(fields, None if csv else metadata)
-        with atomic_path(path) as temporary, _table_writer(temporary, schema, csv) as write_batch:
+        marks = [pa.field(ADJUSTED, pa.string())] if self.separator else []
 
-            def write(block: Block, adjusted: NDArray[Any], predicted: IntArray) -> None:
-                arrays = []
-                for field in kept:
-                    column = block.rest.column(field.name)
-                    if field.name in self.columns and self.lists:
-                        ends = np.arange(len(adjusted) + 1, dtype=np.int32) * self.num_classes
-                        values = pa.array(adjusted.reshape(-1))
-                        column = pa.ListArray.from_arrays(ends, values).cast(field.type)
-                    elif field.name in self.columns:
-                        place = self.columns.index(field.name)
-                        column = pa.array(adjusted[:, place]).cast(field.type, safe=False)
-                    arrays.append(column)
-                arrays.append(
-                    pa.array(self.labels(predicted).tolist(), type=fields[len(kept)].type)
-                )
-                if csv:
-                    arrays.append(pa.array([f"{tau:.12g}"] * len(predicted)))
-                write_batch(pa.record_batch(arrays, schema=schema))
+        def batches() -> Iterator[Any]:
+            for block, scores, predicted in adjusted:
+                if not self.lists:
+                    new = [pa.array(column) for column in scores.T]
+                else:
+                    ends = np.arange(len(scores) + 1, dtype=np.int32) * scores.shape[1]
+                    new = [pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))]
+                columns = [
+                    new[place[field.name]].cast(field.type, safe=False)
+                    if field.name in place
+                    else block.rest.column(field.name)
+                    for field in kept
+                ]
+                columns.append(pa.array(predicted.tolist()))
+                columns += [pa.array([f"{tau:.12g}"] * len(scores)) for _ in marks]
+                fields = [*kept, pa.field("predicted", columns[len(kept)].type), *marks]
+                yield pa.record_batch(columns, pa.schema(fields, None if marks else metadata))
 
-            yield write
-
-
-def _from_table(
-    path: Path, kind: Kind | None, labels: Any, scores: str | None, classes: Any
-) -> Predictions:
-    schema, num_rows = _form(path)
-    names = list(schema.names)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"{path}: the column {twice[0]!r} occurs twice; rename one of them.")
-    mark = (schema.metadata or {}).get(f"longtail.{ADJUSTED}".encode())
-    if mark is not None or ADJUSTED in names:
-        raise _adjusted_already(path, f" (tau = {mark.decode()})" if mark else "")
-    inside, target = _named_or_given(labels, names, path, classes)
-    others = [name for name in names if name != inside]
-    by_kind: dict[Kind, list[str]] = {
-        "logits": [name for name in others if name == "logits" or name.startswith("logit_")],
-        "probs": [name for name in others if name == "probs" or name.startswith("prob_")],
-    }
-    if scores is not None:
-        columns = _matching(others, scores, path)
-        said = {key for key, known in by_kind.items() if set(columns) <= set(known)}
-        kind = _declared(kind or (said.pop() if said else None), str(path))
-    else:
-        named = "columns logit_NAME or prob_NAME, one for each class"
-        kind = _choose_scores(by_kind, kind, path, named)
-        columns = by_kind[kind]
-    lists = len(columns) == 1 and hasattr(schema.field(columns[0]).type, "value_type")
-    if num_rows is None:
-        schema = _csv_schema(names, columns)
-    _refuse_text(schema, columns, path)
-    width, own = len(columns), None
-    if lists:
-        width = _list_width(path, columns[0])
-    else:
-        own = tuple(name.removeprefix(_PREFIXES[kind]) for name in columns)
-        if classes is not None and columns[0] != own[0] and tuple(classes) != own:
-            raise InputError(
-                f"{path}: the score columns are of the classes {_checks.listing(own)}, in this "
-                f"order; leave --classes (classes=) out."
-            )
-    _at_least_two(width, path)
-    class_names = check_class_names(own if classes is None else classes, width, name=str(path))
-    if target is not None:
-        target = LabelEncoder(width, class_names, name=str(path))(target)
-    other: Kind = "probs" if kind == "logits" else "logits"
-    repeated = {other, *(_PREFIXES[other] + name for name in class_names or ())} - set(columns)
-    return _TablePredictions(
-        name=str(path),
-        kind=kind,
-        num_classes=width,
-        class_names=class_names,
-        labelled=target is not None or inside is not None,
-        num_rows=num_rows,
-        path=path,
-        schema=schema,
-        columns=tuple(columns),
-        lists=lists,
-        label_column=inside,
-        target=target,
-        left_out=tuple(name for name in others if name in repeated),
-    )
+        found = batches()
+        first = next(found)
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_path(path))
+            if self.separator is None:
+                file = parquet.ParquetWriter(temporary, first.schema)
+                write = stack.enter_context(file).write_batch
+            else:
+                raw = stack.enter_context(open(temporary, "wb"))
+                write = partial(_write_csv, raw, self.separator)
+                header = io.StringIO()
+                rows = text.writer(header, delimiter=self.separator, lineterminator="\n")
+                rows.writerow(first.schema.names)
+                raw.write(header.getvalue().encode())
+            for batch in chain([first], found):
+                write(batch)
 
 
-def _matching(names: Sequence[str], patterns: str, path: Path) -> list[str]:
-    chosen: list[str] = []
-    for pattern in (part.strip() for part in patterns.split(",")):
-        found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
-        if not found:
-            raise InputError(
-                f"{path}: no column matches {pattern!r}; its columns are {_checks.listing(names)}."
-            )
-        chosen += [name for name in found if name not in chosen]
-    return chosen
-
-
-def _refuse_text(schema: Any, columns: Sequence[str], path: Path) -> None:
+def _write_csv(raw: IO[bytes], separator: str, batch: Any) -> None:
     import pyarrow as pa
+    from pyarrow import csv
 
-    for name in columns:
-        column = schema.field(name).type
-        kind = getattr(column, "value_type", column)
-        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-            raise InputError(
-                f"{path}: the column {name!r} holds {column}, not numbers; name the score columns "
-                f"with --scores (scores=)."
-            )
+    for quotes in ("none", "needed"):  # refused if a cell holds a separator or a quotation mark
+        out = pa.BufferOutputStream()
+        how = csv.WriteOptions(include_header=False, delimiter=separator, quoting_style=quotes)
+        with suppress(pa.ArrowInvalid):
+            csv.write_csv(batch, out, how)
+            raw.write(out.getvalue())
+            return
 
 
 def _floats(kind: Any) -> Any:
     """Return the type of adjusted scores: the given one, but float64 for whole numbers."""
     import pyarrow as pa
 
-    if hasattr(kind, "value_type"):
-        value = kind.value_field.with_type(_floats(kind.value_type))
-        if pa.types.is_fixed_size_list(kind):
-            return pa.list_(value, kind.list_size)
-        return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
-    return kind if pa.types.is_floating(kind) else pa.float64()
+    if pa.types.is_floating(getattr(kind, "value_type", kind)):
+        return kind
+    return pa.list_(pa.float64()) if hasattr(kind, "value_type") else pa.float64()
 
 
-def _separator(path: Path) -> str | None:
-    """Return what stands between the cells of a csv file, or None for parquet."""
-    return {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[Any]:
-    """Import pyarrow, and turn its errors about a file into one line."""
-    pyarrow = _checks.require("pyarrow", extra="tables")
-    for part in ("csv", "parquet"):
-        _checks.require(f"pyarrow.{part}", extra="tables")
-    try:
-        yield pyarrow
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise InputError(f"{path} can't be read: {reason}.") from error
-
-
-def _form(path: Path) -> tuple[Any, int | None]:
-    """Return a table's schema and the number of its rows, which of a csv file is not known."""
-    with _readable(path) as pa:
-        if _separator(path):
-            return _open_csv(pa, path).schema, None
-        file = pa.parquet.ParquetFile(path)
-        return file.schema_arrow, int(file.metadata.num_rows)
-
-
-def _csv_schema(names: Sequence[str], columns: Sequence[str]) -> Any:
-    """Return numbers for the score columns, and text as it is for all others."""
+def _from_table(
+    path: Path, kind: Kind | None, labels: Any, scores: str | None, classes: Any
+) -> Predictions:
+    parquet = _checks.require("pyarrow.parquet", extra="tables")
     import pyarrow as pa
 
-    return pa.schema([(name, pa.float64() if name in columns else pa.string()) for name in names])
-
-
-def _open_csv(pa: Any, path: Path, schema: Any = None, wanted: Sequence[str] | None = None) -> Any:
-    return pa.csv.open_csv(
-        path,
-        read_options=pa.csv.ReadOptions(block_size=_CSV_BLOCK),
-        parse_options=pa.csv.ParseOptions(delimiter=_separator(path)),
-        convert_options=pa.csv.ConvertOptions(
-            column_types=schema, include_columns=wanted, strings_can_be_null=False
-        ),
-    )
-
-
-def _batches(path: Path, rows: int, wanted: Sequence[str] | None, schema: Any) -> Iterator[Any]:
-    with _readable(path) as pa:
-        if _separator(path):
-            with _open_csv(pa, path, schema, wanted) as reader:
-                yield from reader
+    num_rows, separator = None, SEPARATORS.get(path.suffix.lower())
+    with readable(path):
+        if separator:
+            with open(path, newline="", encoding="utf-8-sig") as file:
+                names = next(text.reader(file, delimiter=separator), [])
+            schema = pa.schema([(name, pa.string()) for name in names])
         else:
-            yield from pa.parquet.ParquetFile(path).iter_batches(batch_size=rows, columns=wanted)
-
-
-def _list_width(path: Path, column: str) -> int:
-    for batch in _batches(path, 1, [column], None):
-        return int(batch.column(0).value_lengths()[0].as_py() or 0)
-    raise InputError(f"{path} has no rows.")
-
-
-@contextmanager
-def _table_writer(path: Path, schema: Any, separator: str | None) -> Iterator[Callable[..., None]]:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
-    if separator is None:
-        with parquet.ParquetWriter(path, schema) as file:
-            yield file.write_batch
-        return
-    with open(path, "wb") as raw:
-        header = io.StringIO()
-        text.writer(header, delimiter=separator, lineterminator="\n").writerow(schema.names)
-        raw.write(header.getvalue().encode())
-
-        def written(batch: Any, quotes: str) -> Any:
-            out = pa.BufferOutputStream()
-            options = csv.WriteOptions(
-                include_header=False, delimiter=separator, quoting_style=quotes
-            )
-            csv.write_csv(batch, out, options)
-            return out.getvalue()
-
-        def write_batch(batch: Any) -> None:
-            try:
-                raw.write(written(batch, "none"))
-            except pa.ArrowInvalid:  # a cell holds a separator or a quotation mark
-                raw.write(written(batch, "needed"))
-
-        yield write_batch
+            file = parquet.ParquetFile(path)
+            schema, num_rows = file.schema_arrow, int(file.metadata.num_rows)
+    names = schema.names
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InputError(f"{path}: the column {twice[0]!r} occurs twice; rename one of them.")
+    mark = (schema.metadata or {}).get(f"longtail.{ADJUSTED}".encode())
+    if mark is not None or ADJUSTED in names:
+        raise _adjusted_already(path, f" (tau = {mark.decode()})" if mark else "")
+    inside, target = _label_source(labels, names, path, classes)
+    others = [name for name in names if name != inside]
+    kind, columns = _score_source(others, scores, kind, path)
+    numbers = set(columns)
+    if separator:  # all other cells stay the text that they are
+        types = [(name, pa.float64() if name in numbers else pa.string()) for name in names]
+        schema = pa.schema(types)
+    lists = len(columns) == 1 and hasattr(schema.field(columns[0]).type, "value_type")
+    own = None if lists else tuple(name.removeprefix(PREFIXES[kind]) for name in columns)
+    if own and classes is not None and own[0] != columns[0] and tuple(classes) != own:
+        raise InputError(
+            f"{path}: the score columns are of the classes {_checks.listing(own)}, in this order; "
+            f"leave `classes=` out."
+        )
+    other = "probs" if kind == "logits" else "logits"
+    repeated = {other, *(PREFIXES[other] + name for name in own or classes or ())} - numbers
+    left_out = tuple(name for name in others if name in repeated)
+    table = _Table(path, schema, tuple(columns), lists, inside, left_out)
+    shape = num_rows, len(columns)
+    if lists:
+        shape = num_rows, next((scores.shape[1] for scores, _, _ in table.read(1, False)), 0)
+    known: dict[str, Any] = {"labelled": inside is not None, "left_out": left_out}
+    class_names = own if classes is None else classes
+    return _predictions(str(path), kind, shape, class_names, target, table, **known)
