@@ -637,13 +637,11 @@ def _decide(
             predicted[rows] = chunk.argmax(axis=1)
     else:
         target, predictions = _checks.numbered(target, predictions)
-        target = _checks.labels(target, num_classes=num_classes)
-        predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+        given: Any = {"num_classes": num_classes, "names": True}
+        target = _checks.labels(target, **given)
+        predicted = _checks.labels(predictions, name="predictions", **given)
         _checks.same_length(predicted, target, name="predictions")
-        if num_classes is None:
-            _checks.not_ids(target, name="target")
-            _checks.not_ids(predicted, name="predictions")
-            num_classes = int(max(target.max(), predicted.max())) + 1
+        num_classes = num_classes or int(max(target.max(), predicted.max())) + 1
     if sample_weight is not None:
         sample_weight = _checks.sample_weight(sample_weight, len(target))
     return target, predicted, num_classes, sample_weight
@@ -735,22 +733,22 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         >>> round(mean_variance(0 * one, None, one, one) ** 0.5, 2)
         0.5
     """
-
-    def variances(pooled: float, spread: float) -> FloatArray:
+    found = []
+    part = 0.5 if minus is None else 0.25
+    for pooled, spread in ((float(len(counts) > 1), 2.0 / len(counts)), (0.0, 2.0)):
         padded = counts + pooled + spread
-        shares = (0.5,) if minus is None else (0.25, 0.25)
-        up, *down = (
-            (events + pooled * (events.sum() / counts.sum()) + spread * part) / padded
-            for events, part in zip((plus, minus), shares, strict=False)
+        up, down = (
+            0.0
+            if events is None
+            else (events + pooled * (events.sum() / counts.sum()) + spread * part) / padded
+            for events in (plus, minus)
         )
-        apart, both = (up - down[0], up + down[0]) if down else (up, up)
         # The estimated rates vary themselves, which takes n / padded² of the variance away.
-        within = (both - apart**2) / counts / (1.0 - counts / padded**2)
-        return np.asarray(share**2 * within)
-
+        within = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
+        found.append(share**2 * within)
     # benchmarks/bench_coverage.py simulates how often intervals hold the truth. Without the last
     # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
     # a hundred classes of two examples would have far too wide ones.
-    together, alone = variances(float(len(counts) > 1), 2.0 / len(counts)), variances(0.0, 2.0)
+    together, alone = found
     most = int(np.argmax(alone))
     return float(together.sum() + max(0.0, alone[most] - together[most]))
