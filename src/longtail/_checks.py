@@ -354,16 +354,11 @@ def sample_weight(values: Any, num_examples: int) -> FloatArray:
 # --- probabilities: one row per example -------------------------------------------------------
 
 
-def like_probabilities(array: NDArray[Any]) -> bool:
-    """Whether every row lies in [0, 1] and sums to 1."""
-    if array.min() < 0 or array.max() > 1:
-        return False
-    return bool(np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 1) <= SLACK))
-
-
 def not_probabilities(array: NDArray[Any], *, hint: str) -> None:
     """Refuse "logits" whose rows are all probabilities; `hint` says how to pass those."""
-    if like_probabilities(array):
+    if array.min() < 0 or array.max() > 1:
+        return
+    if np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 1) <= SLACK):
         raise InputError(
             f"every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "

@@ -328,16 +328,16 @@ def _refuse_probabilities(logits: Any) -> None:
     A single row of honest logits may add up to 1 by chance: that is a warning.
     """
     found = _values(logits, rows=_FIRST)
-    if found is None or found.size == 0 or not _checks.like_probabilities(found):
+    if found is None or found.size == 0:
         return
     hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
-    if len(found) > 1:
+    try:
         _checks.not_probabilities(found, hint=hint)
-    warnings.warn(
-        f"the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if that is what "
-        f"they are, {hint}.",
-        stacklevel=3,
-    )
+    except InputError:
+        if len(found) > 1:
+            raise
+        text = "the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if so, "
+        warnings.warn(f"{text}{hint}.", stacklevel=3)
 
 
 def _values(array: Any, rows: int | None = None) -> NDArray[Any] | None:

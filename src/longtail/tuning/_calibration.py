@@ -18,8 +18,13 @@ from scipy import optimize, sparse
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import bin_of, row_slices
+from longtail.posthoc import lift_zeros
 from longtail.priors import ClassPrior
 from longtail.tuning._exact import checked_examples, normal_noise
+from longtail.tuning._result import TauResult, checked_search
+
+# Checked logits, labels and weights.
+HeldOut = tuple[NDArray[Any], IntArray, FloatArray]
 
 # Taus of the first look, evenly spaced in log tau, and of the closer one.
 _GRID, _CLOSER = 41, 17
@@ -129,33 +134,19 @@ def in_training_mix(
     return np.asarray(u * (wanted / found)[group[target]]), group
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Checked examples, handed out in chunks.
-
-    Attributes:
-        logits: f, shape (examples, num_classes).
-        target: labels, shape (examples,).
-        weight: shape (examples,).
-        group: the group of each class, see `in_training_mix`.
-    """
-
-    logits: NDArray[Any]
-    target: IntArray
-    weight: FloatArray
-    group: IntArray
-
-    def chunks(self) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
-        """Yield (f − max f in float64, labels, weights) of consecutive rows."""
-        for rows in row_slices(self.logits):
-            chunk, kept = self.logits[rows], self.weight[rows] > 0
-            _checks.all_finite(chunk, name="logits", first_row=rows.start)
-            if rows.start == 0:
-                hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
-                _checks.not_probabilities(chunk, hint=hint)
-            below = chunk.astype(np.float64)[kept]
-            below -= below.max(axis=1, keepdims=True)
-            yield below, self.target[rows][kept], self.weight[rows][kept]
+def _chunks(
+    logits: NDArray[Any], target: IntArray, weight: FloatArray
+) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
+    """Yield (f − max f in float64, labels, weights) of consecutive rows."""
+    for rows in row_slices(logits):
+        chunk, kept = logits[rows], weight[rows] > 0
+        _checks.all_finite(chunk, name="logits", first_row=rows.start)
+        if rows.start == 0:
+            hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
+            _checks.not_probabilities(chunk, hint=hint)
+        below = chunk.astype(np.float64)[kept]
+        below -= below.max(axis=1, keepdims=True)
+        yield below, target[rows][kept], weight[rows][kept]
 
 
 # ------------------------------------------------------------------ criteria
@@ -210,36 +201,42 @@ def _choose(criterion: str, numbers: FloatArray, slack: float) -> Any:
     return np.argmin(value, axis=-1)
 
 
-@dataclass(frozen=True)
-class CalibratedTau:
-    """What `tune_by_calibration` found; `replicates` are the taus of resampled data."""
-
-    tau: float
-    value: float
-    standard_error: float
-    curve: SampledCurve
-    replicates: FloatArray
-
-
 def tune_by_calibration(
-    data: HeldOut,
+    logits: Any,
+    target: Any,
+    prior: ClassPrior,
+    sample_weight: Any,
     criterion: str,
+    *,
     bounds: tuple[float, float],
-    replicates: int,
-    rng: np.random.Generator,
-) -> CalibratedTau:
-    """Find the tau at which softmax(f/τ) is best by the criterion.
+    confidence: float,
+    n_bootstrap: int,
+    random_state: Any,
+) -> TauResult:
+    """Find the tau at which softmax(f/τ) is best by the criterion; the arguments of `tune_tau`.
 
     Log-loss and squared error are smooth and minimised to six digits. The ECE jumps where an
     example changes bins, so its minimum is the least of two rounds of evaluations; sharpness is
     highest towards τ = 0 whatever the data, so it takes the sharpest tau among those whose ECE
     is within one bootstrap standard error of the least.
     """
+    bounds, rng = checked_search(bounds, confidence, n_bootstrap, random_state)
+    if bounds[0] < 0 or bounds[1] <= 0:
+        raise InputError(
+            f"`bounds` must not be negative for criterion={criterion!r}, where tau is a "
+            f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
+        )
+    logits, target, weight = checked_examples(logits, target, sample_weight, prior)
+    # One true class of probability 0 would outweigh every other example.
+    logits = lift_zeros(logits, prior)
+    mixed, group = in_training_mix(target, prior, weight)
+    data = logits, target, mixed
+
     smooth = criterion in ("log_loss", "squared_error")
     grid = _grid(bounds)
     # Resampled data by the normal law of their averages: one pass instead of a thousand.
-    mean, covariance = _moments(data, criterion, grid)
-    draws = mean + normal_noise(covariance, max(replicates, _LEAST_DRAWS), rng)
+    mean, covariance = _moments(data, group, criterion, grid)
+    draws = mean + normal_noise(covariance, max(n_bootstrap, _LEAST_DRAWS), rng)
     values, error = _read(criterion, draws)
     slack = float(error[:, int(np.argmin(_read(criterion, mean)[1]))].std())
     spread = values.std(axis=0)
@@ -260,24 +257,30 @@ def tune_by_calibration(
     values, k = _read(criterion, numbers)[0], _choose(criterion, numbers, slack)
 
     resampled = np.empty(0)
-    if replicates:
-        draws = draws[:replicates]
+    if n_bootstrap:
+        draws = draws[:n_bootstrap]
         picks = _choose(criterion, draws, slack)
         if smooth:
             resampled = _vertices(np.log(grid), draws, picks)
         else:  # draw again at taus that are closer together, in the range where those lie
             ends = grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)]
             closer = np.geomspace(*ends, len(grid))
-            mean, covariance = _moments(data, criterion, closer)
-            draws = mean + normal_noise(covariance, replicates, rng)
+            mean, covariance = _moments(data, group, criterion, closer)
+            draws = mean + normal_noise(covariance, n_bootstrap, rng)
             resampled = closer[_choose(criterion, draws, slack)]
     order = np.argsort(taus)
-    return CalibratedTau(
-        tau=float(taus[k]),
-        value=float(values[k]),
-        standard_error=float(np.interp(np.log(taus[k]), np.log(grid), spread)),
+    tau = float(taus[k])
+    return TauResult(
+        tau=tau,
+        interval=(tau, tau),
+        error=float(values[k]),
+        standard_error=float(np.interp(np.log(tau), np.log(grid), spread)),
         curve=SampledCurve(taus=taus[order], values=values[order]),
-        replicates=resampled,
+        counts=np.bincount(target[mixed > 0], minlength=len(group)),
+        bounds=bounds,
+        resampled=resampled,
+        confidence_level=float(confidence),
+        criterion=criterion,
     )
 
 
@@ -306,24 +309,25 @@ def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> Floa
 
 def _mean(data: HeldOut, criterion: str, taus: FloatArray) -> FloatArray:
     """Weighted mean over examples of a criterion's numbers at these taus."""
-    chunks = data.chunks()
-    return sum(w @ _numbers(criterion, below, labels, taus) for below, labels, w in chunks)
+    return np.asarray(sum(w @ _numbers(criterion, f, y, taus) for f, y, w in _chunks(*data)))
 
 
-def _moments(data: HeldOut, criterion: str, taus: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _moments(
+    data: HeldOut, group: IntArray, criterion: str, taus: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """The weighted mean of a criterion's numbers, and the covariance of that mean.
 
     Groups of classes keep their total weight when examples are drawn again, so that what varies is
     only each group's own mean: Σ w² (v − mean of its group)(v − mean of its group)ᵀ, with Σ w = 1.
     """
-    groups = int(data.group.max()) + 1
+    groups = int(group.max()) + 1
     totals, totals2 = np.zeros(groups), np.zeros(groups)
     sums: Any = 0.0
     sums2: Any = 0.0
     products: Any = 0.0
-    for below, labels, weight in data.chunks():
+    for below, labels, weight in _chunks(*data):
         numbers = _numbers(criterion, below, labels, taus)
-        places, shape = (data.group[labels], np.arange(len(labels))), (groups, len(labels))
+        places, shape = (group[labels], np.arange(len(labels))), (groups, len(labels))
         by_group, squared = (
             sparse.csr_array((w, places), shape=shape) for w in (weight, weight**2)
         )
@@ -367,12 +371,11 @@ def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> f
     """
     logits, target, weight = checked_examples(logits, target, sample_weight)
     weight = np.ones(len(target)) if weight is None else weight
-    data = HeldOut(logits, target, weight, np.zeros(logits.shape[1], dtype=np.int64))
 
     def slope(inverse: float) -> float:
         """Derivative of the summed log-loss by 1/T, Σ E_p f − f_y; it rises, as that is convex."""
         total = 0.0
-        for below, labels, w in data.chunks():
+        for below, labels, w in _chunks(logits, target, weight):
             probs = np.exp(inverse * below)
             probs /= probs.sum(axis=1, keepdims=True)
             mean = np.einsum("ij,ij->i", probs, below)
@@ -384,7 +387,8 @@ def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> f
             "the logits predict the labels no better than chance, so the log-loss falls all the "
             "way to an infinite temperature; check that `target` belongs to these logits."
         )
-    if all(np.all(f[np.arange(len(y)), y] == 0) for f, y, _ in data.chunks()):
+    chunks = _chunks(logits, target, weight)
+    if all(np.all(f[np.arange(len(y)), y] == 0) for f, y, _ in chunks):
         raise InputError(
             "every example is predicted right, so the log-loss falls all the way to temperature "
             "0; use held-out examples, which the model was not trained on."

@@ -113,21 +113,9 @@ class TauIntervals:
     ) -> TauIntervals:
         """Find the intervals of these examples, in float64 whatever the logits' dtype.
 
-        Args:
-            logits: as in `tune_tau`, and so all the others; a class without examples is no
-                error here, since another shard may have them.
-            target: as in `tune_tau`.
-            prior: as in `tune_tau`.
-            method: "logit_adjustment", f − τ log π, or "weight_normalization", f / ν^τ.
-            norms: ν, as in `tune_normalization`.
-            bias: as in `tune_normalization`.
-            bias_mode: as in `tune_normalization`.
-            target_prior: as in `tune_tau`.
-            costs: as in `tune_tau`.
-            sample_weight: as in `tune_tau`; examples of weight 0 are left out.
-
-        Returns:
-            The intervals, in the order of the examples.
+        The arguments are those of `tune_tau`, and `norms`, `bias` and `bias_mode` those of
+        `tune_normalization`, with method="weight_normalization". A class without examples is no
+        error here, since another shard may have them; examples of weight 0 are left out.
         """
         logits, target, weight = checked_examples(logits, target, sample_weight, prior)
         width = logits.shape[1]
@@ -196,6 +184,10 @@ class TauIntervals:
             target=np.concatenate([part.target for part in parts]),
             weight=np.concatenate([part.weights for part in parts]) if weighted else None,
         )
+
+    def right_at(self, tau: float) -> NDArray[np.bool_]:
+        """Whether each example is predicted right at this tau."""
+        return (self.lower <= tau) & (tau < self.upper)
 
     @property
     def num_examples(self) -> int:
@@ -531,12 +523,12 @@ class TauCurve:
         self.who = np.concatenate([begins, ends])[order]
         self.sign = np.repeat([1, -1], [len(begins), len(ends)])[order]
         right = np.append(
-            units[(lower <= low) & (low < upper)].sum(), self.sign * units[self.who]
+            units[intervals.right_at(low)].sum(), self.sign * units[self.who]
         ).cumsum()
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
 
-        near = RESOLUTION * max(1.0, abs(low), abs(high))
+        self.near = near = RESOLUTION * max(1.0, abs(low), abs(high))
         begin = np.searchsorted(positions, low + near, side="right")
         inside = positions[begin : np.searchsorted(positions, high - near)]
         starts = np.flatnonzero(np.diff(inside, prepend=-np.inf) > near)
@@ -567,7 +559,7 @@ class TauCurve:
     def per_class(self, tau: float) -> FloatArray:
         """Return the error of each class at this tau, NaN without examples."""
         parts = self.intervals
-        wrong = ~((parts.lower <= tau) & (tau < parts.upper))
+        wrong = ~parts.right_at(tau)
         weight = None if parts.weight is None else parts.weight[wrong]
         missed = np.bincount(parts.target[wrong], weights=weight, minlength=parts.num_classes)
         totals = parts.totals
@@ -633,16 +625,12 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     size, start = np.repeat(number, number), np.repeat(np.cumsum(number) - number, number)
     copies = np.repeat(np.arange(count), times)
     members = np.bincount(group)
-    starts = np.cumsum(members) - members
-    # Where logits are equal, zero alone may have others right than every tau right behind it.
-    low, high = curve.bounds
-    near = RESOLUTION * max(1.0, abs(low), abs(high))
-    alone, behind_zero = np.zeros(count), 0
-    if low <= 0.0 < high:
-        lower, upper = parts.lower[order], parts.upper[order]
-        zero = (lower <= 0.0) & (upper > 0.0)
-        alone = zero.astype(float) - ((lower <= 2.0 * near) & (upper > 2.0 * near))
-        behind_zero = int(np.searchsorted(curve.breakpoints, near, side="right")) - 1
+    starts = (
+        np.cumsum(members) - members
+    )  # Where logits are equal, zero alone may have others right than every tau right behind it.
+    zero = parts.right_at(0.0)[order] * 1.0 - parts.right_at(2.0 * curve.near)[order]
+    zero *= curve.bounds[0] <= 0.0 < curve.bounds[1]
+    behind = np.searchsorted(curve.breakpoints, curve.near, side="right") - 1
 
     left, ends = curve.breakpoints[:-1], curve.breakpoints[1:]
     away, place = np.maximum(left - 1.0, 1.0 - ends).clip(min=0.0), np.arange(len(left))
@@ -663,8 +651,8 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
         before = np.where(best | (place > chosen), -1, place).max(axis=1)
         after = np.where(best | (place < chosen), len(place), place).min(axis=1)
         found = (left[before + 1] + ends[after - 1]) / 2
-        if alone.any():
-            found[right[:, behind_zero] + share @ alone > right.max(axis=1) + TIE] = 0.0
+        if zero.any():
+            found[right[:, behind] + share @ zero > right.max(axis=1) + TIE] = 0.0
         taus[first : first + rows] = found
     return taus
 
