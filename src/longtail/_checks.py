@@ -252,15 +252,10 @@ def all_finite(array: NDArray[Any], *, name: str, first_row: int = 0) -> None:
     if len(bad):
         row, column = (*bad[0].tolist(), 0)[:2]
         value = array[tuple(bad[0])]
-        of_zero = ""
+        text = f"`{name}` must be finite, but row {row + first_row}, column {column} is {value}"
         if name == "logits" and value < 0:
-            of_zero = (
-                "; if it is the logarithm of a probability of 0, take posthoc.log_probs(probs)"
-            )
-        raise InputError(
-            f"`{name}` must be finite, but row {row + first_row}, column {column} is "
-            f"{value}{of_zero}."
-        )
+            text += "; of a probability of 0 take longtail.posthoc.log_probs(probs)"
+        raise InputError(f"{text}.")
 
 
 def same_length(array: Any, target: Any, *, name: str = "logits") -> None:

@@ -109,15 +109,14 @@ class PerClassError(_Mergeable):
     def by_group(self, prior: ClassPrior, *, many: float = 100, few: float = 20) -> GroupError:
         """Return the errors averaged over groups of classes, see `group_error`."""
         _checks.prior(prior, num_classes=self.num_classes)
-        groups = prior.groups(many=many, few=few)
-        present = {name: k[self.counts[k] > 0] for name, k in groups.items()}
-        values = self.values
-        return GroupError(
-            values={n: float(values[k].mean()) if len(k) else math.nan for n, k in present.items()},
-            counts={name: int(self.counts[k].sum()) for name, k in groups.items()},
-            num_classes={name: len(k) for name, k in groups.items()},
-            num_present={name: len(k) for name, k in present.items()},
-        )
+        found, values = GroupError({}, {}, {}, {}), self.values
+        for name, classes in prior.groups(many=many, few=few).items():
+            present = classes[self.counts[classes] > 0]
+            found.values[name] = float(values[present].mean()) if len(present) else math.nan
+            found.counts[name] = int(self.counts[classes].sum())
+            found.num_classes[name] = len(classes)
+            found.num_present[name] = len(present)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists for JSON."""
@@ -152,15 +151,9 @@ class GroupError:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, by group."""
-        return {
-            name: {
-                "error": _plain(error),
-                "counts": self.counts[name],
-                "num_classes": self.num_classes[name],
-                "num_present": self.num_present[name],
-            }
-            for name, error in self.values.items()
-        }
+        parts: Any = {"error": self.values, "counts": self.counts}
+        parts |= {"num_classes": self.num_classes, "num_present": self.num_present}
+        return {g: {name: _plain(part[g]) for name, part in parts.items()} for g in self.values}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -416,14 +409,12 @@ def group_error(
 ) -> GroupError:
     """Return the mean error over the classes with many, a medium number of, or few examples.
 
+    The other arguments are those of `balanced_error`.
+
     Args:
-        target: as in `balanced_error`.
-        predictions: as in `balanced_error`.
         prior: of the training data, made from labels or counts.
         many: classes with more training examples than this are "many".
         few: classes with fewer are "few"; all others are "medium".
-        missing: as in `balanced_error`.
-        sample_weight: as in `balanced_error`.
 
     Returns:
         `.values`, `.counts`, `.num_classes` and `.num_present` by group; NaN where a group has no
@@ -436,15 +427,9 @@ def group_error(
     """
     predictions = _checks.as_numpy(predictions)
     columns = predictions.shape[1] if predictions.ndim == 2 else None
-    prior = _checks.prior(prior, num_classes=columns, shape=predictions.shape)
-    result = per_class_error(
-        target,
-        predictions,
-        num_classes=prior.num_classes,
-        missing=missing,
-        sample_weight=sample_weight,
-    )
-    return result.by_group(prior, many=many, few=few)
+    width = _checks.prior(prior, num_classes=columns, shape=predictions.shape).num_classes
+    decided = _decide(target, predictions, width, sample_weight)
+    return _errors(*decided, missing).by_group(prior, many=many, few=few)
 
 
 def confusion_matrix(
@@ -459,7 +444,7 @@ def confusion_matrix(
         array([[1, 1],
                [0, 1]])
     """
-    return confusion_counts(*_decide(target, predictions, num_classes, sample_weight))
+    return _confusion(*_decide(target, predictions, num_classes, sample_weight))
 
 
 # --- errors and calibration at once --------------------------------------------------------------
@@ -549,7 +534,7 @@ def evaluate(
         brier_sum=float(sums[1]),
         sharpness_sum=float(sums[2]),
         zero_probability=infinite,
-        confusion=confusion_counts(target, predicted, width, weight) if confusion else None,
+        confusion=_confusion(target, predicted, width, weight) if confusion else None,
         prior=prior,
         many=many,
         few=few,
@@ -587,10 +572,9 @@ def score_columns(values: Any, name: str, num_classes: int | None = None) -> NDA
     return scores
 
 
-def confusion_counts(
+def _confusion(
     target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
 ) -> IntArray | FloatArray:
-    """Return the matrix of `confusion_matrix` of checked labels."""
     flat = np.bincount(target * width + predicted, weights=weight, minlength=width * width)
     return flat.reshape(width, width)
 
