@@ -310,10 +310,11 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
 
 def _logits(logits: Any) -> Any:
     """The logits as an array of whatever library they came in, classes last, floating point."""
+    kind = type(logits).__name__
     if not hasattr(logits, "dtype"):
         logits = _checks.as_numpy(logits)
     if logits.ndim == 0:
-        raise InputError("`logits` must have the classes on their last axis; got a single number.")
+        raise InputError(f"`logits` must have the classes on their last axis; got a single {kind}.")
     if "float" not in str(logits.dtype) and getattr(logits.dtype, "kind", "") != "f":
         raise InputError(
             f"`logits` must be floating point, since the result has their dtype; "
