@@ -297,10 +297,12 @@ def labels(
     if low < 0 or (num_classes is not None and high >= num_classes):
         wrong = low if low < 0 else high
         last = "num_classes - 1" if num_classes is None else num_classes - 1
+        advice = "; drop ignored or unlabelled examples first" * (low < 0)
+        if low == 1 and high == num_classes:
+            advice = "; if they count from 1, subtract 1 from them"
         raise InputError(
             f"`{name}` must lie in 0 .. {last}, but {wrong} occurs (first at position "
-            f"{int(np.flatnonzero(array == wrong)[0])})"
-            f"{'; drop ignored or unlabelled examples first' * (low < 0)}."
+            f"{int(np.flatnonzero(array == wrong)[0])}){advice}."
         )
     if names and num_classes is None and high >= max(10 * len(array), 100_000):
         raise InputError(

@@ -170,8 +170,9 @@ def normalize_weights(
     offset = checked_bias(bias, bias_mode, num_classes=num_classes)
     if bias_mode == "scale" or offset is None:
         return _apply(logits, operator.mul, factor)
-    back = offset if bias_mode == "keep" else np.zeros_like(offset)
-    return _apply(logits, lambda f, s, b, k: (f - b) * s + k, factor, offset, back)
+    if bias_mode == "drop":
+        return _apply(logits, lambda f, s, b: (f - b) * s, factor, offset)
+    return _apply(logits, lambda f, s, b: (f - b) * s + b, factor, offset)
 
 
 def scale_temperature(logits: Any, *, temperature: float) -> Any:

@@ -20,8 +20,8 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import bin_of, row_slices
 from longtail.posthoc import lift_zeros
 from longtail.priors import ClassPrior
+from longtail.tuning import TauResult, checked_search
 from longtail.tuning._exact import checked_examples, normal_noise
-from longtail.tuning._result import TauResult, checked_search
 
 # Checked logits, labels and weights.
 HeldOut = tuple[NDArray[Any], IntArray, FloatArray]

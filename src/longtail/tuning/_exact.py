@@ -165,20 +165,14 @@ class TauIntervals:
         parts = list(parts)
         if not parts:
             raise InputError("TauIntervals.merge: `parts` is empty; at least one is needed.")
-        first = parts[0]
-        for part in parts[1:]:
-            same = all(
-                getattr(part, name) == getattr(first, name)
-                for name in ("num_classes", "method", "bias_mode")
+        if len({(p.method, p.bias_mode, p.importance.tobytes()) for p in parts}) > 1:
+            raise InputError(
+                "TauIntervals.merge: only parts with the same classes, method, bias_mode, "
+                "target prior and costs can be merged."
             )
-            if not same or not np.array_equal(part.importance, first.importance):
-                raise InputError(
-                    "TauIntervals.merge: only parts with the same classes, method, bias_mode, "
-                    "target prior and costs can be merged."
-                )
         weighted = any(part.weight is not None for part in parts)
         return replace(
-            first,
+            parts[0],
             lower=np.concatenate([part.lower for part in parts]),
             upper=np.concatenate([part.upper for part in parts]),
             target=np.concatenate([part.target for part in parts]),
