@@ -541,7 +541,7 @@ def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
         centred = (np.array(right) - (right @ s)[:, None]) * s / 5
         expected += centred @ centred.T
     parts = intervals(logits, target, prior, sample_weight=weight)
-    found = exact.resampled_covariance(parts, taus)
+    found = exact.resampled_covariance(parts, exact._groups(parts), taus)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-16)
 
 

@@ -21,6 +21,7 @@ from longtail._checks import FloatArray, InputError, IntArray
 from longtail.metrics import mean_variance
 from longtail.priors import ClassPrior
 
+Groups = tuple[IntArray, FloatArray, IntArray, FloatArray]
 Method = Literal["logit_adjustment", "weight_normalization"]
 METHODS = ("logit_adjustment", "weight_normalization")
 
@@ -512,13 +513,12 @@ class TauCurve:
         ends = np.flatnonzero(ever & (upper > low) & (upper <= high))
         positions = np.concatenate([lower[begins], upper[ends]])
         order = np.argsort(positions)
-        # What changes at each position: the example, and whether it becomes right or wrong.
+        # What changes at each position: an example becomes right, or wrong.
+        self.changes = begins, ends, order
         self.positions = positions = positions[order]
-        self.who = np.concatenate([begins, ends])[order]
-        self.sign = np.repeat([1, -1], [len(begins), len(ends)])[order]
-        right = np.append(
-            units[intervals.right_at(low)].sum(), self.sign * units[self.who]
-        ).cumsum()
+        first = units[intervals.right_at(low)].sum()
+        gained = np.concatenate([units[begins], -units[ends]])[order]
+        right = np.concatenate([[first], first + gained.cumsum()])
         # Shares that were rounded to units may add up to a hair more or less than one.
         self._errors = np.where(right == units.sum(), 0.0, np.maximum(1.0 - right / _UNIT, 0.0))
 
@@ -608,13 +608,16 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     intervals instead of a thousand.
     """
     parts, count = curve.intervals, len(curve.intervals.target)
-    group, importance, times = _groups(parts)
+    group, importance, times, shares = groups = _groups(parts)
     if times.sum() * replicates > _EXACT_DRAWS:
-        return normal_taus(curve, replicates, rng)
+        return normal_taus(curve, groups, replicates, rng)
     # Sorted by their intervals, so that copies and weights are drawn alike.
     order = np.lexsort((parts.upper, parts.lower, group))
-    group, times, who = group[order], times[order], np.argsort(order)[curve.who]
-    unit, of_example = parts.shares[order] / times, importance[group]
+    group, times = group[order], times[order]
+    begins, ends, by_position = curve.changes
+    who = np.argsort(order)[np.concatenate([begins, ends])[by_position]]
+    sign = np.repeat([1, -1], [len(begins), len(ends)])[by_position]
+    unit, of_example = shares[order] / times, importance[group]
     number = np.bincount(group, weights=times).astype(np.int64)
     size, start = np.repeat(number, number), np.repeat(np.cumsum(number) - number, number)
     copies = np.repeat(np.arange(count), times)
@@ -626,8 +629,8 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
     zero *= curve.bounds[0] <= 0.0 < curve.bounds[1]
     behind = np.searchsorted(curve.breakpoints, curve.near, side="right") - 1
 
-    left, ends = curve.breakpoints[:-1], curve.breakpoints[1:]
-    away, place = np.maximum(left - 1.0, 1.0 - ends).clip(min=0.0), np.arange(len(left))
+    lows, highs = curve.breakpoints[:-1], curve.breakpoints[1:]
+    away, place = np.maximum(lows - 1.0, 1.0 - highs).clip(min=0.0), np.arange(len(lows))
     taus = np.empty(replicates)
     step = max(1, _BLOCK // max(len(copies), len(who)))
     for first in range(0, replicates, step):
@@ -638,21 +641,21 @@ def bootstrap_taus(curve: TauCurve, *, replicates: int, rng: np.random.Generator
         totals = np.repeat(np.add.reduceat(mass, starts, axis=1), members, axis=1)
         share = divided(of_example * mass, totals)
         right = np.zeros((rows, len(who) + 1))
-        np.cumsum(share[:, who] * curve.sign, axis=1, out=right[:, 1:])
+        np.cumsum(share[:, who] * sign, axis=1, out=right[:, 1:])
         right = right[:, curve.below]
         best = right >= right.max(axis=1, keepdims=True) - TIE
         chosen = np.where(best, away, np.inf).argmin(axis=1)[:, None]
         before = np.where(best | (place > chosen), -1, place).max(axis=1)
         after = np.where(best | (place < chosen), len(place), place).min(axis=1)
-        found = (left[before + 1] + ends[after - 1]) / 2
+        found = (lows[before + 1] + highs[after - 1]) / 2
         if zero.any():
             found[right[:, behind] + share @ zero > right.max(axis=1) + TIE] = 0.0
         taus[first : first + rows] = found
     return taus
 
 
-def _groups(parts: TauIntervals) -> tuple[IntArray, FloatArray, IntArray]:
-    """Return each example's group, each group's importance, and each example's copies.
+def _groups(parts: TauIntervals) -> Groups:
+    """Return each example's group, each group's importance, each example's copies and share.
 
     Groups keep their sizes when their examples are drawn again. They are the classes, since the
     balanced error looks at each class by itself. But a class of one example would be the same in
@@ -669,10 +672,13 @@ def _groups(parts: TauIntervals) -> tuple[IntArray, FloatArray, IntArray]:
     place[few] = few[:1]
     importance = np.bincount(place, weights=parts.importance, minlength=parts.num_classes)
     first = (number > 0) & (place == np.arange(parts.num_classes))
-    return (np.cumsum(first) - 1)[place][parts.target], importance[first], times
+    group = (np.cumsum(first) - 1)[place][parts.target]
+    return group, importance[first], times, parts.shares
 
 
-def normal_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> FloatArray:
+def normal_taus(
+    curve: TauCurve, groups: Groups, replicates: int, rng: np.random.Generator
+) -> FloatArray:
     """Minimisers of curves drawn from the normal law with the resampling's mean and covariance.
 
     The first round finds where they lie, the second looks closer. A minimiser is the middle of its
@@ -685,7 +691,7 @@ def normal_taus(curve: TauCurve, replicates: int, rng: np.random.Generator) -> F
         taus = low + step * np.arange(0.5, points)
         cell = np.searchsorted(curve.breakpoints[1:-1], taus, side="right")
         cell, one = np.unique(cell, return_index=True)
-        covariance = resampled_covariance(curve.intervals, taus)[np.ix_(one, one)]
+        covariance = resampled_covariance(curve.intervals, groups, taus)[np.ix_(one, one)]
         noise = normal_noise(covariance, replicates, rng)
         found = cell[np.argmin(curve(taus[one]) + noise, axis=1)]
         begin, end = curve.breakpoints[found], curve.breakpoints[found + 1]
@@ -707,14 +713,14 @@ def normal_noise(covariance: FloatArray, draws: int, rng: np.random.Generator) -
     return np.asarray(rng.standard_normal((draws, size)) @ root.T)
 
 
-def resampled_covariance(parts: TauIntervals, taus: FloatArray) -> FloatArray:
+def resampled_covariance(parts: TauIntervals, groups: Groups, taus: FloatArray) -> FloatArray:
     """Covariance of the resampled error at evenly spaced, rising taus, shape (taus, taus).
 
     With x_i(τ) = 1 where example i is right, s_i its share of the error and k_i its copies, it is
     Σ_g Σ_{i ∈ g} s_i² / k_i (x_i(τ) − p_g(τ)) (x_i(τ') − p_g(τ')).
     """
-    group, importance, times = _groups(parts)
-    points, share = len(taus), parts.shares
+    group, importance, times, share = groups
+    points = len(taus)
     # Example i is right at the taus begin_i .. end_i − 1; arithmetic is much faster than a search.
     scale = (points - 1) / (taus[-1] - taus[0])
     begin, end = (
