@@ -117,6 +117,9 @@ def test_uniform_target_differs_by_a_constant_only():
     uniform = adjust_logits(logits, PRIOR, tau=2.0, target_prior=ClassPrior.uniform(3))
     np.testing.assert_allclose(np.ptp(plain - uniform, axis=1), 0.0, atol=1e-12)
     assert np.abs(plain - uniform).max() > 1.0
+    np.testing.assert_array_equal(adjustment(PRIOR), -PRIOR.log_probs)  # tau is 1 unless given
+    np.testing.assert_array_equal(adjust_logits(logits, PRIOR), logits - PRIOR.log_probs)
+    np.testing.assert_allclose(normalize_weights(logits, norms=NORMS), logits / NORMS)
 
 
 @pytest.mark.parametrize("mode", ["scale", "keep", "drop"])
