@@ -84,7 +84,7 @@ def test_everything_given_per_class_goes_by_class(kind):
     [
         (
             pd.Series(["a", "b", "b"]).value_counts(),
-            r"a Series.*index.*numbers 0 \.\. 1.*'b', 'a';",
+            r"a Series.*keys.*numbers 0 \.\. 1.*'b', 'a';",
         ),
         (
             Counter("abb"),
@@ -108,12 +108,12 @@ def test_numbers_that_cannot_be_placed_are_refused(given, message):
 
 
 def test_the_advice_on_missing_classes_is_right():
-    for given in (series([5, 3, 2], [0, 3, 1]), {0: 5, 3: 3, 1: 2}):
-        with pytest.raises(InputError) as refused:
-            ClassPrior.from_counts(given)
-        advice = str(refused.value).split("missing classes pass ")[1].split("; if")[0]
-        prior = ClassPrior.from_counts(eval(advice, {"counts": given}), smoothing=1.0)
-        assert prior.counts.tolist() == [5, 2, 0, 3]
+    given = series([5, 3, 2], [0, 3, 1])
+    with pytest.raises(InputError) as refused:
+        ClassPrior.from_counts(given)
+    advice = str(refused.value).split("missing classes pass ")[1].split("; if")[0]
+    prior = ClassPrior.from_counts(eval(advice, {"counts": given}), smoothing=1.0)
+    assert prior.counts.tolist() == [5, 2, 0, 3]
 
 
 # ------------------------------------------------------------------ classes that have names

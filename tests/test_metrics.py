@@ -113,6 +113,9 @@ def test_groups_average_classes_and_an_empty_group_is_not_zero():
     assert result["many"] == 0.25  # mean of 1/2 and 0, although 1 of 6 examples is wrong
     assert result["medium"] == 0.5
     assert math.isnan(result["few"])
+    assert sum(result.values[g] for g in ("many", "medium")) / 2 == pytest.approx(
+        metrics.balanced_error(target, predicted)  # two classes in each
+    )
     assert result.counts == {"many": 6, "medium": 2, "few": 0}
     assert result.num_classes == {"many": 2, "medium": 2, "few": 0}
     assert result.to_dict()["few"] == {
@@ -125,17 +128,6 @@ def test_groups_average_classes_and_an_empty_group_is_not_zero():
     result = metrics.group_error([0, 1, 1], [0, 1, 0], rare, missing="skip")
     assert math.isnan(result["few"])
     assert (result.num_classes["few"], result.num_present["few"], result.counts["few"]) == (2, 0, 0)
-
-
-@given(st.integers(0, 10_000))
-@settings(max_examples=15, deadline=None)
-def test_groups_weighted_by_their_classes_give_the_balanced_error(seed):
-    rng = np.random.default_rng(seed)
-    target, logits = problem(seed, examples=80, classes=7)
-    prior = ClassPrior.from_counts(rng.integers(1, 300, 7))
-    result = metrics.group_error(target, logits, prior)
-    total = sum(result.num_classes[g] * result[g] for g in result.values if result.num_classes[g])
-    assert total / 7 == pytest.approx(metrics.balanced_error(target, logits))
 
 
 # --- calibration --------------------------------------------------------------------------
@@ -155,19 +147,6 @@ def test_ece_equals_the_loop(bins, weighted):
     result = metrics.evaluate(target, logits, **settings_).classwise
     np.testing.assert_allclose(result.ece_per_class, per_class, atol=1e-12)
     assert score("classwise_ece")(target, logits, **settings_) == pytest.approx(np.mean(per_class))
-
-
-def test_ece_agrees_with_torchmetrics():
-    from torchmetrics.functional.classification import multiclass_calibration_error
-
-    target, logits = problem(7, examples=2000, classes=6)
-    theirs = multiclass_calibration_error(
-        torch.as_tensor(softmax(logits)), torch.as_tensor(target), num_classes=6, n_bins=15
-    )
-    assert score("ece")(target, logits, bins=15) == pytest.approx(
-        float(theirs),
-        abs=1e-6,  # torchmetrics goes through float32
-    )
 
 
 def test_bins_are_closed_on_the_right():
@@ -202,13 +181,8 @@ def test_log_loss_neither_overflows_nor_loses_a_tiny_loss():
     )
     tiny = score("log_loss")([0, 1], [[40.0, 0.0], [0.0, 40.0]])  # −log(1 / (1 + e^−40))
     assert tiny == pytest.approx(4.248354255291589e-18, rel=1e-12, abs=0.0)
-
-
-def test_probability_zero_of_the_true_class_is_infinite_and_counted():
-    probs = [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
-    assert score("log_loss")([0, 1, 1], probs, inputs="probs") == math.inf
-    result = metrics.evaluate([0, 1, 1], probs, inputs="probs")
-    assert result.zero_probability == 1
+    result = metrics.evaluate([0, 1, 1], [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]], inputs="probs")
+    assert (result.log_loss, result.zero_probability) == (math.inf, 1)
     assert result.to_dict()["log_loss"] is None
 
 
@@ -315,10 +289,6 @@ def test_chunks_of_a_memory_map_change_nothing(tmp_path, monkeypatch):
         metrics.evaluate(target, bad)
 
 
-def test_the_bound_of_ids_is_a_hundred_thousand():
-    assert metrics.per_class_error([99_999], [99_999], missing="skip").num_classes == 100_000
-
-
 def test_variance_of_a_mean_against_the_sum_over_outcomes():
     """Two classes, without padding's help: from the definition, class by class."""
     plus, minus, n = np.array([3.0, 40.0]), np.array([1.0, 20.0]), np.array([9.0, 400.0])
@@ -396,7 +366,6 @@ PROBS = {"inputs": "probs"}
         ([0, 1], TWO, {"sample_weight": [1.0]}, "must have one value per example, 2; it has 1"),
         ([0, 1], TWO, {"sample_weight": [1, -1]}, "not negative, but example 1 has -1"),
         ([0, 1], TWO, {"sample_weight": [0, 0]}, "zero for every example"),
-        ([0, 1], TWO, {"sample_weight": [1e308, 1e308]}, "a sum that is infinite"),
     ],
 )
 def test_bad_input_of_errors(function, target, logits, options, message):
@@ -410,7 +379,7 @@ def test_bad_input_of_errors(function, target, logits, options, message):
         ([0, 1], [0, 2], {"num_classes": 2}, r"`predictions` must lie in 0 \.\. 1, but 2 occurs"),
         ([0, 1], [0.2, 0.9], {}, "`predictions` must be integer class labels.*float64"),
         ([0, 1], TWO, {"num_classes": 3}, "`num_classes` is 3 but `predictions` has 2 columns"),
-        ([0, 10**9], [0, 1], {}, "but 1000000000 occurs among 2 .* look like ids"),
+        ([0, 100_000], [0, 1], {}, "but 100000 occurs among 2 .* look like ids"),
         ([0, 1], [0, 10**9], {}, "but 1000000000 occurs among 2 .* look like ids"),
     ],
 )

@@ -101,6 +101,9 @@ def test_a_prior_cannot_be_changed_and_can_be_a_key():
         prior.probs[0] = 0.5
     with pytest.raises(ValueError, match="read-only"):
         prior.counts[0] = 5
+    for name in ("probs", "counts", "log_probs"):
+        with pytest.raises(AttributeError):
+            setattr(prior, name, np.ones(2))
     assert {prior: "x"}[ClassPrior.from_probs([2 / 3, 1 / 3])] == "x"
     assert prior != ClassPrior.uniform(2)
 

@@ -8,6 +8,7 @@ import json
 import re
 import tracemalloc
 import warnings
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -20,11 +21,32 @@ from scipy import stats
 from longtail import ClassPrior, InputError, balanced_error, tune_tau
 from longtail.posthoc import adjust_logits, adjustment, normalize_weights
 from longtail.predictions.estimates import Tally
-from longtail.tuning import TauCurve, TauIntervals, tune_from_intervals, tune_normalization
-from longtail.tuning import _curve as bootstrap
-from longtail.tuning import _intervals as scan
+from longtail.tuning import (
+    TauCurve,
+    TauIntervals,
+    class_shares,
+    tune_from_intervals,
+    tune_normalization,
+)
+from longtail.tuning import _exact as exact
+from oracles import shares_by_hand
 
 BOUNDS = (-0.5, 4.0)
+minimum = partial(tune_tau, n_bootstrap=0, select="minimum")
+intervals = TauIntervals.from_logits
+
+
+def long_tailed(examples=400, classes=5, seed=0, shift=1.3):
+    rng = np.random.default_rng(seed)
+    prior = ClassPrior.from_counts(np.geomspace(2000, 20, classes).astype(int))
+    target = rng.integers(0, classes, examples)
+    target[:classes] = np.arange(classes)
+    logits = rng.normal(size=(examples, classes)) + shift * prior.log_probs
+    logits[np.arange(examples), target] += 2.0
+    return logits, target, prior
+
+
+# --- the curve and its minimum ------------------------------------------------------------
 
 
 def brute_error(target, scores, importance, weight):
@@ -62,10 +84,11 @@ def problems(draw):
 
 @contextlib.contextmanager
 def layout(rng):
-    """Either way to store a block, and blocks of a few rows, which small problems never need."""
+    """Either way to store a block, and blocks and windows of a few rows."""
     with (
-        mock.patch.object(scan, "_NARROW", int(rng.choice([0, 128]))),
-        mock.patch.object(scan, "_BLOCK_ELEMENTS", int(rng.choice([15, 1 << 17]))),
+        mock.patch.object(exact, "_NARROW", int(rng.choice([0, 128]))),
+        mock.patch.object(exact, "_BLOCK_ELEMENTS", int(rng.choice([15, 1 << 17]))),
+        mock.patch.object(exact, "_WINDOW_ROWS", int(rng.choice([7, 1 << 16]))),
     ):
         yield
 
@@ -90,50 +113,19 @@ def check_curve(curve, scores_at, target, importance, weight):
 def test_logit_adjustment_curve_is_brute_force_in_every_cell(problem, with_target, with_costs):
     prior, logits, target, weight, rng = problem
     classes = prior.num_classes
-    target_prior = ClassPrior.from_counts(rng.integers(1, 9, classes)) if with_target else None
+    q = ClassPrior.from_counts(rng.integers(1, 9, classes)) if with_target else None
     costs = rng.integers(1, 5, classes) if with_costs else None
+    aim = {"target_prior": q, "costs": costs}
     # Where every class is shifted alike there is nothing to choose, which is refused.
-    assume(np.ptp(adjustment(prior, target_prior=target_prior, costs=costs)) > 0)
+    assume(np.ptp(adjustment(prior, **aim)) > 0)
     with layout(rng):
-        result = tune_tau(
-            logits,
-            target,
-            prior,
-            target_prior=target_prior,
-            costs=costs,
-            sample_weight=weight,
-            bounds=BOUNDS,
-            n_bootstrap=0,
-            select="minimum",
-        )
-    importance = np.ones(classes)
-    if with_target:
-        importance = importance * target_prior.probs
-    if with_costs:
-        importance = importance * costs
+        result = minimum(logits, target, prior, sample_weight=weight, bounds=BOUNDS, **aim)
+    importance = (q.probs if with_target else 1.0) * (costs if with_costs else np.ones(classes))
 
     def scores_at(tau):
-        return adjust_logits(logits, prior, tau=tau, target_prior=target_prior, costs=costs)
+        return adjust_logits(logits, prior, tau=tau, **aim)
 
     check_curve(result.curve, scores_at, target, importance / importance.sum(), weight)
-
-
-def test_scores_of_zero_go_to_the_lowest_class_whatever_the_order_of_the_norms():
-    """Zero stays zero at every tau, so that which class is first decides; its norm does not."""
-    norms = [2.0, 3.0, 1.0, 5.0]  # by size: class 2, 0, 1, 3, which is no exchange of pairs
-    rows = [row for row in itertools.product([-1.0, -0.5, 0.0], repeat=4) if 0.0 in row]
-    logits, target = np.repeat(rows, 4, axis=0), np.tile(np.arange(4), len(rows))
-    parts = TauIntervals.from_logits(
-        logits,
-        target,
-        ClassPrior.from_counts([4, 3, 2, 1]),
-        method="weight_normalization",
-        norms=norms,
-    )
-    for tau in (0.0, 0.3, 1.0, 2.5):
-        right = (parts.lower <= tau) & (tau < parts.upper)
-        scores = logits / np.array(norms) ** tau
-        assert np.array_equal(right, scores.argmax(axis=1) == target), tau
 
 
 @settings(max_examples=150, deadline=None)
@@ -141,53 +133,33 @@ def test_scores_of_zero_go_to_the_lowest_class_whatever_the_order_of_the_norms()
 def test_weight_normalization_curve_is_brute_force_in_every_cell(problem, bias_mode, by_prior):
     prior, logits, target, weight, rng = problem
     classes = prior.num_classes
-    norms = prior if by_prior else rng.integers(1, 9, classes) / 4.0
-    bias = rng.integers(-4, 5, classes) / 4.0
+    head = {
+        "norms": prior if by_prior else rng.integers(1, 9, classes) / 4.0,
+        "bias": rng.integers(-4, 5, classes) / 4.0,
+        "bias_mode": bias_mode,
+    }
     with layout(rng):
         result = tune_normalization(
-            logits,
-            target,
-            norms=norms,
-            bias=bias,
-            bias_mode=bias_mode,
-            sample_weight=weight,
-            bounds=BOUNDS,
-            n_bootstrap=0,
-            select="minimum",
+            logits, target, sample_weight=weight, bounds=BOUNDS, select="minimum", **head
         )
 
     def scores_at(tau):
-        return normalize_weights(logits, norms=norms, tau=tau, bias=bias, bias_mode=bias_mode)
+        return normalize_weights(logits, tau=tau, **head)
 
     check_curve(result.curve, scores_at, target, np.full(classes, 1 / classes), weight)
     assert (result.method, result.bias_mode) == ("weight_normalization", bias_mode)
 
 
-def test_weight_normalization_by_sign():
-    # One row per case: f_y > 0; f_y < 0 with and without something above it; f_y = 0.
-    logits = np.array([[2.0, 1.0], [-1.0, 1.0], [-1.0, -2.0], [0.0, -1.0], [0.0, 0.0], [0.0, 1.0]])
-    for target in (0, 1):
-        parts = TauIntervals.from_logits(
-            logits,
-            np.full(6, target),
-            ClassPrior.uniform(2),
-            method="weight_normalization",
-            norms=[4.0, 1.0],
-        )
-        for tau in (-1.3, 0.0, 0.3, 0.7, 5.0):
-            right = (parts.lower <= tau) & (tau < parts.upper)
-            expected = (logits / np.array([4.0, 1.0]) ** tau).argmax(axis=1) == target
-            np.testing.assert_array_equal(right, expected)
-
-
-def long_tailed(examples=400, classes=5, seed=0, shift=1.3):
-    rng = np.random.default_rng(seed)
-    prior = ClassPrior.from_counts(np.geomspace(2000, 20, classes).astype(int))
-    target = rng.integers(0, classes, examples)
-    target[:classes] = np.arange(classes)
-    logits = rng.normal(size=(examples, classes)) + shift * prior.log_probs
-    logits[np.arange(examples), target] += 2.0
-    return prior, logits, target
+def test_weight_normalization_by_sign_and_ties_of_zeros():
+    """Zero stays zero at every tau, so that which class is first decides; its norm does not."""
+    norms = [2.0, 3.0, 1.0, 5.0]  # by size: class 2, 0, 1, 3, which is no exchange of pairs
+    rows = list(itertools.product([-1.0, -0.5, 0.0, 1.0], repeat=4))
+    logits, target = np.repeat(rows, 4, axis=0), np.tile(np.arange(4), len(rows))
+    prior = ClassPrior.from_counts([4, 3, 2, 1])
+    parts = intervals(logits, target, prior, method="weight_normalization", norms=norms)
+    for tau in (-1.3, 0.0, 0.3, 1.1, 2.7):
+        expected = (logits / np.array(norms) ** tau).argmax(axis=1) == target
+        np.testing.assert_array_equal(parts.right_at(tau), expected)
 
 
 def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
@@ -195,8 +167,8 @@ def test_tau_is_the_middle_of_the_best_cell_nearest_to_one():
     for seed, (examples, classes, shift) in itertools.product(
         range(20), [(60, 5, 1.3), (12, 3, 0.3)]
     ):
-        prior, logits, target = long_tailed(examples, classes, seed, shift)
-        result = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum")
+        logits, target, prior = long_tailed(examples, classes, seed, shift)
+        result = minimum(logits, target, prior)
         edges, values = result.curve.breakpoints, result.curve.values
         nearest = None
         for low, high, value in zip(edges[:-1], edges[1:], values, strict=True):
@@ -235,178 +207,105 @@ def two_classes(until, since):
 )
 def test_of_best_cells_the_nearest_to_one_is_taken(until, since, tau):
     logits, target = two_classes(until, since)
-    result = tune_tau(logits, target, ODDS, n_bootstrap=0, select="minimum")
+    result = minimum(logits, target, ODDS)
     # From cell to cell one example is won, or one lost.
     wins = len(until) + np.tile([0, 1], len(until) + 1)[:-1]
     np.testing.assert_allclose(result.curve.values, 1 - wins / len(target))
     assert result.tau == pytest.approx(tau)
-    edges = np.array([0.0, *sorted([*until, *since]), 4.0])
-    assert bootstrap._middles(edges, wins[None]) == pytest.approx([tau])
 
 
 def test_zero_alone_is_chosen_where_it_is_better_than_every_cell():
     # Equal logits go to the lowest index at tau = 0, and to the rarest class right behind it.
     logits, target = two_classes([0.0, 0.0, 9.0], [-9.0, -9.0, -9.0])
-    result = tune_tau(logits, target, ODDS)
+    result = tune_tau(logits, target, ODDS, n_bootstrap=3000)
     assert (result.tau, result.interval, result.error) == (0.0, (0.0, 0.0), 0.0)
     assert result.curve.min_value == 0.0 < result.curve.values.min() == pytest.approx(1 / 3)
     # It is so in each draw that has one of the two: they are all drawn together.
-    taus = bootstrap.drawn_taus(result.curve, 4000, np.random.default_rng(0))
-    assert np.mean(taus == 0.0) == pytest.approx(1 - (4 / 6) ** 6, abs=0.03)
+    assert np.mean(result.resampled == 0.0) == pytest.approx(1 - (4 / 6) ** 6, abs=0.03)
     assert result.confidence[0] == 0.0
 
     # Also within the bounds, where class 1 wins below zero and class 2 above.
-    prior, middling = ClassPrior.from_counts([20, 30, 10]), np.zeros((2, 3))
-    logits = np.concatenate([middling, 9.0 * np.eye(3)])
+    logits = np.concatenate([np.zeros((2, 3)), 9.0 * np.eye(3)])
+    prior = ClassPrior.from_counts([20, 30, 10])
     result = tune_tau(logits, [0, 0, 0, 1, 2], prior, bounds=(-1.0, 1.0))
     assert (result.tau, result.interval, result.error) == (0.0, (0.0, 0.0), 0.0)
 
 
-def test_no_tau_is_better_than_the_chosen_one_though_many_logits_are_equal():
-    chosen = []
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        prior, target = ClassPrior.from_counts([5, 3, 2]), np.arange(24) % 3
-        logits = rng.integers(-2, 2, (24, 3)) + 2.0 * np.eye(3)[target]
-        result = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum")
-        middles = (result.curve.breakpoints[:-1] + result.curve.breakpoints[1:]) / 2
-        errors = [
-            balanced_error(target, adjust_logits(logits, prior, tau=tau)) for tau in (0.0, *middles)
-        ]
-        assert result.error == pytest.approx(min(errors))
-        assert result.error == result.curve.min_value
-        chosen.append(result.tau == 0.0)
-    assert 0 < sum(chosen) < len(chosen)
-
-
-def test_per_class_errors_and_counts():
-    prior, logits, target = long_tailed()
-    result = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum")
-    errors = result.curve.per_class(0.8)
-    wrong = adjust_logits(logits, prior, tau=0.8).argmax(axis=1) != target
-    for y in range(5):
-        assert errors[y] == pytest.approx(wrong[target == y].mean())
-    assert errors.mean() == pytest.approx(result.error_at(0.8))
-    np.testing.assert_array_equal(result.counts, np.bincount(target))
-
-
-def test_the_curve_goes_on_outside_the_bounds():
-    prior, logits, target = long_tailed()
-    curve = tune_tau(
-        logits, target, prior, bounds=(0.5, 1.5), n_bootstrap=0, select="minimum"
-    ).curve
-    for tau in (-3.0, 0.0, 0.5, 1.0, 1.5, 7.0):
-        expected = balanced_error(target, adjust_logits(logits, prior, tau=tau))
-        assert curve(tau) == pytest.approx(expected)
+def test_errors_by_class_and_outside_the_bounds():
+    logits, target, prior = long_tailed()
+    curve = minimum(logits, target, prior, bounds=(0.5, 1.5)).curve
+    for tau in (-3.0, 0.0, 0.5, 0.8, 1.5, 7.0):
+        wrong = adjust_logits(logits, prior, tau=tau).argmax(axis=1) != target
+        by_class = [wrong[target == y].mean() for y in range(5)]
+        np.testing.assert_allclose(curve.per_class(tau), by_class)
+        assert curve(tau) == pytest.approx(np.mean(by_class))
     np.testing.assert_array_equal(curve([-3.0, 1.0, 7.0]), [curve(-3.0), curve(1.0), curve(7.0)])
 
 
-@pytest.mark.parametrize("criterion", ["balanced_error", "log_loss"])
-def test_equal_priors_leave_nothing_to_tune(criterion):
-    _, logits, target = long_tailed()
-    message = "the prior is uniform, or the very one to adjust to, so no tau changes"
-    with pytest.raises(InputError, match=message):
-        tune_tau(logits, target, ClassPrior.uniform(5), criterion=criterion)
-
-
-def test_a_prior_that_is_the_target_leaves_nothing_to_tune():
-    prior, logits, target = long_tailed()
+@pytest.mark.parametrize(
+    "options", [{}, {"criterion": "log_loss"}, {"target_prior": long_tailed()[2]}]
+)
+def test_where_no_tau_changes_anything_there_is_nothing_to_tune(options):
+    logits, target, prior = long_tailed()
+    learnt = prior if "target_prior" in options else ClassPrior.uniform(5)
     with pytest.raises(InputError, match=r"so no tau changes any prediction; .*from_counts"):
-        tune_tau(logits, target, prior, target_prior=prior)
-    # A uniform prior has something to be adjusted to here.
-    tune_tau(
-        logits, target, ClassPrior.uniform(5), target_prior=prior, n_bootstrap=0, select="minimum"
-    )
-    # A curve may be asked for where there is nothing to choose.
-    parts = TauIntervals.from_logits(logits, target, ClassPrior.uniform(5))
+        tune_tau(logits, target, learnt, **options)
+    # A curve may be asked for all the same.
+    parts = intervals(logits, target, ClassPrior.uniform(5))
     assert tune_from_intervals(parts, n_bootstrap=0, select="minimum").interval == (0.0, 4.0)
 
 
-def test_every_tau_may_be_as_good_for_these_examples():
-    prior = ClassPrior.from_counts([9, 1])
-    result = tune_tau(np.array([[90.0, 0.0], [0.0, 90.0]]), [0, 1], prior)
-    assert result.interval == (0.0, 4.0)
-    assert result.confidence == (0.0, 4.0)  # though resampling finds the middle every time
-    assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
-    assert "touches" not in str(result)
-
-
-def test_the_bootstrap_interval_holds_all_taus_that_are_as_good():
-    """Fifteen examples: resampled minimisers are middles of cells, and often of the same."""
-    prior, logits, target = long_tailed()
-    wider = 0
-    for start in range(0, 600, 15):
-        some = slice(start, start + 15)
-        if len(set(target[some])) < 5:
-            continue
-        result = tune_tau(logits[some], target[some], prior)
-        low, high = result.confidence
-        assert low <= result.interval[0] <= result.interval[1] <= high
-        curve = TauCurve(result.curve.intervals, bounds=result.bounds)
-        taus = bootstrap.bootstrap_taus(curve, replicates=1000, rng=np.random.default_rng(0))
-        ends = np.quantile(taus, [0.025, 0.975])
-        whole = (min(ends[0], result.interval[0]), max(ends[1], result.interval[1]))
-        assert (low, high) == pytest.approx(whole, abs=1e-12)
-        wider += ends[0] > result.interval[0] or ends[1] < result.interval[1]
-    assert wider
-
-
-def test_a_text_with_too_few_names_is_refused():
-    result = tune_tau(
-        9 * np.eye(2), [0, 1], ClassPrior.from_counts([9, 1]), n_bootstrap=0, select="minimum"
-    )
-    with pytest.raises(InputError, match="one name for each of the 2 classes; got 1"):
-        result.describe(class_names=["cat"])
-    assert result.describe() == str(result)
-
-
 def test_class_order_is_a_matter_of_names():
-    prior, logits, target = long_tailed()
-    plain = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum").curve
+    logits, target, prior = long_tailed()
+    plain = minimum(logits, target, prior).curve
     for order in (np.arange(5)[::-1], np.array([3, 0, 4, 1, 2])):
-        names = np.empty(5, dtype=int)
-        names[order] = np.arange(5)
-        other = tune_tau(
-            logits[:, order],
-            names[target],
-            ClassPrior.from_counts(prior.counts[order]),
-            n_bootstrap=0,
-            select="minimum",
-        ).curve
+        reordered = ClassPrior.from_counts(prior.counts[order])
+        other = minimum(logits[:, order], np.argsort(order)[target], reordered).curve
         np.testing.assert_array_equal(other.breakpoints, plain.breakpoints)
         np.testing.assert_allclose(other.values, plain.values, atol=1e-14)
 
 
-# Shards, chunks, weights, dtypes
+@pytest.mark.parametrize("examples", [3, 57, 3003])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_perfect_tau_has_no_error_at_all(examples, weighted):
+    """Thirds and sevenths don't add up to one in binary, but nothing is wrong."""
+    target = np.arange(examples) % 3
+    logits = 40 * np.eye(3)[target] + np.random.default_rng(0).normal(size=(examples, 3))
+    weight = np.random.default_rng(1).uniform(size=examples) if weighted else None
+    prior = ClassPrior.from_counts([900, 90, 10])
+    result = minimum(logits, target, prior, sample_weight=weight, costs=[1, 2, 4])
+    assert (result.error, result.error_at(0.0), result.curve.min_value) == (0.0, 0.0, 0.0)
+    assert minimum(-logits, target, prior).error_at(0.0) == 1.0
+
+
+# --- shards, weights, dtypes --------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     problems(),
     st.lists(st.integers(0, 30), max_size=3),
-    st.integers(1, 40),
     st.sampled_from(["logit_adjustment", "weight_normalization"]),
 )
-def test_any_split_merges_to_the_same_curve(problem, cuts, chunk_rows, method):
-    prior, logits, target, weight, _ = problem
-    settings = {"method": method, "norms": prior if method != "logit_adjustment" else None}
-    whole = TauIntervals.from_logits(logits, target, prior, sample_weight=weight, **settings)
+def test_any_split_merges_to_the_same_curve(problem, cuts, method):
+    prior, logits, target, weight, rng = problem
+    kind = {"method": method, "norms": prior if method != "logit_adjustment" else None}
+    whole = intervals(logits, target, prior, sample_weight=weight, **kind)
     edges = sorted({0, len(target), *(c for c in cuts if c < len(target))})
-    parts = [
-        TauIntervals.from_logits(
-            np.concatenate([[logits[-1]], logits[a:b]]),
-            np.concatenate([[0], target[a:b]]),
-            prior,
-            # The first row only shows that these are no probabilities; it has no weight.
-            sample_weight=np.concatenate(
-                [[0.0], np.ones(b - a) if weight is None else weight[a:b]]
-            ),
-            chunk_rows=chunk_rows,
-            **settings,
-        )
-        for a, b in itertools.pairwise(edges)
-        if weight is None or weight[a:b].any()
-    ]
+    weight = np.ones(len(target)) if weight is None else weight
+    with layout(rng):
+        parts = [
+            intervals(
+                np.concatenate([[logits[-1]], logits[a:b]]),
+                np.concatenate([[0], target[a:b]]),
+                prior,
+                # The first row only shows that these are no probabilities; it has no weight.
+                sample_weight=np.concatenate([[0.0], weight[a:b]]),
+                **kind,
+            )
+            for a, b in itertools.pairwise(edges)
+            if weight[a:b].any()
+        ]
     one, two = TauCurve(whole, bounds=BOUNDS), TauCurve(sum(parts[::-1]), bounds=BOUNDS)
     np.testing.assert_array_equal(one.breakpoints, two.breakpoints)
     np.testing.assert_array_equal(one.values, two.values)
@@ -414,35 +313,28 @@ def test_any_split_merges_to_the_same_curve(problem, cuts, chunk_rows, method):
 
 
 def test_folds_with_priors_of_their_own_merge():
-    _, logits, target = long_tailed()
+    logits, target, _ = long_tailed()
     priors = [ClassPrior.from_counts([50, 20, 9, 4, 1]), ClassPrior.from_counts([40, 30, 9, 9, 3])]
-    halves = [slice(0, 150), slice(150, 400)]
-    merged = TauIntervals.merge(
-        TauIntervals.from_logits(logits[h], target[h], p)
-        for h, p in zip(halves, priors, strict=True)
-    )
+    folds = list(zip([slice(0, 150), slice(150, 400)], priors, strict=True))
+    merged = TauIntervals.merge(intervals(logits[rows], target[rows], p) for rows, p in folds)
     result = tune_from_intervals(merged, n_bootstrap=0, select="minimum")
     for tau in (0.0, 0.4, 1.0, result.tau, 3.1):
-        scores = np.concatenate(
-            [adjust_logits(logits[h], p, tau=tau) for h, p in zip(halves, priors, strict=True)]
-        )
+        scores = np.concatenate([adjust_logits(logits[rows], p, tau=tau) for rows, p in folds])
         assert result.error_at(tau) == pytest.approx(balanced_error(target, scores))
 
 
 def test_merging_refuses_what_does_not_belong_together():
-    prior, logits, target = long_tailed()
-    one = TauIntervals.from_logits(logits, target, prior)
+    logits, target, prior = long_tailed()
+    one = intervals(logits, target, prior)
     for other in (
-        TauIntervals.from_logits(logits, target, prior, costs=[1, 2, 3, 4, 5]),
-        TauIntervals.from_logits(logits, target, prior, method="weight_normalization", norms=prior),
-        TauIntervals.from_logits(logits[:, :4], target % 4, ClassPrior.uniform(4)),
+        intervals(logits, target, prior, costs=[1, 2, 3, 4, 5]),
+        intervals(logits, target, prior, method="weight_normalization", norms=prior),
+        intervals(logits[:, :4], target % 4, ClassPrior.uniform(4)),
     ):
         with pytest.raises(InputError, match="same classes, method, bias_mode, target prior"):
             one + other
     with pytest.raises(InputError, match="`parts` is empty"):
         TauIntervals.merge([])
-    with pytest.raises(TypeError):
-        one + 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -450,52 +342,37 @@ def test_merging_refuses_what_does_not_belong_together():
 def test_a_weight_is_repetition(problem):
     prior, logits, target, weight, _ = problem
     assume(np.ptp(prior.probs) > 0)
-    if weight is None:
-        weight = np.arange(len(target)) % 3 + 1.0
-    repeats = weight.astype(int)
-    weighted = tune_tau(
-        logits, target, prior, sample_weight=weight, bounds=BOUNDS, n_bootstrap=0, select="minimum"
-    )
-    repeated = tune_tau(
-        np.repeat(logits, repeats, axis=0),
-        np.repeat(target, repeats),
-        prior,
-        bounds=BOUNDS,
-        n_bootstrap=0,
-        select="minimum",
-    )
+    weight = np.arange(len(target)) % 3 + 1.0 if weight is None else weight
+    rows = np.repeat(np.arange(len(target)), weight.astype(int))
+    weighted = minimum(logits, target, prior, sample_weight=weight, bounds=BOUNDS)
+    repeated = minimum(logits[rows], target[rows], prior, bounds=BOUNDS)
     np.testing.assert_array_equal(weighted.curve.breakpoints, repeated.curve.breakpoints)
     np.testing.assert_allclose(weighted.curve.values, repeated.curve.values, atol=1e-13)
     assert weighted.tau == repeated.tau
     np.testing.assert_array_equal(
-        weighted.counts, np.bincount(target[repeats > 0], minlength=prior.num_classes)
+        weighted.counts, np.bincount(target[weight > 0], minlength=prior.num_classes)
     )
 
 
 @pytest.mark.parametrize("method", ["logit_adjustment", "weight_normalization"])
 def test_every_dtype_and_library_in_float64_arithmetic(method):
     jax = pytest.importorskip("jax")
-    prior, logits, target = long_tailed()
+    logits, target, prior = long_tailed()
     rounded = np.round(logits * 8) / 8  # exact in every float type
     kind = {"method": method, "norms": prior if method == "weight_normalization" else None}
-    expected = TauIntervals.from_logits(rounded, target, prior, **kind)
+    expected = intervals(rounded, target, prior, **kind)
     tensor = torch.tensor(rounded)
     for other in (
         rounded.astype(np.float16),
-        rounded.astype(np.float32),
         np.asfortranarray(rounded),
         rounded.astype(">f4"),
         tensor.bfloat16(),
         tensor.requires_grad_(),
         jax.numpy.asarray(rounded),
     ):
-        got = TauIntervals.from_logits(other, torch.tensor(target), prior, **kind)
+        got = intervals(other, torch.tensor(target), prior, **kind)
         np.testing.assert_array_equal(got.lower, expected.lower)
         np.testing.assert_array_equal(got.upper, expected.upper)
-    whole = np.round(logits).astype(np.int16)
-    got = TauIntervals.from_logits(whole, target, prior, **kind)
-    expected = TauIntervals.from_logits(whole.astype(float), target, prior, **kind)
-    np.testing.assert_array_equal(got.lower, expected.lower)
 
 
 def test_enormous_and_tiny_logits_raise_no_warning():
@@ -510,14 +387,13 @@ def test_enormous_and_tiny_logits_raise_no_warning():
             assert 0.0 <= result.error <= 1.0
 
 
-def test_a_memory_map_is_read_in_chunks(tmp_path):
-    prior, logits, target = long_tailed(40_000, classes=100)
-    path = tmp_path / "logits.npy"
-    np.save(path, logits.astype(np.float32))  # 16 MB
-    mapped = np.load(path, mmap_mode="r")
+def test_a_memory_map_is_read_in_chunks(tmp_path, monkeypatch):
+    logits, target, prior = long_tailed(40_000, classes=100)
+    np.save(tmp_path / "logits.npy", logits.astype(np.float32))  # 16 MB
+    mapped = np.load(tmp_path / "logits.npy", mmap_mode="r")
     tune_tau(mapped[:200], target[:200], prior, n_bootstrap=10)  # imports
     tracemalloc.start()
-    result = tune_tau(mapped, target, prior, chunk_rows=5000)
+    result = tune_tau(mapped, target, prior)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12e6
@@ -526,33 +402,33 @@ def test_a_memory_map_is_read_in_chunks(tmp_path):
     assert result.confidence == whole.confidence
 
 
-# Uncertainty
+# --- resampling ---------------------------------------------------------------------------
 
 
-def brute_taus(logits, target, prior, replicates, rng):
-    taus = []
-    for _ in range(replicates):
-        rows = np.concatenate(
-            [
-                rng.choice(np.flatnonzero(target == y), np.sum(target == y))
-                for y in range(prior.num_classes)
-            ]
-        )
-        taus.append(
-            tune_tau(logits[rows], target[rows], prior, n_bootstrap=0, select="minimum").tau
-        )
-    return np.array(taus)
-
-
-def test_resampling_one_by_one_is_the_bootstrap():
-    prior, logits, target = long_tailed(120, classes=3)
-    curve = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum").curve
-    ours = bootstrap.drawn_taus(curve, 400, np.random.default_rng(1))
-    brute = brute_taus(logits, target, prior, 400, np.random.default_rng(2))
-    assert ours.std() > 0.01
+def test_tau_is_the_mean_of_resampled_ones_and_the_interval_their_quantiles():
+    logits, target, prior = long_tailed(120, classes=3)
+    least = minimum(logits, target, prior)
+    assert least.confidence is None
+    for n_bootstrap in (0, 40, 500):
+        result = tune_tau(logits, target, prior, n_bootstrap=n_bootstrap, random_state=3)
+        rng = np.random.default_rng(3)
+        taus = exact.bootstrap_taus(result.curve, replicates=max(n_bootstrap, 40), rng=rng)
+        assert result.tau == pytest.approx(taus.mean())
+        assert least.error <= result.error == result.error_at(result.tau)
+        assert result.interval == least.interval
+        if n_bootstrap:
+            ends = [np.quantile(taus, q) for q in (0.025, 0.975)]
+            wide = min(ends[0], result.interval[0]), max(ends[1], result.interval[1])
+            assert result.confidence == pytest.approx(wide)
+    brute, rng = [], np.random.default_rng(2)
+    for _ in range(500):
+        mine = [np.flatnonzero(target == y) for y in range(3)]
+        rows = np.concatenate([rng.choice(some, len(some)) for some in mine])
+        brute.append(minimum(logits[rows], target[rows], prior).tau)
     # Where gain and loss cancel within a replicate brute force cuts a plateau in two, so the
     # two laws agree up to a hair.
-    assert stats.ks_2samp(ours, brute).statistic < 0.12
+    assert taus.std() > 0.01
+    assert stats.ks_2samp(taus, brute).statistic < 0.12
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -565,10 +441,7 @@ def test_classes_of_few_examples_are_drawn_together(weighted):
         weight = np.exp(3 * np.random.default_rng(3).normal(size=100)) * (1 + target)
     logits = np.random.default_rng(0).normal(size=(len(target), 8)) + 2 * np.eye(8)[target]
     logits += prior.log_probs
-    curve = tune_tau(
-        logits, target, prior, sample_weight=weight, n_bootstrap=0, select="minimum"
-    ).curve
-    ours = bootstrap.drawn_taus(curve, 1000, np.random.default_rng(1))
+    ours = tune_tau(logits, target, prior, sample_weight=weight, random_state=1).resampled
     taus = np.linspace(0.0, 4.0, 4001)
     right = np.array([adjust_logits(logits, prior, tau=t).argmax(axis=1) == target for t in taus])
     share = weight / 8 / np.bincount(target, weights=weight)[target]
@@ -587,16 +460,13 @@ def test_classes_of_few_examples_are_drawn_together(weighted):
     assert stats.ks_2samp(ours.round(2), np.round(brute, 2)).statistic < 0.08  # as fine as the grid
 
 
-def test_the_normal_approximation_draws_them_together_too():
-    prior = ClassPrior.from_counts(np.geomspace(1000, 10, 200).astype(int))
-    target = np.arange(200)
-    logits = 3.0 * np.random.default_rng(0).normal(size=(200, 200)) + prior.log_probs
-    logits[target, target] += 9.0
-    curve = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum").curve
-    one = bootstrap.drawn_taus(curve, 400, np.random.default_rng(1))
-    two = bootstrap.normal_taus(curve, 1000, np.random.default_rng(2))
-    assert one.std() > 0.05
-    assert two.std() == pytest.approx(one.std(), rel=0.3)
+def test_whole_weights_are_repetition_in_resampling_too():
+    logits, target, prior = long_tailed(90)
+    weight = np.random.default_rng(0).integers(1, 4, 90)
+    rows = np.random.default_rng(1).permutation(np.repeat(np.arange(90), weight))
+    one = tune_tau(logits, target, prior, sample_weight=weight)
+    two = tune_tau(logits[rows], target[rows], prior)
+    np.testing.assert_allclose(one.resampled, two.resampled)
 
 
 @pytest.mark.parametrize("each", [1, 2, 6])
@@ -618,20 +488,27 @@ def test_intervals_hold_the_best_tau_though_no_class_has_many_examples(each):
     assert held >= 34  # 95% of 40 are 38, and their standard deviation is 1.4
 
 
-def weighted_curve(examples=4000):
-    prior, logits, target = long_tailed(examples)
-    weight = np.random.default_rng(0).uniform(0.5, 2.0, examples)
-    return tune_tau(
-        logits, target, prior, sample_weight=weight, n_bootstrap=0, select="minimum"
-    ).curve
-
-
-def test_the_normal_approximation_agrees_with_resampling():
+@pytest.mark.parametrize("kind", ["many", "weighted", "few of each class", "missing"])
+def test_the_normal_approximation_agrees_with_resampling(kind, monkeypatch):
     """In what an interval is made of, where so many move that it takes the place of resampling."""
-    curve = weighted_curve(60_000)
-    one = bootstrap.drawn_taus(curve, 400, np.random.default_rng(1))
-    two = bootstrap.normal_taus(curve, 1000, np.random.default_rng(2))
-    assert two.std() == pytest.approx(one.std(), rel=0.15)
+    weight, options, rel = None, {}, 0.15
+    if kind == "few of each class":
+        prior = ClassPrior.from_counts(np.geomspace(1000, 10, 200).astype(int))
+        target, rel = np.arange(200), 0.3
+        logits = 3.0 * np.random.default_rng(0).normal(size=(200, 200)) + prior.log_probs
+        logits[target, target] += 9.0
+    else:
+        logits, target, prior = long_tailed(60_000)
+    if kind == "weighted":
+        weight = np.random.default_rng(0).uniform(0.5, 2.0, 60_000)
+    if kind == "missing":
+        logits, target, options = logits[target > 0], target[target > 0], {"missing": "nearest"}
+    curve = minimum(logits, target, prior, sample_weight=weight, **options).curve
+    monkeypatch.setattr(exact, "_EXACT_DRAWS", 1e9)
+    one = exact.bootstrap_taus(curve, replicates=300, rng=np.random.default_rng(1))
+    monkeypatch.setattr(exact, "_EXACT_DRAWS", 0)
+    two = exact.bootstrap_taus(curve, replicates=1000, rng=np.random.default_rng(2))
+    assert two.std() == pytest.approx(one.std(), rel=rel)
     ends = [0.025, 0.25, 0.75, 0.975]
     np.testing.assert_allclose(np.quantile(two, ends), np.quantile(one, ends), atol=one.std())
 
@@ -643,68 +520,45 @@ def test_a_plateau_has_one_middle_in_the_normal_law_too():
     step = np.diff(prior.log_probs)[0] / 3  # examples change at multiples of a third
     margin = -step * np.rint(5 - 4 * target + 2 * random.normal(size=20000))
     logits = np.stack([margin, np.zeros(20000)], 1)
-    curve = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum").curve
-    one = bootstrap.drawn_taus(curve, 100, np.random.default_rng(1))
-    two = bootstrap.normal_taus(curve, 100, np.random.default_rng(2))
-    np.testing.assert_allclose(np.unique(np.round(one, 9)), [5 / 6, 7 / 6])
-    np.testing.assert_allclose(np.unique(np.round(two, 9)), [5 / 6, 7 / 6])
+    for n_bootstrap in (100, 1000):
+        taus = tune_tau(logits, target, prior, n_bootstrap=n_bootstrap).resampled
+        places = np.rint(6 * taus)  # both plateaus may be as high: then their middle
+        np.testing.assert_allclose(6 * taus, places)
+        assert set(places) <= {5, 6, 7}
+        assert np.mean(places == 6) < 0.05
 
 
 def test_covariance_of_resampled_errors_is_its_formula(monkeypatch):
-    monkeypatch.setattr(bootstrap, "_CLASS_BLOCK", 2)
-    prior, logits, target = long_tailed(200)
+    monkeypatch.setattr(exact, "_CLASS_BLOCK", 2)
+    logits, target, prior = long_tailed(200)
     weight = np.random.default_rng(0).uniform(0.5, 2.0, 200)
-    parts = TauIntervals.from_logits(logits, target, prior, sample_weight=weight)
     taus = np.linspace(0.1, 3.9, 9)
     expected = np.zeros((9, 9))
     for y in range(5):
         mine = target == y
-        right = np.array(
-            [adjust_logits(logits[mine], prior, tau=t).argmax(axis=1) == y for t in taus]
-        )
+        right = [adjust_logits(logits[mine], prior, tau=t).argmax(axis=1) == y for t in taus]
         s = weight[mine] / weight[mine].sum()
-        centred = (right - (right @ s)[:, None]) * s / 5
+        centred = (np.array(right) - (right @ s)[:, None]) * s / 5
         expected += centred @ centred.T
-    np.testing.assert_allclose(
-        bootstrap._covariance(bootstrap._Sample.of(parts, one_by_one=False), taus),
-        expected,
-        rtol=1e-10,
-        atol=1e-16,
-    )
+    parts = intervals(logits, target, prior, sample_weight=weight)
+    found = exact.resampled_covariance(parts, exact._groups(parts), taus)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-16)
 
 
-def test_the_standard_error_of_many_examples_is_the_usual_one():
-    prior, logits, target = long_tailed(60_000)
-    curve = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum").curve
+def test_the_standard_error_of_many_examples_is_the_usual_one_and_of_few_that_of_adjust():
+    logits, target, prior = long_tailed(60_000)
+    curve = minimum(logits, target, prior).curve
     rates = curve.per_class(1.0)
     usual = np.sqrt(np.sum(rates * (1 - rates) / curve.intervals.counts)) / 5
     assert curve.standard_error(1.0) == pytest.approx(usual, rel=0.01)
     # Examples of one weight are as many as they are, whatever the weight.
-    weighted = TauIntervals.from_logits(logits, target, prior, sample_weight=np.full(60_000, 7.0))
-    again = TauCurve(weighted, bounds=(0.0, 4.0)).standard_error(1.0)
-    assert again == pytest.approx(curve.standard_error(1.0))
+    weighted = minimum(logits, target, prior, sample_weight=np.full(60_000, 7.0)).curve
+    assert weighted.standard_error(1.0) == pytest.approx(curve.standard_error(1.0))
 
-
-def test_few_examples_leave_an_error_uncertain():
-    """One example of each class is right or wrong as a whole: none has a spread of its own."""
-    prior = ClassPrior.from_counts([1000, 300, 100, 30, 10])
-    logits = 5.0 * np.eye(5)
-    logits[4] = np.roll(logits[4], 1)
-    result = tune_tau(logits, np.arange(5), prior, n_bootstrap=0, select="minimum")
-    assert result.error == pytest.approx(0.2)
-    assert 0.1 < result.standard_error < 0.3
-    assert f"± {result.standard_error:.2g} (standard error)" in str(result)
-    assert not result.at_zero
-
-
-def test_the_standard_error_is_that_of_an_adjusted_file():
-    """Of the same errors `adjust` says the same."""
-    prior, logits, target = long_tailed(40)
-    result = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum")
-    predicted = adjust_logits(logits, prior, tau=result.tau).argmax(axis=1)
-    right = predicted == target
-    tally = Tally.of(target, right, right, 5)
-    found = tally.change(np.ones(5), level=0.95).before
+    some = slice(0, 40)
+    result = minimum(logits[some], target[some], prior)
+    right = adjust_logits(logits[some], prior, tau=result.tau).argmax(axis=1) == target[some]
+    found = Tally.of(target[some], right, right, 5).change(np.ones(5), level=0.95).before
     assert (result.error, result.standard_error) == pytest.approx(
         (found.value, found.standard_error)
     )
@@ -713,7 +567,7 @@ def test_the_standard_error_is_that_of_an_adjusted_file():
 def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
     widths = []
     for examples in (100, 20_000):
-        prior, logits, target = long_tailed(examples)
+        logits, target, prior = long_tailed(examples)
         result = tune_tau(logits, target, prior)
         assert result.confidence == tune_tau(logits, target, prior).confidence
         assert result.confidence != tune_tau(logits, target, prior, random_state=1).confidence
@@ -731,7 +585,6 @@ def test_intervals_narrow_with_more_examples_and_repeat_with_the_seed():
     ("held_out", "few"),
     [
         ([900, 90, 10], True),
-        ([50, 4950, 4950], True),
         ([900, 5, 5], True),  # neither of the two decides alone
         ([20, 20, 20], True),
         ([200, 200, 200], False),
@@ -749,71 +602,77 @@ def test_few_examples_that_decide_are_told_to_narrow_the_interval(held_out, few)
     parts = [1 / n for n in held_out]
     number = sum(parts) ** 2 / sum(v**2 / n for v, n in zip(parts, held_out, strict=True))
     assert result.deciding_examples == pytest.approx(number)
-    assert result.to_dict()["deciding_examples"] == result.deciding_examples
     assert result.few_decide == few
     said = f"in effect {number:.0f} of them decide: the interval is likely too narrow"
     assert (said in str(result)) == few
-    assert "narrow" not in str(tune_tau(logits, target, prior, n_bootstrap=0, select="minimum"))
-
-
-def test_what_decides_depends_on_weights_and_on_what_is_asked():
-    prior = ClassPrior.from_counts([900, 90, 10])
-    target = np.repeat([0, 1, 2], [200, 200, 10])
-    logits = np.random.default_rng(0).normal(size=(410, 3)) + np.eye(3)[target]
-    aim = ClassPrior.from_probs([0.5, 0.49, 0.01])
-    plain = tune_tau(logits, target, prior)
-    assert plain.few_decide
-    asked = tune_tau(logits, target, prior, target_prior=aim)
-    assert not asked.few_decide
-    # By hand, with v = q² / n = 0.00125, 0.0012005 and 0.00001: 6.05406e-6 / 1.50285e-8.
-    assert asked.deciding_examples == pytest.approx(402.84, rel=1e-4)
-    assert tune_tau(logits, target, prior, criterion="log_loss").deciding_examples is None
     # A hundred copies of no weight to speak of tell no more than those that have one.
-    extra = np.repeat(np.flatnonzero(target == 2), 100)
-    rows = np.concatenate([np.arange(410), extra])
-    weight = np.repeat([1.0, 1e-9], [410, len(extra)])
-    weighted = tune_tau(logits[rows], target[rows], prior, sample_weight=weight)
-    assert weighted.deciding_examples == pytest.approx(plain.deciding_examples)
+    rows = np.concatenate([np.arange(len(target)), np.repeat(np.flatnonzero(target == 2), 100)])
+    weight = np.where(np.arange(len(rows)) < len(target), 1.0, 1e-9)
+    weighted = minimum(logits[rows], target[rows], prior, sample_weight=weight)
+    assert weighted.deciding_examples == pytest.approx(number)
 
 
-@pytest.mark.parametrize("n_bootstrap", [0, 40, 500])
-def test_tau_is_the_mean_of_resampled_ones(n_bootstrap):
-    prior, logits, target = long_tailed(120)
-    result = tune_tau(logits, target, prior, n_bootstrap=n_bootstrap, random_state=3)
-    rng = np.random.default_rng(3)
-    taus = bootstrap.drawn_taus(result.curve, max(n_bootstrap, 40), rng)
-    assert result.tau == pytest.approx(taus.mean())
-    assert result.error == result.error_at(result.tau)
-    least = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum")
-    assert result.interval == least.interval
-    assert least.error <= result.error
+# --- held-out data that lack classes ------------------------------------------------------
+
+COUNTS = np.array([500, 300, 60, 8])
+FOUR = ClassPrior.from_counts(COUNTS)
 
 
-def test_whole_weights_are_repetition_in_resampling_too():
-    prior, logits, target = long_tailed(90)
-    weight = np.random.default_rng(0).integers(1, 4, 90)
-    rows = np.random.default_rng(1).permutation(np.repeat(np.arange(90), weight))
-    one = tune_tau(logits, target, prior, sample_weight=weight)
-    two = tune_tau(logits[rows], target[rows], prior)
-    assert one.tau == pytest.approx(two.tau)
-    assert one.confidence == pytest.approx(two.confidence)
+def lacking(*missing, each=40):
+    """Logits that lean to the frequent classes, of all classes but some."""
+    target = np.repeat([k for k in range(4) if k not in missing], each)
+    noise = np.random.default_rng(0).normal(size=(len(target), 4))
+    return 2.0 * np.eye(4)[target] + noise + 0.7 * FOUR.log_probs, target
 
 
-def test_without_replicates_there_is_no_interval():
-    prior, logits, target = long_tailed(50)
-    assert tune_tau(logits, target, prior, n_bootstrap=0, select="minimum").confidence is None
+@pytest.mark.parametrize("missing", [(), (0,), (0, 1), (2,), (0, 2)], ids=str)
+def test_the_nearest_class_in_size_stands_in(missing):
+    logits, target = lacking(*missing)
+    result = tune_tau(logits, target, FOUR, missing="nearest", n_bootstrap=50, select="minimum")
+    weights = shares_by_hand(COUNTS, np.bincount(target, minlength=4))
+    for tau in (0.0, 0.33, 1.0, 1.7, *np.linspace(0, 4, 41)):
+        wrong = (logits - tau * FOUR.log_probs).argmax(axis=1) != target
+        expected = sum(weights[k] * wrong[target == k].mean() for k in np.unique(target))
+        assert result.error_at(tau) == pytest.approx(expected, abs=1e-12)
+        assert result.error <= expected + 1e-12
+    assert np.isfinite([result.standard_error, *result.confidence]).all()
+    assert np.flatnonzero(np.isnan(result.curve.per_class(0.5))).tolist() == list(missing)
+    assert ("none: the nearest class in size counts for" in str(result)) == bool(missing)
+    if not missing:
+        assert result.tau == tune_tau(logits, target, FOUR, select="minimum").tau
 
 
-# Reports
+def test_costs_of_a_missing_class_go_to_its_stand_in():
+    costs = np.array([5.0, 1.0, 1.0, 3.0])
+    parts = intervals(*lacking(0), FOUR, costs=costs).with_stand_ins(FOUR)
+    np.testing.assert_allclose(parts.importance, np.array([0.0, 6.0, 1.0, 3.0]) / 10)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "examples", "expected"),
+    [
+        ([5000, 5000, 50, 50, 50], [0, 0, 9, 1, 4], [0, 0, 5 / 3, 5 / 3, 5 / 3]),
+        ([100, 10, 1], [5, 0, 5], [1.5, 0, 1.5]),
+        ([300, 30, 3, 3], [5, 0, 5, 5], [1 + 1 / 3, 0, 1 + 1 / 3, 1 + 1 / 3]),
+        ([100, 11, 10, 1], [0, 5, 7, 5], [0, 2, 1, 1]),
+    ],
+)
+def test_equally_near_classes_share(sizes, examples, expected):
+    sizes, examples = np.array(sizes), np.array(examples)
+    for given_ in (sizes, sizes / sizes.sum(), sizes / 3.0):
+        np.testing.assert_allclose(class_shares(given_, examples), np.array(expected) / len(sizes))
+    np.testing.assert_allclose(shares_by_hand(sizes, examples), np.array(expected) / len(sizes))
+
+
+# --- reports ------------------------------------------------------------------------------
 
 
 def test_printing_and_json():
-    prior, logits, target = long_tailed(60, classes=10)
+    logits, target, prior = long_tailed(60, classes=10)
     result = tune_tau(logits, target, prior)
     text = str(result)
     assert text.startswith(f"tau = {result.tau:.4g} (logit adjustment)\n  95% bootstrap interval")
-    assert int(np.sum(result.counts < 5)) > 0
-    assert "of them decide: the interval is likely too narrow" in text
+    assert f"± {result.standard_error:.2g} (standard error)" in text
     assert "touches the bounds" not in text
     plain = json.loads(json.dumps(result.to_dict(curve_points=5)))
     assert plain["tau"] == result.tau
@@ -824,61 +683,39 @@ def test_printing_and_json():
     assert "curve" not in result.to_dict()
     assert repr(result.curve).startswith("TauCurve(cells=")
     assert repr(result.curve.intervals).startswith("TauIntervals(examples=60")
-
-    norms = tune_normalization(logits, target, norms=prior, n_bootstrap=50)
-    assert "(weight normalization, bias_mode='scale')" in str(norms)
-
-
-@pytest.mark.parametrize("examples", [3, 57, 3000, 3003])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_perfect_tau_has_no_error_at_all(examples, weighted):
-    """Thirds and sevenths don't add up to one in binary, but nothing is wrong."""
-    target = np.arange(examples) % 3
-    logits = 40 * np.eye(3)[target] + np.random.default_rng(0).normal(size=(examples, 3))
-    weight = np.random.default_rng(1).uniform(size=examples) if weighted else None
-    prior = ClassPrior.from_counts([900, 90, 10])
-    result = tune_tau(
-        logits,
-        target,
-        prior,
-        sample_weight=weight,
-        costs=[1, 2, 4],
-        n_bootstrap=0,
-        select="minimum",
-    )
-    assert (result.error, result.error_at(0.0), result.curve.min_value) == (0.0, 0.0, 0.0)
-    assert tune_tau(-logits, target, prior, n_bootstrap=0, select="minimum").error_at(0.0) == 1.0
+    with pytest.raises(InputError, match="one name for each of the 10 classes; got 1"):
+        result.describe(class_names=["cat"])
 
 
-def test_a_best_tau_at_the_bounds_says_so():
-    prior, logits, target = long_tailed(300)
+def test_every_tau_may_be_as_good_for_these_examples():
+    prior = ClassPrior.from_counts([9, 1])
+    result = tune_tau(np.array([[90.0, 0.0], [0.0, 90.0]]), [0, 1], prior)
+    assert result.interval == (0.0, 4.0)
+    assert result.confidence == (0.0, 4.0)  # though resampling finds the middle every time
+    assert "every tau within the bounds (0.0, 4.0) is equally good" in str(result)
+
+
+def test_a_best_tau_at_the_bounds_says_so_unless_it_is_zero():
+    logits, target = two_classes([1.0], [-1.0])  # right together from −1 to 1
+    for bounds, touched in (((0.0, 4.0), False), ((0.2, 4.0), True), ((0.0, 0.5), True)):
+        result = minimum(logits, target, ODDS, bounds=bounds)
+        assert result.interval == pytest.approx((bounds[0], min(bounds[1], 1.0)))
+        assert result.at_bound == touched
+    logits, target, prior = long_tailed(300)
     result = tune_tau(logits, target, prior, bounds=(0.0, 0.5))
-    assert result.at_bound
     assert "touches the bounds (0.0, 0.5): consider wider ones" in str(result)
 
 
-def test_a_lower_end_of_zero_is_no_bound_to_widen():
-    logits, target = two_classes([1.0], [-1.0])  # right together from −1 to 1
-    for bounds, touched in (((0.0, 4.0), False), ((0.2, 4.0), True), ((0.0, 0.5), True)):
-        result = tune_tau(logits, target, ODDS, bounds=bounds, n_bootstrap=0, select="minimum")
-        assert result.interval == pytest.approx((bounds[0], min(bounds[1], 1.0)))
-        assert result.at_bound == touched
-
-
 def test_a_best_tau_of_zero_names_the_likely_causes():
-    prior, logits, target = long_tailed(300)
+    logits, target, prior = long_tailed(300)
     for result in (
         tune_tau(logits, target, ClassPrior.from_counts(prior.counts[::-1])),
         tune_tau(adjust_logits(logits, prior, tau=1.6), target, prior),
     ):
         assert result.at_zero
-        text = str(result)
-        assert (
-            "any adjustment makes it worse: are the counts in the order of the score columns, and "
-            "were the logits not adjusted already?"
-        ) in " ".join(text.split())
-        assert "consider wider" not in text
-        assert max(map(len, text.splitlines())) <= 80
+        said = "any adjustment makes it worse: are the counts in the order of the score columns"
+        assert said in " ".join(str(result).split())
+        assert max(map(len, str(result).splitlines())) <= 80
     # Norms have no order of their own to mistake, and the upper bound has no such causes.
     by_norms = tune_normalization(np.exp(logits), target, norms=1.0 / prior.probs)
     assert by_norms.interval[0] == 0.0
@@ -890,7 +727,7 @@ def test_a_best_tau_of_zero_names_the_likely_causes():
 def test_zero_is_best_only_by_two_standard_errors(lost, clearly):
     """Of ten examples in each of two classes, all right at 0, some of one are wrong from 0.25."""
     logits, target = two_classes([0.25] * lost + [9.0] * (10 - lost), [-9.0] * 10)
-    result = tune_tau(logits, target, ODDS, n_bootstrap=0, select="minimum")
+    result = minimum(logits, target, ODDS)
     assert result.interval == pytest.approx((0.0, 0.25))
     assert result.error_at(0.5) - result.error_at(0.0) == pytest.approx(lost / 20)
     # One class has a rate of 0.5/12 and one, with both added examples to itself, of 1/12.
@@ -899,25 +736,9 @@ def test_zero_is_best_only_by_two_standard_errors(lost, clearly):
     assert result.at_zero == clearly
 
 
-def test_a_good_classifier_that_needs_no_tau_is_not_suspected():
-    """Its best taus reach from 0 to beyond 1, so that neither end says anything."""
-    prior = ClassPrior.from_counts([900, 90, 10])
-    target = np.repeat([0, 1, 2], 50)
-    logits = 30.0 * np.eye(3)[target] + prior.log_probs
-    logits[0] = [0.0, 30.0, 0.0]  # wrong at any tau
-    result = tune_tau(logits, target, prior, n_bootstrap=0, select="minimum")
-    assert result.interval[0] == 0.0
-    assert result.interval[1] > 3
-    assert not result.at_zero
-    better = tune_tau(logits + np.array([0, 0, 4.0]) * (target == 2)[:, None], target, prior)
-    assert not better.at_zero
+# --- bad input ----------------------------------------------------------------------------
 
-
-# Bad input
-
-
-P, F, Y = long_tailed(50)
-MIXED = P.probs[Y] / np.bincount(Y)[Y]
+F, Y, P = long_tailed(50)
 
 
 def broken(value, row=7, column=2):
@@ -926,104 +747,58 @@ def broken(value, row=7, column=2):
     return logits
 
 
+NORMS = {"norms": P}
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
             lambda: tune_tau(F, np.where(Y == 3, 0, Y), P),
-            "every class needs held-out examples, but 1 of 5 have none in `target`: 3; "
-            "hold out at least one of each, or let the nearest class in size stand in: "
-            "missing='nearest'",
+            "every class needs held-out examples, but 1 of 5 have none in `target`: 3; hold out at "
+            "least one of each, or let the nearest class in size stand in: missing='nearest'",
         ),
-        (
-            lambda: tune_tau(F, Y, P, sample_weight=(Y != 2).astype(float)),
-            "every class needs held-out examples, but 1 of 5 have none in `target`: 2",
-        ),
-        (
-            lambda: tune_from_intervals(TauIntervals.from_logits(F[Y < 2], Y[Y < 2], P)),
-            "every class needs held-out examples, but 3 of 5 have none",
-        ),
-        (
-            lambda: tune_tau(broken(np.nan), Y, P),
-            "`logits` must be finite, but row 7, column 2 is nan",
-        ),
-        (
-            lambda: tune_tau(broken(-np.inf), Y, P, chunk_rows=5),
-            "`logits` must be finite, but row 7, column 2 is -inf; if it is the "
-            "logarithm of a probability of 0, take longtail.posthoc.log_probs(probs)",
-        ),
-        (
-            lambda: tune_tau(broken(np.inf).astype(np.float32), Y, P),
-            "`logits` must be finite, but row 7, column 2 is inf.",
-        ),
-        (
-            lambda: tune_tau(F, Y, ClassPrior.uniform(4)),
-            "`prior` has 4 classes but the logits have 5 columns, shape (50, 5)",
-        ),
+        (lambda: tune_tau(F, Y, P, sample_weight=Y != 2), "1 of 5 have none in `target`: 2"),
+        (lambda: tune_from_intervals(intervals(F[Y < 2], Y[Y < 2], P)), "but 3 of 5 have none"),
+        (lambda: tune_tau(broken(np.nan), Y, P), "finite, but row 7, column 2 is nan."),
+        (lambda: tune_tau(broken(np.nan), Y, P, criterion="ece"), "but row 7, column 2 is nan."),
+        (lambda: tune_tau(broken(-np.inf), Y, P), "is -inf; of a probability of 0 take longtail."),
+        (lambda: tune_tau(F, Y, ClassPrior.from_counts([4, 3, 2, 1])), "`prior` has 4 classes but"),
         (lambda: tune_tau(F, Y, P.probs), "`prior` must be a ClassPrior"),
-        (lambda: tune_tau(F, Y + 1, P), "`target` must lie in 0 .. 4, but 5 occurs"),
-        (lambda: tune_tau(F, Y - 1, P), "`target` must lie in 0 .. 4, but -1 occurs"),
+        (lambda: tune_tau(Y, F, P), "`logits` must have shape (examples, classes)"),
+        (lambda: tune_tau(F, Y + 1, P), "if they count from 1, subtract 1 from them."),
+        (lambda: tune_tau(F, Y + 9, P), "`target` must lie in 0 .. 4, but 13 occurs"),
         (lambda: tune_tau(F, Y.astype(float), P), "`target` must be integer"),
-        (lambda: tune_tau(F, Y > 2, P), "`target` must be integer"),
         (lambda: tune_tau(F, Y[:-1], P), "`logits` has 50 rows but there are 49"),
         (lambda: tune_tau(F[:0], Y[:0], P), "`logits` is empty, shape (0, 5)"),
-        (lambda: tune_tau(F[0], Y, P), "`logits` must have shape (examples, classes)"),
         (
             lambda: tune_tau(np.exp(F) / np.exp(F).sum(1, keepdims=True), Y, P),
-            "these look like probabilities; pass their logarithm, numpy.log(probs)",
+            "these look like probabilities; take their logarithm, longtail.posthoc.log_probs",
         ),
-        (
-            lambda: tune_tau(F, Y, P, criterion="accuracy"),
-            "`criterion` must be one of 'balanced_error', 'log_loss', 'squared_error', "
-            "'ece', 'sharpness'; got 'accuracy'",
-        ),
+        (lambda: tune_tau(F, Y, P, criterion="f1"), "`criterion` must be one of 'balanced_error'"),
         (lambda: tune_tau(F, Y, P, select="best"), "`select` must be one of 'bootstrap'"),
+        (lambda: tune_tau(F, Y, P, missing="skip"), "`missing` must be one of 'error', 'nearest'"),
         (lambda: tune_tau(F, Y, P, bounds=(1.0, 1.0)), "`bounds` must be a lower and a higher"),
-        (lambda: tune_tau(F, Y, P, bounds=(0.0, np.inf)), "`bounds` must be finite; got inf"),
         (lambda: tune_tau(F, Y, P, bounds=4.0), "`bounds` must be two numbers"),
-        (lambda: tune_tau(F, Y, P, confidence=1.0), "`confidence` must lie in [0, 1)"),
-        (lambda: tune_tau(F, Y, P, confidence=0.0), "`confidence` must be above zero"),
+        (lambda: tune_tau(F, Y, P, confidence=1.0), "`confidence` must lie in (0, 1); got 1"),
+        (lambda: tune_tau(F, Y, P, confidence=0.0), "`confidence` must lie in (0, 1); got 0"),
         (lambda: tune_tau(F, Y, P, n_bootstrap=-1), "`n_bootstrap` must be a whole number"),
         (lambda: tune_tau(F, Y, P, random_state="x"), "`random_state` must be a whole number"),
-        (lambda: tune_tau(F, Y, P, chunk_rows=0), "`chunk_rows` must be a whole number"),
-        (
-            lambda: tune_tau(F, Y, P, sample_weight=-np.ones(50)),
-            "`sample_weight` must be finite and not negative",
-        ),
-        (
-            lambda: TauIntervals.from_logits(F, Y, P, norms=P),
-            "`norms`, `bias` and `bias_mode` belong",
-        ),
+        (lambda: intervals(F, Y, P, **NORMS), "`norms`, `bias` and `bias_mode` belong"),
         (lambda: tune_normalization(F, Y, norms=None), "weight normalization needs `norms`"),
-        (
-            lambda: tune_normalization(F, Y, norms=P, bias=np.zeros(5), bias_mode="keep"),
-            "bias_mode='keep' has no exact curve",
-        ),
-        (
-            lambda: tune_normalization(F, Y, norms=P, bias_mode="drop"),
-            "bias_mode='drop' needs `bias`",
-        ),
-        (
-            lambda: tune_tau(F, Y, P, target_prior=ClassPrior.uniform(3)),
-            "`target_prior` has 3 classes",
-        ),
+        (lambda: tune_normalization(F, Y, bias_mode="keep", **NORMS), "'keep' has no exact curve"),
+        (lambda: tune_normalization(F, Y, bias_mode="drop", **NORMS), "'drop' needs `bias`"),
         (lambda: tune_tau(F, Y, P, costs=[1, 2]), "`costs` must have one value per"),
         (
             lambda: tune_tau(F, Y, P, criterion="log_loss", costs=np.ones(5)),
             "`costs` has no part in criterion='log_loss'",
         ),
         (
-            lambda: tune_tau(F, Y, P, criterion="ece", bounds=(-1.0, 2.0)),
-            "`bounds` must not be negative for criterion='ece'",
+            lambda: tune_tau(F, Y, P, criterion="log_loss", missing="nearest"),
+            "`missing` has no part in criterion='log_loss'",
         ),
-        (
-            lambda: tune_tau(broken(np.nan), Y, P, criterion="squared_error", sample_weight=MIXED),
-            "`logits` must be finite, but row 7, column 2 is nan",
-        ),
-        (
-            lambda: tune_tau(F, Y, P).error_at(np.nan),
-            "`tau` must be finite",
-        ),
+        (lambda: tune_tau(F, Y, P, criterion="ece", bounds=(-1.0, 2.0)), "must not be negative"),
+        (lambda: tune_tau(F, Y, P).error_at(np.nan), "`tau` must be finite"),
     ],
 )
 def test_bad_input(call, message):

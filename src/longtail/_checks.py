@@ -10,8 +10,7 @@ import inspect
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+# How far sums of probabilities may be from 1: half precision rounds each by up to 0.4%.
+SLACK = 0.005
 
 # Not numpy.unique, which numbers each array by the names that happen to be in it.
 BY_ONE_LIST = (
@@ -50,8 +52,8 @@ class MissingExtraError(ImportError):
 
 def listing(items: Iterable[object], *, most: int = 10) -> str:
     """A short, readable enumeration for messages: ``3, 7, 9 and 4 more``."""
-    items = items if isinstance(items, Sized) else list(items)
-    shown = ", ".join(str(item) for item in islice(items, most))
+    items = list(items)
+    shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
@@ -133,13 +135,11 @@ def settings(given: Mapping[str, Any], function: Callable[..., Any], *, of: str)
     """Keyword-only arguments that `function` takes, the required ones among them."""
     parameters = inspect.signature(function).parameters.values()
     takes = {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
-    unknown = [f"has no setting `{name}`" for name in given if name not in takes]
-    missing = [
-        f"needs `{k}`, which is missing" for k, must in takes.items() if must and k not in given
-    ]
-    if unknown or missing:
+    wrong = [f"has no setting `{k}`" for k in given if k not in takes]
+    wrong += [f"needs `{k}`, which is missing" for k in takes if takes[k] and k not in given]
+    if wrong:
         listed = " and ".join(f"`{name}`" for name in takes) or "no settings"
-        raise InputError(f"{of} {(unknown + missing)[0]}; it takes {listed}.")
+        raise InputError(f"{of} {wrong[0]}; it takes {listed}.")
 
 
 def prior(
@@ -177,10 +177,10 @@ def advice_on_width(num_classes: int, num_columns: int, shape: tuple[int, ...] |
             "of one score d for two classes pass two columns, -d / 2 and d / 2, as "
             "numpy.c_[-d / 2, d / 2] makes them"
         )
-    if len(shape) > 2 and (shape[1], shape[-1]) == (num_classes, num_columns):
-        return "the classes must be the last axis: moveaxis(logits, 1, -1)"
-    if len(shape) > 2 and (shape[-1], shape[1]) == (num_classes, num_columns):
-        return "the classes must be the second axis: moveaxis(logits, -1, 1)"
+    if len(shape) > 2 and num_classes in (shape[1], shape[-1]):
+        last = shape[-1] == num_columns
+        axis, move = ("last", "1, -1") if last else ("second", "-1, 1")
+        return f"the classes must be the {axis} axis: moveaxis(logits, {move})"
     if num_classes < num_columns:
         return (
             f"pass num_classes={num_columns} to ClassPrior.from_labels if a class has no examples"
@@ -205,9 +205,8 @@ def as_numpy(values: Any) -> NDArray[Any]:
             "give them a value with .filled(...)."
         )
     array = np.asarray(values)
-    if array.dtype.name == "bfloat16":  # JAX's own NumPy extension type
-        return array.astype(np.float32)
-    return array
+    # bfloat16 is JAX's own NumPy extension type.
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def vector(values: Any, *, name: str, numbers: bool = True) -> NDArray[Any]:
@@ -253,15 +252,10 @@ def all_finite(array: NDArray[Any], *, name: str, first_row: int = 0) -> None:
     if len(bad):
         row, column = (*bad[0].tolist(), 0)[:2]
         value = array[tuple(bad[0])]
-        of_zero = (
-            "; if it is the logarithm of a probability of 0, take longtail.posthoc.log_probs(probs)"
-            if name == "logits" and value < 0
-            else ""
-        )
-        raise InputError(
-            f"`{name}` must be finite, but row {row + first_row}, column {column} is "
-            f"{value}{of_zero}."
-        )
+        text = f"`{name}` must be finite, but row {row + first_row}, column {column} is {value}"
+        if name == "logits" and value < 0:
+            text += "; of a probability of 0 take longtail.posthoc.log_probs(probs)"
+        raise InputError(f"{text}.")
 
 
 def same_length(array: Any, target: Any, *, name: str = "logits") -> None:
@@ -281,15 +275,13 @@ def _every(ok: NDArray[Any], array: NDArray[Any], rule: str, advice: str = "") -
 
 
 def labels(
-    values: Any,
-    *,
-    name: str = "target",
-    num_classes: int | None = None,
-    names: bool = False,
+    values: Any, *, name: str = "target", num_classes: int | None = None, names: bool = False
 ) -> IntArray:
     """Integer class labels, one per example, in 0 .. num_classes - 1.
 
-    With `names`, strings are taken too, if every class occurs among them: see `numbered`.
+    With `names` strings are taken too, if every class occurs among them (see `numbered`), and
+    without `num_classes` numbers that look like ids are refused, before memory is taken for every
+    number up to the largest.
     """
     array = vector(values, name=name, numbers=False)
     if names:
@@ -305,10 +297,18 @@ def labels(
     if low < 0 or (num_classes is not None and high >= num_classes):
         wrong = low if low < 0 else high
         last = "num_classes - 1" if num_classes is None else num_classes - 1
-        advice = "; drop ignored or unlabelled examples first" if low < 0 else ""
+        advice = "; drop ignored or unlabelled examples first" * (low < 0)
+        if low == 1 and high == num_classes:
+            advice = "; if they count from 1, subtract 1 from them"
         raise InputError(
             f"`{name}` must lie in 0 .. {last}, but {wrong} occurs (first at position "
             f"{int(np.flatnonzero(array == wrong)[0])}){advice}."
+        )
+    if names and num_classes is None and high >= max(10 * len(array), 100_000):
+        raise InputError(
+            f"`{name}` must be class numbers, but {high} occurs among {len(array)} examples, so "
+            f"they look like ids; number {BY_ONE_LIST}. If there are that many classes, pass "
+            f"num_classes={high + 1}."
         )
     return array.astype(np.int64, copy=False)
 
@@ -324,10 +324,7 @@ def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]
         return arrays
     if not all(named):
         raise InputError(f"some labels are names and others numbers; number {BY_ONE_LIST}.")
-    try:
-        classes, places = np.unique(np.concatenate(arrays), return_inverse=True)
-    except TypeError as error:
-        raise InputError("some labels are names and others are not (None or NaN?).") from error
+    classes, places = np.unique(np.concatenate(arrays), return_inverse=True)
     if num_classes is not None and len(classes) != num_classes:
         raise InputError(
             f"{len(classes)} names occur among the labels, "
@@ -335,17 +332,6 @@ def numbered(*columns: Any, num_classes: int | None = None) -> list[NDArray[Any]
             f"number {BY_ONE_LIST}."
         )
     return np.split(places, np.cumsum([len(array) for array in arrays])[:-1])
-
-
-def not_ids(array: IntArray, *, name: str) -> None:
-    """Refuse labels that are ids, before memory is taken for every number up to the largest."""
-    highest = int(array.max())
-    if highest >= max(10 * len(array), 100_000):
-        raise InputError(
-            f"`{name}` must be class numbers, but {highest} occurs among {len(array)} examples, "
-            f"so they look like ids; number {BY_ONE_LIST}. If there are that many classes, pass "
-            f"num_classes={highest + 1}."
-        )
 
 
 def sample_weight(values: Any, num_examples: int) -> FloatArray:
@@ -357,36 +343,19 @@ def sample_weight(values: Any, num_examples: int) -> FloatArray:
         )
     rule = "`sample_weight` must be finite and not negative, but example"
     _every(np.isfinite(array) & (array >= 0), array, rule)
-    with np.errstate(over="ignore"):
-        total = float(array.sum())
-    if not 0 < total < math.inf:
-        what = "is zero for every example" if total == 0 else "has a sum that is infinite"
-        raise InputError(f"`sample_weight` {what}.")
+    if not array.any():
+        raise InputError("`sample_weight` is zero for every example.")
     return array
 
 
 # --- probabilities: one row per example -------------------------------------------------------
 
 
-def slack_of_sums(array: NDArray[Any], *, least: float = 1e-4) -> float:
-    """How far sums of probabilities may be from 1: half-precision ones add up their rounding."""
-    own = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
-    if array.dtype == np.float32 and not np.any(array.view(np.uint32) & 0xFFFF):
-        own = 2.0**-7  # bfloat16, which `as_numpy` makes float32
-    return max(least, 4 * own)
-
-
-def like_probabilities(array: NDArray[Any]) -> bool:
-    """Whether every row lies in [0, 1] and sums to 1."""
-    if array.min() < 0 or array.max() > 1:
-        return False
-    sums = array.sum(axis=1, dtype=np.float64)
-    return bool(np.all(np.abs(sums - 1) <= slack_of_sums(array)))
-
-
 def not_probabilities(array: NDArray[Any], *, hint: str) -> None:
     """Refuse "logits" whose rows are all probabilities; `hint` says how to pass those."""
-    if like_probabilities(array):
+    if array.min() < 0 or array.max() > 1:
+        return
+    if np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 1) <= SLACK):
         raise InputError(
             f"every row of `logits` lies in [0, 1] and sums to 1, so these look like "
             f"probabilities; {hint}. If they are logits all the same, subtract 1 from them, "
@@ -404,17 +373,17 @@ def probability_rows(
     """Refuse rows that are not probabilities: outside [0, 1], or not summing to 1."""
     all_finite(array, name=name, first_row=first_row)
     low, high = float(array.min()), float(array.max())
+    sums = array.sum(axis=1, dtype=np.float64)
     if low < 0 or high > 1 + 1e-6:
         advice = f"these look like logits: {hint}"
-        if low >= -1e-6 and high <= 1 + 1e-6:
+        if -1e-6 <= low < 0 and high <= 1 + 1e-6:
             advice = "if that is a rounding error of 0, clip them there"
-        elif low >= 0 and np.all(np.abs(array.sum(axis=1, dtype=np.float64) - 100) < 1):
+        elif low >= 0 and np.all(np.abs(sums - 100) < 1):
             advice = "these look like percentages: divide them by 100"
         raise InputError(
             f"`{name}` must lie in [0, 1], but {low if low < 0 else high:g} occurs; {advice}."
         )
-    sums = array.sum(axis=1, dtype=np.float64)
-    off = np.flatnonzero(np.abs(sums - 1) > slack_of_sums(array))
+    off = np.flatnonzero(np.abs(sums - 1) > SLACK)
     if len(off):
         raise InputError(
             f"each row of `{name}` must sum to 1, but row {int(off[0]) + first_row} sums to "
@@ -459,20 +428,17 @@ def per_class(values: Any, *, name: str, absent: str = "...") -> NDArray[Any]:
     found = by_label(values, name=name)
     if found is None:
         return vector(values, name=name)
-    numbers = all(isinstance(key, Integral) and not isinstance(key, bool) for key in found)
-    if numbers and all(k in found for k in range(len(found))):
+    if all(k in found for k in range(len(found))):
         return vector([found[k] for k in range(len(found))], name=name)
     advice = f"pass [{name}[label] for label in classes], `classes` being the order of the columns"
-    if numbers:
-        width = max(max(found) + 1, len(found))
+    if all(isinstance(key, Integral) for key in found):
         advice = (
-            f"for missing classes pass [{name}.get(k, {absent}) for k in range({width})]; if the "
-            f"labels are other numbers, {advice}"
+            f"for missing classes pass [{name}.get(k, {absent}) for k in range({max(found) + 1})]; "
+            f"if the labels are other numbers, {advice}"
         )
     held = listing(repr(key.item() if isinstance(key, np.generic) else key) for key in found)
     raise InputError(
-        f"`{name}` is a {type(values).__name__}, so its "
-        f"{'keys' if isinstance(values, Mapping) else 'index'} must be the class numbers "
+        f"`{name}` is a {type(values).__name__}, so its keys must be the class numbers "
         f"0 .. {len(found) - 1}, in any order, but it holds {held}; {advice}."
     )
 
@@ -527,14 +493,13 @@ def weights(values: Any, *, name: str = "weights") -> FloatArray:
 
 
 def distribution(values: Any, *, name: str = "probs") -> FloatArray:
-    """One probability per class, all positive, summing to 1 within 1e-6; a copy, as they are.
+    """One probability per class, all positive, summing to 1; a copy, as they are within 1e-6.
 
-    Half-precision ones, whose rounding adds up to more than that, are divided by their sum.
+    Those of lower precision, whose rounding adds up to more, are divided by their sum.
     """
-    given = totals(values, name=name)
-    array = given.astype(np.float64)
+    array = weights(values, name=name)
     total = float(array.sum())
-    if abs(total - 1.0) > slack_of_sums(given, least=1e-6):
+    if abs(total - 1.0) > SLACK:
         raise InputError(
             f"`{name}` must sum to 1, but sum to {total:g}; use ClassPrior.from_counts for counts, "
             f"ClassPrior.from_labels for labels or ClassPrior.from_weights for totals."

@@ -109,15 +109,14 @@ class PerClassError(_Mergeable):
     def by_group(self, prior: ClassPrior, *, many: float = 100, few: float = 20) -> GroupError:
         """Return the errors averaged over groups of classes, see `group_error`."""
         _checks.prior(prior, num_classes=self.num_classes)
-        groups = prior.groups(many=many, few=few)
-        present = {name: k[self.counts[k] > 0] for name, k in groups.items()}
-        values = self.values
-        return GroupError(
-            values={n: float(values[k].mean()) if len(k) else math.nan for n, k in present.items()},
-            counts={name: int(self.counts[k].sum()) for name, k in groups.items()},
-            num_classes={name: len(k) for name, k in groups.items()},
-            num_present={name: len(k) for name, k in present.items()},
-        )
+        found, values = GroupError({}, {}, {}, {}), self.values
+        for name, classes in prior.groups(many=many, few=few).items():
+            present = classes[self.counts[classes] > 0]
+            found.values[name] = float(values[present].mean()) if len(present) else math.nan
+            found.counts[name] = int(self.counts[classes].sum())
+            found.num_classes[name] = len(classes)
+            found.num_present[name] = len(present)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists for JSON."""
@@ -152,15 +151,9 @@ class GroupError:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, by group."""
-        return {
-            name: {
-                "error": _plain(error),
-                "counts": self.counts[name],
-                "num_classes": self.num_classes[name],
-                "num_present": self.num_present[name],
-            }
-            for name, error in self.values.items()
-        }
+        parts: Any = {"error": self.values, "counts": self.counts}
+        parts |= {"num_classes": self.num_classes, "num_present": self.num_present}
+        return {g: {name: _plain(part[g]) for name, part in parts.items()} for g in self.values}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -416,14 +409,12 @@ def group_error(
 ) -> GroupError:
     """Return the mean error over the classes with many, a medium number of, or few examples.
 
+    The other arguments are those of `balanced_error`.
+
     Args:
-        target: as in `balanced_error`.
-        predictions: as in `balanced_error`.
         prior: of the training data, made from labels or counts.
         many: classes with more training examples than this are "many".
         few: classes with fewer are "few"; all others are "medium".
-        missing: as in `balanced_error`.
-        sample_weight: as in `balanced_error`.
 
     Returns:
         `.values`, `.counts`, `.num_classes` and `.num_present` by group; NaN where a group has no
@@ -436,15 +427,9 @@ def group_error(
     """
     predictions = _checks.as_numpy(predictions)
     columns = predictions.shape[1] if predictions.ndim == 2 else None
-    prior = _checks.prior(prior, num_classes=columns, shape=predictions.shape)
-    result = per_class_error(
-        target,
-        predictions,
-        num_classes=prior.num_classes,
-        missing=missing,
-        sample_weight=sample_weight,
-    )
-    return result.by_group(prior, many=many, few=few)
+    width = _checks.prior(prior, num_classes=columns, shape=predictions.shape).num_classes
+    decided = _decide(target, predictions, width, sample_weight)
+    return _errors(*decided, missing).by_group(prior, many=many, few=few)
 
 
 def confusion_matrix(
@@ -459,7 +444,7 @@ def confusion_matrix(
         array([[1, 1],
                [0, 1]])
     """
-    return confusion_counts(*_decide(target, predictions, num_classes, sample_weight))
+    return _confusion(*_decide(target, predictions, num_classes, sample_weight))
 
 
 # --- errors and calibration at once --------------------------------------------------------------
@@ -549,7 +534,7 @@ def evaluate(
         brier_sum=float(sums[1]),
         sharpness_sum=float(sums[2]),
         zero_probability=infinite,
-        confusion=confusion_counts(target, predicted, width, weight) if confusion else None,
+        confusion=_confusion(target, predicted, width, weight) if confusion else None,
         prior=prior,
         many=many,
         few=few,
@@ -587,10 +572,9 @@ def score_columns(values: Any, name: str, num_classes: int | None = None) -> NDA
     return scores
 
 
-def confusion_counts(
+def _confusion(
     target: IntArray, predicted: IntArray, width: int, weight: FloatArray | None
 ) -> IntArray | FloatArray:
-    """Return the matrix of `confusion_matrix` of checked labels."""
     flat = np.bincount(target * width + predicted, weights=weight, minlength=width * width)
     return flat.reshape(width, width)
 
@@ -637,13 +621,11 @@ def _decide(
             predicted[rows] = chunk.argmax(axis=1)
     else:
         target, predictions = _checks.numbered(target, predictions)
-        target = _checks.labels(target, num_classes=num_classes)
-        predicted = _checks.labels(predictions, name="predictions", num_classes=num_classes)
+        given: Any = {"num_classes": num_classes, "names": True}
+        target = _checks.labels(target, **given)
+        predicted = _checks.labels(predictions, name="predictions", **given)
         _checks.same_length(predicted, target, name="predictions")
-        if num_classes is None:
-            _checks.not_ids(target, name="target")
-            _checks.not_ids(predicted, name="predictions")
-            num_classes = int(max(target.max(), predicted.max())) + 1
+        num_classes = num_classes or int(max(target.max(), predicted.max())) + 1
     if sample_weight is not None:
         sample_weight = _checks.sample_weight(sample_weight, len(target))
     return target, predicted, num_classes, sample_weight
@@ -735,22 +717,22 @@ def mean_variance(plus: Any, minus: Any, counts: Any, share: FloatArray) -> floa
         >>> round(mean_variance(0 * one, None, one, one) ** 0.5, 2)
         0.5
     """
-
-    def variances(pooled: float, spread: float) -> FloatArray:
+    found = []
+    part = 0.5 if minus is None else 0.25
+    for pooled, spread in ((float(len(counts) > 1), 2.0 / len(counts)), (0.0, 2.0)):
         padded = counts + pooled + spread
-        shares = (0.5,) if minus is None else (0.25, 0.25)
-        up, *down = (
-            (events + pooled * (events.sum() / counts.sum()) + spread * part) / padded
-            for events, part in zip((plus, minus), shares, strict=False)
+        up, down = (
+            0.0
+            if events is None
+            else (events + pooled * (events.sum() / counts.sum()) + spread * part) / padded
+            for events in (plus, minus)
         )
-        apart, both = (up - down[0], up + down[0]) if down else (up, up)
         # The estimated rates vary themselves, which takes n / padded² of the variance away.
-        within = (both - apart**2) / counts / (1.0 - counts / padded**2)
-        return np.asarray(share**2 * within)
-
+        within = (up + down - (up - down) ** 2) / counts / (1.0 - counts / padded**2)
+        found.append(share**2 * within)
     # benchmarks/bench_coverage.py simulates how often intervals hold the truth. Without the last
     # step that is far too seldom for two classes of 5,000 and 4 examples; with every class alone,
     # a hundred classes of two examples would have far too wide ones.
-    together, alone = variances(float(len(counts) > 1), 2.0 / len(counts)), variances(0.0, 2.0)
+    together, alone = found
     most = int(np.argmax(alone))
     return float(together.sum() + max(0.0, alone[most] - together[most]))

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import array_api_compat
 import numpy as np
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from longtail import _checks
@@ -42,7 +42,7 @@ def adjust_logits(
     prior: ClassPrior,
     *,
     tau: float = 1.0,
-    target_prior: ClassPrior | None = None,
+    target_prior: Any = None,
     costs: Any = None,
     trained_with: Margin | None = None,
 ) -> Any:
@@ -53,8 +53,9 @@ def adjust_logits(
             pass `log_probs(probs)`.
         prior: π, of the data that the model was trained on.
         tau: τ; 1 is right for calibrated logits, `tune_tau` chooses it on held-out data.
-        target_prior: q, of the data that the model will meet; None means all classes alike,
-            which is the balanced error.
+        target_prior: q, of the data that the model will meet, a ClassPrior; or an array of the
+            logits' shape with the class frequencies at each example's own place or time, positive
+            and scaled to sum to 1. None means all classes alike, which is the balanced error.
         costs: c, shape (num_classes,), positive: what an error on each class costs; or a dict or
             Series by class number 0 .. K − 1.
         trained_with: the Margin of the training loss, if any; an AdjustedTwiceWarning is given
@@ -66,15 +67,17 @@ def adjust_logits(
 
     Examples:
         >>> prior = ClassPrior.from_probs([0.9, 0.1])
-        >>> adjust_logits(np.array([[2.0, 1.0]]), prior).round(3)
-        array([[2.105, 3.303]])
-        >>> adjust_logits(np.array([[2.0, 1.0]]), prior, target_prior=prior)
-        array([[2., 1.]])
+        >>> logits = np.array([[2.0, 1.0], [2.0, 1.0]])
+        >>> adjust_logits(logits, prior).round(3)
+        array([[2.105, 3.303],
+               [2.105, 3.303]])
+        >>> adjust_logits(logits, prior, target_prior=[[0.9, 0.1], [1.0, 3.0]]).round(3)
+        array([[2.   , 1.   ],
+               [0.719, 3.015]])
     """
     logits = _logits(logits)
     _refuse_probabilities(logits)
     _checks.prior(prior, num_classes=logits.shape[-1], shape=logits.shape)
-    shift = -_checks.tau(tau) * log_ratio(prior, target_prior, costs)
     if trained_with is not None:
         if not hasattr(trained_with, "residual_adjustment"):
             raise InputError(
@@ -85,7 +88,16 @@ def adjust_logits(
         twice = adjusted_twice(trained_with, prior, tau=tau, elsewhere=elsewhere)
         if twice is not None:
             warnings.warn(twice, AdjustedTwiceWarning, stacklevel=2)
-    return _apply(logits, operator.add, shift)
+    if target_prior is None or isinstance(target_prior, ClassPrior):
+        shift = adjustment(prior, tau=tau, target_prior=target_prior, costs=costs)
+        return _apply(logits, operator.add, shift)
+
+    def by_row(f: Any, shift: Any, q: Any) -> Any:
+        xp = sys.modules["torch"] if hasattr(f, "new_tensor") else array_namespace(f)
+        return f + shift + tau * xp.log(q / xp.sum(q, axis=-1, keepdims=True))
+
+    shift = adjustment(prior, tau=tau, costs=costs)
+    return _apply(logits, by_row, shift, _row_priors(target_prior, logits.shape))
 
 
 def adjustment(
@@ -95,13 +107,20 @@ def adjustment(
     target_prior: ClassPrior | None = None,
     costs: Any = None,
 ) -> FloatArray:
-    """Return the vector that `adjust_logits` adds, shape (num_classes,), float64.
+    """Return the vector that `adjust_logits` adds, −τ (log π − log q − log c), in float64.
 
     Examples:
         >>> adjustment(ClassPrior.from_probs([0.9, 0.1]), tau=2.0).round(3)
         array([0.211, 4.605])
     """
-    return -_checks.tau(tau) * log_ratio(_checks.prior(prior), target_prior, costs)
+    num_classes = len(_checks.prior(prior).probs)
+    if target_prior is not None:
+        _checks.prior(target_prior, num_classes=num_classes, name="target_prior")
+    log_ratio = _log_ratio(prior, target_prior)
+    if costs is not None:
+        costs = _checks.positive_per_class(costs, num_classes, name="costs")
+        log_ratio = _same_where_equal(log_ratio - np.log(costs))
+    return -_checks.tau(tau) * log_ratio
 
 
 def normalize_weights(
@@ -139,22 +158,21 @@ def normalize_weights(
         array([[1., 4.]])
     """
     logits = _logits(logits)
-    tau = _checks.tau(tau)
-    log_nu = log_norms(norms, num_classes=logits.shape[-1])
-    if str(logits.dtype).removeprefix("torch.") == "float16":
-        low, high = _span(norms) if isinstance(norms, ClassPrior) else _extremes(log_nu)
-        steepest = max(-tau * low, -tau * high)
-        if steepest > math.log(1024):  # so that a logit of 64 stays below float16's end, 65504
-            raise InputError(
-                f"`norms` multiply logits by up to {math.exp(min(steepest, 700.0)):.4g}, which "
-                f"makes ordinary ones infinite in float16; convert them to float32 first."
-            )
-    factor = np.exp(-tau * log_nu)
-    offset = checked_bias(bias, bias_mode, num_classes=logits.shape[-1])
+    num_classes = logits.shape[-1]
+    factor = np.exp(-_checks.tau(tau) * log_norms(norms, num_classes=num_classes))
+    # A logit of 64 is to stay below the end of float16, 65504.
+    narrow = str(logits.dtype).removeprefix("torch.") == "float16"
+    if narrow and not _compiling() and factor.max() > 1024:
+        raise InputError(
+            f"`norms` multiply logits by up to {factor.max():.4g}, which makes ordinary ones "
+            f"infinite in float16; convert them to float32 first."
+        )
+    offset = checked_bias(bias, bias_mode, num_classes=num_classes)
     if bias_mode == "scale" or offset is None:
         return _apply(logits, operator.mul, factor)
-    back = offset if bias_mode == "keep" else np.zeros_like(offset)
-    return _apply(logits, lambda f, s, b, k: (f - b) * s + k, factor, offset, back)
+    if bias_mode == "drop":
+        return _apply(logits, lambda f, s, b: (f - b) * s, factor, offset)
+    return _apply(logits, lambda f, s, b: (f - b) * s + b, factor, offset)
 
 
 def scale_temperature(logits: Any, *, temperature: float) -> Any:
@@ -215,31 +233,13 @@ def lift_zeros(logits: NDArray[Any], prior: ClassPrior) -> NDArray[Any]:
     return np.where(zero, least.astype(logits.dtype), logits)
 
 
-# --- parts that tuning and bake share ---------------------------------------------------------
-
-
-def log_ratio(prior: ClassPrior, target_prior: ClassPrior | None, costs: Any) -> FloatArray:
-    """Return log π − log q − log c, each part only if given; shape (num_classes,)."""
-    if target_prior is not None:
-        _checks.prior(target_prior, num_classes=len(prior.probs), name="target_prior")
-    of_priors = _log_ratio_of_priors(prior, target_prior)
-    if costs is None:
-        return of_priors
-    return _same_where_equal(of_priors - np.log(class_costs(costs, num_classes=len(of_priors))))
-
-
-def class_costs(costs: Any, *, num_classes: int) -> FloatArray:
-    """Return checked per-class costs c, ones if None; shape (num_classes,)."""
-    if costs is None:
-        return np.ones(num_classes)
-    return _checks.positive_per_class(costs, num_classes, name="costs")
+# --- arguments --------------------------------------------------------------------------------
 
 
 def log_norms(norms: Any, *, num_classes: int) -> FloatArray:
     """Return log ν of checked norms, or log π of a ClassPrior; shape (num_classes,)."""
     if isinstance(norms, ClassPrior):
-        _checks.prior(norms, num_classes=num_classes, name="norms")
-        return _log_ratio_of_priors(norms, None)
+        return _log_ratio(_checks.prior(norms, num_classes=num_classes, name="norms"), None)
     if norms is None:
         raise InputError(
             "weight normalization needs `norms`: the norms of the last layer's weight vectors, or "
@@ -264,11 +264,35 @@ def checked_bias(bias: Any, bias_mode: str, *, num_classes: int) -> FloatArray |
     return array
 
 
-def _log_ratio_of_priors(prior: ClassPrior, target_prior: ClassPrior | None) -> FloatArray:
+def _row_priors(given: Any, shape: Any) -> Any:
+    """Class frequencies of each example, which `adjust_logits` scales to sum to 1."""
+    q = given if hasattr(given, "shape") else np.asarray(given)
+    if len(q.shape) < 2:  # probabilities of all examples alike are a ClassPrior
+        _checks.prior(given, name="target_prior")
+    if tuple(q.shape) != tuple(shape):
+        raise InputError(
+            f"`target_prior` must have one row of class frequencies for each row of the logits, "
+            f"shape {tuple(shape)}; its shape is {tuple(q.shape)}."
+        )
+    found = _values(q)
+    if found is not None and not (least := found.min(axis=1)).min() > 0:  # or NaN
+        row = int(np.flatnonzero(~(least > 0))[0])
+        raise InputError(
+            f"`target_prior` must be positive, but row {row} has {least[row]:g}; give classes "
+            f"that do not occur there a small value."
+        )
+    return q
+
+
+def _log_ratio(prior: ClassPrior, target_prior: ClassPrior | None) -> FloatArray:
     """log π − log q, or log π alone."""
     if target_prior is None:
         return prior.log_probs
     return _same_where_equal(prior.log_probs - target_prior.log_probs)
+
+
+# As torch.compiler.assume_constant_result does, without importing torch: priors are immutable.
+_log_ratio._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _same_where_equal(values: FloatArray) -> FloatArray:
@@ -282,29 +306,16 @@ def _same_where_equal(values: FloatArray) -> FloatArray:
     return same
 
 
-def _extremes(values: FloatArray) -> tuple[float, float]:
-    return float(values.min()), float(values.max())
-
-
-def _span(prior: ClassPrior) -> tuple[float, float]:
-    """Least and greatest log π, as numbers that torch.compile may branch on."""
-    return _extremes(prior.log_probs)
-
-
-# As torch.compiler.assume_constant_result does, without importing torch: priors are immutable.
-_log_ratio_of_priors._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_span._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 # --- arrays of three libraries ----------------------------------------------------------------
 
 
 def _logits(logits: Any) -> Any:
     """The logits as an array of whatever library they came in, classes last, floating point."""
+    kind = type(logits).__name__
     if not hasattr(logits, "dtype"):
         logits = _checks.as_numpy(logits)
     if logits.ndim == 0:
-        raise InputError("`logits` must have the classes on their last axis; got a single number.")
+        raise InputError(f"`logits` must have the classes on their last axis; got a single {kind}.")
     if "float" not in str(logits.dtype) and getattr(logits.dtype, "kind", "") != "f":
         raise InputError(
             f"`logits` must be floating point, since the result has their dtype; "
@@ -314,57 +325,66 @@ def _logits(logits: Any) -> Any:
 
 
 def _refuse_probabilities(logits: Any) -> None:
-    """Refuse rows that are probabilities, where their values are at hand: on a CPU, untraced.
+    """Refuse rows that are probabilities, where their values are at hand.
 
     A single row of honest logits may add up to 1 by chance: that is a warning.
     """
-    jax = sys.modules.get("jax")
-    if hasattr(logits, "new_tensor"):
-        import torch
-
-        recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        # Subclasses such as DTensor may have to ask other processes.
-        plain = type(logits) in (torch.Tensor, torch.nn.Parameter)
-        if recorded or not plain or logits.device.type != "cpu":
-            return
-    elif jax is not None and isinstance(logits, jax.Array):
-        if isinstance(logits, jax.core.Tracer) or {d.platform for d in logits.devices()} != {"cpu"}:
-            return
-    elif not isinstance(logits, np.ndarray):
-        return
-    try:
-        found = _checks.as_numpy(logits[(slice(_FIRST),) * (logits.ndim - 1)])
-    except RuntimeError:  # inside vmap or torch.func.grad, whose tensors have no values to show
-        return
-    rows = found.reshape(-1, logits.shape[-1])
-    if rows.size == 0 or not _checks.like_probabilities(rows):
+    found = _values(logits, rows=_FIRST)
+    if found is None or found.size == 0:
         return
     hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
-    if len(rows) > 1:
-        _checks.not_probabilities(rows, hint=hint)
-    warnings.warn(
-        f"the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if that is what "
-        f"they are, {hint}.",
-        stacklevel=3,
-    )
+    try:
+        _checks.not_probabilities(found, hint=hint)
+    except InputError:
+        if len(found) > 1:
+            raise
+        text = "the row of `logits` lies in [0, 1] and sums to 1, as probabilities do; if so, "
+        warnings.warn(f"{text}{hint}.", stacklevel=3)
 
 
-def _apply(logits: Any, formula: Callable[..., Any], *vectors: FloatArray) -> Any:
+def _values(array: Any, rows: int | None = None) -> NDArray[Any] | None:
+    """The rows (the first ones along each axis) if they are at hand: on a CPU, untraced."""
+    jax = sys.modules.get("jax")
+    if hasattr(array, "new_tensor"):
+        import torch
+
+        # Subclasses such as DTensor may have to ask other processes.
+        plain = type(array) in (torch.Tensor, torch.nn.Parameter)
+        if _compiling() or not plain or array.device.type != "cpu":
+            return None
+    elif jax is not None and isinstance(array, jax.Array):
+        if isinstance(array, jax.core.Tracer) or {d.platform for d in array.devices()} != {"cpu"}:
+            return None
+    elif not isinstance(array, np.ndarray):
+        return None
+    try:
+        found = _checks.as_numpy(array[(slice(rows),) * (array.ndim - 1)])
+    except RuntimeError:  # inside vmap or torch.func.grad, whose tensors have no values to show
+        return None
+    return found.reshape(-1, array.shape[-1])
+
+
+def _compiling() -> bool:
+    """Whether torch records this call, so that nothing may depend on values."""
+    torch = sys.modules.get("torch")
+    return torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
+def _apply(logits: Any, formula: Callable[..., Any], *vectors: Any) -> Any:
     """formula(logits, *vectors), with the vectors brought to the logits' dtype and device.
 
     In half precision log π alone would lose two digits, so float32 does the work there.
     """
     half = logits.dtype.itemsize == 2
     if hasattr(logits, "new_tensor"):
-        # torch by its own names: torch.compile cannot trace the namespace lookup below.
         import torch
 
         work = logits.float() if half else logits
         as_logits = partial(torch.as_tensor, dtype=work.dtype, device=work.device)
         return formula(work, *map(as_logits, vectors)).to(logits.dtype)
-    xp = array_api_compat.array_namespace(logits)
+    xp = array_namespace(logits)
     work = xp.astype(logits, xp.float32) if half else logits
-    as_logits = partial(xp.asarray, dtype=work.dtype, device=array_api_compat.device(logits))
+    as_logits = partial(xp.asarray, dtype=work.dtype, device=device(logits))
     return xp.astype(formula(work, *map(as_logits, vectors)), logits.dtype, copy=False)
 
 
@@ -486,21 +506,18 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
         yield f"{name} resamples the classes", "use scikit-learn's plain ensemble"
     settings: Any = model.get_params(deep=False) if hasattr(model, "get_params") else {}
     for setting in ("class_weight", "class_weights", "auto_class_weights", "is_unbalance"):
-        value = settings.get(setting)
-        if value in (None, False, "None") if np.ndim(value) == 0 else np.ptp(value) == 0:
-            continue
+        value = even = settings.get(setting)
         if isinstance(value, Mapping):
-            classes = np.asarray(getattr(model, "classes_", list(value))).tolist()
-            if len({value.get(label, 1) for label in classes}) == 1:
-                continue
+            labels = np.asarray(getattr(model, "classes_", list(value))).tolist()
+            even = [value.get(label, 1) for label in labels]
+        if value in (None, False, "None") if np.ndim(even) == 0 else np.ptp(even) == 0:
+            continue
         yield f"{name} weighs classes itself ({setting}={value!r})", f"leave {setting} out"
-    weight = max(settings.get("scale_pos_weight") or 1.0, SMALLEST_PROB)
+    weight = settings.get("scale_pos_weight") or 1.0
     # Above 1 it favours the second class, below 1 the first.
-    if prior.num_classes == 2 and math.log(weight) * -np.diff(prior.log_probs)[0] > 0:
-        yield (
-            f"{name} weighs classes itself (scale_pos_weight={weight:g})",
-            "use scale_pos_weight=1",
-        )
+    if prior.num_classes == 2 and (weight - 1.0) * -np.diff(prior.log_probs)[0] > 0:
+        what = f"{name} weighs classes itself (scale_pos_weight={weight:g})"
+        yield what, "use scale_pos_weight=1"
     for setting in ("priors", "class_prior", "fit_prior"):
         given: Any = settings.get(setting)
         if setting == "fit_prior" and given is False and settings.get("class_prior") is None:
@@ -516,8 +533,6 @@ def _own_corrections(model: Any, prior: ClassPrior) -> Iterator[tuple[str, str]]
 def _deciding(model: Any) -> list[Any]:
     """The fitted parts of a pipeline, search or ensemble that make its predictions."""
     name = type(model).__name__
-    if name == "FrozenEstimator":
-        return [model.estimator]
     if hasattr(model, "steps"):
         return [model.steps[-1][1]]
     if hasattr(model, "best_estimator_"):
@@ -526,4 +541,5 @@ def _deciding(model: Any) -> list[Any]:
         return list(model.estimators_)
     if name == "BaggingClassifier":
         return list(model.estimators_[:1])  # all are alike
-    return [model.final_estimator_] if name == "StackingClassifier" else []
+    part = {"FrozenEstimator": "estimator", "StackingClassifier": "final_estimator_"}.get(name)
+    return [getattr(model, part)] if part else []

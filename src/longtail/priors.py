@@ -81,8 +81,6 @@ class ClassPrior:
             array([0.25, 0.75])
         """
         labels = _checks.labels(labels, name="labels", num_classes=num_classes, names=True)
-        if num_classes is None:
-            _checks.not_ids(labels, name="labels")
         counts = np.bincount(labels, minlength=num_classes or 0)
         from_one = not counts[0] and counts[1:].all()
         otherwise = "; if the labels count from 1, subtract 1 from them" if from_one else ""
@@ -149,7 +147,9 @@ class ClassPrior:
     def _from_totals(
         cls, totals: FloatArray | IntArray, smoothing: float, otherwise: str = ""
     ) -> ClassPrior:
-        smoothed = totals + _checks.not_negative(smoothing, name="smoothing")
+        if _checks.tau(smoothing, name="smoothing") < 0:
+            raise InputError(f"`smoothing` must not be negative; got {smoothing:g}.")
+        smoothed = totals + smoothing
         probs = smoothed / smoothed.sum()
         empty = np.flatnonzero(probs == 0)
         if len(empty):

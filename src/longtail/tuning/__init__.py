@@ -1,7 +1,7 @@
 """Choose tau on held-out logits, by the exact curve of the error and its bootstrap.
 
-_intervals    logits -> for each example the interval of tau in which it is right
-_curve        intervals -> the error at every tau, its minimum, taus of resampled examples
+_exact        logits -> for each example the interval of tau in which it is right; intervals ->
+              the error at every tau, its minimum, taus of resampled examples
 _calibration  criteria that see tau as a temperature; `fit_temperature`
 """
 
@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from longtail import _checks, posthoc
-from longtail._checks import InputError, IntArray
+from longtail._checks import FloatArray, InputError, IntArray
 from longtail.priors import ClassPrior
-from longtail.tuning._curve import TauCurve as TauCurve
-from longtail.tuning._curve import bootstrap_taus
-from longtail.tuning._intervals import METHODS as METHODS
-from longtail.tuning._intervals import MISSING, checked_examples, refuse_nothing_to_tune
-from longtail.tuning._intervals import Method as Method
-from longtail.tuning._intervals import Missing as Missing
-from longtail.tuning._intervals import TauIntervals as TauIntervals
-from longtail.tuning._intervals import class_shares as class_shares
+from longtail.tuning._exact import TauCurve as TauCurve
+from longtail.tuning._exact import TauIntervals as TauIntervals
+from longtail.tuning._exact import bootstrap_taus
+from longtail.tuning._exact import class_shares as class_shares
 
 if TYPE_CHECKING:
     from longtail.tuning._calibration import SampledCurve as SampledCurve
@@ -33,6 +29,7 @@ Criterion = Literal["balanced_error", "log_loss", "squared_error", "ece", "sharp
 CRITERIA = ("balanced_error", "log_loss", "squared_error", "ece", "sharpness")
 Select = Literal["bootstrap", "minimum"]
 SELECT = ("bootstrap", "minimum")
+Missing = Literal["error", "nearest"]
 
 # Replicates whose mean is tau, even if no interval is asked for.
 _LEAST_REPLICATES = 40
@@ -60,29 +57,42 @@ class TauResult:
             expect a little more on others.
         standard_error: of `error` at this tau on other examples; a class that has few, or was
             all right, still adds to it.
-        confidence: ends of the bootstrap interval of tau, or None without replicates: quantiles
-            of the resampled taus, widened to hold `interval` and `tau`.
-        confidence_level: its nominal level; see `few_decide`.
         curve: the criterion as a function of tau; call it.
         counts: held-out examples of each class, shape (num_classes,).
+        bounds: where tau was searched.
+        resampled: best taus of resampled examples, shape (n_bootstrap,); see `confidence`.
+        confidence_level: nominal level of `confidence`; see `few_decide`.
         criterion: what was minimised.
         method: the post-hoc method that tau is for.
         bias_mode: of weight normalization, else None.
-        bounds: where tau was searched.
     """
 
     tau: float
     interval: tuple[float, float]
     error: float
     standard_error: float
-    confidence: tuple[float, float] | None
-    confidence_level: float
     curve: Any
     counts: IntArray
-    criterion: str
-    method: str
-    bias_mode: str | None
     bounds: tuple[float, float]
+    resampled: FloatArray
+    confidence_level: float
+    criterion: str = "balanced_error"
+    method: str = "logit_adjustment"
+    bias_mode: str | None = None
+
+    @property
+    def confidence(self) -> tuple[float, float] | None:
+        """Ends of the bootstrap interval of tau, or None without replicates.
+
+        Quantiles of the resampled taus, widened to hold `tau` and `interval`: of many taus that
+        are as good resampling finds the same middle every time.
+        """
+        if not len(self.resampled):
+            return None
+        level = self.confidence_level
+        low, high = np.quantile(self.resampled, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+        ends = (self.tau, *self.interval)
+        return min(float(low), *ends), max(float(high), *ends)
 
     def error_at(self, tau: float) -> float:
         """Return the criterion at another tau, such as 0 (no adjustment) or 1 (the theory's)."""
@@ -175,31 +185,29 @@ class TauResult:
             '  30 held-out examples of 2 classes, fewest 10 (class dog)'
         """
         counts = self.counts
-        if class_names is not None and len(class_names) != len(counts):
+        names = list(range(len(counts))) if class_names is None else class_names
+        if len(names) != len(counts):
             raise InputError(
                 f"`class_names` must have one name for each of the {len(counts)} classes; "
-                f"got {len(class_names)}."
+                f"got {len(names)}."
             )
-        names = list(range(len(counts))) if class_names is None else class_names
         method = self.method.replace("_", " ")
         if self.bias_mode is not None:
             method += f", bias_mode={self.bias_mode!r}"
         lines = [f"tau = {self.tau:.4g} ({method})"]
         if self.confidence is not None:
             low, high = self.confidence
-            lines.append(
-                f"  {self.confidence_level:.0%} bootstrap interval {low:.4g} to {high:.4g}"
-            )
+            lines.append(f"{self.confidence_level:.0%} bootstrap interval {low:.4g} to {high:.4g}")
         lines.append(
-            f"  {self.criterion.replace('_', ' ')} {self.error:.4g} ± {self.standard_error:.2g} "
+            f"{self.criterion.replace('_', ' ')} {self.error:.4g} ± {self.standard_error:.2g} "
             f"(standard error)"
         )
         others = [f"{self.error_at(tau):.4g} at tau = {tau:g}" for tau in self._landmarks()]
         if others:
-            lines.append("  " + ", ".join(others))
+            lines.append(", ".join(others))
         fewest = int(np.argmin(counts))
         lines.append(
-            f"  {int(counts.sum())} held-out examples of {len(counts)} classes, "
+            f"{int(counts.sum())} held-out examples of {len(counts)} classes, "
             f"fewest {int(counts[fewest])} (class {names[fewest]})"
         )
         missing = np.flatnonzero(counts == 0)
@@ -207,20 +215,18 @@ class TauResult:
             one = len(missing) == 1
             which = f"class {names[missing[0]]} has" if one else f"{len(missing)} classes have"
             who = "it" if one else "each of them"
-            lines.append(f"  {which} none: the nearest class in size counts for {who} too")
+            lines.append(f"{which} none: the nearest class in size counts for {who} too")
         if self.confidence is not None and self.few_decide:
             number = f"{self.deciding_examples:.0f}"
-            lines.append(f"  in effect {number} of them decide: the interval is likely too narrow")
+            lines.append(f"in effect {number} of them decide: the interval is likely too narrow")
         if self.indifferent:
-            lines.append(f"  every tau within the bounds {self.bounds} is equally good")
+            lines.append(f"every tau within the bounds {self.bounds} is equally good")
         elif self.at_zero:
-            lines.append(
-                "  any adjustment makes it worse: are the counts in the order of the score"
-            )
-            lines.append("  columns, and were the logits not adjusted already?")
+            lines.append("any adjustment makes it worse: are the counts in the order of the score")
+            lines.append("columns, and were the logits not adjusted already?")
         elif self.at_bound:
-            lines.append(f"  the best tau touches the bounds {self.bounds}: consider wider ones")
-        return "\n".join(lines)
+            lines.append(f"the best tau touches the bounds {self.bounds}: consider wider ones")
+        return "\n  ".join(lines)
 
     def _landmarks(self) -> list[float]:
         """The taus that everybody asks about, as far as they were searched."""
@@ -246,7 +252,6 @@ def tune_tau(
     confidence: float = 0.95,
     n_bootstrap: int = 1000,
     random_state: int | np.random.Generator = 0,
-    chunk_rows: int | None = None,
 ) -> TauResult:
     """Choose tau on held-out data, by the exact curve of the balanced error rather than a grid.
 
@@ -291,7 +296,6 @@ def tune_tau(
             moves more slowly than 1/√n. Where few examples decide, it is likely too narrow, and
             the result says so.
         random_state: seed, or a NumPy Generator.
-        chunk_rows: rows that are looked at together; the default suits all sizes.
 
     Returns:
         A TauResult: `.tau`, `.interval`, `.error`, `.curve`, `.confidence`, `.counts` and more;
@@ -314,45 +318,33 @@ def tune_tau(
         >>> round(tune_tau(logits, target, prior).tau, 2)
         0.92
     """
+    if np.ptp(posthoc.adjustment(prior, target_prior=target_prior, costs=costs)) == 0:
+        raise InputError(
+            "the prior is uniform, or the very one to adjust to, so no tau changes any "
+            "prediction; if the held-out data are balanced and the training data were not, pass "
+            "ClassPrior.from_counts(...) of the latter."
+        )
+    settings: Any = {"bounds": bounds, "confidence": confidence}
+    settings |= {"n_bootstrap": n_bootstrap, "random_state": random_state}
     if _checks.choice(criterion, CRITERIA, name="criterion") != "balanced_error":
-        given = {"target_prior": target_prior, "costs": costs}
-        given["missing"] = None if missing == "error" else missing
-        for name, value in given.items():
+        absent = {"target_prior": target_prior, "costs": costs}
+        absent["missing"] = None if missing == "error" else missing
+        for name, value in absent.items():
             if value is not None:
                 raise InputError(
                     f"`{name}` has no part in criterion={criterion!r}, which evaluates "
                     f"softmax(f / tau) on held-out data; leave it out, or use "
                     f"criterion='balanced_error'."
                 )
-        return _from_calibration(
-            logits,
-            target,
-            prior,
-            criterion=criterion,
-            bounds=bounds,
-            sample_weight=sample_weight,
-            uncertainty=(confidence, n_bootstrap, random_state),
-            chunk_rows=chunk_rows,
-        )
-    _checks.choice(missing, MISSING, name="missing")
-    parts = TauIntervals.from_logits(
-        logits,
-        target,
-        prior,
-        target_prior=target_prior,
-        costs=costs,
-        sample_weight=sample_weight,
-        chunk_rows=chunk_rows,
-    )
-    refuse_nothing_to_tune(posthoc.adjustment(prior, target_prior=target_prior, costs=costs))
-    return tune_from_intervals(
-        parts.with_stand_ins(prior) if missing == "nearest" else parts,
-        select=select,
-        bounds=bounds,
-        confidence=confidence,
-        n_bootstrap=n_bootstrap,
-        random_state=random_state,
-    )
+        from longtail.tuning._calibration import tune_by_calibration
+
+        return tune_by_calibration(logits, target, prior, sample_weight, criterion, **settings)
+    _checks.choice(missing, ("error", "nearest"), name="missing")
+    aim: Any = {"target_prior": target_prior, "costs": costs}
+    parts = TauIntervals.from_logits(logits, target, prior, sample_weight=sample_weight, **aim)
+    if missing == "nearest":
+        parts = parts.with_stand_ins(prior)
+    return tune_from_intervals(parts, select=select, **settings)
 
 
 def tune_normalization(
@@ -363,7 +355,6 @@ def tune_normalization(
     bias: Any = None,
     bias_mode: Literal["scale", "drop"] = "scale",
     sample_weight: Any = None,
-    chunk_rows: int | None = None,
     **settings: Any,
 ) -> TauResult:
     """Choose tau of weight normalization, f / ν^τ, by the exact curve of the balanced error.
@@ -375,7 +366,6 @@ def tune_normalization(
         bias: the last layer's bias, which bias_mode="drop" takes out first.
         bias_mode: "scale" or "drop" as in `normalize_weights`; "keep" has no exact curve.
         sample_weight: as in `tune_tau`.
-        chunk_rows: as in `tune_tau`.
         **settings: select, bounds, confidence, n_bootstrap and random_state of
             `tune_from_intervals`.
 
@@ -397,7 +387,6 @@ def tune_normalization(
         bias=bias,
         bias_mode=bias_mode,
         sample_weight=sample_weight,
-        chunk_rows=chunk_rows,
     )
     return tune_from_intervals(parts, **settings)
 
@@ -413,17 +402,11 @@ def tune_from_intervals(
 ) -> TauResult:
     """Choose tau from intervals that were found elsewhere: shards, or folds with their own priors.
 
+    The other arguments and the result are those of `tune_tau`.
+
     Args:
         intervals: of all held-out examples, merged; every class needs some, or another that
             stands in (`TauIntervals.with_stand_ins`).
-        select: as in `tune_tau`.
-        bounds: as in `tune_tau`.
-        confidence: as in `tune_tau`.
-        n_bootstrap: as in `tune_tau`.
-        random_state: as in `tune_tau`.
-
-    Returns:
-        What `tune_tau` returns.
 
     Examples:
         >>> logits = np.array([[2.0, 0.0], [2.0, 0.5], [1.0, 0.0], [0.0, 2.0]])
@@ -436,111 +419,46 @@ def tune_from_intervals(
         (0.68..., 0.72...)
     """
     _checks.choice(select, SELECT, name="select")
-    bounds = _checked_bounds(bounds)
-    level, replicates, rng = _checked_uncertainty(confidence, n_bootstrap, random_state)
+    bounds, rng = checked_search(bounds, confidence, n_bootstrap, random_state)
     curve = TauCurve(intervals, bounds=bounds)
     tau, interval = curve.minimizer()
-    taus = np.empty(0)
-    if select == "bootstrap":
-        taus = bootstrap_taus(curve, replicates=max(replicates, _LEAST_REPLICATES), rng=rng)
-        if interval != (0.0, 0.0):  # zero alone is better than anything near it
-            tau = float(taus.mean())
-    elif replicates:
-        taus = bootstrap_taus(curve, replicates=replicates, rng=rng)
+    replicates = max(n_bootstrap, _LEAST_REPLICATES) if select == "bootstrap" else n_bootstrap
+    taus = bootstrap_taus(curve, replicates=replicates, rng=rng) if replicates else np.empty(0)
+    if select == "bootstrap" and interval != (0.0, 0.0):  # zero alone is better than all near it
+        tau = float(taus.mean())
     return TauResult(
         tau=tau,
         interval=interval,
         error=curve(tau),
         standard_error=curve.standard_error(tau),
-        confidence=_interval_of(taus, level, (tau, *interval)) if replicates else None,
-        confidence_level=level,
         curve=curve,
         counts=intervals.counts,
-        criterion="balanced_error",
+        bounds=bounds,
+        resampled=taus if n_bootstrap else np.empty(0),
+        confidence_level=float(confidence),
         method=intervals.method,
         bias_mode=intervals.bias_mode,
-        bounds=bounds,
     )
 
 
-def _from_calibration(
-    logits: Any,
-    target: Any,
-    prior: ClassPrior,
-    *,
-    criterion: str,
-    bounds: Any,
-    sample_weight: Any,
-    uncertainty: tuple[Any, Any, Any],
-    chunk_rows: int | None,
-) -> TauResult:
-    from longtail.tuning._calibration import HeldOut, in_training_mix, tune_by_calibration
-
-    bounds = _checked_bounds(bounds)
-    level, replicates, rng = _checked_uncertainty(*uncertainty)
-    logits, target, weight = checked_examples(logits, target, prior, sample_weight)
-    if bounds[0] < 0 or bounds[1] <= 0:
-        raise InputError(
-            f"`bounds` must not be negative for criterion={criterion!r}, where tau is a "
-            f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
-        )
-    refuse_nothing_to_tune(prior.log_probs)
-    # One true class of probability 0 would outweigh every other example.
-    logits = posthoc.lift_zeros(logits, prior)
-    mixed, group = in_training_mix(target, prior, weight)
-    if chunk_rows is not None:
-        chunk_rows = _checks.whole(chunk_rows, name="chunk_rows")
-    data = HeldOut(logits, target, mixed, group, chunk_rows)
-    found = tune_by_calibration(data, criterion, bounds, replicates, rng)
-    counted = target if weight is None else target[weight > 0]
-    return TauResult(
-        tau=found.tau,
-        interval=(found.tau, found.tau),
-        error=found.value,
-        standard_error=found.standard_error,
-        confidence=_interval_of(found.replicates, level, (found.tau,)) if replicates else None,
-        confidence_level=level,
-        curve=found.curve,
-        counts=np.bincount(counted, minlength=logits.shape[1]),
-        criterion=criterion,
-        method="logit_adjustment",
-        bias_mode=None,
-        bounds=bounds,
-    )
-
-
-def _interval_of(taus: Any, level: float, also: Sequence[float]) -> tuple[float, float]:
-    """Quantiles of resampled taus, widened to hold others.
-
-    Resampling may move the minimum of a criterion that jumps one way only, and of many taus that
-    are as good it finds the same middle every time.
-    """
-    low, high = np.quantile(taus, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
-    return min(float(low), *also), max(float(high), *also)
-
-
-def _checked_bounds(bounds: Any) -> tuple[float, float]:
+def checked_search(
+    bounds: Any, confidence: Any, n_bootstrap: Any, random_state: Any
+) -> tuple[tuple[float, float], np.random.Generator]:
+    """Checked bounds and the generator of the draws; the other arguments are refused or fine."""
     try:
-        low, high = bounds
-    except (TypeError, ValueError) as error:
+        low, high = (_checks.tau(end, name="bounds") for end in bounds)
+    except TypeError as error:
         raise InputError(
             f"`bounds` must be two numbers, lower and upper; got {bounds!r}."
         ) from error
-    low, high = _checks.tau(low, name="bounds"), _checks.tau(high, name="bounds")
     if low >= high:
         raise InputError(f"`bounds` must be a lower and a higher tau; got ({low:g}, {high:g}).")
-    return low, high
-
-
-def _checked_uncertainty(
-    confidence: Any, n_bootstrap: Any, random_state: Any
-) -> tuple[float, int, np.random.Generator]:
-    level = _checks.fraction(confidence, name="confidence", below_one=True)
-    if level == 0:
+    if not 0 < _checks.tau(confidence, name="confidence") < 1:
         raise InputError(
-            "`confidence` must be above zero; got 0; pass n_bootstrap=0 for no interval."
+            f"`confidence` must lie in (0, 1); got {confidence:g}; pass n_bootstrap=0 for no "
+            f"interval."
         )
-    count = _checks.whole(n_bootstrap, name="n_bootstrap", at_least=0)
+    _checks.whole(n_bootstrap, name="n_bootstrap", at_least=0)
     if not isinstance(random_state, np.random.Generator):
         random_state = _checks.whole(random_state, name="random_state", at_least=0)
-    return level, count, np.random.default_rng(random_state)
+    return (low, high), np.random.default_rng(random_state)

@@ -17,16 +17,19 @@ from scipy import optimize, sparse
 
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
+from longtail.metrics import bin_of, row_slices
+from longtail.posthoc import lift_zeros
 from longtail.priors import ClassPrior
-from longtail.tuning._curve import normal_noise
-from longtail.tuning._intervals import check_chunk
+from longtail.tuning import TauResult, checked_search
+from longtail.tuning._exact import checked_examples, normal_noise
+
+# Checked logits, labels and weights.
+HeldOut = tuple[NDArray[Any], IntArray, FloatArray]
 
 # Taus of the first look, evenly spaced in log tau, and of the closer one.
 _GRID, _CLOSER = 41, 17
 # Draws behind a standard error, even if no interval is asked for.
 _LEAST_DRAWS = 200
-# Elements of a chunk: 2 MB in float64.
-_CHUNK_ELEMENTS = 1 << 18
 _BINS = 15
 
 # Examples whose share of the held-out data is worth a correction. Of fewer it is mostly chance,
@@ -131,34 +134,19 @@ def in_training_mix(
     return np.asarray(u * (wanted / found)[group[target]]), group
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Checked examples, handed out in chunks.
-
-    Attributes:
-        logits: f, shape (examples, num_classes).
-        target: labels, shape (examples,).
-        weight: shape (examples,).
-        group: the group of each class, see `in_training_mix`.
-        chunk_rows: rows that are held in memory at once, or None.
-    """
-
-    logits: NDArray[Any]
-    target: IntArray
-    weight: FloatArray
-    group: IntArray
-    chunk_rows: int | None = None
-
-    def chunks(self) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
-        """Yield (f − max f in float64, labels, weights) of consecutive rows."""
-        rows = self.chunk_rows or max(1, _CHUNK_ELEMENTS // self.logits.shape[1])
-        for start in range(0, len(self.target), rows):
-            part = slice(start, start + rows)
-            check_chunk(self.logits[part], start)
-            kept = self.weight[part] > 0
-            below = self.logits[part].astype(np.float64)[kept]
-            below -= below.max(axis=1, keepdims=True)
-            yield below, self.target[part][kept], self.weight[part][kept]
+def _chunks(
+    logits: NDArray[Any], target: IntArray, weight: FloatArray
+) -> Iterator[tuple[FloatArray, IntArray, FloatArray]]:
+    """Yield (f − max f in float64, labels, weights) of consecutive rows."""
+    for rows in row_slices(logits):
+        chunk, kept = logits[rows], weight[rows] > 0
+        _checks.all_finite(chunk, name="logits", first_row=rows.start)
+        if rows.start == 0:
+            hint = "take their logarithm, longtail.posthoc.log_probs(probs)"
+            _checks.not_probabilities(chunk, hint=hint)
+        below = chunk.astype(np.float64)[kept]
+        below -= below.max(axis=1, keepdims=True)
+        yield below, target[rows][kept], weight[rows][kept]
 
 
 # ------------------------------------------------------------------ criteria
@@ -175,7 +163,7 @@ def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArr
         own = below[rows, labels]
         return np.stack([np.log(np.exp(below / t).sum(axis=1)) - own / t for t in taus], axis=1)
     columns, places = [], []
-    hit = below.argmax(axis=1) == labels
+    hit, edges = below.argmax(axis=1) == labels, np.linspace(0.0, 1.0, _BINS + 1)
     for k, t in enumerate(taus):
         probs = np.exp(below / t)
         probs /= probs.sum(axis=1, keepdims=True)
@@ -184,11 +172,9 @@ def _numbers(criterion: str, below: FloatArray, labels: IntArray, taus: FloatArr
             columns.append(squares - 2.0 * probs[rows, labels] + 1.0)
             continue
         confidence = probs.max(axis=1)
-        # Bins are closed on the right; rounding may leave a probability just above 1.
-        edges = np.linspace(0.0, 1.0, _BINS + 1)
-        bins = (np.searchsorted(edges, confidence, side="left") - 1).clip(0, _BINS - 1)
+        first = k * (_BINS + 1)
         columns += [confidence - hit, squares]
-        places += [bins + k * (_BINS + 1), np.full(len(labels), k * (_BINS + 1) + _BINS)]
+        places += [first + bin_of(confidence, edges), np.full(len(labels), first + _BINS)]
     values = np.stack(columns, axis=1)
     if not places:
         return values
@@ -206,82 +192,95 @@ def _read(criterion: str, numbers: FloatArray) -> tuple[FloatArray, FloatArray]:
     return (error if criterion == "ece" else by_tau[..., _BINS]), error
 
 
-def _choose(criterion: str, numbers: FloatArray, slack: float) -> int:
+def _choose(criterion: str, numbers: FloatArray, slack: float) -> Any:
     """Place of the best tau; the sharpest is that among taus whose ECE is within `slack`."""
     value, error = _read(criterion, numbers)
     if criterion == "sharpness":
-        return int(np.argmax(np.where(error <= error.min() + slack, value, -1.0)))
-    return int(np.argmin(value))
-
-
-@dataclass(frozen=True)
-class CalibratedTau:
-    """What `tune_by_calibration` found; `replicates` are the taus of resampled data."""
-
-    tau: float
-    value: float
-    standard_error: float
-    curve: SampledCurve
-    replicates: FloatArray
+        calibrated = error <= error.min(axis=-1, keepdims=True) + slack
+        return np.argmax(np.where(calibrated, value, -1.0), axis=-1)
+    return np.argmin(value, axis=-1)
 
 
 def tune_by_calibration(
-    data: HeldOut,
+    logits: Any,
+    target: Any,
+    prior: ClassPrior,
+    sample_weight: Any,
     criterion: str,
+    *,
     bounds: tuple[float, float],
-    replicates: int,
-    rng: np.random.Generator,
-) -> CalibratedTau:
-    """Find the tau at which softmax(f/τ) is best by the criterion.
+    confidence: float,
+    n_bootstrap: int,
+    random_state: Any,
+) -> TauResult:
+    """Find the tau at which softmax(f/τ) is best by the criterion; the arguments of `tune_tau`.
 
     Log-loss and squared error are smooth and minimised to six digits. The ECE jumps where an
     example changes bins, so its minimum is the least of two rounds of evaluations; sharpness is
     highest towards τ = 0 whatever the data, so it takes the sharpest tau among those whose ECE
     is within one bootstrap standard error of the least.
     """
+    bounds, rng = checked_search(bounds, confidence, n_bootstrap, random_state)
+    if bounds[0] < 0 or bounds[1] <= 0:
+        raise InputError(
+            f"`bounds` must not be negative for criterion={criterion!r}, where tau is a "
+            f"temperature; got ({bounds[0]:g}, {bounds[1]:g})."
+        )
+    logits, target, weight = checked_examples(logits, target, sample_weight, prior)
+    # One true class of probability 0 would outweigh every other example.
+    logits = lift_zeros(logits, prior)
+    mixed, group = in_training_mix(target, prior, weight)
+    data = logits, target, mixed
+
     smooth = criterion in ("log_loss", "squared_error")
     grid = _grid(bounds)
-    moments = _Moments.of(data, criterion, grid, second=True)
     # Resampled data by the normal law of their averages: one pass instead of a thousand.
-    draws = moments.mean + normal_noise(moments.covariance(), max(replicates, _LEAST_DRAWS), rng)
+    mean, covariance = _moments(data, group, criterion, grid)
+    draws = mean + normal_noise(covariance, max(n_bootstrap, _LEAST_DRAWS), rng)
     values, error = _read(criterion, draws)
-    slack = float(error[:, int(np.argmin(_read(criterion, moments.mean)[1]))].std())
+    slack = float(error[:, int(np.argmin(_read(criterion, mean)[1]))].std())
     spread = values.std(axis=0)
 
-    best = _choose(criterion, moments.mean, slack)
+    best = _choose(criterion, mean, slack)
     near = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     more = np.geomspace(*near, _CLOSER)[1:-1]
     if smooth:
         found = optimize.minimize_scalar(
-            lambda t: float(_Moments.of(data, criterion, np.array([np.exp(t)])).mean[0]),
+            lambda t: float(_mean(data, criterion, np.array([np.exp(t)]))[0]),
             bounds=np.log(near),
             method="bounded",
             options={"xatol": 1e-6},
         )
         more = np.array([np.exp(found.x)])
     taus = np.append(grid, more)
-    numbers = np.append(moments.mean, _Moments.of(data, criterion, more).mean)
+    numbers = np.append(mean, _mean(data, criterion, more))
     values, k = _read(criterion, numbers)[0], _choose(criterion, numbers, slack)
 
     resampled = np.empty(0)
-    if replicates:
-        draws = draws[:replicates]
-        picks = np.array([_choose(criterion, draw, slack) for draw in draws])
+    if n_bootstrap:
+        draws = draws[:n_bootstrap]
+        picks = _choose(criterion, draws, slack)
         if smooth:
-            resampled = _vertices(np.log(grid), _read(criterion, draws)[0], picks)
+            resampled = _vertices(np.log(grid), draws, picks)
         else:  # draw again at taus that are closer together, in the range where those lie
             ends = grid[max(picks.min() - 1, 0)], grid[min(picks.max() + 1, len(grid) - 1)]
             closer = np.geomspace(*ends, len(grid))
-            there = _Moments.of(data, criterion, closer, second=True)
-            draws = there.mean + normal_noise(there.covariance(), replicates, rng)
-            resampled = closer[[_choose(criterion, draw, slack) for draw in draws]]
+            mean, covariance = _moments(data, group, criterion, closer)
+            draws = mean + normal_noise(covariance, n_bootstrap, rng)
+            resampled = closer[_choose(criterion, draws, slack)]
     order = np.argsort(taus)
-    return CalibratedTau(
-        tau=float(taus[k]),
-        value=float(values[k]),
-        standard_error=float(np.interp(np.log(taus[k]), np.log(grid), spread)),
+    tau = float(taus[k])
+    return TauResult(
+        tau=tau,
+        interval=(tau, tau),
+        error=float(values[k]),
+        standard_error=float(np.interp(np.log(tau), np.log(grid), spread)),
         curve=SampledCurve(taus=taus[order], values=values[order]),
-        replicates=resampled,
+        counts=np.bincount(target[mixed > 0], minlength=len(group)),
+        bounds=bounds,
+        resampled=resampled,
+        confidence_level=float(confidence),
+        criterion=criterion,
     )
 
 
@@ -308,77 +307,57 @@ def _vertices(log_taus: FloatArray, values: FloatArray, picks: IntArray) -> Floa
     return np.asarray(np.exp(np.where(safe, vertex, log_taus[picks]).clip(x[0], x[2])))
 
 
-class _Moments:
-    """Weighted mean over examples of some numbers, and the covariance of that mean.
+def _mean(data: HeldOut, criterion: str, taus: FloatArray) -> FloatArray:
+    """Weighted mean over examples of a criterion's numbers at these taus."""
+    return np.asarray(sum(w @ _numbers(criterion, f, y, taus) for f, y, w in _chunks(*data)))
 
-    Groups of examples keep their total weight when they are drawn again, so that what varies is
-    only each group's own mean.
+
+def _moments(
+    data: HeldOut, group: IntArray, criterion: str, taus: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """The weighted mean of a criterion's numbers, and the covariance of that mean.
+
+    Groups of classes keep their total weight when examples are drawn again, so that what varies is
+    only each group's own mean: Σ w² (v − mean of its group)(v − mean of its group)ᵀ, with Σ w = 1.
     """
-
-    def __init__(self, groups: int, *, second: bool = True) -> None:
-        self.second = second
-        self.weight, self.weight2 = np.zeros(groups), np.zeros(groups)
-        self.sum: Any = 0.0  # of each group, shape (groups, numbers)
-        self.sum2: Any = 0.0
-        self.products: Any = 0.0
-
-    @classmethod
-    def of(
-        cls, data: HeldOut, criterion: str, taus: FloatArray, *, second: bool = False
-    ) -> _Moments:
-        """The moments of a criterion's numbers at these taus."""
-        moments = cls(int(data.group.max()) + 1, second=second)
-        for below, labels, weight in data.chunks():
-            moments.add(_numbers(criterion, below, labels, taus), weight, data.group[labels])
-        return moments
-
-    def add(self, numbers: Any, weight: FloatArray, group: IntArray) -> None:
-        """Add examples: numbers of shape (examples, numbers), dense or sparse."""
-        places, shape = (group, np.arange(len(group))), (len(self.weight), len(group))
-        by_group = sparse.csr_array((weight, places), shape=shape)
-        self.weight += by_group.sum(axis=1)
-        self.sum = self.sum + _dense(by_group @ numbers)
-        if self.second:
-            squared = sparse.csr_array((weight**2, places), shape=shape)
-            self.weight2 += squared.sum(axis=1)
-            self.sum2 = self.sum2 + _dense(squared @ numbers)
-            # Both kinds of matrix scale their rows by a diagonal one.
-            scaled: Any = sparse.diags_array(weight) @ numbers
-            self.products = self.products + _dense(scaled.T @ scaled)
-
-    @property
-    def mean(self) -> FloatArray:
-        return np.asarray(self.sum.sum(axis=0) / self.weight.sum())
-
-    def covariance(self) -> FloatArray:
-        """Of the mean, Σ w² (v − mean of its group)(v − mean of its group)ᵀ / (Σ w)²."""
-        means = self.sum / self.weight[:, None]
-        cross = means.T @ self.sum2
-        centred = self.products - cross - cross.T + (means.T * self.weight2) @ means
-        return np.asarray(centred / self.weight.sum() ** 2)
-
-
-def _dense(matrix: Any) -> FloatArray:
-    return np.asarray(matrix.toarray() if sparse.issparse(matrix) else matrix)
+    groups = int(group.max()) + 1
+    totals, totals2 = np.zeros(groups), np.zeros(groups)
+    sums: Any = 0.0
+    sums2: Any = 0.0
+    products: Any = 0.0
+    for below, labels, weight in _chunks(*data):
+        numbers = _numbers(criterion, below, labels, taus)
+        places, shape = (group[labels], np.arange(len(labels))), (groups, len(labels))
+        by_group, squared = (
+            sparse.csr_array((w, places), shape=shape) for w in (weight, weight**2)
+        )
+        totals += by_group.sum(axis=1)
+        totals2 += squared.sum(axis=1)
+        scaled: Any = sparse.diags_array(weight) @ numbers
+        sums = sums + by_group @ numbers
+        sums2 = sums2 + squared @ numbers
+        products = products + scaled.T @ scaled
+    if sparse.issparse(sums):
+        sums, sums2, products = sums.toarray(), sums2.toarray(), products.toarray()
+    means = sums / totals[:, None]
+    cross = means.T @ sums2
+    centred = products - cross - cross.T + (means.T * totals2) @ means
+    return sums.sum(axis=0) / totals.sum(), centred / totals.sum() ** 2
 
 
 # ------------------------------------------------------------------ temperature
 
 
-def fit_temperature(
-    logits: Any, target: Any, *, sample_weight: Any = None, chunk_rows: int | None = None
-) -> float:
+def fit_temperature(logits: Any, target: Any, *, sample_weight: Any = None) -> float:
     """Fit the temperature T that minimises the log-loss of softmax(f / T) on held-out data.
 
-    The log-loss is convex in 1/T, so Newton's method finds the one minimum. Where the held-out
-    data are mixed like the training data, long tail and all, T is also a tau for
-    `adjust_logits`; on others it isn't, and `tune_tau`, which knows the prior, finds one.
+    Where the held-out data are mixed like the training data, long tail and all, T is also a tau
+    for `adjust_logits`; on others it isn't, and `tune_tau`, which knows the prior, finds one.
 
     Args:
         logits: f, shape (examples, num_classes), of examples the model was not trained on.
         target: true labels, shape (examples,), integers.
         sample_weight: shape (examples,).
-        chunk_rows: rows that are held in memory at once; a few megabytes by default.
 
     Returns:
         T, above zero.
@@ -390,49 +369,33 @@ def fit_temperature(
         >>> round(fit_temperature(3 * logits, target), 1)
         3.0
     """
-    logits = _checks.matrix(logits, finite=False)
-    target = _checks.labels(target, num_classes=logits.shape[1])
-    _checks.same_length(logits, target)
-    weight = np.ones(len(target))
-    if sample_weight is not None:
-        weight = _checks.sample_weight(sample_weight, len(target))
-    data = HeldOut(logits, target, weight, np.zeros(logits.shape[1], dtype=np.int64), chunk_rows)
-    _refuse_hopeless(data)
-    low, high, inverse = 0.0, np.inf, 1.0
-    for _ in range(200):
-        # The summed log-loss has the derivatives Σ E_p f − f_y and Σ Var_p f by 1/T.
-        slope = curvature = 0.0
-        for below, labels, w in data.chunks():
+    logits, target, weight = checked_examples(logits, target, sample_weight)
+    weight = np.ones(len(target)) if weight is None else weight
+
+    def slope(inverse: float) -> float:
+        """Derivative of the summed log-loss by 1/T, Σ E_p f − f_y; it rises, as that is convex."""
+        total = 0.0
+        for below, labels, w in _chunks(logits, target, weight):
             probs = np.exp(inverse * below)
             probs /= probs.sum(axis=1, keepdims=True)
             mean = np.einsum("ij,ij->i", probs, below)
-            square = np.einsum("ij,ij,ij->i", probs, below, below)
-            slope += float(w @ (mean - below[np.arange(len(labels)), labels]))
-            curvature += float(w @ (square - mean**2))
-        low, high = (low, inverse) if slope > 0 else (inverse, high)
-        step = inverse - slope / curvature if curvature > 0 else np.inf
-        if not low < step < high:  # too far for the quadratic: halve the bracket, or double
-            step = 2.0 * inverse if np.isinf(high) else (low + high) / 2.0
-        if abs(step - inverse) <= 1e-10 * inverse:
-            break
-        inverse = step
-    return float(1.0 / step)
+            total += float(w @ (mean - below[np.arange(len(labels)), labels]))
+        return total
 
-
-def _refuse_hopeless(data: HeldOut) -> None:
-    """Refuse what has no finite, positive temperature: nothing is wrong, or f is below chance."""
-    all_right, slope = True, 0.0
-    for below, labels, weight in data.chunks():
-        own = below[np.arange(len(labels)), labels]
-        all_right &= bool(np.all(own == 0))
-        slope += float(weight @ (below.mean(axis=1) - own))
-    if slope >= 0:  # logits that are all alike too, of which none is wrong
+    if slope(0.0) >= 0:  # logits that are all alike too, of which none is wrong
         raise InputError(
             "the logits predict the labels no better than chance, so the log-loss falls all the "
             "way to an infinite temperature; check that `target` belongs to these logits."
         )
-    if all_right:
+    chunks = _chunks(logits, target, weight)
+    if all(np.all(f[np.arange(len(y)), y] == 0) for f, y, _ in chunks):
         raise InputError(
             "every example is predicted right, so the log-loss falls all the way to temperature "
             "0; use held-out examples, which the model was not trained on."
         )
+    low = high = 1.0
+    while slope(high) < 0:
+        low, high = high, 4 * high
+    while slope(low) >= 0:
+        low, high = low / 4, low
+    return 1.0 / float(optimize.brentq(slope, low, high, xtol=1e-300, rtol=1e-11))
