@@ -112,9 +112,9 @@ class LogitAdjustedClassifier(AdjustedBase):
             `predict_proba`. The two agree at tau = 1 where C[y, j] = c_y off a zero diagonal.
             Probabilities have no part in costs.
         reweight: w, does a part of the adjustment in training: the estimator is fitted with
-            `sample_weight` n^−w, n the examples of the label's class, and its logits are taken
-            back to the frequencies of the labels, f_y + w log n_y. tau = 1 is right whatever w is.
-            0 leaves the training alone, 1 weighs as class_weight="balanced" does. Of a frozen
+            `sample_weight` n^−w, n the examples of the label's class, and f is its logits taken
+            back to the frequencies of the labels, + w log n_y, so that tau = 1 is right whatever w
+            is. 0 leaves the training alone, 1 weighs as class_weight="balanced" does. Of a frozen
             estimator it says how it was trained.
         response_method: "predict_proba", "decision_function", or "auto" for the first of the two
             that the estimator has. A class of probability exactly zero, as forests give, is never
@@ -124,7 +124,8 @@ class LogitAdjustedClassifier(AdjustedBase):
         estimator_: the fitted classifier.
         classes_: labels, sorted, shape (classes,).
         prior_: π, a ClassPrior.
-        adjustment_: what is added to the logits, −tau (log π − log q), shape (classes,).
+        adjustment_: what is added to the logits of `estimator_`, reweight log π − tau (log π −
+            log q), shape (classes,).
         n_features_in_: as the estimator has it.
         feature_names_in_: as the estimator has it.
 
@@ -180,9 +181,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         """
         tau = _checks.tau(self.tau)
         rows, every = self._rows(X, y, sample_weight, params)
-        classes = np.unique(rows.y[every])
-        if self._is_prefit():
-            classes = np.asarray(self.estimator.classes_)
+        classes = self._classes(rows, every)
         prior, aim, costs = self._settings(rows, every, classes)
         estimator, rows = self._fit_on(rows, every)
         method = response_of(estimator, self.response_method)
@@ -250,9 +249,9 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             predictions. For "prefit", "train" counts the labels given to `fit`.
         target: as in LogitAdjustedClassifier.
         costs: as in LogitAdjustedClassifier.
-        reweight: as in LogitAdjustedClassifier. "auto" is AUTO for an estimator whose `fit` takes
-            `sample_weight` and is given nothing else, with prior="train"; else 0, as for a frozen
-            one.
+        reweight: as in LogitAdjustedClassifier. "auto" is 0.5 for an estimator whose `fit` takes
+            `sample_weight`, and 0 for others, a fitted one, another `prior` than "train", and
+            where `fit` is given anything else (an `eval_set` has no such weights).
         response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
@@ -263,7 +262,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         classes_: labels, sorted, shape (classes,).
         prior_: π of `estimator_`, a ClassPrior.
         reweight_: the exponent that `reweight` stands for.
-        adjustment_: what is added to the logits, −best_tau_ (log π − log q), shape (classes,).
+        adjustment_: what is added to the logits of `estimator_`, reweight_ log π − best_tau_
+            (log π − log q), shape (classes,).
         best_tau_: the chosen tau.
         best_tau_interval_: its 95% bootstrap interval, or None for a grid. A FewExamplesWarning
             says where it is likely too narrow.
@@ -340,7 +340,12 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         _checks.choice(self.select, SELECT, name="select")
         rows, every = self._rows(X, y, sample_weight, params)
         prefit = self._is_prefit()
-        classes = self._prefit_classes() if prefit else np.unique(rows.y[every])
+        self._refuse_unfitted()
+        grid = self.tau_grid
+        if grid is not None:
+            grid = np.unique(_checks.vector(grid, name="tau_grid").astype(np.float64))
+            _checks.all_finite(grid, name="tau_grid")
+        classes = self._classes(rows, every)
         prior, aim, costs = self._settings(rows, every, classes)
         scorer = self._scorer(costs)
         splits = self._splits(rows, every, pooled=scorer is None)
@@ -361,7 +366,9 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             )
             aim = target_prior(self.target, prior, classes)
         priors = [fold.prior(None if self._counts_labels() else prior) for fold in folds]
-        self.tau_curve_, split_scores = self._choose(folds, priors, classes, aim, costs, scorer)
+        self.tau_curve_, split_scores = self._choose(
+            folds, priors, classes, aim, costs, scorer, grid
+        )
         self.best_tau_, self.best_score_ = self.tau_curve_.tau, self.tau_curve_.score
         self.best_tau_interval_ = self.tau_curve_.interval
         self.__dict__.pop("cv_results_", None)  # of an earlier fit
@@ -394,12 +401,9 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         aim: ClassPrior,
         costs: FloatArray | None,
         scorer: Any,
+        grid: FloatArray | None,
     ) -> tuple[TauScores, FloatArray | None]:
         """Return the score over tau with the choice, and each split's own if a scorer gave them."""
-        grid = self.tau_grid
-        if grid is not None:
-            grid = np.unique(_checks.vector(grid, name="tau_grid").astype(np.float64))
-            _checks.all_finite(grid, name="tau_grid")
         held = np.sum([totals_of(f.held.y, f.held.weight, classes) for f in folds], axis=0)
         if scorer is None and np.any(held == 0):
             raise InputError(
@@ -488,9 +492,11 @@ class LogitAdjustedClassifierCV(AdjustedBase):
     def _is_prefit(self) -> bool:
         return super()._is_prefit() or (isinstance(self.cv, str) and self.cv == "prefit")
 
-    def _prefit_classes(self) -> NDArray[Any]:
-        """Return the classes of an estimator that is fitted already."""
-        if isinstance(self.cv, str) and self.refit:
+    def _refuse_unfitted(self) -> None:
+        """Check the estimator of cv="prefit"."""
+        if not (isinstance(self.cv, str) and self.cv == "prefit"):
+            return
+        if self.refit:
             raise InputError(
                 "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
                 "refit=False."
@@ -501,7 +507,6 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             raise NotFittedError(
                 "cv='prefit' needs a fitted estimator; fit it first, on other rows."
             ) from error
-        return np.asarray(self.estimator.classes_)
 
     def _prior_of_split(self, fold: _Fold, classes: NDArray[Any], prior: ClassPrior) -> ClassPrior:
         """With refit=False, the prior of the rows that the kept classifier was fitted on."""

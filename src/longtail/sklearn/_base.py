@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +31,13 @@ from longtail._checks import FloatArray, InputError
 from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.priors import ClassPrior
 from longtail.sklearn._baked import baked_tau
-from longtail.sklearn._scores import METHODS, final_estimator, fit_classifier, read_logits
+from longtail.sklearn._scores import (
+    METHODS,
+    final_estimator,
+    fit_classifier,
+    read_logits,
+    response_of,
+)
 
 if TYPE_CHECKING:
     from longtail.sklearn import LogitAdjustedClassifier
@@ -397,13 +402,14 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return self.retarget(tau=1.0, target=found.prior)
 
     def _logits(self, X: Any) -> FloatArray:
+        """Logits as if the estimator had been trained without reweighting."""
         return read_logits(self.estimator_, X, self._method) + self._offset
 
     def _adjusted(self, X: Any, each: Any = None) -> FloatArray:
-        if each is None:
-            return np.asarray(self._logits(X) + self.adjustment_)
-        q = _checks.matrix(each, name="target_prior").astype(np.float64)
         logits = self._logits(X)
+        if each is None:
+            return np.asarray(logits + self._shift)
+        q = _checks.matrix(each, name="target_prior").astype(np.float64)
         if q.shape != logits.shape:
             raise InputError(
                 f"`target_prior` must have a row for each example and a column for each class, "
@@ -436,9 +442,9 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         self.estimator_, self.classes_, self.prior_ = estimator, classes, prior
         self._tau, self._costs, self._method, self._offset = tau, costs, method, offset
         # A uniform target would shift all classes alike; `adjust_logits` leaves it out, too.
-        self.adjustment_ = posthoc.adjustment(
-            prior, tau=tau, target_prior=aim if np.ptp(aim.probs) else None
-        )
+        target = aim if np.ptp(aim.probs) else None
+        self._shift = posthoc.adjustment(prior, tau=tau, target_prior=target)
+        self.adjustment_ = offset + self._shift
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(estimator, name):
                 setattr(self, name, getattr(estimator, name))
@@ -467,16 +473,22 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             fit_params = dict(routed.estimator.fit)
             score_params = dict(routed.get("scorer", {}).get("score", {}))
             split_params = dict(routed.get("splitter", {}).get("split", {}))
-            # A pipeline's steps may ask under names of their own; its classifier's counts.
+            name = "sample_weight"
             request = get_routing_for_object(final_estimator(estimator))
-            asked = getattr(getattr(request, "fit", None), "requests", {"sample_weight": True})
-            name = asked.get("sample_weight")
-            name = "sample_weight" if name is True else name or None
+            if isinstance(estimator, Pipeline | BaseSearchCV) and hasattr(request, "fit"):
+                asked = request.fit.requests.get("sample_weight")  # perhaps under another name
+                name = asked if isinstance(asked, str) else name if asked else ""
         else:
             fit_params, split_params = {k: v for k, v in params.items() if v is not None}, {}
             score_params = {} if weight is None else {"sample_weight": weight}
             if weight is not None and not self._is_prefit():
-                self._refuse_deaf(estimator)
+                if not has_fit_parameter(estimator, "sample_weight"):
+                    raise InputError(
+                        f"`sample_weight` was given, but {type(estimator).__name__}.fit takes "
+                        f"none, so it would learn another prior than the weights say; for a "
+                        f"pipeline make {type(self).__name__} its last step, or turn metadata "
+                        f"routing on: sklearn.set_config(enable_metadata_routing=True)."
+                    )
                 fit_params["sample_weight"] = weight
             name = weight_name(estimator)
         fit_weight = None if self._is_prefit() else fit_params.get(name)
@@ -497,6 +509,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             self.reweight_ = AUTO if takes and alone else 0.0
         return rows, every
 
+    def _classes(self, rows: Rows, every: NDArray[np.intp]) -> NDArray[Any]:
+        if not self._is_prefit():
+            return np.unique(rows.y[every])
+        response_of(self.estimator, self.response_method)
+        return np.asarray(self.estimator.classes_)
+
     def _settings(
         self, rows: Rows, every: NDArray[np.intp], classes: NDArray[Any]
     ) -> tuple[ClassPrior | None, ClassPrior, FloatArray | None]:
@@ -507,9 +525,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             weight = None if weight is None else weight[every]
             prior = learnt_prior(self.prior, rows.y[every], weight, classes)
         aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
-        balanced = isinstance(self.target, str) and self.target == "balanced"
-        counted = prefit and isinstance(self.prior, str)
-        if counted and balanced and self.costs is None and prior and np.ptp(prior.probs) == 0:
+        acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
+        if prefit and self._counts_labels() and prior and not np.ptp(prior.probs) and not acts:
             raise InputError(
                 "the prior is uniform, so no tau changes any prediction; if the rows given to "
                 "`fit` were balanced and the estimator's training data were not, pass "
@@ -533,15 +550,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             prior = learnt_prior("train", rows.y, rows.fit_weight, classes)
         return self.reweight_ * prior.log_probs
 
-    def _refuse_deaf(self, estimator: Any) -> None:
-        if not has_fit_parameter(estimator, "sample_weight"):
-            raise InputError(
-                f"`sample_weight` was given, but {type(estimator).__name__}.fit takes none, so it "
-                f"would learn another prior than the weights say; for a pipeline make "
-                f"{type(self).__name__} its last step, or turn metadata routing on: "
-                f"sklearn.set_config(enable_metadata_routing=True)."
-            )
-
     def _counts_labels(self) -> bool:
         return isinstance(self.prior, str) and self.prior == "train"
 
@@ -563,7 +571,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         inner = get_tags(self.estimator)
-        tags.input_tags = copy.copy(inner.input_tags)
+        tags.input_tags = inner.input_tags
         tags.no_validation = inner.no_validation
         tags.non_deterministic = inner.non_deterministic
         if inner.classifier_tags is not None:

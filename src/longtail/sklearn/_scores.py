@@ -35,16 +35,17 @@ def final_estimator(estimator: Any) -> Any:
 def response_of(estimator: Any, response_method: str) -> str:
     """Return the method by which a fitted classifier gives a score for each of its classes."""
     final = final_estimator(estimator)
-    name, classes = type(final).__name__, np.asarray(estimator.classes_)
+    name = type(final).__name__
+    wanted = METHODS if response_method == "auto" else (response_method,)
+    found = [method for method in wanted if hasattr(estimator, method)]
+    if not found:
+        raise InputError(f"`estimator` must have {' or '.join(wanted)}; {name} does not.")
+    classes = np.asarray(estimator.classes_)
     if not np.all(classes[:-1] < classes[1:]):
         raise InputError(
             f"`estimator`.classes_ must be sorted, as scikit-learn's own are, since priors and "
             f"costs go by their order; {name} has {_checks.listing(map(repr, classes.tolist()))}."
         )
-    wanted = METHODS if response_method == "auto" else (response_method,)
-    found = [method for method in wanted if hasattr(estimator, method)]
-    if not found:
-        raise InputError(f"`estimator` must have {' or '.join(wanted)}; {name} does not.")
     pairs = getattr(final, "decision_function_shape", "ovr") == "ovo" and len(classes) > 2
     if pairs and found[0] == "decision_function":
         raise InputError(
