@@ -251,7 +251,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         costs: as in LogitAdjustedClassifier.
         reweight: as in LogitAdjustedClassifier. "auto" is 0.5 for an estimator whose `fit` takes
             `sample_weight`, and 0 for others, a fitted one, another `prior` than "train", and
-            where `fit` is given anything else (an `eval_set` has no such weights).
+            where `fit` is given anything else (an `eval_set` has no such weights) or metadata
+            routing is on.
         response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.

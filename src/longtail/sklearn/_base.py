@@ -505,7 +505,8 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if isinstance(self.reweight, str):
             _checks.choice(self.reweight, ("auto",), name="reweight")
             takes = has_fit_parameter(final_estimator(estimator), "sample_weight")
-            alone = not params and not self._is_prefit() and self._counts_labels()
+            alone = not params and not get_config()["enable_metadata_routing"]
+            alone = alone and not self._is_prefit() and self._counts_labels()
             self.reweight_ = AUTO if takes and alone else 0.0
         return rows, every
 
