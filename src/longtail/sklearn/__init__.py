@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import StratifiedShuffleSplit, check_cv
@@ -60,6 +59,9 @@ DEFAULT_GRID = np.linspace(*BOUNDS, 81)
 REPLICATES = 200
 # The logit of a class that a split's classifier never saw: finite, as the exact curve asks.
 NEVER = -1e30
+# Scores that are computed here, over all held-out examples together.
+OWN = ("balanced_accuracy", "target")
+NO_OFFSET = np.zeros(1)
 
 
 class FixedTauOnMarginsWarning(UserWarning):
@@ -185,10 +187,9 @@ class LogitAdjustedClassifier(AdjustedBase):
         prior, aim, costs = self._settings(rows, every, classes)
         estimator, rows = self._fit_on(rows, every)
         method = response_of(estimator, self.response_method)
-        offset = self._offset_of(rows, classes, prior)
+        offset = self._offset_of(totals_of(rows.y, rows.fit_weight, classes), prior)
         if prior is None:
             logits = read_logits(estimator, rows.X, method) + offset
-            encode(rows.y, classes)
             prior = effective_prior(logits, rows.weight, classes, method)
             aim = target_prior(self.target, prior, classes)
         self._set_rule(estimator, classes, prior, tau, aim, costs, method, offset)
@@ -378,20 +379,18 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
             if split_scores is not None:
                 self.cv_results_["split_scores"] = split_scores
-        if prefit:
-            estimator, kept = self.estimator, every
-        elif self.refit:
-            kept = every
-            estimator, _ = self._fit_on(rows, every)
-        else:
-            estimator, kept = folds[0].estimator, splits[0][0]
+        estimator, totals = folds[0].estimator, folds[0].totals
+        if not prefit and self.refit:
+            estimator, rows = self._fit_on(rows, every)
+            totals = totals_of(rows.y, rows.fit_weight, classes)
+        elif not prefit:
             prior = self._prior_of_split(folds[0], classes, prior)
-        offset = self._offset_of(rows.take(kept, None), classes, prior)
+        offset = self._offset_of(totals, prior)
         self._set_rule(
             estimator, classes, prior, self.best_tau_, aim, costs, folds[0].method, offset
         )
         self._warn_if_twice()
-        self._warn_of_few(folds, classes)
+        self._warn_of_few(folds)
         return self
 
     def _choose(
@@ -429,38 +428,40 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 return TauScores.of_grid(grid, 1.0 - curve(grid)), None
             return TauScores.of_intervals(parts, self.select), None
         taus = DEFAULT_GRID if grid is None else grid
-        table = []
-        for fold, prior in zip(folds, priors, strict=True):
-            view = _HeldOut(fold, self)
-            for tau in taus:
+        share = np.zeros(len(held)) if scorer else aim.probs / held
+        table = np.zeros((len(folds), len(taus)))
+        for row, fold, prior in zip(table, folds, priors, strict=True):
+            view, asked = _HeldOut(fold, self), fold.held
+            for k, tau in enumerate(taus):
                 view._set_rule(
-                    fold.estimator, classes, prior, tau, aim, costs, fold.method, np.zeros(1)
+                    fold.estimator, classes, prior, float(tau), aim, costs, fold.method, NO_OFFSET
                 )
-                table.append(view.cost_per_class() if scorer is None else view.score_of(scorer))
-        found = np.reshape(table, (len(folds), len(taus), -1))
-        if scorer is None:
-            return TauScores.of_grid(taus, -(found.sum(axis=0) / held @ aim.probs)), None
-        scores = found[:, :, 0]
-        if not np.all(np.isfinite(scores)):
+                if scorer is not None:
+                    row[k] = scorer(view, asked.X, asked.y, **asked.score_params)
+                elif costs is not None:
+                    codes = encode(asked.y, classes)
+                    paid = costs[codes, view._decisions(asked.X).argmax(axis=1)] * share[codes]
+                    row[k] = -np.sum(paid if asked.weight is None else paid * asked.weight)
+        if not np.all(np.isfinite(table)):
             raise InputError(
                 "the scorer gave NaN or infinity on some split; it may need every class in every "
                 "split: use fewer splits, or another scoring."
             )
-        return TauScores.of_grid(taus, scores.mean(axis=0)), scores
+        if scorer is None:
+            return TauScores.of_grid(taus, table.sum(axis=0)), None
+        return TauScores.of_grid(taus, table.mean(axis=0)), table
 
     def _scorer(self, costs: FloatArray | None) -> Any:
         """Return the scorer to ask, or None for the target's own criterion."""
+        if self.scoring not in OWN:
+            return check_scoring(self.estimator, scoring=self.scoring)
         balanced = isinstance(self.target, str) and self.target == "balanced" and costs is None
-        if isinstance(self.scoring, str) and self.scoring == "target":
-            return None
-        if isinstance(self.scoring, str) and self.scoring == "balanced_accuracy":
-            if not balanced:
-                raise InputError(
-                    "scoring='balanced_accuracy' judges all classes alike, but `target` or `costs` "
-                    "say otherwise; pass scoring='target', which judges by them."
-                )
-            return None
-        return check_scoring(self.estimator, scoring=self.scoring)
+        if self.scoring == "balanced_accuracy" and not balanced:
+            raise InputError(
+                "scoring='balanced_accuracy' judges all classes alike, but `target` or `costs` say "
+                "otherwise; pass scoring='target', which judges by them."
+            )
+        return None
 
     def _splits(
         self, rows: Rows, every: NDArray[np.intp], *, pooled: bool
@@ -495,19 +496,13 @@ class LogitAdjustedClassifierCV(AdjustedBase):
 
     def _refuse_unfitted(self) -> None:
         """Check the estimator of cv="prefit"."""
-        if not (isinstance(self.cv, str) and self.cv == "prefit"):
-            return
-        if self.refit:
-            raise InputError(
-                "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
-                "refit=False."
-            )
-        try:
+        if isinstance(self.cv, str) and self.cv == "prefit":
             check_is_fitted(self.estimator)
-        except NotFittedError as error:
-            raise NotFittedError(
-                "cv='prefit' needs a fitted estimator; fit it first, on other rows."
-            ) from error
+            if self.refit:
+                raise InputError(
+                    "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
+                    "refit=False."
+                )
 
     def _prior_of_split(self, fold: _Fold, classes: NDArray[Any], prior: ClassPrior) -> ClassPrior:
         """With refit=False, the prior of the rows that the kept classifier was fitted on."""
@@ -520,12 +515,11 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             )
         return ClassPrior.from_weights(fold.totals) if self._counts_labels() else prior
 
-    def _warn_of_few(self, folds: Sequence[_Fold], classes: NDArray[Any]) -> None:
-        held = [totals_of(fold.held.y, fold.held.weight, classes) for fold in folds]
-        judged = np.zeros(len(classes))
-        for fold, totals in zip(folds, held, strict=True):
-            judged[fold.known] += totals[fold.known]
-        unjudged = classes[(np.sum(held, axis=0) > 0) & (judged == 0)]
+    def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
+        judged = [np.isin(fold.held.y, fold.estimator.classes_) for fold in folds]
+        seen = [fold.held.y[known] for fold, known in zip(folds, judged, strict=True)]
+        held = np.unique(np.concatenate([fold.held.y for fold in folds]))
+        unjudged = np.setdiff1d(held, np.concatenate(seen))
         if len(unjudged):
             warnings.warn(
                 f"class(es) {_checks.listing(map(repr, unjudged.tolist()))} can't be judged: "
@@ -549,7 +543,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         """Return where metadata goes: here, and to the estimator, the splitter and the scorer."""
         router = MetadataRouter(owner=self).add_self_request(self)
         parts = {"estimator": (self.estimator, "fit"), "splitter": (self.cv, "split")}
-        if self.scoring not in ("balanced_accuracy", "target"):
+        if self.scoring not in OWN:
             parts["scorer"] = (check_scoring(self.estimator, scoring=self.scoring), "score")
         for name, (part, callee) in parts.items():
             mapping = MethodMapping().add(caller="fit", callee=callee)
@@ -677,17 +671,6 @@ class _HeldOut(LogitAdjustedClassifier):
     def __init__(self, fold: _Fold, parent: Any) -> None:
         super().__init__(FrozenEstimator(fold.estimator), target=parent.target, costs=parent.costs)
         self.fold = fold
-
-    def score_of(self, scorer: Any) -> float:
-        held = self.fold.held
-        return float(scorer(self, held.X, held.y, **held.score_params))
-
-    def cost_per_class(self) -> FloatArray:
-        """Return what the held-out examples of each class cost together."""
-        held, codes = self.fold.held, encode(self.fold.held.y, self.classes_)
-        paid = self._costs[codes, self._decisions(held.X).argmax(axis=1)]
-        paid = paid if held.weight is None else paid * held.weight
-        return np.bincount(codes, weights=paid, minlength=len(self.classes_))
 
     def _logits(self, X: Any) -> FloatArray:
         fold = self.fold

@@ -543,13 +543,12 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             rows = rows.reweighted(self.estimator, self.reweight_)
         return fit_classifier(clone(self.estimator), rows.X, rows.y, rows.fit_params), rows
 
-    def _offset_of(self, rows: Rows, classes: NDArray[Any], prior: ClassPrior | None) -> FloatArray:
+    def _offset_of(self, totals: NDArray[Any], prior: ClassPrior | None) -> FloatArray:
         """Return what takes the logits of a reweighted estimator back to the labels' prior."""
-        if self.reweight_ == 0:
-            return np.zeros(len(classes))
-        if prior is None or not self._is_prefit():
-            prior = learnt_prior("train", rows.y, rows.fit_weight, classes)
-        return self.reweight_ * prior.log_probs
+        share = totals / totals.sum()
+        if prior is not None and self._is_prefit():
+            share = prior.probs
+        return np.asarray(self.reweight_ * np.log(share)) if self.reweight_ else 0.0 * share
 
     def _counts_labels(self) -> bool:
         return isinstance(self.prior, str) and self.prior == "train"
