@@ -142,7 +142,7 @@ def contenders(name, base, seed):
         "over-sampling": sampling_pipeline(RandomOverSampler(random_state=seed), clone(base)),
         "ours": LogitAdjustedClassifierCV(base),
         "ours, f1_macro": LogitAdjustedClassifierCV(base, scoring="f1_macro"),
-        "ours, reweight=0": LogitAdjustedClassifierCV(base, reweight=0.0),
+        "ours, reweight=0.5": LogitAdjustedClassifierCV(base, reweight=0.5),
     }
     if name == "RandomForest":
         methods["balanced forest"] = BalancedRandomForestClassifier(

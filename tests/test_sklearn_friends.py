@@ -76,7 +76,7 @@ def test_labels_are_encoded_in_every_split(estimator, names):
     if isinstance(estimator, Pipeline):
         plain = make_pipeline(StandardScaler(), plain)
     with pytest.warns(UnjudgedClassWarning):
-        other = LogitAdjustedClassifierCV(plain, reweight=0.0).fit(X, labels)
+        other = LogitAdjustedClassifierCV(plain).fit(X, labels)
     assert model.best_tau_ == pytest.approx(other.best_tau_)
     np.testing.assert_array_equal(model.classes_, np.unique(labels))
     np.testing.assert_array_equal(model.predict(X), other.predict(X))
@@ -170,11 +170,11 @@ def test_raw_counts_are_understood_as_a_prior():
 )
 def test_a_fitted_model_takes_another_rule(kind, rule):
     X, y = rows()
-    model = kind(LogisticRegression()).fit(X, y)
+    model = kind(LogisticRegression(), reweight=0.5).fit(X, y)
     before = model.predict_proba(X)
     other = model.retarget(**rule)
     tau = model.best_tau_ if kind is LogitAdjustedClassifierCV else 1.0
-    settings = {"tau": tau, "reweight": model.reweight_, **rule}
+    settings = {"tau": tau, "reweight": 0.5, **rule}
     again = LogitAdjustedClassifier(LogisticRegression(), **settings).fit(X, y)
     np.testing.assert_allclose(other.predict_proba(X), again.predict_proba(X), atol=1e-12)
     np.testing.assert_array_equal(other.predict(X), again.predict(X))
@@ -315,7 +315,7 @@ def test_weights_and_groups_reach_splitter_and_scorer():
     routed.fit(X, y, sample_weight=weight, groups=groups)
     splits = list(GroupKFold(4).split(X, y, groups))
     with config_context(enable_metadata_routing=False):
-        direct = LogitAdjustedClassifierCV(GaussianNB(), cv=splits, scoring=scorer, reweight=0.0)
+        direct = LogitAdjustedClassifierCV(GaussianNB(), cv=splits, scoring=scorer)
         direct.fit(X, y, sample_weight=weight)
     np.testing.assert_allclose(routed.tau_curve_.scores, direct.tau_curve_.scores)
     with pytest.raises(Exception, match="sample_weight"):

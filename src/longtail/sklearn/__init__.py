@@ -250,10 +250,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             predictions. For "prefit", "train" counts the labels given to `fit`.
         target: as in LogitAdjustedClassifier.
         costs: as in LogitAdjustedClassifier.
-        reweight: as in LogitAdjustedClassifier. "auto" is 0.5 for an estimator whose `fit` takes
-            `sample_weight`, and 0 for others, a fitted one, another `prior` than "train", and
-            where `fit` is given anything else (an `eval_set` has no such weights) or metadata
-            routing is on.
+        reweight: as in LogitAdjustedClassifier.
         response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
@@ -263,8 +260,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         estimator_: the classifier that predicts.
         classes_: labels, sorted, shape (classes,).
         prior_: π of `estimator_`, a ClassPrior.
-        reweight_: the exponent that `reweight` stands for.
-        adjustment_: what is added to the logits of `estimator_`, reweight_ log π − best_tau_
+        adjustment_: what is added to the logits of `estimator_`, reweight log π − best_tau_
             (log π − log q), shape (classes,).
         best_tau_: the chosen tau.
         best_tau_interval_: its 95% bootstrap interval, or None for a grid. A FewExamplesWarning
@@ -300,7 +296,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         prior: Any = "train",
         target: Any = "balanced",
         costs: Any = None,
-        reweight: float | str = "auto",
+        reweight: float = 0.0,
         response_method: str = "auto",
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -352,7 +348,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         scorer = self._scorer(costs)
         splits = self._splits(rows, every, pooled=scorer is None)
         learnt = prior if prefit else None
-        ask = (classes, self.response_method, self.reweight_, learnt)
+        ask = (classes, self.response_method, self.reweight, learnt)
         base = self.estimator if prefit else clone(self.estimator)
         folds = Parallel(n_jobs=self.n_jobs)(
             delayed(_fit_fold)(base if prefit else clone(base), rows, *split, *ask)
@@ -379,7 +375,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
             if split_scores is not None:
                 self.cv_results_["split_scores"] = split_scores
-        estimator, totals = folds[0].estimator, folds[0].totals
+        estimator, totals = self.estimator if prefit else folds[0].estimator, folds[0].totals
         if not prefit and self.refit:
             estimator, rows = self._fit_on(rows, every)
             totals = totals_of(rows.y, rows.fit_weight, classes)

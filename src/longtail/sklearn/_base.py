@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from longtail.sklearn import LogitAdjustedClassifier
 
 _SAME: Any = "same"
-# What reweight="auto" stands for.
-AUTO = 0.5
 
 
 @dataclass(frozen=True)
@@ -353,12 +351,11 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             prior=self.prior_,
             target=self.target if isinstance(target, str) and target == _SAME else target,
             costs=self.costs if isinstance(costs, str) else costs,
-            reweight=self.reweight_,
+            reweight=self.reweight,
             response_method=self.response_method,
         )
         aim = target_prior(made.target, self.prior_, self.classes_)
         costs = check_costs(made.costs, self.classes_)
-        made.reweight_ = self.reweight_
         made._set_rule(
             frozen, self.classes_, self.prior_, made.tau, aim, costs, self._method, self._offset
         )
@@ -459,6 +456,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         """Return the rows, with metadata sent where it was asked for, and those with weight."""
         estimator = self.estimator
         _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
+        _checks.tau(self.reweight, name="reweight")
         if isinstance(self.prior, str):
             _checks.choice(self.prior, ("train", "effective"), name="prior")
         if y is None:
@@ -501,13 +499,6 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
                 f"`y` must hold at least two classes, but only one class has examples with "
                 f"positive weight: {y[every].tolist()[:1]} (n_samples = {len(every)})."
             )
-        self.reweight_ = self.reweight
-        if isinstance(self.reweight, str):
-            _checks.choice(self.reweight, ("auto",), name="reweight")
-            takes = has_fit_parameter(final_estimator(estimator), "sample_weight")
-            alone = not params and not get_config()["enable_metadata_routing"]
-            alone = alone and not self._is_prefit() and self._counts_labels()
-            self.reweight_ = AUTO if takes and alone else 0.0
         return rows, every
 
     def _classes(self, rows: Rows, every: NDArray[np.intp]) -> NDArray[Any]:
@@ -540,7 +531,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         if len(every) < len(rows.y):
             rows = rows.take(every, kernel_of=None if self._is_prefit() else self.estimator)
         if not self._is_prefit():
-            rows = rows.reweighted(self.estimator, self.reweight_)
+            rows = rows.reweighted(self.estimator, self.reweight)
         return fit_classifier(clone(self.estimator), rows.X, rows.y, rows.fit_params), rows
 
     def _offset_of(self, totals: NDArray[Any], prior: ClassPrior | None) -> FloatArray:
@@ -548,7 +539,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         share = totals / totals.sum()
         if prior is not None and self._is_prefit():
             share = prior.probs
-        return np.asarray(self.reweight_ * np.log(share)) if self.reweight_ else 0.0 * share
+        return np.asarray(self.reweight * np.log(share)) if self.reweight else 0.0 * share
 
     def _counts_labels(self) -> bool:
         return isinstance(self.prior, str) and self.prior == "train"
