@@ -98,13 +98,12 @@ class LogitAdjustedClassifier(AdjustedBase):
             log-probabilities. Margins of an estimator without `predict_proba` (LinearSVC,
             RidgeClassifier) have another scale: at tau = 1 a FixedTauOnMarginsWarning says so.
         prior: π. "train" counts the labels (or sums the weights) that the estimator is fitted
-            on; "effective" is its mean predicted probability on the rows given to `fit`, what it
-            has actually learnt (in-sample: a model that memorises its rows repeats their
-            frequencies; freeze it and fit on held-out rows for more); or a ClassPrior,
+            on; for a frozen one those given to `fit`, so pass the prior of its real training data
+            where the two differ. "effective" is its mean predicted probability on the rows given
+            to `fit`, what it has actually learnt (a model that memorises its rows repeats their
+            frequencies; freeze it and fit on held-out rows for more). Or a ClassPrior,
             probabilities or counts in the order of `classes_`, or by label in a dict or Series,
-            such as `y.value_counts()`. For a frozen estimator "train" counts the labels given to
-            `fit`: pass the prior of its real training data where the two differ (balanced labels,
-            which would change nothing, are refused).
+            such as `y.value_counts()`.
         target: q. "balanced" (all classes alike), "train" (those of `prior`, so that only costs
             act), or frequencies as in `prior`.
         costs: None; or what an error on each true class costs, shape (classes,) or a dict or
@@ -349,9 +348,10 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         splits = self._splits(rows, every, pooled=scorer is None)
         learnt = prior if prefit else None
         ask = (classes, self.response_method, self.reweight, learnt)
-        base = self.estimator if prefit else clone(self.estimator)
         folds = Parallel(n_jobs=self.n_jobs)(
-            delayed(_fit_fold)(base if prefit else clone(base), rows, *split, *ask)
+            delayed(_fit_fold)(
+                self.estimator if prefit else clone(self.estimator), rows, *split, *ask
+            )
             for split in splits
         )
         if prior is None:
@@ -602,25 +602,15 @@ class TauScores:
 
 @dataclass(frozen=True)
 class _Fold:
-    """A fitted classifier and its answers on rows that it was not fitted on.
-
-    Attributes:
-        estimator: the classifier.
-        held: the held-out rows.
-        method: `predict_proba` or `decision_function`.
-        offset: takes its logits back to the labels' prior, shape (its own classes,).
-        logits: of the held-out rows, shape (examples, all classes).
-        known: its own classes, as positions in all classes.
-        totals: weight of each class among the rows that it was fitted on.
-    """
+    """A fitted classifier and its answers on rows that it was not fitted on."""
 
     estimator: Any
     held: Rows
     method: str
-    offset: FloatArray
-    logits: FloatArray
-    known: NDArray[np.intp]
-    totals: FloatArray
+    offset: FloatArray  # takes its logits back to the labels' prior, shape (its own classes,)
+    logits: FloatArray  # of the held-out rows, shape (examples, all classes)
+    known: NDArray[np.intp]  # its own classes, as positions in all classes
+    totals: FloatArray  # weight of each class among the rows that it was fitted on
 
     def prior(self, given: ClassPrior | None) -> ClassPrior:
         """Return the prior of the rows that it was fitted on, or the one given, for all classes.

@@ -47,26 +47,15 @@ _SAME: Any = "same"
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows with their weights and whatever else `fit` was given, kept in step.
+    """Training rows with their weights and whatever else `fit` was given, kept in step."""
 
-    Attributes:
-        X: as it came (array, frame, sparse matrix or list).
-        y: labels, one per row.
-        weight: example weights for judging, or None.
-        fit_weight: the weights that the classifier itself is fitted with, which its prior is
-            counted with, or None.
-        fit_params: what the estimator's own `fit` is given.
-        score_params: what the scorer is given.
-        split_params: what the splitter is given; of all rows, never of some.
-    """
-
-    X: Any
+    X: Any  # as it came: array, frame, sparse matrix or list
     y: NDArray[Any]
-    weight: FloatArray | None
-    fit_weight: FloatArray | None
+    weight: FloatArray | None  # for judging
+    fit_weight: FloatArray | None  # what the classifier is fitted, and so its prior counted, with
     fit_params: dict[str, Any]
     score_params: dict[str, Any]
-    split_params: dict[str, Any]
+    split_params: dict[str, Any]  # of all rows, never of some
 
     def take(
         self, index: NDArray[np.intp], kernel_of: Any, columns: NDArray[np.intp] | None = None
@@ -292,14 +281,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return np.asarray(softmax(self._adjusted(X, target_prior), axis=1))
 
     def predict_log_proba(self, X: Any) -> FloatArray:
-        """Return logarithms of `predict_proba`, without its underflow.
-
-        Args:
-            X: what the estimator's own `predict` takes, shape (examples, features).
-
-        Returns:
-            Shape (examples, classes).
-        """
+        """Return logarithms of `predict_proba`, without its underflow."""
         check_is_fitted(self)
         return np.asarray(log_softmax(self._adjusted(X), axis=1))
 
