@@ -4,10 +4,13 @@ import warnings
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import BaggingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score, make_scorer
+from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -167,11 +170,12 @@ def test_raw_counts_are_understood_as_a_prior():
 )
 def test_a_fitted_model_takes_another_rule(kind, rule):
     X, y = rows()
-    model = kind(LogisticRegression()).fit(X, y)
+    model = kind(LogisticRegression(), reweight=0.5).fit(X, y)
     before = model.predict_proba(X)
     other = model.retarget(**rule)
     tau = model.best_tau_ if kind is LogitAdjustedClassifierCV else 1.0
-    again = LogitAdjustedClassifier(LogisticRegression(), **{"tau": tau, **rule}).fit(X, y)
+    settings = {"tau": tau, "reweight": 0.5, **rule}
+    again = LogitAdjustedClassifier(LogisticRegression(), **settings).fit(X, y)
     np.testing.assert_allclose(other.predict_proba(X), again.predict_proba(X), atol=1e-12)
     np.testing.assert_array_equal(other.predict(X), again.predict(X))
     np.testing.assert_array_equal(model.predict_proba(X), before)
@@ -224,61 +228,6 @@ def test_few_examples_that_decide_are_told():
 # ------------------------------------------------------------------ rare classes favoured twice
 
 
-class Sampler(BaseEstimator):
-    """Resamples, as imbalanced-learn's samplers do."""
-
-    def fit_resample(self, X, y):
-        order = np.concatenate([np.resize(np.flatnonzero(y == k), 50) for k in np.unique(y)])
-        return X[order], y[order]
-
-
-class Sampled(Pipeline):
-    """A pipeline with a sampler's step, as imbalanced-learn's."""
-
-    def fit(self, X, y):
-        X, y = self.steps[0][1].fit_resample(X, y)
-        self.steps[-1][1].fit(X, y)
-        return self
-
-    def predict_proba(self, X):
-        return self.steps[-1][1].predict_proba(X)
-
-
-class CatBoost(LogisticRegression):
-    def __init__(self, auto_class_weights=None, class_weights=None):
-        super().__init__()
-        self.auto_class_weights, self.class_weights = auto_class_weights, class_weights
-
-
-class BalancedForest(RandomForestClassifier):
-    __module__ = "imblearn.ensemble._forest"
-
-
-TWICE = {
-    "sampler": (Sampled([("over", Sampler()), ("lr", LogisticRegression())]), "Sampler"),
-    "ensemble": (BalancedForest(5, random_state=0), "BalancedForest"),
-    "CatBoost": (CatBoost(auto_class_weights="Balanced"), "auto_class_weights='Balanced'"),
-    "CatBoost by class": (CatBoost(class_weights=[1, 2, 9]), "class_weights="),
-}
-
-
-@pytest.mark.parametrize(("estimator", "told"), TWICE.values(), ids=TWICE.keys())
-def test_resampled_and_weighted_classes_are_told_of(estimator, told):
-    X, y = rows()
-    with pytest.warns(AdjustedTwiceWarning, match=f"{told}.*prior='effective'") as caught:
-        LogitAdjustedClassifier(estimator).fit(X, y)
-    assert [one.filename for one in caught] == [__file__]
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"auto_class_weights": "None"}, {"class_weights": [1] * 3}]
-)
-def test_classes_that_are_not_weighted_are_silent(settings):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        LogitAdjustedClassifier(CatBoost(**settings)).fit(*rows())
-
-
 @pytest.mark.skipif(imblearn is None, reason="imbalanced-learn is not installed")
 def test_imbalanced_learn_itself():
     over = imblearn.over_sampling.RandomOverSampler(random_state=0)
@@ -295,16 +244,81 @@ def test_imbalanced_learn_itself():
 
 def test_catboost_itself():
     catboost = pytest.importorskip("catboost")
-    booster = catboost.CatBoostClassifier(5, verbose=0, auto_class_weights="Balanced",
-                                          allow_writing_files=False)  # fmt: skip
-    with pytest.warns(AdjustedTwiceWarning, match="auto_class_weights"):
-        LogitAdjustedClassifier(booster).fit(*rows())
-
-
-def test_a_fitted_catboost_is_tuned_as_it_is():
-    catboost = pytest.importorskip("catboost")
     X, y = rows()
-    booster = catboost.CatBoostClassifier(5, verbose=0, allow_writing_files=False).fit(X, y)
+    settings = {"iterations": 5, "verbose": 0, "allow_writing_files": False}
+    weighted = catboost.CatBoostClassifier(auto_class_weights="Balanced", **settings)
+    with pytest.warns(AdjustedTwiceWarning, match="auto_class_weights"):
+        LogitAdjustedClassifier(weighted).fit(X, y)
+    booster = catboost.CatBoostClassifier(**settings).fit(X, y)
     fresh, labels = rows(seed=1)
     model = LogitAdjustedClassifierCV(FrozenEstimator(booster), prior=ClassPrior.from_labels(y))
     assert model.fit(fresh, labels).predict(fresh).shape == labels.shape
+
+
+# ------------------------------------------------------------------ metadata routing
+
+
+@pytest.fixture
+def routing():
+    with config_context(enable_metadata_routing=True):
+        yield
+
+
+def asking(estimator, asks):
+    with config_context(enable_metadata_routing=True):  # for lists of cases, made before any test
+        return estimator.set_fit_request(sample_weight=asks)
+
+
+def scaler(asks=False):
+    return asking(StandardScaler(), asks)
+
+
+def logistic(asks):
+    return asking(LogisticRegression(), asks)
+
+
+@pytest.mark.usefixtures("routing")
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("estimator", "given", "counts"),
+    [
+        (logistic("w"), "w", True),
+        (make_pipeline(scaler(), logistic("w")), "w", True),
+        (make_pipeline(scaler(), make_pipeline(scaler(), logistic("w"))), "w", True),
+        (
+            GridSearchCV(make_pipeline(scaler(), logistic("w")), {"memory": [None]}, cv=2),
+            "w",
+            True,
+        ),
+        (make_pipeline(scaler(asks=True), logistic(True)), "sample_weight", True),
+        (BaggingClassifier(LogisticRegression(), 3, random_state=0), "sample_weight", True),
+        (make_pipeline(scaler(asks=True), logistic(False)), "sample_weight", False),
+        (logistic(False), "sample_weight", False),
+    ],
+    ids=["alone", "pipeline", "nested", "search", "both", "bagging", "scaler alone", "deaf"],
+)
+def test_the_prior_is_that_of_the_weights_that_the_classifier_sees(kind, estimator, given, counts):
+    X, y = rows()
+    weight = np.array([0.5, 1.0, 20.0])[y]
+    model = kind(estimator).fit(X, y, **{given: weight})
+    expected = np.bincount(y, weights=weight if counts else None)
+    np.testing.assert_allclose(model.prior_.probs, expected / expected.sum())
+
+
+@pytest.mark.usefixtures("routing")
+def test_weights_and_groups_reach_splitter_and_scorer():
+    X, y = rows()
+    weight, groups = np.arange(len(y)) % 3 + 1.0, np.arange(len(y)) % 4
+    inner = asking(GaussianNB(), True)
+    scorer = make_scorer(balanced_accuracy_score).set_score_request(sample_weight=True)
+    routed = LogitAdjustedClassifierCV(inner, cv=GroupKFold(4), scoring=scorer)
+    routed.fit(X, y, sample_weight=weight, groups=groups)
+    splits = list(GroupKFold(4).split(X, y, groups))
+    with config_context(enable_metadata_routing=False):
+        direct = LogitAdjustedClassifierCV(GaussianNB(), cv=splits, scoring=scorer)
+        direct.fit(X, y, sample_weight=weight)
+    np.testing.assert_allclose(routed.tau_curve_.scores, direct.tau_curve_.scores)
+    with pytest.raises(Exception, match="sample_weight"):
+        LogitAdjustedClassifier(GaussianNB()).fit(X, y, sample_weight=weight)
+    model = LogitAdjustedClassifier(make_pipeline(scaler(), logistic("w")))
+    assert model.fit(X, y, w=(y != 1) * 1.0).classes_.tolist() == [0, 2]  # zero is absence

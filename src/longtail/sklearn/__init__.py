@@ -7,41 +7,41 @@ scikit-learn's `FixedThresholdClassifier` and `TunedThresholdClassifierCV` are t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import check_scoring
 from sklearn.model_selection import StratifiedShuffleSplit, check_cv
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import check_is_fitted
 
 from longtail import _checks
-from longtail._checks import InputError
+from longtail._checks import FloatArray, InputError
 from longtail.priors import ClassPrior
-from longtail.sklearn import _folds as folds
 from longtail.sklearn._base import (
     AdjustedBase,
     Rows,
-    check_costs,
     effective_prior,
     encode,
-    learnt_prior,
     target_prior,
+    totals_of,
 )
 from longtail.sklearn._display import TauCurveDisplay as TauCurveDisplay
-from longtail.sklearn._folds import TauScores as TauScores
-from longtail.sklearn._scores import (
-    choose_method,
-    classes_of,
-    final_estimator,
-    fit_classifier,
-    read_logits,
+from longtail.sklearn._scores import final_estimator, fit_classifier, read_logits, response_of
+from longtail.tuning import (
+    ENOUGH_TO_DECIDE,
+    SELECT,
+    TauCurve,
+    TauIntervals,
+    tune_from_intervals,
 )
-from longtail.tuning import ENOUGH_TO_DECIDE, SELECT
 
 __all__ = [
     "FewExamplesWarning",
@@ -52,6 +52,16 @@ __all__ = [
     "TauScores",
     "UnjudgedClassWarning",
 ]
+
+BOUNDS = (0.0, 4.0)
+DEFAULT_GRID = np.linspace(*BOUNDS, 81)
+# Resampled curves behind the choice and its interval.
+REPLICATES = 200
+# The logit of a class that a split's classifier never saw: finite, as the exact curve asks.
+NEVER = -1e30
+# Scores that are computed here, over all held-out examples together.
+OWN = ("balanced_accuracy", "target")
+NO_OFFSET = np.zeros(1)
 
 
 class FixedTauOnMarginsWarning(UserWarning):
@@ -88,13 +98,12 @@ class LogitAdjustedClassifier(AdjustedBase):
             log-probabilities. Margins of an estimator without `predict_proba` (LinearSVC,
             RidgeClassifier) have another scale: at tau = 1 a FixedTauOnMarginsWarning says so.
         prior: π. "train" counts the labels (or sums the weights) that the estimator is fitted
-            on; "effective" is its mean predicted probability on the rows given to `fit`, what it
-            has actually learnt (in-sample: a model that memorises its rows repeats their
-            frequencies; freeze it and fit on held-out rows for more); or a ClassPrior,
+            on; for a frozen one those given to `fit`, so pass the prior of its real training data
+            where the two differ. "effective" is its mean predicted probability on the rows given
+            to `fit`, what it has actually learnt (a model that memorises its rows repeats their
+            frequencies; freeze it and fit on held-out rows for more). Or a ClassPrior,
             probabilities or counts in the order of `classes_`, or by label in a dict or Series,
-            such as `y.value_counts()`. For a frozen estimator "train" counts the labels given to
-            `fit`: pass the prior of its real training data where the two differ (balanced labels,
-            which would change nothing, are refused).
+            such as `y.value_counts()`.
         target: q. "balanced" (all classes alike), "train" (those of `prior`, so that only costs
             act), or frequencies as in `prior`.
         costs: None; or what an error on each true class costs, shape (classes,) or a dict or
@@ -103,6 +112,11 @@ class LogitAdjustedClassifier(AdjustedBase):
             takes the least expected cost, argmin_j Σ_y P(y | x) C[y, j] with P from
             `predict_proba`. The two agree at tau = 1 where C[y, j] = c_y off a zero diagonal.
             Probabilities have no part in costs.
+        reweight: w, does a part of the adjustment in training: the estimator is fitted with
+            `sample_weight` n^−w, n the examples of the label's class, and f is its logits taken
+            back to the frequencies of the labels, + w log n_y, so that tau = 1 is right whatever w
+            is. 0 leaves the training alone, 1 weighs as class_weight="balanced" does. Of a frozen
+            estimator it says how it was trained.
         response_method: "predict_proba", "decision_function", or "auto" for the first of the two
             that the estimator has. A class of probability exactly zero, as forests give, is never
             predicted instead of another.
@@ -111,7 +125,8 @@ class LogitAdjustedClassifier(AdjustedBase):
         estimator_: the fitted classifier.
         classes_: labels, sorted, shape (classes,).
         prior_: π, a ClassPrior.
-        adjustment_: what is added to the logits, −tau (log π − log q), shape (classes,).
+        adjustment_: what is added to the logits of `estimator_`, reweight log π − tau (log π −
+            log q), shape (classes,).
         n_features_in_: as the estimator has it.
         feature_names_in_: as the estimator has it.
 
@@ -138,6 +153,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         prior: Any = "train",
         target: Any = "balanced",
         costs: Any = None,
+        reweight: float = 0.0,
         response_method: str = "auto",
     ) -> None:
         self.estimator = estimator
@@ -145,6 +161,7 @@ class LogitAdjustedClassifier(AdjustedBase):
         self.prior = prior
         self.target = target
         self.costs = costs
+        self.reweight = reweight
         self.response_method = response_method
 
     def fit(
@@ -164,29 +181,17 @@ class LogitAdjustedClassifier(AdjustedBase):
             The estimator itself.
         """
         tau = _checks.tau(self.tau)
-        rows = self._rows(X, y, sample_weight, params)
-        kept = rows.with_weight()
-        if len(kept) < len(rows.y):
-            rows = rows.take(kept, kernel_of=None if self._is_prefit() else self.estimator)
-        classes = classes_of(self.estimator) if self._is_prefit() else np.unique(rows.y)
-        costs = check_costs(self.costs, classes)
-        weight = rows.weight if self._is_prefit() else rows.fit_weight
-        prior = None
-        if not (isinstance(self.prior, str) and self.prior == "effective"):
-            prior = learnt_prior(self.prior, rows.y, weight, classes)
-            if self._is_prefit() and isinstance(self.prior, str) and tau:
-                self._refuse_uniform(prior)
-        aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
-        estimator = fit_classifier(clone(self.estimator), rows.X, rows.y, rows.fit_params)
-        method = choose_method(estimator, self.response_method)
-        classes = classes_of(estimator)
+        rows, every = self._rows(X, y, sample_weight, params)
+        classes = self._classes(rows, every)
+        prior, aim, costs = self._settings(rows, every, classes)
+        estimator, rows = self._fit_on(rows, every)
+        method = response_of(estimator, self.response_method)
+        offset = self._offset_of(totals_of(rows.y, rows.fit_weight, classes), prior)
         if prior is None:
-            encode(rows.y, classes)
-            logits = read_logits(estimator, rows.X, method)
-            prior = effective_prior(logits, weight, classes, method)
+            logits = read_logits(estimator, rows.X, method) + offset
+            prior = effective_prior(logits, rows.weight, classes, method)
             aim = target_prior(self.target, prior, classes)
-        self._set_rule(estimator, classes, prior, tau=tau, aim=aim, costs=costs, method=method)
-        read_logits(estimator, rows.take(np.arange(1)).X, method)  # what it says now, not later
+        self._set_rule(estimator, classes, prior, tau, aim, costs, method, offset)
         self._warn_if_twice()
         margins_only = method == "decision_function" and not hasattr(estimator, "predict_proba")
         acts = costs is not None or np.ptp(self.adjustment_) > 0
@@ -204,14 +209,9 @@ class LogitAdjustedClassifier(AdjustedBase):
 
     def get_metadata_routing(self) -> Any:
         """Return where metadata goes: here and, as it asks, to the estimator's `fit`."""
-        return (
-            MetadataRouter(owner=self)
-            .add_self_request(self)
-            .add(
-                estimator=self.estimator,
-                method_mapping=MethodMapping().add(caller="fit", callee="fit"),
-            )
-        )
+        mapping = MethodMapping().add(caller="fit", callee="fit")
+        router = MetadataRouter(owner=self).add_self_request(self)
+        return router.add(estimator=self.estimator, method_mapping=mapping)
 
 
 class LogitAdjustedClassifierCV(AdjustedBase):
@@ -249,6 +249,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             predictions. For "prefit", "train" counts the labels given to `fit`.
         target: as in LogitAdjustedClassifier.
         costs: as in LogitAdjustedClassifier.
+        reweight: as in LogitAdjustedClassifier.
         response_method: as in LogitAdjustedClassifier.
         n_jobs: splits fitted at a time, as in joblib.
         random_state: of the shuffled split, if `cv` is a fraction.
@@ -258,7 +259,8 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         estimator_: the classifier that predicts.
         classes_: labels, sorted, shape (classes,).
         prior_: π of `estimator_`, a ClassPrior.
-        adjustment_: what is added to the logits, −best_tau_ (log π − log q), shape (classes,).
+        adjustment_: what is added to the logits of `estimator_`, reweight log π − best_tau_
+            (log π − log q), shape (classes,).
         best_tau_: the chosen tau.
         best_tau_interval_: its 95% bootstrap interval, or None for a grid. A FewExamplesWarning
             says where it is likely too narrow.
@@ -293,6 +295,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         prior: Any = "train",
         target: Any = "balanced",
         costs: Any = None,
+        reweight: float = 0.0,
         response_method: str = "auto",
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -307,6 +310,7 @@ class LogitAdjustedClassifierCV(AdjustedBase):
         self.prior = prior
         self.target = target
         self.costs = costs
+        self.reweight = reweight
         self.response_method = response_method
         self.n_jobs = n_jobs
         self.random_state = random_state
@@ -331,26 +335,38 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             The estimator itself.
         """
         _checks.choice(self.select, SELECT, name="select")
-        rows = self._rows(X, y, sample_weight, params)
-        every = rows.with_weight()
+        rows, every = self._rows(X, y, sample_weight, params)
         prefit = self._is_prefit()
-        classes = self._prefit_classes() if prefit else np.unique(rows.y[every])
-        task, prior = self._task(rows, every, classes)
-        splits = self._splits(rows, every, pooled=task.scorer is None)
-        found = Parallel(n_jobs=self.n_jobs)(
-            delayed(folds.run_fold)(
-                self.estimator if prefit else clone(self.estimator),
-                rows,
-                train,
-                held_out,
-                task,
-                keep=not prefit and not self.refit,
+        self._refuse_unfitted()
+        grid = self.tau_grid
+        if grid is not None:
+            grid = np.unique(_checks.vector(grid, name="tau_grid").astype(np.float64))
+            _checks.all_finite(grid, name="tau_grid")
+        classes = self._classes(rows, every)
+        prior, aim, costs = self._settings(rows, every, classes)
+        scorer = self._scorer(costs)
+        splits = self._splits(rows, every, pooled=scorer is None)
+        learnt = prior if prefit else None
+        ask = (classes, self.response_method, self.reweight, learnt)
+        folds = Parallel(n_jobs=self.n_jobs)(
+            delayed(_fit_fold)(
+                self.estimator if prefit else clone(self.estimator), rows, *split, *ask
             )
-            for train, held_out in splits
+            for split in splits
         )
         if prior is None:
-            prior, task, found = folds.find_prior(found, task)
-        self.tau_curve_, split_scores = folds.combine(found, task, self.select)
+            weights = [fold.held.weight for fold in folds if fold.held.weight is not None]
+            prior = effective_prior(
+                np.concatenate([fold.logits for fold in folds]),
+                np.concatenate(weights) if weights else None,
+                classes,
+                folds[0].method,
+            )
+            aim = target_prior(self.target, prior, classes)
+        priors = [fold.prior(None if self._counts_labels() else prior) for fold in folds]
+        self.tau_curve_, split_scores = self._choose(
+            folds, priors, classes, aim, costs, scorer, grid
+        )
         self.best_tau_, self.best_score_ = self.tau_curve_.tau, self.tau_curve_.score
         self.best_tau_interval_ = self.tau_curve_.interval
         self.__dict__.pop("cv_results_", None)  # of an earlier fit
@@ -359,84 +375,94 @@ class LogitAdjustedClassifierCV(AdjustedBase):
             self.cv_results_: dict[str, Any] = {"taus": curve.taus, "scores": curve.scores}
             if split_scores is not None:
                 self.cv_results_["split_scores"] = split_scores
-        estimator, train = found[0].estimator, splits[0][0]
-        if train is None:
-            estimator = self.estimator
-        elif self.refit:
-            if len(every) < len(rows.y):
-                rows = rows.take(every, kernel_of=self.estimator)
-            estimator = fit_classifier(clone(self.estimator), rows.X, rows.y, rows.fit_params)
-        else:
-            prior = self._prior_of_split(estimator, rows, train, classes, prior)
-        assert task.aim is not None  # found with the prior, if not before
+        estimator, totals = self.estimator if prefit else folds[0].estimator, folds[0].totals
+        if not prefit and self.refit:
+            estimator, rows = self._fit_on(rows, every)
+            totals = totals_of(rows.y, rows.fit_weight, classes)
+        elif not prefit:
+            prior = self._prior_of_split(folds[0], classes, prior)
+        offset = self._offset_of(totals, prior)
         self._set_rule(
-            estimator,
-            classes,
-            prior,
-            tau=self.best_tau_,
-            aim=task.aim,
-            costs=task.costs,
-            method=task.method,
+            estimator, classes, prior, self.best_tau_, aim, costs, folds[0].method, offset
         )
         self._warn_if_twice()
-        self._warn_of_few(folds.unjudged(found, task))
+        self._warn_of_few(folds)
         return self
 
-    def _warn_of_few(self, unjudged: NDArray[Any]) -> None:
-        if len(unjudged):
-            warnings.warn(
-                f"class(es) {_checks.listing(map(repr, unjudged.tolist()))} can't be judged: "
-                f"whichever split holds their examples out leaves none to train on, so that they "
-                f"are wrong at any tau; tau is chosen without them, and `best_score_` counts them "
-                f"as errors. A class needs two examples at least, and splits that part them.",
-                UnjudgedClassWarning,
-                stacklevel=3,
-            )
-        exact = self.tau_curve_.exact
-        if self.best_tau_interval_ is not None and exact is not None:
-            number = exact.intervals.deciding_examples
-            if number < ENOUGH_TO_DECIDE:
-                warnings.warn(
-                    f"in effect {number:.0f} of the held-out examples decide about tau, those of "
-                    f"rare classes, so `best_tau_interval_` is likely too narrow.",
-                    FewExamplesWarning,
-                    stacklevel=3,
-                )
-
-    def _task(
-        self, rows: Rows, every: NDArray[np.intp], classes: NDArray[Any]
-    ) -> tuple[folds.Task, ClassPrior | None]:
-        """What the folds are asked, and the final prior, unless they are to find it."""
-        costs = check_costs(self.costs, classes)
-        balanced = isinstance(self.target, str) and self.target == "balanced" and costs is None
-        prior, aim = None, None
-        if not (isinstance(self.prior, str) and self.prior == "effective"):
-            weight = rows.weight if self._is_prefit() else rows.fit_weight
-            weight = None if weight is None else weight[every]
-            prior = learnt_prior(self.prior, rows.y[every], weight, classes)
-            if self._is_prefit():
-                self._refuse_uniform(prior)
-        if prior is not None or not (isinstance(self.target, str) and self.target == "train"):
-            aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
-        scorer = folds.scorer_of(self.scoring)
-        if scorer is None and self.scoring == "balanced_accuracy" and not balanced:
+    def _choose(
+        self,
+        folds: Sequence[_Fold],
+        priors: Sequence[ClassPrior],
+        classes: NDArray[Any],
+        aim: ClassPrior,
+        costs: FloatArray | None,
+        scorer: Any,
+        grid: FloatArray | None,
+    ) -> tuple[TauScores, FloatArray | None]:
+        """Return the score over tau with the choice, and each split's own if a scorer gave them."""
+        held = np.sum([totals_of(f.held.y, f.held.weight, classes) for f in folds], axis=0)
+        if scorer is None and np.any(held == 0):
             raise InputError(
-                "scoring='balanced_accuracy' judges all classes alike, but `target` or `costs` "
-                "say otherwise; pass scoring='target', which judges by them."
+                f"every class needs held-out examples to be judged by, but class(es) "
+                f"{_checks.listing(map(repr, classes[held == 0].tolist()))} have none; use other "
+                f"splits, or pass rows of these classes."
             )
-        if scorer is not None and "sample_weight" in rows.score_params:
-            folds.refuse_weights(scorer)
-        grid = None
-        if self.tau_grid is not None:
-            grid = np.unique(_checks.vector(self.tau_grid, name="tau_grid").astype(np.float64))
-            _checks.all_finite(grid, name="tau_grid")
-        method = choose_method(self.estimator, self.response_method)
-        return folds.Task(classes, method, self.prior, aim, costs, scorer, grid), prior
+        if scorer is None and (costs is None or costs.ndim == 1):
+            parts = TauIntervals.merge(
+                TauIntervals.from_logits(
+                    fold.logits,
+                    encode(fold.held.y, classes),
+                    prior,
+                    target_prior=aim,
+                    costs=costs,
+                    sample_weight=fold.held.weight,
+                )
+                for fold, prior in zip(folds, priors, strict=True)
+            )
+            if grid is not None:
+                curve = TauCurve(parts, bounds=BOUNDS)
+                return TauScores.of_grid(grid, 1.0 - curve(grid)), None
+            return TauScores.of_intervals(parts, self.select), None
+        taus = DEFAULT_GRID if grid is None else grid
+        share = np.zeros(len(held)) if scorer else aim.probs / held
+        table = np.zeros((len(folds), len(taus)))
+        for row, fold, prior in zip(table, folds, priors, strict=True):
+            view, asked = _HeldOut(fold, self), fold.held
+            for k, tau in enumerate(taus):
+                view._set_rule(
+                    fold.estimator, classes, prior, float(tau), aim, costs, fold.method, NO_OFFSET
+                )
+                if scorer is not None:
+                    row[k] = scorer(view, asked.X, asked.y, **asked.score_params)
+                elif costs is not None:
+                    codes = encode(asked.y, classes)
+                    paid = costs[codes, view._decisions(asked.X).argmax(axis=1)] * share[codes]
+                    row[k] = -np.sum(paid if asked.weight is None else paid * asked.weight)
+        if not np.all(np.isfinite(table)):
+            raise InputError(
+                "the scorer gave NaN or infinity on some split; it may need every class in every "
+                "split: use fewer splits, or another scoring."
+            )
+        if scorer is None:
+            return TauScores.of_grid(taus, table.sum(axis=0)), None
+        return TauScores.of_grid(taus, table.mean(axis=0)), table
+
+    def _scorer(self, costs: FloatArray | None) -> Any:
+        """Return the scorer to ask, or None for the target's own criterion."""
+        if self.scoring not in OWN:
+            return check_scoring(self.estimator, scoring=self.scoring)
+        balanced = isinstance(self.target, str) and self.target == "balanced" and costs is None
+        if self.scoring == "balanced_accuracy" and not balanced:
+            raise InputError(
+                "scoring='balanced_accuracy' judges all classes alike, but `target` or `costs` say "
+                "otherwise; pass scoring='target', which judges by them."
+            )
+        return None
 
     def _splits(
         self, rows: Rows, every: NDArray[np.intp], *, pooled: bool
     ) -> list[tuple[NDArray[np.intp] | None, NDArray[np.intp]]]:
-        """(train, held-out) rows of each split, less those of no weight; None: fitted already."""
+        """Return (train, held-out) rows of each split, less those of no weight; None if fitted."""
         if self._is_prefit():
             return [(None, every)]
         cv = self.cv
@@ -459,59 +485,183 @@ class LogitAdjustedClassifierCV(AdjustedBase):
                 f"refit=False keeps the classifier of the only split, but `cv` makes "
                 f"{len(splits)}; pass refit=True, or cv=0.2 for one split."
             )
-        if any(len(part) == 0 for split in splits for part in split):
-            raise InputError(
-                "`cv` makes a split without rows of positive weight; use other splits."
-            )
         return splits
 
     def _is_prefit(self) -> bool:
         return super()._is_prefit() or (isinstance(self.cv, str) and self.cv == "prefit")
 
-    def _prefit_classes(self) -> NDArray[Any]:
-        """The classes of an estimator that is fitted already."""
-        if isinstance(self.cv, str) and self.refit:
-            raise InputError(
-                "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
-                "refit=False."
-            )
-        try:
+    def _refuse_unfitted(self) -> None:
+        """Check the estimator of cv="prefit"."""
+        if isinstance(self.cv, str) and self.cv == "prefit":
             check_is_fitted(self.estimator)
-        except NotFittedError as error:
-            raise NotFittedError(
-                "cv='prefit' needs a fitted estimator; fit it first, on other rows."
-            ) from error
-        return classes_of(self.estimator)
+            if self.refit:
+                raise InputError(
+                    "cv='prefit' tunes the estimator as it is, so refit=True has no place; pass "
+                    "refit=False."
+                )
 
-    def _prior_of_split(
-        self,
-        estimator: Any,
-        rows: Rows,
-        train: NDArray[np.intp],
-        classes: NDArray[Any],
-        prior: ClassPrior,
-    ) -> ClassPrior:
+    def _prior_of_split(self, fold: _Fold, classes: NDArray[Any], prior: ClassPrior) -> ClassPrior:
         """With refit=False, the prior of the rows that the kept classifier was fitted on."""
-        lacking = np.setdiff1d(classes, estimator.classes_)
+        lacking = np.delete(classes, fold.known)
         if len(lacking):
             raise InputError(
                 f"with refit=False the classifier never saw class(es) "
                 f"{_checks.listing(map(repr, lacking.tolist()))}, which the split held out; "
                 f"pass refit=True."
             )
-        if not (isinstance(self.prior, str) and self.prior == "train"):
-            return prior
-        weight = None if rows.fit_weight is None else rows.fit_weight[train]
-        return learnt_prior("train", rows.y[train], weight, classes)
+        return ClassPrior.from_weights(fold.totals) if self._counts_labels() else prior
+
+    def _warn_of_few(self, folds: Sequence[_Fold]) -> None:
+        judged = [np.isin(fold.held.y, fold.estimator.classes_) for fold in folds]
+        seen = [fold.held.y[known] for fold, known in zip(folds, judged, strict=True)]
+        held = np.unique(np.concatenate([fold.held.y for fold in folds]))
+        unjudged = np.setdiff1d(held, np.concatenate(seen))
+        if len(unjudged):
+            warnings.warn(
+                f"class(es) {_checks.listing(map(repr, unjudged.tolist()))} can't be judged: "
+                f"whichever split holds their examples out leaves none to train on, so that they "
+                f"are wrong at any tau; tau is chosen without them, and `best_score_` counts them "
+                f"as errors. A class needs two examples at least, and splits that part them.",
+                UnjudgedClassWarning,
+                stacklevel=3,
+            )
+        exact = self.tau_curve_.exact
+        if exact is not None and exact.intervals.deciding_examples < ENOUGH_TO_DECIDE:
+            warnings.warn(
+                f"in effect {exact.intervals.deciding_examples:.0f} of the held-out examples "
+                f"decide about tau, those of rare classes, so `best_tau_interval_` is likely too "
+                f"narrow.",
+                FewExamplesWarning,
+                stacklevel=3,
+            )
 
     def get_metadata_routing(self) -> Any:
         """Return where metadata goes: here, and to the estimator, the splitter and the scorer."""
         router = MetadataRouter(owner=self).add_self_request(self)
         parts = {"estimator": (self.estimator, "fit"), "splitter": (self.cv, "split")}
-        scorer = folds.scorer_of(self.scoring)
-        if scorer is not None:
-            parts["scorer"] = (scorer, "score")
+        if self.scoring not in OWN:
+            parts["scorer"] = (check_scoring(self.estimator, scoring=self.scoring), "score")
         for name, (part, callee) in parts.items():
             mapping = MethodMapping().add(caller="fit", callee=callee)
             router.add(method_mapping=mapping, **{name: part})
         return router
+
+
+@dataclass(frozen=True, repr=False)
+class TauScores:
+    """The score of the adjusted predictions as a function of tau, and the choice.
+
+    Attributes:
+        taus: shape (points,), rising: the grid, or the middle of each cell of an exact curve.
+        scores: shape (points,), greater is better.
+        tau: the chosen one.
+        score: its score.
+        interval: 95% bootstrap interval of tau, or None for a grid.
+        exact: the `TauCurve` behind an exact score (the error at every tau, per class, with its
+            standard error), or None for a grid.
+    """
+
+    taus: FloatArray
+    scores: FloatArray
+    tau: float
+    score: float
+    interval: tuple[float, float] | None = None
+    exact: TauCurve | None = None
+
+    @classmethod
+    def of_grid(cls, taus: FloatArray, scores: FloatArray) -> TauScores:
+        """Choose the middle of the best run of points that is nearest to tau = 1."""
+        top = np.flatnonzero(scores >= scores.max() - 1e-12)
+        runs = np.split(top, np.flatnonzero(np.diff(top) > 1) + 1)
+        run = min(runs, key=lambda run: float(np.abs(taus[run] - 1.0).min()))
+        middle = int(run[(len(run) - 1) // 2])
+        return cls(taus, scores, float(taus[middle]), float(scores[middle]))
+
+    @classmethod
+    def of_intervals(cls, parts: TauIntervals, select: Any) -> TauScores:
+        """Choose from the exact curve, given as scores at the middle of its cells."""
+        found = tune_from_intervals(parts, select=select, bounds=BOUNDS, n_bootstrap=REPLICATES)
+        edges = found.curve.breakpoints
+        middles = (edges[:-1] + edges[1:]) / 2
+        scores = 1.0 - found.curve.values
+        return cls(middles, scores, found.tau, 1.0 - found.error, found.confidence, found.curve)
+
+    def __repr__(self) -> str:
+        kind = "points" if self.exact is None else "cells"
+        interval = ""
+        if self.interval is not None:
+            interval = f", interval=({self.interval[0]:.3g}, {self.interval[1]:.3g})"
+        return (
+            f"TauScores(tau={self.tau:.3g}{interval}, score={self.score:.4g}, "
+            f"{kind}={len(self.taus)})"
+        )
+
+
+# ------------------------------------------------------------------ splits
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A fitted classifier and its answers on rows that it was not fitted on."""
+
+    estimator: Any
+    held: Rows
+    method: str
+    offset: FloatArray  # takes its logits back to the labels' prior, shape (its own classes,)
+    logits: FloatArray  # of the held-out rows, shape (examples, all classes)
+    known: NDArray[np.intp]  # its own classes, as positions in all classes
+    totals: FloatArray  # weight of each class among the rows that it was fitted on
+
+    def prior(self, given: ClassPrior | None) -> ClassPrior:
+        """Return the prior of the rows that it was fitted on, or the one given, for all classes.
+
+        Whatever it is for a class that can't be predicted, it shifts the others alike.
+        """
+        share = (self.totals if given is None else given.probs)[self.known].astype(np.float64)
+        probs = np.full(len(self.totals), share.min())
+        probs[self.known] = share
+        return ClassPrior.from_weights(probs)
+
+
+def _fit_fold(
+    estimator: Any,
+    rows: Rows,
+    train: NDArray[np.intp] | None,
+    held_out: NDArray[np.intp],
+    classes: NDArray[Any],
+    response_method: str,
+    reweight: float,
+    learnt: ClassPrior | None,
+) -> _Fold:
+    """Fit on `train` (None: fitted already) and ask about `held_out`."""
+    if train is None:
+        held = rows.take(held_out, None)
+        totals = totals_of(held.y, held.weight, classes)
+    else:
+        held, seen = rows.take(held_out, estimator, train), rows.take(train, estimator)
+        totals = totals_of(seen.y, seen.fit_weight, classes)
+        params = seen.reweighted(estimator, reweight).fit_params
+        estimator = fit_classifier(estimator, seen.X, seen.y, params)
+    method = response_of(estimator, response_method)
+    known = np.searchsorted(classes, estimator.classes_)
+    share = totals / totals.sum() if learnt is None else learnt.probs
+    offset = reweight * np.log(share[known]) if reweight else np.zeros(len(known))
+    logits = np.full((len(held.y), len(classes)), NEVER)
+    logits[:, known] = read_logits(estimator, held.X, method) + offset
+    return _Fold(estimator, held, method, offset, logits, known, totals)
+
+
+class _HeldOut(LogitAdjustedClassifier):
+    """A split's classifier for a scorer to ask; held-out rows are not predicted again."""
+
+    def __init__(self, fold: _Fold, parent: Any) -> None:
+        super().__init__(FrozenEstimator(fold.estimator), target=parent.target, costs=parent.costs)
+        self.fold = fold
+
+    def _logits(self, X: Any) -> FloatArray:
+        fold = self.fold
+        if X is fold.held.X:
+            return fold.logits
+        logits = np.full((len(X), len(self.classes_)), NEVER)
+        logits[:, fold.known] = read_logits(fold.estimator, X, fold.method) + fold.offset
+        return logits

@@ -1,4 +1,4 @@
-"""What both estimators share: their settings checked, rows in step, adjusted predictions."""
+"""What both estimators share: settings and rows, the rule, adjusted predictions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
 from sklearn import get_config
-from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable
-from sklearn.utils.metadata_routing import (
-    MetadataRouter,
-    get_routing_for_object,
-    process_routing,
-)
+from sklearn.utils.metadata_routing import get_routing_for_object, process_routing
 from sklearn.utils.metaestimators import _safe_split
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_method_params,
+    _check_y,
     check_is_fitted,
-    column_or_1d,
     has_fit_parameter,
 )
 
@@ -34,58 +31,46 @@ from longtail._checks import FloatArray, InputError
 from longtail.posthoc import LEAST_AGAIN, AdjustedTwiceWarning, adjusted_twice
 from longtail.priors import ClassPrior
 from longtail.sklearn._baked import baked_tau
-from longtail.sklearn._scores import METHODS, choose_method, final_estimator, read_logits
+from longtail.sklearn._scores import (
+    METHODS,
+    final_estimator,
+    fit_classifier,
+    read_logits,
+    response_of,
+)
 
 if TYPE_CHECKING:
     from longtail.sklearn import LogitAdjustedClassifier
 
-# Whatever those inside are fitted with: bagging draws its examples by its own weights, and by
-# theirs a calibrator and the last estimator of a stack learn the frequencies anew.
-_BY_ITSELF = ("BaggingClassifier", "CalibratedClassifierCV", "StackingClassifier")
+_SAME: Any = "same"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows with their weights and whatever else `fit` was given, kept in step.
+    """Training rows with their weights and whatever else `fit` was given, kept in step."""
 
-    Attributes:
-        X: as it came (array, frame, sparse matrix or list).
-        y: labels, one per row.
-        weight: example weights for judging, or None.
-        fit_weight: the weights that the classifier itself is fitted with, and so what its prior
-            is counted with, or None.
-        fit_params: what the estimator's own `fit` is given.
-        score_params: what the scorer is given.
-        split_params: what the splitter is given; of all rows, never of some.
-    """
-
-    X: Any
+    X: Any  # as it came: array, frame, sparse matrix or list
     y: NDArray[Any]
-    weight: FloatArray | None
-    fit_weight: FloatArray | None
+    weight: FloatArray | None  # for judging
+    fit_weight: FloatArray | None  # what the classifier is fitted, and so its prior counted, with
     fit_params: dict[str, Any]
     score_params: dict[str, Any]
-    split_params: dict[str, Any]
+    split_params: dict[str, Any]  # of all rows, never of some
 
     def take(
-        self,
-        index: NDArray[np.intp],
-        *,
-        kernel_of: Any = None,
-        columns: NDArray[np.intp] | None = None,
+        self, index: NDArray[np.intp], kernel_of: Any, columns: NDArray[np.intp] | None = None
     ) -> Rows:
         """Return some of the rows.
 
         Args:
             index: which.
-            kernel_of: the estimator to be fitted on them or asked about them, if its precomputed
-                kernel is to lose columns as well: those not in `columns` (default `index`).
-            columns: see there.
+            kernel_of: the estimator that is fitted on them or asked about them, whose precomputed
+                kernel loses columns as well; None keeps all columns.
+            columns: columns of such a kernel to keep (default `index`).
         """
+        X = _safe_indexing(self.X, index)
         if kernel_of is not None:
             X, _ = _safe_split(kernel_of, self.X, None, index, columns)
-        else:
-            X = _safe_indexing(self.X, index)
         return replace(
             self,
             X=X,
@@ -97,45 +82,36 @@ class Rows:
         )
 
     def with_weight(self, index: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
-        """Those of `index` whose weight is not zero: a weight of zero means no such row."""
+        """Return those of `index` whose weight is not zero: zero means no such row."""
         index = np.arange(len(self.y)) if index is None else index
         for weight in (self.weight, self.fit_weight):
             index = index if weight is None else index[weight[index] > 0]
         return index
 
+    def reweighted(self, estimator: Any, reweight: float) -> Rows:
+        """Return rows whose fit weights are times n^−reweight, n the total of the row's class."""
+        if reweight == 0:
+            return self
+        codes, weight = np.unique(self.y, return_inverse=True)[1], self.fit_weight
+        weight = np.ones(len(codes)) if weight is None else weight
+        new = weight * (np.bincount(codes, weights=weight) ** -reweight)[codes]
+        new *= weight.sum() / new.sum()  # so that regularization keeps its strength
+        return replace(self, fit_params=self.fit_params | {weight_name(estimator): new})
+
+
+def weight_name(estimator: Any) -> str:
+    """Return the name under which `fit` takes the weights of a pipeline's classifier."""
+    name = ""
+    while isinstance(estimator, Pipeline | BaseSearchCV):
+        if isinstance(estimator, Pipeline):
+            name += f"{estimator.steps[-1][0]}__"
+            estimator = estimator.steps[-1][1]
+        else:
+            estimator = estimator.estimator
+    return f"{name}sample_weight"
+
 
 # ------------------------------------------------------------------ settings
-
-
-def check_labels(y: Any) -> NDArray[Any]:
-    """Return one label per example, as an array."""
-    if y is None:
-        raise InputError("the estimator requires y to be passed, but the target y is None.")
-    names = np.asarray(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
-    if names.dtype == object and names.shape[:1] == (names.size,):  # a vector, or a column
-        # None, NaN or what pandas has for them: it alone is unequal to itself, or can't be told.
-        rows = [k for k, name in enumerate(names.ravel()) if name is None or _unlike_itself(name)]
-        if rows:
-            raise InputError(
-                f"`y` has no label at row {rows[0]} ({len(rows)} such row(s)); drop these rows "
-                f"from `X` and `y`."
-            )
-    check_classification_targets(y)
-    if type_of_target(y, input_name="y") not in ("binary", "multiclass"):
-        raise InputError(
-            f"`y` must hold one label per example; its type is {type_of_target(y)!r}, which is "
-            f"not supported."
-        )
-    return np.asarray(column_or_1d(y, warn=True))
-
-
-def _unlike_itself(name: Any) -> bool:
-    try:
-        return bool(name != name)
-    except TypeError:  # pandas.NA
-        return True
-    except ValueError:  # an array in place of a label, which scikit-learn refuses
-        return False
 
 
 def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
@@ -154,19 +130,16 @@ def by_class(values: Any, classes: NDArray[Any], *, name: str) -> NDArray[Any]:
 
 
 def _same_labels(given: Any, classes: NDArray[Any], *, name: str, pandas: bool) -> None:
-    """Refuse labels that are not those of `classes`, each of them."""
+    """Refuse labels other than `classes`."""
     labels = classes.tolist()
-    lacking = [label for label in labels if label not in given]
-    extra = [label for label in given if label not in set(labels)]
-    if lacking or extra:
-        instead = (
-            f" It is read by its labels and not by position; pass {name}.to_numpy() if it is "
-            f"in the order of the sorted classes."
-        )
+    lacking = [repr(label) for label in labels if label not in given]
+    unknown = [repr(label) for label in given if label not in labels]
+    if lacking or unknown:
+        instead = f" Pass {name}.to_numpy() if it is in the order of the sorted classes."
         raise InputError(
-            f"`{name}` must give a value to each class and to nothing else; "
-            f"lacking: {_checks.listing(map(repr, lacking)) or 'none'}; "
-            f"unknown: {_checks.listing(map(repr, extra)) or 'none'}.{instead * pandas}"
+            f"`{name}` is read by its labels, which must be those of the classes; lacking: "
+            f"{_checks.listing(lacking) or 'none'}; unknown: {_checks.listing(unknown) or 'none'}."
+            f"{instead * pandas}"
         )
 
 
@@ -196,14 +169,12 @@ def check_costs(value: Any, classes: NDArray[Any]) -> FloatArray | None:
     if isinstance(value, Mapping) or np.ndim(value) != 2:
         vector = by_class(value, classes, name="costs")
         return _checks.positive_per_class(vector, len(classes), name="costs")
-    matrix = _checks.matrix(value, name="costs").astype(np.float64)
     if hasattr(value, "index") and hasattr(value, "columns"):
-        places = []
         for where, labels in (("index", value.index), ("columns", value.columns)):
             given = _checks.each_once(labels, where, name="costs")
             _same_labels(given, classes, name="costs", pandas=True)
-            places.append([given.index(label) for label in classes.tolist()])
-        matrix = matrix[np.ix_(*places)]
+        value = value.loc[classes, classes]
+    matrix = _checks.matrix(value, name="costs").astype(np.float64)
     if matrix.shape != (len(classes), len(classes)):
         raise InputError(
             f"a cost matrix must have one row per true class and one column per predicted class, "
@@ -224,13 +195,20 @@ def encode(labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
     return np.searchsorted(classes, labels).astype(np.int64)
 
 
+def totals_of(
+    labels: NDArray[Any], weight: FloatArray | None, classes: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the number of examples of each class, or the sum of their weights."""
+    return np.bincount(encode(labels, classes), weights=weight, minlength=len(classes))
+
+
 def learnt_prior(
     spec: Any, labels: NDArray[Any], weight: FloatArray | None, classes: NDArray[Any]
 ) -> ClassPrior:
     """Return the prior of the labels that a classifier was fitted on, or the one passed."""
     if not isinstance(spec, str):
         return given_prior(spec, classes, name="prior")
-    totals = np.bincount(encode(labels, classes), weights=weight, minlength=len(classes))
+    totals = totals_of(labels, weight, classes)
     if np.any(totals == 0):
         raise InputError(
             f"prior='train' counts `y`, but class(es) "
@@ -250,7 +228,7 @@ def effective_prior(
             "decision_function; use prior='train', or wrap the estimator in "
             "CalibratedClassifierCV."
         )
-    mean = np.average(np.exp(logits), axis=0, weights=weight)
+    mean = np.average(softmax(logits, axis=1), axis=0, weights=weight)
     never = mean <= 2 * posthoc.SMALLEST_PROB
     if np.any(never):
         raise InputError(
@@ -272,19 +250,21 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
     prior_: ClassPrior
     adjustment_: FloatArray
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any, *, target_prior: Any = None) -> NDArray[Any]:
         """Return the class of largest adjusted score, or of least expected cost.
 
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
+            target_prior: q for each example, shape (examples, classes), such as the class
+                frequencies of its place or season; None for that of `target`.
 
         Returns:
             Labels, shape (examples,).
         """
         check_is_fitted(self)
-        return np.asarray(self.classes_[self._decisions(X).argmax(axis=1)])
+        return np.asarray(self.classes_[self._decisions(X, target_prior).argmax(axis=1)])
 
-    def predict_proba(self, X: Any) -> FloatArray:
+    def predict_proba(self, X: Any, *, target_prior: Any = None) -> FloatArray:
         """Return probabilities under the target prior: softmax_y(f_y − tau (log π_y − log q_y)).
 
         Costs play no part in them. They are calibrated as far as the estimator's own are; margins
@@ -292,24 +272,18 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
         Args:
             X: what the estimator's own `predict` takes, shape (examples, features).
+            target_prior: as in `predict`.
 
         Returns:
             Shape (examples, classes).
         """
         check_is_fitted(self)
-        return np.asarray(softmax(self._logits(X) + self.adjustment_, axis=1))
+        return np.asarray(softmax(self._adjusted(X, target_prior), axis=1))
 
     def predict_log_proba(self, X: Any) -> FloatArray:
-        """Return logarithms of `predict_proba`, without its underflow.
-
-        Args:
-            X: what the estimator's own `predict` takes, shape (examples, features).
-
-        Returns:
-            Shape (examples, classes).
-        """
+        """Return logarithms of `predict_proba`, without its underflow."""
         check_is_fitted(self)
-        return np.asarray(log_softmax(self._logits(X) + self.adjustment_, axis=1))
+        return np.asarray(log_softmax(self._adjusted(X), axis=1))
 
     def decision_function(self, X: Any) -> FloatArray:
         """Return the scores whose largest `predict` takes: adjusted logits, or minus costs.
@@ -326,7 +300,7 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def retarget(
-        self, *, tau: Any = "same", target: Any = "same", costs: Any = "same"
+        self, *, tau: Any = _SAME, target: Any = _SAME, costs: Any = _SAME
     ) -> LogitAdjustedClassifier:
         """Return the same fitted classifier under another rule, without fitting anything.
 
@@ -355,24 +329,76 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             frozen = FrozenEstimator(frozen)
         made = LogitAdjustedClassifier(
             frozen,
-            tau=self._tau if isinstance(tau, str) and tau == "same" else tau,
+            tau=self._tau if isinstance(tau, str) else _checks.tau(tau),
             prior=self.prior_,
-            target=self.target if isinstance(target, str) and target == "same" else target,
-            costs=self.costs if isinstance(costs, str) and costs == "same" else costs,
+            target=self.target if isinstance(target, str) and target == _SAME else target,
+            costs=self.costs if isinstance(costs, str) else costs,
+            reweight=self.reweight,
             response_method=self.response_method,
         )
         aim = target_prior(made.target, self.prior_, self.classes_)
+        costs = check_costs(made.costs, self.classes_)
         made._set_rule(
-            frozen, self.classes_, self.prior_, tau=_checks.tau(made.tau), aim=aim,
-            costs=check_costs(made.costs, self.classes_), method=self._method,
-        )  # fmt: skip
+            frozen, self.classes_, self.prior_, made.tau, aim, costs, self._method, self._offset
+        )
         return made
 
-    def _logits(self, X: Any) -> FloatArray:
-        return read_logits(self.estimator_, X, self._method)
+    def adapt(self, X: Any, *, significance: float | None = 0.05) -> LogitAdjustedClassifier:
+        """Return the same fitted classifier for the class frequencies of unlabelled data.
 
-    def _decisions(self, X: Any) -> FloatArray:
-        adjusted = self._logits(X) + self.adjustment_
+        They are estimated by `estimate_prior` (EM) from the estimator's probabilities, under label
+        shift: classes look as they did in training, but occur at other rates.
+
+        Args:
+            X: unlabelled examples of the data to predict for, shape (examples, features).
+            significance: of the test of no shift, as in `estimate_prior`: unless it rejects, the
+                frequencies are those of training.
+
+        Returns:
+            A fitted LogitAdjustedClassifier around the frozen estimator at tau = 1, whose
+            `target` is the estimate.
+
+        Examples:
+            >>> from sklearn.naive_bayes import GaussianNB
+            >>> from longtail.sklearn import LogitAdjustedClassifier
+            >>> rng = np.random.default_rng(0)
+            >>> y, later = (rng.random(4000) < share for share in (0.1, 0.6))
+            >>> model = LogitAdjustedClassifier(GaussianNB()).fit(rng.normal(2.0 * y)[:, None], y)
+            >>> adapted = model.adapt(rng.normal(2.0 * later)[:, None])
+            >>> adapted.target.probs.round(1)
+            array([0.4, 0.6])
+        """
+        from longtail.shift import estimate_prior
+
+        check_is_fitted(self)
+        if self._method == "decision_function":
+            raise InputError(
+                "`adapt` needs probabilities, but the scores come from decision_function; wrap "
+                "the estimator in CalibratedClassifierCV."
+            )
+        probs = softmax(self._logits(X), axis=1)
+        found = estimate_prior(probs, self.prior_, significance=significance)
+        return self.retarget(tau=1.0, target=found.prior)
+
+    def _logits(self, X: Any) -> FloatArray:
+        """Logits as if the estimator had been trained without reweighting."""
+        return read_logits(self.estimator_, X, self._method) + self._offset
+
+    def _adjusted(self, X: Any, each: Any = None) -> FloatArray:
+        logits = self._logits(X)
+        if each is None:
+            return np.asarray(logits + self._shift)
+        q = _checks.matrix(each, name="target_prior").astype(np.float64)
+        if q.shape != logits.shape:
+            raise InputError(
+                f"`target_prior` must have a row for each example and a column for each class, "
+                f"shape {logits.shape}; its shape is {q.shape}."
+            )
+        _checks.probability_rows(q, name="target_prior")
+        return np.asarray(logits - self._tau * (self.prior_.log_probs - posthoc.log_probs(q)))
+
+    def _decisions(self, X: Any, each: Any = None) -> FloatArray:
+        adjusted = self._adjusted(X, each)
         if self._costs is None:
             return adjusted
         if self._costs.ndim == 2:
@@ -385,19 +411,19 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
         estimator: Any,
         classes: NDArray[Any],
         prior: ClassPrior,
-        *,
         tau: float,
         aim: ClassPrior,
         costs: FloatArray | None,
         method: str,
+        offset: FloatArray,
     ) -> None:
-        """Set everything that prediction needs."""
+        """Set everything that prediction needs; `offset` takes logits back to the labels' prior."""
         self.estimator_, self.classes_, self.prior_ = estimator, classes, prior
-        self._tau, self._costs, self._method = tau, costs, method
+        self._tau, self._costs, self._method, self._offset = tau, costs, method, offset
         # A uniform target would shift all classes alike; `adjust_logits` leaves it out, too.
-        self.adjustment_ = posthoc.adjustment(
-            prior, tau=tau, target_prior=aim if np.ptp(aim.probs) else None
-        )
+        target = aim if np.ptp(aim.probs) else None
+        self._shift = posthoc.adjustment(prior, tau=tau, target_prior=target)
+        self.adjustment_ = offset + self._shift
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(estimator, name):
                 setattr(self, name, getattr(estimator, name))
@@ -406,20 +432,19 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
 
     # -------------------------------------------------------------- fitting
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]) -> Rows:
-        """Checked settings and rows, with metadata sent where it was asked for."""
+    def _rows(
+        self, X: Any, y: Any, sample_weight: Any, params: dict[str, Any]
+    ) -> tuple[Rows, NDArray[np.intp]]:
+        """Return the rows, with metadata sent where it was asked for, and those with weight."""
         estimator = self.estimator
-        if isinstance(estimator, type) or not hasattr(estimator, "fit"):
-            raise InputError(
-                f"`estimator` must be a classifier instance with `fit`; got {estimator!r}."
-            )
-        choose_method(
-            estimator, _checks.choice(self.response_method, METHODS, name="response_method")
-        )
+        _checks.choice(self.response_method, ("auto", *METHODS), name="response_method")
+        _checks.tau(self.reweight, name="reweight")
         if isinstance(self.prior, str):
             _checks.choice(self.prior, ("train", "effective"), name="prior")
-        y = check_labels(y)
-        X, y = indexable(X, y)
+        if y is None:
+            raise InputError("the estimator requires y to be passed, but the target y is None.")
+        check_classification_targets(y)
+        X, y = indexable(X, _check_y(y))
         weight = None
         if sample_weight is not None:
             weight = _checks.sample_weight(sample_weight, len(y))
@@ -428,7 +453,11 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             fit_params = dict(routed.estimator.fit)
             score_params = dict(routed.get("scorer", {}).get("score", {}))
             split_params = dict(routed.get("splitter", {}).get("split", {}))
-            fit_weight = None if self._is_prefit() else self._routed_weight(fit_params)
+            name = "sample_weight"
+            request = get_routing_for_object(final_estimator(estimator))
+            if isinstance(estimator, Pipeline | BaseSearchCV) and hasattr(request, "fit"):
+                asked = request.fit.requests.get("sample_weight")  # perhaps under another name
+                name = asked if isinstance(asked, str) else name if asked else ""
         else:
             fit_params, split_params = {k: v for k, v in params.items() if v is not None}, {}
             score_params = {} if weight is None else {"sample_weight": weight}
@@ -441,52 +470,68 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
                         f"routing on: sklearn.set_config(enable_metadata_routing=True)."
                     )
                 fit_params["sample_weight"] = weight
-            fit_weight = fit_params.get(_weight_of_last_step(estimator))
-            if fit_weight is not None:
-                fit_weight = _checks.sample_weight(fit_weight, len(y))
+            name = weight_name(estimator)
+        fit_weight = None if self._is_prefit() else fit_params.get(name)
+        if fit_weight is not None:
+            fit_weight = _checks.sample_weight(fit_weight, len(y))
         rows = Rows(X, y, weight, fit_weight, fit_params, score_params, split_params)
-        kept = y[rows.with_weight()]
-        if len(kept) == 0:
-            raise InputError("`X` and `y` are empty; at least two examples are needed.")
-        if len(np.unique(kept)) < 2:
+        every = rows.with_weight()
+        if len(np.unique(y[every])) < 2:
             raise InputError(
                 f"`y` must hold at least two classes, but only one class has examples with "
-                f"positive weight: {kept.tolist()[0]!r} (n_samples = {len(kept)}); add examples "
-                f"of another."
+                f"positive weight: {y[every].tolist()[:1]} (n_samples = {len(every)})."
             )
-        return rows
+        return rows, every
 
-    def _routed_weight(self, fit_params: dict[str, Any]) -> FloatArray | None:
-        """The `sample_weight` that the classifier itself is fitted with, under any name."""
-        found = _weights(get_routing_for_object(self.estimator), fit_params)
-        first = found[0]
-        if all((one is None) == (first is None) and np.array_equal(first, one) for one in found):
-            return None if first is None else np.asarray(first, dtype=np.float64)
-        if isinstance(self.prior, str) and self.prior == "train":
-            raise InputError(
-                f"the classifiers inside {type(self.estimator).__name__} are fitted with unlike "
-                f"weights, so no one prior='train' is theirs; pass prior='effective' or a "
-                f"ClassPrior, or request the same weights for all of them with set_fit_request."
-            )
-        return None
+    def _classes(self, rows: Rows, every: NDArray[np.intp]) -> NDArray[Any]:
+        if not self._is_prefit():
+            return np.unique(rows.y[every])
+        response_of(self.estimator, self.response_method)
+        return np.asarray(self.estimator.classes_)
 
-    def _is_prefit(self) -> bool:
-        return isinstance(self.estimator, FrozenEstimator)
-
-    def _refuse_uniform(self, prior: ClassPrior) -> None:
-        """For a fitted estimator and the balanced target: adjusting by this prior does nothing."""
-        balanced = isinstance(self.target, str) and self.target == "balanced"
-        if balanced and self.costs is None and np.ptp(prior.probs) == 0:
+    def _settings(
+        self, rows: Rows, every: NDArray[np.intp], classes: NDArray[Any]
+    ) -> tuple[ClassPrior | None, ClassPrior, FloatArray | None]:
+        """Return the prior (None: the mean prediction, still to be found), target and costs."""
+        prior, prefit = None, self._is_prefit()
+        if not (isinstance(self.prior, str) and self.prior == "effective"):
+            weight = rows.weight if prefit else rows.fit_weight
+            weight = None if weight is None else weight[every]
+            prior = learnt_prior(self.prior, rows.y[every], weight, classes)
+        aim = target_prior(self.target, prior or ClassPrior.uniform(len(classes)), classes)
+        acts = self.costs is not None or np.ptp(aim.probs) > 0 or getattr(self, "tau", 1.0) == 0
+        if prefit and self._counts_labels() and prior and not np.ptp(prior.probs) and not acts:
             raise InputError(
                 "the prior is uniform, so no tau changes any prediction; if the rows given to "
                 "`fit` were balanced and the estimator's training data were not, pass "
                 "prior=ClassPrior.from_counts(...) of the latter."
             )
+        return prior, aim, check_costs(self.costs, classes)
+
+    def _fit_on(self, rows: Rows, every: NDArray[np.intp]) -> Any:
+        """Return the estimator, fitted on these rows, unless it is frozen."""
+        if len(every) < len(rows.y):
+            rows = rows.take(every, kernel_of=None if self._is_prefit() else self.estimator)
+        if not self._is_prefit():
+            rows = rows.reweighted(self.estimator, self.reweight)
+        return fit_classifier(clone(self.estimator), rows.X, rows.y, rows.fit_params), rows
+
+    def _offset_of(self, totals: NDArray[Any], prior: ClassPrior | None) -> FloatArray:
+        """Return what takes the logits of a reweighted estimator back to the labels' prior."""
+        share = totals / totals.sum()
+        if prior is not None and self._is_prefit():
+            share = prior.probs
+        return np.asarray(self.reweight * np.log(share)) if self.reweight else 0.0 * share
+
+    def _counts_labels(self) -> bool:
+        return isinstance(self.prior, str) and self.prior == "train"
+
+    def _is_prefit(self) -> bool:
+        return isinstance(self.estimator, FrozenEstimator)
 
     def _warn_if_twice(self) -> None:
         """Warn if the fitted estimator favours rare classes itself."""
-        by_labels = isinstance(self.prior, str) and self.prior == "train"
-        if not by_labels or np.ptp(self.adjustment_) == 0:
+        if not self._counts_labels() or np.ptp(self.adjustment_) == 0:
             return
         model, baked = self.estimator_, baked_tau(final_estimator(self.estimator_))
         if baked is not None and baked >= LEAST_AGAIN:
@@ -506,34 +551,3 @@ class AdjustedBase(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type:
             tags.classifier_tags.multi_class = inner.classifier_tags.multi_class
             tags.classifier_tags.poor_score = inner.classifier_tags.poor_score
         return tags
-
-
-def _weight_of_last_step(estimator: Any) -> str:
-    """The name under which a pipeline's `fit` takes the weights of its classifier."""
-    name = ""
-    while isinstance(estimator, Pipeline):
-        step, estimator = estimator.steps[-1]
-        name += f"{step}__"
-    return f"{name}sample_weight"
-
-
-def _weights(router: Any, params: Mapping[str, Any]) -> list[Any]:
-    """The routed weights of each classifier that is fitted, None for one without."""
-    own = params.get("sample_weight")
-    if not isinstance(router, MetadataRouter):
-        return [own]
-    owner = router.owner  # before scikit-learn 1.8 it is a name alone
-    if (owner if isinstance(owner, str) else type(owner).__name__) in _BY_ITSELF:
-        return [own]
-    routed = router.route_params(caller="fit", params=params)
-    called = {
-        name: (part.router, {callee for caller, callee in part.mapping if caller == "fit"})
-        for name, part in router
-        if name in routed  # which leaves out the router's own request
-    }
-    fitted = [name for name, (_, methods) in called.items() if "fit" in methods]
-    if any(methods & {"transform", "fit_transform"} for _, methods in called.values()):
-        fitted = fitted[-1:]  # a pipeline: the steps before the last only make its features
-    found = [w for name in fitted for w in _weights(called[name][0], routed[name]["fit"])]
-    takes = hasattr(owner, "fit") and has_fit_parameter(owner, "sample_weight")
-    return [*found, own] if takes or not found else found

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from longtail import _checks
-from longtail._checks import FloatArray, InputError
+from longtail._checks import FloatArray
 
 
 class TauCurveDisplay:
@@ -76,15 +76,9 @@ class TauCurveDisplay:
             >>> TauCurveDisplay.from_estimator(tuned).ax_.get_xlabel()
             'tau'
         """
-        if not hasattr(estimator, "tau_grid"):
-            raise InputError(
-                f"`estimator` must be a fitted LogitAdjustedClassifierCV; "
-                f"got {type(estimator).__name__}."
-            )
         check_is_fitted(estimator, "tau_curve_")
         curve, scoring = estimator.tau_curve_, estimator.scoring
-        names = {"target": "score under the target"}
-        text = scoring if isinstance(scoring, str) else "score"
+        score_name = scoring if isinstance(scoring, str) else "score"
         display = cls(
             taus=curve.taus,
             scores=curve.scores,
@@ -92,7 +86,7 @@ class TauCurveDisplay:
             best_tau=curve.tau,
             best_score=curve.score,
             interval=curve.interval,
-            score_name=names.get(text, text.replace("_", " ")),
+            score_name=score_name.replace("target", "score under the target").replace("_", " "),
         )
         return display.plot(ax=ax, name=name, **kwargs)
 
@@ -108,8 +102,7 @@ class TauCurveDisplay:
             The display, with `ax_`, `figure_` and `line_`.
         """
         if ax is None:
-            pyplot = _checks.require("matplotlib.pyplot", extra="report")
-            _, ax = pyplot.subplots()
+            _, ax = _checks.require("matplotlib.pyplot", extra="report").subplots()
         if self.edges is None:
             (line,) = ax.plot(self.taus, self.scores, label=name, **kwargs)
         else:
@@ -117,17 +110,12 @@ class TauCurveDisplay:
             held = np.append(self.scores, self.scores[-1:])
             style = {"drawstyle": "steps-post", **kwargs}
             (line,) = ax.plot(self.edges, held, label=name, **style)
+        color = line.get_color()
         if self.interval is not None:
-            ax.axvspan(*self.interval, color=line.get_color(), alpha=0.1, linewidth=0, zorder=0)
+            ax.axvspan(*self.interval, color=color, alpha=0.1, linewidth=0, zorder=0)
         ax.axvline(1.0, color="0.7", linewidth=1, linestyle=":", zorder=0)
-        ax.plot(
-            [self.best_tau],
-            [self.best_score],
-            marker="o",
-            linestyle="none",
-            color=line.get_color(),
-            label=f"chosen: tau = {self.best_tau:.2f}",
-        )
+        label = f"chosen: tau = {self.best_tau:.2f}"
+        ax.plot([self.best_tau], [self.best_score], "o", color=color, label=label)
         ax.set_xlabel("tau")
         ax.set_ylabel(f"held-out {self.score_name}")
         ax.legend()

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.ensemble import StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
@@ -17,10 +16,7 @@ from longtail import _checks
 from longtail._checks import FloatArray, InputError
 from longtail.posthoc import log_probs
 
-METHODS = ("auto", "predict_proba", "decision_function")
-
-# The logit of a class that a fold's classifier never saw: finite, as the exact curve asks.
-NEVER = -1e30
+METHODS = ("predict_proba", "decision_function")
 
 
 def final_estimator(estimator: Any) -> Any:
@@ -36,36 +32,27 @@ def final_estimator(estimator: Any) -> Any:
             return estimator
 
 
-def choose_method(estimator: Any, response_method: str) -> str:
-    """Return the response method asked for, or the first that the estimator has."""
-    wanted = METHODS[1:] if response_method == "auto" else (response_method,)
-    for method in wanted:
-        if hasattr(estimator, method):
-            return method
+def response_of(estimator: Any, response_method: str) -> str:
+    """Return the method by which a fitted classifier gives a score for each of its classes."""
     final = final_estimator(estimator)
-    if isinstance(final, StackingClassifier) and final.final_estimator is None:
-        return wanted[0]  # logistic regression decides, which has all, but shows none before `fit`
-    raise InputError(
-        f"`estimator` must have {' or '.join(wanted)}; {type(final).__name__} does not"
-        f"{f' (response_method={response_method!r})' if len(wanted) == 1 else ''}."
-    )
-
-
-def classes_of(estimator: Any) -> NDArray[Any]:
-    """Return the labels behind the columns of a fitted classifier's answers, which must be sorted.
-
-    All of scikit-learn has them so. A prior, a target or costs in the order of the classes would
-    otherwise have two meanings.
-    """
+    name = type(final).__name__
+    wanted = METHODS if response_method == "auto" else (response_method,)
+    found = [method for method in wanted if hasattr(estimator, method)]
+    if not found:
+        raise InputError(f"`estimator` must have {' or '.join(wanted)}; {name} does not.")
     classes = np.asarray(estimator.classes_)
     if not np.all(classes[:-1] < classes[1:]):
         raise InputError(
-            f"`estimator`.classes_ must be sorted, each label once, as scikit-learn's own are; "
-            f"{type(final_estimator(estimator)).__name__} has "
-            f"{_checks.listing(map(repr, classes.tolist()))}; set classes_ = numpy.unique(y) in "
-            f"its `fit`, and give its scores a column for each class in that order."
+            f"`estimator`.classes_ must be sorted, as scikit-learn's own are, since priors and "
+            f"costs go by their order; {name} has {_checks.listing(map(repr, classes.tolist()))}."
         )
-    return classes
+    pairs = getattr(final, "decision_function_shape", "ovr") == "ovo" and len(classes) > 2
+    if pairs and found[0] == "decision_function":
+        raise InputError(
+            f"{name} compares pairs of classes (decision_function_shape='ovo'); use 'ovr', which "
+            f"scores classes."
+        )
+    return found[0]
 
 
 def read_logits(estimator: Any, X: Any, method: str) -> FloatArray:
@@ -74,29 +61,24 @@ def read_logits(estimator: Any, X: Any, method: str) -> FloatArray:
     Margins are taken as they are; the one margin d of a binary classifier becomes (−d/2, d/2).
     Probabilities become their logarithms, with 0 read as `posthoc.SMALLEST_PROB`.
     """
-    num_classes = len(estimator.classes_)
-    shape = getattr(final_estimator(estimator), "decision_function_shape", "ovr")
-    if method == "decision_function" and shape == "ovo" and num_classes > 2:
-        raise InputError(
-            f"{type(final_estimator(estimator)).__name__} compares pairs of classes "
-            f"(decision_function_shape='ovo'); use 'ovr', which scores classes."
-        )
-    found = _checks.as_numpy(getattr(estimator, method)(X))
-    scores = found.astype(np.float64)
-    if scores.ndim == 1 and num_classes == 2:
-        scores = np.stack([-scores / 2, scores / 2], axis=1)
-    if scores.ndim != 2 or scores.shape[1] != num_classes:
-        raise InputError(
-            f"`estimator`.{method} must give one score per class, shape (examples, "
-            f"{num_classes}); it gave {scores.shape}."
-        )
-    if method == "decision_function":
-        _checks.all_finite(scores, name="estimator.decision_function(X)")
-        return scores
-    # In their own type, which says how far rounding may take their sums from 1.
-    own = found if found.dtype.kind == "f" else scores
-    _checks.probability_rows(own, name="estimator.predict_proba(X)")
-    return log_probs(scores)
+    scores = _checks.as_numpy(getattr(estimator, method)(X))
+    if method == "predict_proba":
+        # In their own dtype, which says how far rounding may take their sums from 1.
+        _checks.probability_rows(scores, name="estimator.predict_proba(X)")
+        return log_probs(scores)
+    _checks.all_finite(scores, name="estimator.decision_function(X)")
+    scores = scores.astype(np.float64)
+    return np.stack([-scores / 2, scores / 2], axis=1) if scores.ndim == 1 else scores
+
+
+def fit_classifier(estimator: Any, X: Any, y: NDArray[Any], params: Mapping[str, Any]) -> Any:
+    """Fit a classifier; one of XGBoost, which takes labels 0 .. K − 1 alone, on codes if needed."""
+    if not isinstance(estimator, FrozenEstimator):
+        homes = {cls.__module__.split(".")[0] for cls in type(final_estimator(estimator)).__mro__}
+        present = np.unique(y)
+        if "xgboost" in homes and not np.array_equal(present, np.arange(len(present))):
+            estimator = Encoded(estimator)
+    return estimator.fit(X, y, **params)
 
 
 class Encoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -106,7 +88,7 @@ class Encoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.estimator = estimator
 
     def fit(self, X: Any, y: Any, eval_set: Any = None, **params: Any) -> Encoded:
-        """Fit the estimator on codes; those of `eval_set` are made as well."""
+        """Fit the estimator on codes, with those of `eval_set`."""
         self.classes_, codes = np.unique(y, return_inverse=True)
         if eval_set is not None:
             params["eval_set"] = [
@@ -116,20 +98,10 @@ class Encoded(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("predict_proba", "decision_function", "n_features_in_", "feature_names_in_"):
+        if name in (*METHODS, "n_features_in_", "feature_names_in_"):
             return getattr(self.estimator, name)
         raise AttributeError(name)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Labels, shape (examples,)."""
+        """Return labels, shape (examples,)."""
         return np.asarray(self.classes_[np.asarray(self.estimator.predict(X)).astype(int)])
-
-
-def fit_classifier(estimator: Any, X: Any, y: NDArray[Any], params: Mapping[str, Any]) -> Any:
-    """Fit a classifier; one of XGBoost, which takes labels 0 .. K − 1 alone, on codes if needed."""
-    names = {cls.__module__.partition(".")[0] for cls in type(final_estimator(estimator)).__mro__}
-    if "xgboost" in names and not isinstance(estimator, FrozenEstimator):
-        present = np.unique(y)
-        if not np.array_equal(present, np.arange(len(present))):
-            estimator = Encoded(estimator)
-    return estimator.fit(X, y, **params)
