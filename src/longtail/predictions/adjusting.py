@@ -33,7 +33,6 @@ from longtail.predictions.passes import (
 from longtail.priors import ClassPrior
 from longtail.tuning import (
     Criterion,
-    Method,
     Missing,
     TauCurve,
     TauIntervals,
@@ -443,7 +442,7 @@ def tune_predictions(
     predictions: Predictions,
     prior: ClassPrior,
     *,
-    method: Method = "logit_adjustment",
+    method: Literal["logit_adjustment", "weight_normalization"] = "logit_adjustment",
     bias_mode: Literal["scale", "drop"] = "scale",
     criterion: Criterion = "balanced_error",
     missing: Missing = "error",
