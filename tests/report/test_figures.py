@@ -58,18 +58,6 @@ def test_the_users_settings_neither_enter_nor_change(tmp_path):
         assert one.read_bytes() == two.read_bytes()
 
 
-def test_without_matplotlib_the_install_command_is_named():
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from longtail import MissingExtraError\n"
-        "from longtail.report import figures\n"
-        "try:\n    figures.panels()\n"
-        "except MissingExtraError as error:\n    print(error)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "pip install 'longtail[report]'" in out.stdout
-
-
 def luminance(color):
     channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -105,7 +93,3 @@ def test_a_composed_method_is_named_by_its_parts_and_coloured_by_its_loss(method
     loss = method.partition("/")[0].partition("+")[0]
     assert figures.color(method) == figures.METHOD_COLORS.get(loss, figures.DARK_GRAY)
 
-
-def test_variants_are_as_many_for_lines_as_for_bars():
-    assert len(set(figures.DASHES)) == len(set(figures.HATCHES)) == 8
-    assert all(len(lengths) % 2 == 0 for lengths in figures.DASHES)

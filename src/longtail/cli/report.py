@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption
+
+if TYPE_CHECKING:
+    from longtail.report.compare import Comparison
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -56,23 +59,17 @@ def report(
     """
     from longtail import _checks
     from longtail.cli._opening import open_runs
-    from longtail.report import comparison as texts
     from longtail.report import pages
     from longtail.report.compare import compare
 
     # What would fail after the work is refused before it.
     for module in ("plotly", *(["matplotlib"] if figures is not None else [])):
         _checks.require(module, extra="report")
-    if out.is_dir():
-        raise _checks.InputError(f"--out must be a file, but {out} is a folder.")
     _console.refuse_no_page(out, "--out")
     _console.refuse_overwrite(out, force)
-    if figures is not None:
-        if figures.exists() and not figures.is_dir():
-            raise _checks.InputError(f"--figures must be a folder, but {figures} is a file.")
-        for stem in pages.FIGURES:
-            for ending in ("svg", "png"):
-                _console.refuse_overwrite(figures / f"{stem}.{ending}", force)
+    for stem in pages.FIGURES if figures is not None else ():
+        for ending in ("svg", "png"):
+            _console.refuse_overwrite(figures / f"{stem}.{ending}", force)
     # What makes the page again; by then it is there to be replaced.
     words = ["longtail", "report", *map(str, runs), "--out", str(out)]
     words += [] if figures is None else ["--figures", str(figures)]
@@ -86,12 +83,19 @@ def report(
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})
         return
-    for table in texts.tables(compared):
-        _console.show_table(table)
-    _console.line(_console.wrapped(" ".join(texts.summary(compared))))
-    _console.line()
+    print_comparison(compared)
     slider = ": it has a slider for tau" if compared.curves else ""
     _console.line(f"Open {out} in a browser{slider}.")
     if drawn:
         names = ", ".join(path.name for path in drawn)
         _console.line(_console.wrapped(f"Figures in {figures}: {names}"))
+
+
+def print_comparison(compared: Comparison) -> None:
+    """Print the tables and the summary of a comparison."""
+    from longtail.report import comparison as texts
+
+    for table in texts.tables(compared):
+        _console.show_table(table)
+    _console.line(_console.wrapped(" ".join(texts.summary(compared))))
+    _console.line()
