@@ -40,11 +40,6 @@ def test_the_smallest_images_work(name):
     assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 2)
 
 
-def test_cifar_networks_take_grey_images():
-    model = models.build("resnet20", num_classes=10, image_shape=(1, 8, 8)).eval()
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-
-
 def test_the_small_network_is_what_older_runs_hold():
     torch.manual_seed(3)
     model = models.build("small-conv", num_classes=10, image_shape=(1, 8, 8))

@@ -92,4 +92,3 @@ def test_a_composed_method_is_named_by_its_parts_and_coloured_by_its_loss(method
     assert figures.label(method) == expected
     loss = method.partition("/")[0].partition("+")[0]
     assert figures.color(method) == figures.METHOD_COLORS.get(loss, figures.DARK_GRAY)
-
