@@ -71,9 +71,10 @@ def demo(
     ]
     # What is half done is finished by the same words; what is done, done again only by force.
     command = shlex.join(["longtail", "demo", "--seeds", str(seeds), "--out", str(out)])
-    settings = {"root": root, "command": command, "force": force}
     with one_thread(), _console.progress("training") as progress:
-        trained = train_cohort(specs, data.train, progress=progress, **settings)
+        trained = train_cohort(
+            specs, data.train, root=root, command=command, force=force, progress=progress
+        )
         compared = compare(evaluate(run, data.test) for run in trained)
     with _console.working("writing the page"):
         write_runs(compared, file, command=f"{command} --force", force=True)

@@ -67,9 +67,9 @@ def report(
         _checks.require(module, extra="report")
     _console.refuse_no_page(out, "--out")
     _console.refuse_overwrite(out, force)
-    for stem in pages.FIGURES if figures is not None else ():
-        for ending in ("svg", "png"):
-            _console.refuse_overwrite(figures / f"{stem}.{ending}", force)
+    for stem in pages.FIGURES:
+        for ending in ("svg", "png") if figures is not None else ():
+            _console.refuse_overwrite(Path(figures or "") / f"{stem}.{ending}", force)
     # What makes the page again; by then it is there to be replaced.
     words = ["longtail", "report", *map(str, runs), "--out", str(out)]
     words += [] if figures is None else ["--figures", str(figures)]

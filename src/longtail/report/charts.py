@@ -388,10 +388,10 @@ def tau_curves(
     traces: list[dict[str, Any]] = []
     for one in methods:
         color, label = one.series.color, one.series.label
-        hidden = {"width": 0, "legendgroup": label, "hoverinfo": "skip"}
-        fill = {"fill": "tonexty", "fillcolor": color + "33"}
+        hidden: dict[str, Any] = {"width": 0, "legendgroup": label, "hoverinfo": "skip"}
+        fill: Any = {"fill": "tonexty", "fillcolor": color + "33"}
         hover = f"{label}<br>τ = %{{x:.{digits}f}}: %{{y:.1f}}%<extra></extra>"
-        named = {"name": label, "legendgroup": label, "hovertemplate": hover}
+        named: dict[str, Any] = {"name": label, "legendgroup": label, "hovertemplate": hover}
         traces += [
             _line(taus, one.curves.min(axis=0), color, **hidden),
             _line(taus, one.curves.max(axis=0), color, **hidden, **fill),
@@ -405,13 +405,13 @@ def tau_curves(
                 hover = (
                     f"{one.series.label}<br>{what}<br>τ = {tau} ({low} to {high})<br>%{{y:.1f}}%"
                 )
-                look = {"symbol": symbol, "name": what, "legendgroup": what}
+                look: Any = {"symbol": symbol, "name": what, "legendgroup": what}
                 place = (found.tau, found.error, one.series.color, INK)
                 traces.append(_mark(*place, ends=(found.low, found.high), hover=hover, **look))
     for series, error in references:
         hover = f"{series.label}: %{{y:.1f}}%<extra></extra>"
-        look = {"width": 1.6, "dash": "8px,5px", "name": series.label, "hovertemplate": hover}
-        traces.append(_line(ends, [error] * 2, series.color, **look))
+        named = {"width": 1.6, "dash": "8px,5px", "name": series.label, "hovertemplate": hover}
+        traces.append(_line(ends, [error] * 2, series.color, **named))
     # Room for the valley: far beyond it every curve climbs to useless errors.
     top = max(float(one.curves.max()) for one in methods)
     before = max(float(one.curves[:, zero].max()) for one in methods)

@@ -307,11 +307,12 @@ def _judged(
 def _tuned(run: Run, split: str, method: str) -> tuning.TauResult:
     """The exact curve and best tau of a post-hoc method on one split of a run."""
     logits, target, _ = run.logits(split)
-    scores, settings = np.asarray(logits), {"select": "minimum", "n_bootstrap": 0}
+    scores = np.asarray(logits)
+    settings: dict[str, Any] = {"select": "minimum", "n_bootstrap": 0}
     if method == NORMALIZED:
         norms = cast(Head, run.head).norms
         return tuning.tune_normalization(scores, target, norms=norms, **settings)
-    return tuning.tune_tau(scores, target, run.prior, **cast(Any, settings))
+    return tuning.tune_tau(scores, target, run.prior, **settings)
 
 
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:

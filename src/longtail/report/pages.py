@@ -257,7 +257,7 @@ def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
         low, high = 1.25 * low, 4.0 if high <= 4 else 1.25 * high
     inside = [mark for mark in marks if low <= mark <= high]
     grid = np.union1d(np.linspace(low, high, steps + 1), inside)
-    return grid[np.append(True, np.diff(grid) > 1e-9 * (high - low))]
+    return np.asarray(grid[np.append(True, np.diff(grid) > 1e-9 * (high - low))])
 
 
 # ---------------------------------------------------------------------------- runs
