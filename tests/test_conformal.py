@@ -1,5 +1,6 @@
 """Prediction sets: thresholds and sets by brute force, the coverage that theory asks for."""
 
+import json
 import math
 import pickle
 
@@ -121,6 +122,28 @@ def test_the_coverage_is_what_was_asked_for(method, tau):
     assert np.mean(found) == pytest.approx(0.8, abs=3 * np.std(found) / 10)
 
 
+def test_cross_fitting_judges_each_fold_by_the_others():
+    logits, target = world([300, 100, 40, 20])
+    found = PredictionSets().cross_evaluate(logits, target, PRIOR)
+    assert found.counts.tolist() == [300, 100, 40, 20]
+    assert found.macro == pytest.approx(0.9, abs=0.06)
+    with pytest.raises(InputError, match="`folds`"):
+        PredictionSets().cross_evaluate(logits, target, PRIOR, folds=1)
+
+
+def test_tune_prints_thresholds_and_what_they_cover(cli):
+    logits, target = world([300, 100, 40, 20])
+    np.savez("held.npz", logits=logits, target=target)
+    words = ["tune", "held.npz", "--counts", "500,120,60,8", "--sets", "0.9"]
+    told = cli(*words)
+    assert told.code == 0, told.err
+    assert "prediction sets: the classes with -log softmax" in told.out
+    assert "judged by cross-fitting: macro coverage" in told.out
+    document = json.loads(cli(*words, "--json").out)
+    sets = PredictionSets(tau=document["tau"]).fit(logits, target, PRIOR)
+    np.testing.assert_allclose(document["sets"]["thresholds"], sets.thresholds_)
+
+
 def test_the_softmax_score_leaves_rare_classes_out_and_the_adjusted_does_not():
     test = world([2000] * 4, seed=9)
     held = world([900, 400, 120, 50], seed=5)
@@ -192,7 +215,7 @@ def test_the_scikit_learn_form(digits, model):
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict_set(X[test]), fitted.predict_set(X[test]))
     assert clone(form).get_params()["coverage"] == 0.95
-    with pytest.raises(InputError, match="label 'digit 11', which is not"):
+    with pytest.raises(InputError, match="label 'digit 11', which is"):
         fitted.evaluate_sets(X[test][:1], ["digit 11"])
 
 

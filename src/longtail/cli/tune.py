@@ -102,6 +102,14 @@ def tune(
         int,
         typer.Option(min=0, metavar="N", help="Points of the curve to add to --json; 0 for none."),
     ] = 0,
+    sets: Annotated[
+        float | None,
+        typer.Option(
+            metavar="COVERAGE",
+            help="Also thresholds for prediction sets that hold the true class this often, in "
+            "the mean over classes; 0.9, say.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Choose tau on held-out logits, by the exact error curve.
@@ -115,6 +123,7 @@ def tune(
       longtail tune logits.npy --logits --labels y.npy --train-labels train.npy
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
       longtail tune RUN --split dev --missing nearest
+      longtail tune held-out.npz --counts 900,90,10 --sets 0.9
     """
     from longtail.cli._inputs import (
         open_file,
@@ -126,6 +135,8 @@ def tune(
 
     by_norms = method is Method.weight_normalization
     _refuse_contradictions(criterion, missing, bounds, by_norms=by_norms)
+    if sets is not None and by_norms:
+        raise typer.BadParameter("--sets goes with logit adjustment, not weight normalization")
     found = open_file(
         file,
         labels=labels,
@@ -151,11 +162,33 @@ def tune(
         )
     if not by_norms:
         warn_if_adjusted(opened_run(file), cast("ClassPrior", prior), tau=None)
+    document, lines = result.to_dict(curve_points=curve), []
+    if sets is not None:
+        document["sets"], lines = _sets(found, prior, coverage=sets, tau=result.tau)
     if json:
-        _console.print_json(result.to_dict(curve_points=curve))
+        _console.print_json(document)
     else:
-        _console.line(result.describe(class_names=found.class_names))
+        _console.line("\n".join([result.describe(class_names=found.class_names), *lines]))
     warn_of_split(file, split, chosen=True)
+
+
+def _sets(
+    found: Predictions, prior: Any, *, coverage: float, tau: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Thresholds of prediction sets with this tau, for JSON and in words."""
+    from longtail.conformal import PredictionSets
+    from longtail.predictions.passes import whole_logits
+
+    logits, target = whole_logits(found, prior)
+    sets = PredictionSets(coverage=coverage, tau=tau).fit(logits, target, prior)
+    judged = sets.cross_evaluate(logits, target, prior)
+    low, high = sets.thresholds_.min(), sets.thresholds_.max()
+    lines = [
+        f"prediction sets: the classes with -log softmax(logits - tau log prior) <= {low:.4g}"
+        + (f" to {high:.4g}, by class (--json)" if high > low else ""),
+        *(f"  {line.strip()}" for line in f"judged by cross-fitting: {judged}".splitlines()),
+    ]
+    return {"coverage": coverage, "thresholds": sets.thresholds_, **judged.to_dict()}, lines
 
 
 def _refuse_contradictions(
