@@ -195,7 +195,7 @@ class PredictionSets:
         mine = among[labels]
         share = 1 / (np.count_nonzero(self.counts_[among]) * np.maximum(self.counts_, 1))
         weights = share[labels[mine]]
-        return _quantile(own[mine], weights, self.coverage * (1 + share))
+        return np.asarray(_quantile(own[mine], weights, self.coverage * (1 + share)))
 
     def _clusters(self) -> list[BoolArray]:
         """Classes in order of training frequency, cut where enough held-out examples are."""

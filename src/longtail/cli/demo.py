@@ -56,7 +56,7 @@ def demo(
     from longtail.cli.report import print_comparison
     from longtail.data.digits import load_digits_lt
     from longtail.report.compare import compare
-    from longtail.report.pages import write_runs
+    from longtail.report.pages import runs_page
     from longtail.train.engine import evaluate, train_cohort
     from longtail.train.recipe import make_spec
 
@@ -77,7 +77,7 @@ def demo(
         )
         compared = compare(evaluate(run, data.test) for run in trained)
     with _console.working("writing the page"):
-        write_runs(compared, file, command=f"{command} --force", force=True)
+        runs_page(compared, command=f"{command} --force").write(file, force=True)
     if json:
         _console.print_json({**compared.to_dict(), "page": file})
         return

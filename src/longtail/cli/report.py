@@ -78,7 +78,7 @@ def report(
     command = shlex.join([*words, "--force"])
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
-        pages.write_runs(compared, out, title=title, command=command, force=True)
+        pages.runs_page(compared, title=title, command=command).write(out, force=True)
         drawn = [] if figures is None else pages.write_figures(compared, figures)
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})

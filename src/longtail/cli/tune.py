@@ -162,7 +162,8 @@ def tune(
         )
     if not by_norms:
         warn_if_adjusted(opened_run(file), cast("ClassPrior", prior), tau=None)
-    document, lines = result.to_dict(curve_points=curve), []
+    document: dict[str, Any] = result.to_dict(curve_points=curve)
+    lines: list[str] = []
     if sets is not None:
         document["sets"], lines = _sets(found, prior, coverage=sets, tau=result.tau)
     if json:

@@ -60,7 +60,7 @@ class Series(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Plotly's data and layout, and a sentence for screen readers."""
+    """Plotly's data and layout, and what screen readers are told."""
 
     id: str
     label: str
@@ -258,8 +258,7 @@ def frequencies(axis: ClassAxis, counts: FloatArray) -> Chart:
     bars = _bar(range(len(axis.members)), axis.mean(counts), figures.GRAY, **hover)
     examples = _axis("training examples", rangemode="tozero")
     layout = {"xaxis": axis.ticks(), "yaxis": examples, "height": 280, "bargap": 0.25}
-    label = f"Bar chart: training examples of each {axis.each}, most frequent first."
-    return Chart("chart-frequencies", label, [bars], layout)
+    return Chart("chart-frequencies", f"Training examples of each {axis.each}", [bars], layout)
 
 
 def method_errors(
@@ -287,8 +286,7 @@ def method_errors(
         "annotations": names,
         "shapes": [_upright(float(means[0]), "dot", figures.GRAY)],
     }
-    label = "Dot plot of the methods' balanced errors; the table below has the numbers."
-    return Chart("chart-methods", label, traces, layout)
+    return Chart("chart-methods", "Balanced error of each method", traces, layout)
 
 
 def class_errors(axis: ClassAxis, series: Sequence[Series], values: FloatArray) -> Chart:
@@ -298,23 +296,22 @@ def class_errors(axis: ClassAxis, series: Sequence[Series], values: FloatArray) 
     shown = axis.mean(values)
     traces = _lines(series, range(count), shown, hover, mode=mode, hovertext=axis.hover())
     layout = {"xaxis": axis.ticks(), "yaxis": _percent("error"), "height": 400}
-    label = f"Lines: error of each {axis.each}, most frequent first; the numbers are below."
+    label = f"Error of each {axis.each}, most frequent first"
     return Chart("chart-classes", label, traces, layout)
 
 
 def group_errors(sizes: dict[str, int], series: Sequence[Series], values: FloatArray) -> Chart:
     """Bars by group of classes; `values` of shape (methods, groups)."""
     names = [f"{name}<br>{n} class{'' if n == 1 else 'es'}" for name, n in sizes.items()]
-    traces, said = [], []
+    traces = []
     for one, y in zip(series, values, strict=True):
         hover = f"{one.label}<br>%{{x}}: %{{y:.1f}}%<extra></extra>"
         bar = _bar(names, y, one.color, name=one.label, visible=one.shown, hovertemplate=hover)
         bar["marker"]["pattern"] = {"shape": HATCHES[one.variant % len(HATCHES)]}
         traces.append(bar)
-        said.append(f"{one.label} {', '.join(f'{value:.1f}%' for value in y)}")
     examples = _axis("classes by training examples")
     layout = {"xaxis": examples, "yaxis": _percent("error"), "height": 400, "bargap": 0.25}
-    label = f"Bar chart: error of classes with {', '.join(sizes)} examples: {'; '.join(said)}."
+    label = f"Error of classes with {', '.join(sizes)} training examples"
     return Chart("chart-groups", label, traces, layout)
 
 
@@ -338,8 +335,7 @@ def calibration(
         "yaxis": _percent("how often it is right", range=[0, 103]),
         "height": 420,
     }
-    said = "; ".join(str(trace["name"]) for trace in traces)
-    label = f"Reliability diagram, with expected calibration errors: {said}."
+    label = "Reliability diagram, with expected calibration errors"
     return Chart("chart-calibration", label, [diagonal, *traces], layout)
 
 
@@ -365,8 +361,7 @@ def weight_norms(
         "yaxis": _axis("norm of its weights", rangemode="tozero"),
         "height": 420,
     }
-    said = "; ".join(str(trace["name"]) for trace in traces)
-    label = f"Norms of the last layer's weights against training examples, with their r: {said}."
+    label = "Norms of the last layer's weights against training examples of the class"
     return Chart("chart-norms", label, traces, layout)
 
 
@@ -422,12 +417,7 @@ def tau_curves(
         "height": 400,
         "shapes": [_upright(start, "solid", INK)],
     }
-    said = [
-        f"{one.series.label}: {one.curves[:, zero].mean():.1f}% at τ = 0, "
-        f"least {one.curves.mean(axis=0).min():.1f}%."
-        for one in methods
-    ]
-    label = f"Lines: balanced error against τ from {ends[0]:g} to {ends[1]:g}. {' '.join(said)}"
+    label = f"Balanced error against τ from {ends[0]:g} to {ends[1]:g}"
     return Chart("chart-tau", label, traces, layout)
 
 
@@ -490,7 +480,7 @@ def _moving(
         outline |= {"type": "scatter", "mode": "lines", "line": shape}
     gap = 0.05 if len(x) > DENSE else 0.25
     layout = {"yaxis": _percent("error"), "height": 360, "barmode": "overlay", "bargap": gap}
-    label = f"Bar chart: error of {key} at the slider's τ, most frequent first."
+    label = f"Error of {key} at the slider's τ, most frequent first"
     return Chart(f"chart-slider-{key}", label, [bars, outline], layout)
 
 

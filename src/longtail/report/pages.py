@@ -263,30 +263,16 @@ def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
 # ---------------------------------------------------------------------------- runs
 
 
-def write_runs(
-    comparison: Comparison,
-    path: str | Path,
-    *,
-    title: str | None = None,
-    command: str | None = None,
-    force: bool = False,
-) -> Path:
-    """Write one page about runs of one data set, and return its path.
-
-    Args:
-        comparison: of the runs, from `compare`.
-        path: the file; its folder is made if need be.
-        title: of the page; made from the data's name if absent.
-        command: what to type to make it again.
-        force: replace a file that is there.
-    """
-    return runs_page(comparison, title=title, command=command).write(path, force=force)
-
-
 def runs_page(
     comparison: Comparison, *, title: str | None = None, command: str | None = None
 ) -> Page:
-    """Return the page about a comparison of runs; arguments as in `write_runs`."""
+    """Return the page about runs of one data set.
+
+    Args:
+        comparison: of the runs, from `compare`.
+        title: of the page; made from the data's name if absent.
+        command: what to type to make it again.
+    """
     first = comparison.runs[0]
     data, prior = first.spec.dataset.name, first.prior
     page = Page(title or f"Long-tailed classification on {data}", texts.summary(comparison))
@@ -300,18 +286,12 @@ def runs_page(
         f"{prior.imbalance_ratio:,.0f} times as many examples as the rarest "
         f"({counts.max():,.6g} against {counts.min():,.6g}).",
         pair(
-            facts(dict(list(_facts(comparison).items())[:8])),
+            facts(_data_facts(comparison)),
             page.figure(
                 charts.frequencies(axis, counts), f"Training examples of each {axis.each}."
             ),
         ),
-        facts(dict(list(_facts(comparison).items())[8:])),
-    )
-    some = any(len(row.runs) > 2 for row in comparison.rows)
-    methods = charts.method_errors(
-        series_of(comparison.rows, comparison),
-        [mean_interval(100 * row.errors) for row in comparison.rows],
-        [row.tau_source == "oracle" for row in comparison.rows],
+        facts(_training_facts(comparison)),
     )
     page.section(
         "results",
@@ -320,22 +300,22 @@ def runs_page(
         "the very error shown, so its lead is flattered a little; the intervals are each "
         "method's own.",
         page.figure(
-            methods,
-            f"Dots: means over seeds;{' bars: 95% intervals;' * some} dotted: softmax; hollow: "
-            "oracle.",
+            charts.method_errors(
+                series_of(comparison.rows, comparison),
+                [mean_interval(100 * row.errors) for row in comparison.rows],
+                [row.tau_source == "oracle" for row in comparison.rows],
+            ),
+            "Dots: means over seeds, with 95% intervals from three seeds on; dotted: softmax; "
+            "hollow: oracle.",
         ),
         _results_table(comparison),
     )
     groups = {name: classes for name, classes in prior.groups().items() if len(classes)}
     if comparison.curves:
         chosen = [float(row.taus.mean()) for row in comparison.rows if row.taus is not None]
-        curve_taus = np.linspace(0, 4, CURVE_STEPS + 1)
-        slider_taus = np.union1d(np.linspace(0, 4, SLIDER_STEPS + 1), chosen)
-        trained = [
-            comparison.baseline,
-            *(r for r in comparison.rows if r.method == "logit-adjusted"),
-        ]
-        rows = [row for row in trained if row is not None]
+        curve_taus = tau_grid((), CURVE_STEPS)
+        slider_taus = np.union1d(tau_grid((), SLIDER_STEPS), chosen)
+        rows = [row for row in comparison.rows if row.method in ("softmax", "logit-adjusted")]
         errors = [100 * float(row.errors.mean()) for row in rows]
         page.tau(
             "Post-hoc methods have one knob, τ. Each curve is exact: it is computed from the "
@@ -405,10 +385,8 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _facts(comparison: Comparison) -> dict[str, str]:
-    """Data, model, recipe and machine; what differs between runs is given once for each."""
+def _data_facts(comparison: Comparison) -> dict[str, str]:
     runs, first = comparison.runs, comparison.runs[0]
-    both = [*runs, *comparison.held_out.values()]
     prior, data = first.prior, first.spec.dataset
     asked = {"profile": data.profile, "ratio": data.imbalance_ratio, **data.settings}
     total = 0 if prior.counts is None else int(prior.counts.sum())
@@ -417,7 +395,6 @@ def _facts(comparison: Comparison) -> dict[str, str]:
     seeds = sorted({seed for row in comparison.rows for seed in row.seeds})
     parts = {f"{run.spec.dataset.held_out:.0%}" for run in comparison.held_out.values()}
     sizes = [run.record.get("facts", {}).get("parameters") for run in runs]
-    seconds = sum(run.record["seconds"] or 0.0 for run in both)
     return {
         "Data": _with(data.name, asked),
         "Trained on": f"{total:,} examples of {prior.num_classes:,} classes",
@@ -429,10 +406,17 @@ def _facts(comparison: Comparison) -> dict[str, str]:
         "Choice of τ": "".join(
             f"on {part} of each class, held out of a second softmax run per seed" for part in parts
         ),
+    }
+
+
+def _training_facts(comparison: Comparison) -> dict[str, str]:
+    runs, both = comparison.runs, [*comparison.runs, *comparison.held_out.values()]
+    seconds = sum(run.record["seconds"] or 0.0 for run in both)
+    return {
         "Recipe": _unique(_with(r.spec.recipe.name, r.spec.recipe.values) for r in runs),
         "Changed in it": _unique(_pairs(run.spec.recipe.overrides) for run in runs),
         "Other settings": _unique(_pairs(run.spec.settings) for run in runs),
-        "Data fingerprint": first.data[:16],
+        "Data fingerprint": runs[0].data[:16],
         "Device": _unique(run.record["device"] for run in runs),
         "Training time": f"{seconds / 60:.1f} minutes in all, {len(both)} runs",
         "Versions": _unique(_pairs(run.record["versions"]) for run in runs),
@@ -578,19 +562,17 @@ def write_figures(comparison: Comparison, folder: str | Path) -> list[Path]:
 def write_adjusted(
     result: AdjustResult, path: str | Path, *, command: str | None = None, force: bool = False
 ) -> Path:
-    """Write the page about adjusted predictions, and return its path.
-
-    Args:
-        result: of labelled predictions.
-        path: the file; its folder is made if need be.
-        command: what was typed, for the part on how to do it again.
-        force: replace a file that is there.
-    """
+    """Write the page about adjusted predictions, and return its path; see `adjusted_page`."""
     return adjusted_page(result, command=command).write(path, force=force)
 
 
 def adjusted_page(result: AdjustResult, *, command: str | None = None) -> Page:
-    """Return the page about adjusted predictions; arguments as in `write_adjusted`."""
+    """Return the page about adjusted predictions.
+
+    Args:
+        result: of labelled predictions.
+        command: what was typed, for the part on how to do it again.
+    """
     source, prior, tally = result.predictions, result.prior, result.tally
     assert tally is not None  # a page is about labelled predictions
     said = adjusting.summary(result)
