@@ -111,7 +111,8 @@ class PredictionSets:
         self.prior_ = prior
         self.counts_ = np.bincount(labels, minlength=scores.shape[1])
         own = scores[np.arange(len(labels)), labels]
-        self.thresholds_ = self._thresholds(own, labels)
+        order = np.argsort(own)
+        self.thresholds_ = self._thresholds(self.method, own[order], labels[order])
         return self
 
     def predict(self, logits: Any) -> BoolArray:
@@ -163,41 +164,30 @@ class PredictionSets:
             array = np.asarray(posthoc.adjust_logits(array, prior, tau=self.tau))
         return np.asarray(-log_softmax(array, axis=1))
 
-    def _thresholds(self, own: FloatArray, labels: IntArray) -> FloatArray:
-        counts, order = self.counts_, np.argsort(own)
-        every = np.ones_like(counts, dtype=bool)
-        if self.method == "marginal":
-            weight = 1 / len(own)
-            one = _quantile(own[order], np.full(len(own), weight), self.coverage * (1 + weight))
-            return np.full(len(counts), one)
-        if self.method == "clustered":
-            thresholds = np.empty(len(counts))
-            for cluster in self._clusters():
-                thresholds[cluster] = self._macro(own[order], labels[order], cluster)[cluster]
-            return thresholds
-        macro = self._macro(own[order], labels[order], every)
-        if self.method == "macro":
-            return macro
-        alone = np.full(len(counts), np.inf)
-        for y in np.flatnonzero(counts):
-            mine = np.sort(own[labels == y])
-            level = self.coverage * (1 + 1 / len(mine))
-            alone[y] = _quantile(mine, np.full(len(mine), 1 / len(mine)), level)
-        if self.method == "classwise":
-            return alone
-        share = counts / (counts + self.shrinkage) if self.shrinkage else counts > 0
-        with np.errstate(invalid="ignore"):  # 0 · ∞, which is not taken
-            mixed = share * alone + (1 - share) * macro
-        return np.where(np.isfinite(alone), mixed, macro)
+    def _thresholds(self, method: str, own: FloatArray, labels: IntArray) -> FloatArray:
+        """The thresholds by the true classes' scores, which are sorted."""
+        counts, classes = self.counts_, np.arange(len(self.counts_))
+        if method == "interpolated":
+            alone, macro = (self._thresholds(m, own, labels) for m in ("classwise", "macro"))
+            share = counts / np.maximum(counts + self.shrinkage, 1e-300)
+            finite = np.isfinite(alone)
+            return np.where(finite, share * np.where(finite, alone, 0) + (1 - share) * macro, macro)
+        if method == "marginal":
+            weights, alone = np.full(len(own), 1 / len(own)), np.full(len(counts), 1 / len(own))
+            return _quantile(own, weights, self.coverage * (1 + alone))
+        groups = {"macro": [classes], "classwise": list(classes[:, None])}
+        thresholds, of = np.empty(len(counts)), np.empty(len(counts), dtype=int)
+        parts = groups.get(method) or self._clusters()
+        for i, group in enumerate(parts):
+            of[group] = i
+        for i, group in enumerate(parts):
+            among = of[labels] == i
+            share = 1 / (max(1, np.count_nonzero(counts[group])) * np.maximum(counts, 1))
+            levels = self.coverage * (1 + share[group])
+            thresholds[group] = _quantile(own[among], share[labels[among]], levels)
+        return thresholds
 
-    def _macro(self, own: FloatArray, labels: IntArray, among: BoolArray) -> FloatArray:
-        """The thresholds of the classes `among`, by the sorted scores of their examples."""
-        mine = among[labels]
-        share = 1 / (np.count_nonzero(self.counts_[among]) * np.maximum(self.counts_, 1))
-        weights = share[labels[mine]]
-        return np.asarray(_quantile(own[mine], weights, self.coverage * (1 + share)))
-
-    def _clusters(self) -> list[BoolArray]:
+    def _clusters(self) -> list[IntArray]:
         """Classes in order of training frequency, cut where enough held-out examples are."""
         clusters: list[list[int]] = [[]]
         for y in np.argsort(-self.prior_.probs, kind="stable"):
@@ -206,13 +196,13 @@ class PredictionSets:
             clusters[-1].append(int(y))
         if len(clusters) > 1 and self.counts_[clusters[-1]].sum() < self.cluster_examples:
             clusters[-2:] = [clusters[-2] + clusters[-1]]
-        return [np.isin(np.arange(len(self.counts_)), cluster) for cluster in clusters]
+        return [np.array(cluster) for cluster in clusters]
 
 
-def _quantile(values: FloatArray, weights: FloatArray, levels: Any) -> Any:
+def _quantile(values: FloatArray, weights: FloatArray, levels: FloatArray) -> FloatArray:
     """The least of the sorted values with as much weight up to it as each level; else infinity."""
-    places = np.searchsorted(np.cumsum(weights), np.asarray(levels) - 1e-12)
-    return np.append(values, np.inf)[places]
+    places = np.searchsorted(np.cumsum(weights), levels - 1e-12)
+    return np.asarray(np.append(values, np.inf)[places])
 
 
 @dataclass(frozen=True, eq=False)
