@@ -1,8 +1,6 @@
 """The look of figures: colours, isolation from the user's settings, bytes that don't change."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,18 +20,6 @@ def simple():
         axes[0, 1].fill_between([0, 1], [0, 1], alpha=0.3)
         axes[0, 0].legend()
     return figure
-
-
-def test_another_process_gives_the_same_bytes(tmp_path):
-    here = figures.save(simple(), tmp_path / "here")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_figures as t;"
-        "t.figures.save(t.simple(), sys.argv[2])"
-    )
-    folder = __file__.rpartition("/")[0]
-    subprocess.run([sys.executable, "-c", code, folder, str(tmp_path / "there")], check=True)
-    for path in here:
-        assert path.read_bytes() == path.with_stem("there").read_bytes()
 
 
 def test_saved_files_say_neither_when_nor_with_what(tmp_path):

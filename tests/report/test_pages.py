@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from longtail.report import adjusting, pages
 from longtail.report import comparison as texts
 from longtail.report.compare import compare
 from longtail.runs import DataSpec, Part, RecipeSpec, RunSpec, RunWriter
-from page_factory import digits_root, digits_runs
+from page_factory import digits_runs
 
 pytest.importorskip("plotly")
 COMMAND = "longtail report runs --out report.html"
@@ -117,17 +115,6 @@ def test_reliability_is_counted_over_all_seeds(compared, data):
     shown = seen >= 10
     drawn = data["charts"]["chart-calibration"]["data"][1]
     assert drawn["y"] == pytest.approx(100 * hits[shown] / seen[shown], abs=5e-4)
-
-
-def test_another_process_gives_the_same_bytes(text):
-    code = (
-        "import sys, hashlib; from longtail.runs import find_runs\n"
-        "from longtail.report import pages; from longtail.report.compare import compare\n"
-        "page = pages.runs_page(compare(find_runs(sys.argv[1])), command=sys.argv[2])\n"
-        "sys.stdout.buffer.write(page.render().encode())"
-    )
-    words = [sys.executable, "-c", code, str(digits_root()), COMMAND]
-    assert subprocess.run(words, check=True, capture_output=True).stdout == text.encode()
 
 
 def test_the_page_refers_to_nothing_outside_itself(text):
