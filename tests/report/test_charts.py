@@ -36,13 +36,13 @@ def many_methods(num_classes):
     compared = Comparison(tuple(rows), np.arange(num_classes), (run,), {}, {}, "test")
     series = pages.series_of(rows, compared)
     sizes = {name: len(k) for name, k in prior.groups().items()}
-    lines = charts.class_errors(ClassAxis.of(prior), series, 100 * values)
+    lines = charts.by_class(ClassAxis.of(prior), series, 100 * values)
     return lines, charts.group_errors(sizes, series, 100 * values[:, : len(sizes)])
 
 
 def test_plotly_accepts_every_chart(page):
     graph = pytest.importorskip("plotly.graph_objects")
-    assert len(page.charts) == 9
+    assert len(page.charts) == 10
     for chart in page.charts.values():
         graph.Figure(data=chart.data, layout=chart.layout)
 
@@ -120,7 +120,7 @@ def test_many_classes_are_shown_in_groups_and_a_hundred_keep_a_bar_each():
     assert len(axis.members) == charts.BINS
     assert axis.each == "group of 20 classes"
     np.testing.assert_allclose(axis.mean(counts.astype(float))[0], counts[axis.members[0]].mean())
-    chart = charts.class_errors(axis, [Series("one", "#000000")], np.full((1, 400), 50.0))
+    chart = charts.by_class(axis, [Series("one", "#000000")], np.full((1, 400), 50.0))
     assert chart.data[0]["y"] == [50.0] * charts.BINS
     axis = ClassAxis.of(ClassPrior.from_counts(np.arange(100, 0, -1) * 5))
     method = charts.TauMethod(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from longtail import ClassPrior, InputError
+from longtail.conformal import PredictionSets
 from longtail.predictions import adjust_predictions, from_arrays
 from longtail.report import adjusting, pages
 from longtail.report import comparison as texts
@@ -102,6 +103,18 @@ def test_the_charts_show_the_comparisons_numbers(compared, data):
     assert norms["y"] == pytest.approx(np.mean(heads, axis=0), abs=5e-4)
 
 
+def test_sets_are_chosen_on_held_out_examples_and_judged_on_the_test_set(compared, data):
+    (chart,) = [c for id, c in data["charts"].items() if id == "chart-coverage"]
+    order = np.argsort(-compared.runs[0].prior.probs, kind="stable")
+    covered = []
+    for run in compared.held_out.values():
+        sets = PredictionSets().fit(*run.logits("held-out")[:2], run.prior)
+        logits, target, _ = run.logits("test")
+        held = sets.predict(logits)[np.arange(len(target)), target]
+        covered.append([100 * held[target == y].mean() for y in order])
+    assert chart["data"][1]["y"] == pytest.approx(np.mean(covered, axis=0), abs=5e-4)
+
+
 def test_reliability_is_counted_over_all_seeds(compared, data):
     hits, seen = np.zeros(15), np.zeros(15)
     for run in compared.row("softmax").runs:
@@ -130,9 +143,9 @@ def test_structure_for_people_who_do_not_see_it(text):
     body = text[text.index("<body>") : text.index('<script type="application/json"')]
     ids = re.findall(r' id="([^"]*)"', body)
     assert len(ids) == len(set(ids))
-    assert re.findall(r"<h(\d)", body) == ["1", *["2"] * 8]
+    assert re.findall(r"<h(\d)", body) == ["1", *["2"] * 9]
     labels = re.findall(r'class="chart"[^>]* role="img" aria-label="([^"]*)"', body)
-    assert len(labels) == 9
+    assert len(labels) == 10
     assert min(map(len, labels)) > 20
     assert 'label for="tau-knob"' in body
     assert body.count("<caption>") == body.count("<table>")

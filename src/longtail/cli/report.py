@@ -46,10 +46,10 @@ def report(
 
     The page is a single file that opens anywhere, without a network.
 
-    The page shows errors with intervals, a slider for tau that moves them, calibration, weight
-    norms and how to run it again. Post-hoc methods are computed from the saved logits of the
-    softmax runs; softmax runs that differ from them in nothing but a held-out part serve to choose
-    tau, and other runs with such a part are left out.
+    The page shows errors with intervals, a slider for tau that moves them, calibration, prediction
+    sets, weight norms and how to run it again. Post-hoc methods are computed from the saved logits
+    of the softmax runs; softmax runs that differ from them in nothing but a held-out part serve to
+    choose tau, and other runs with such a part are left out.
 
     \b
     Examples:

@@ -289,15 +289,17 @@ def method_errors(
     return Chart("chart-methods", "Balanced error of each method", traces, layout)
 
 
-def class_errors(axis: ClassAxis, series: Sequence[Series], values: FloatArray) -> Chart:
+def by_class(
+    axis: ClassAxis, series: Sequence[Series], values: FloatArray, *, what: str = "error"
+) -> Chart:
     """A line per method over the classes, most frequent first; `values` (methods, classes)."""
     count = len(axis.members)
     mode, hover = "lines" if count > DENSE else "lines+markers", "%{hovertext}<br>%{y:.1f}%"
     shown = axis.mean(values)
     traces = _lines(series, range(count), shown, hover, mode=mode, hovertext=axis.hover())
-    layout = {"xaxis": axis.ticks(), "yaxis": _percent("error"), "height": 400}
-    label = f"Error of each {axis.each}, most frequent first"
-    return Chart("chart-classes", label, traces, layout)
+    layout = {"xaxis": axis.ticks(), "yaxis": _percent(what), "height": 400}
+    label = f"{what.capitalize()} of each {axis.each}, most frequent first"
+    return Chart("chart-classes" if what == "error" else f"chart-{what}", label, traces, layout)
 
 
 def group_errors(sizes: dict[str, int], series: Sequence[Series], values: FloatArray) -> Chart:

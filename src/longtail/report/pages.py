@@ -18,6 +18,7 @@ import numpy as np
 import longtail
 from longtail import _checks
 from longtail._checks import FloatArray, InputError, IntArray
+from longtail.conformal import PredictionSets
 from longtail.predictions import AdjustResult
 from longtail.priors import ClassPrior
 from longtail.report import adjusting, charts, figures
@@ -127,7 +128,7 @@ class Page:
             f"Error of each {axis.each}",
             f"{many}Classes stand in order of frequency; names in the legend are buttons that "
             "show and hide a line.",
-            self.figure(charts.class_errors(axis, series, values), "Means, most frequent first."),
+            self.figure(charts.by_class(axis, series, values), "Means, most frequent first."),
             folded("The numbers", numbers),
         )
         if groups:
@@ -349,6 +350,7 @@ def runs_page(
             "out; a larger mark holds more. ECE: expected calibration error, mean over seeds.",
         ),
     )
+    _sets(page, comparison, axis)
     rows = [row for row in rows if not row.tau_source and all(run.head for run in row.runs)]
     if rows:
         norms = [np.mean([run.head.norms for run in r.runs if run.head], axis=0) for r in rows]
@@ -365,6 +367,39 @@ def runs_page(
         )
     _again(page, comparison, command)
     return page
+
+
+def _sets(page: Page, comparison: Comparison, axis: ClassAxis) -> None:
+    """Coverage by class of prediction sets, of the runs that have held-out and judged logits."""
+    runs = [run for run in comparison.held_out.values() if comparison.split in run.splits]
+    if not runs:
+        return
+    ways = {
+        "softmax score": (PredictionSets(method="marginal", tau=0.0), "softmax"),
+        "logit-adjusted score, classes weighing alike": (PredictionSets(), ADJUSTED),
+    }
+    series, values = [], []
+    for label, (sets, method) in ways.items():
+        judged = [
+            sets.fit(*run.logits("held-out")[:2], run.prior).evaluate(
+                *run.logits(comparison.split)[:2]
+            )
+            for run in runs
+        ]
+        macro, size = (np.mean([getattr(j, k) for j in judged]) for k in ("macro", "macro_size"))
+        told = f"{label}: {macro:.1%} in the mean, sets of {size:.2f} classes"
+        series.append(Series(told, figures.color(method)))
+        values.append(100 * np.mean([one.per_class for one in judged], axis=0))
+    page.section(
+        "sets",
+        "Sets that cover rare classes",
+        "Sets of classes that are to hold the true one in 90% of cases, by the softmax runs with a "
+        "held-out part, which chose the threshold. The usual sets leave rare classes out.",
+        page.figure(
+            charts.by_class(axis, series, np.array(values), what="coverage"),
+            "Share of each class's examples whose set holds their class, mean over seeds.",
+        ),
+    )
 
 
 def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
