@@ -89,7 +89,7 @@ class PredictionSets:
         self.method = _checks.choice(method, METHODS, name="method")
         self.tau = _checks.tau(tau)
         self.cluster_examples = _checks.whole(cluster_examples, name="cluster_examples")
-        self.shrinkage = _checks.not_negative(shrinkage, name="shrinkage")
+        self.shrinkage = _checks.positive(shrinkage, name="shrinkage")
 
     def fit(self, logits: Any, target: Any, prior: ClassPrior) -> PredictionSets:
         """Choose the thresholds on held-out examples.
@@ -169,9 +169,10 @@ class PredictionSets:
         counts, classes = self.counts_, np.arange(len(self.counts_))
         if method == "interpolated":
             alone, macro = (self._thresholds(m, own, labels) for m in ("classwise", "macro"))
-            share = counts / np.maximum(counts + self.shrinkage, 1e-300)
-            finite = np.isfinite(alone)
-            return np.where(finite, share * np.where(finite, alone, 0) + (1 - share) * macro, macro)
+            some = np.isfinite(alone)
+            share = (counts / (counts + self.shrinkage))[some]
+            macro[some] = share * alone[some] + (1 - share) * macro[some]
+            return macro
         if method == "marginal":
             weights, alone = np.full(len(own), 1 / len(own)), np.full(len(counts), 1 / len(own))
             return _quantile(own, weights, self.coverage * (1 + alone))
