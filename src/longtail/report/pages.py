@@ -247,12 +247,11 @@ def tau_grid(marks: Sequence[float], steps: int) -> FloatArray:
         >>> tau_grid([0.0, 1.0, 1.3], 4)
         array([0. , 1. , 1.3, 2. , 3. , 4. ])
         >>> tau_grid([-0.02, 0.0, 1.0], 4)
-        array([-0.08, -0.04,  0.  ,  0.04,  0.08])
+        array([-0.08, -0.04, -0.02,  0.  ,  0.04,  0.08])
     """
-    taus = [mark for mark in marks if mark not in (0.0, 1.0)]
-    low, high = min(0.0, *taus, 0.0), max(0.0, *taus, 0.0)
-    if 0 < max(high, -low) < 0.4:
-        reach = 4 * max(high, -low)
+    chosen = [0.0, *(mark for mark in marks if mark != 1.0)]
+    low, high, reach = min(chosen), max(chosen), 4 * max(map(abs, chosen))
+    if 0 < reach < 1.6:
         low, high = (-reach if low else 0.0), reach
     else:
         low, high = 1.25 * low, 4.0 if high <= 4 else 1.25 * high
