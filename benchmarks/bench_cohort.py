@@ -102,7 +102,7 @@ def plainly():
         mock.patch.object(
             norm_act, "norm_act_fork", lambda *a, **k: (torch_norm_act(*a, **k),) * 2
         ),
-        mock.patch.object(models.norm, "grouped_conv", torch_conv),
+        mock.patch.object(models.resnet, "grouped_conv", torch_conv),
         mock.patch.object(models.resnet, "pad_shortcut", torch_shortcut),
     ):
         yield

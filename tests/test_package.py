@@ -22,6 +22,7 @@ ORDER = [
     "posthoc",
     "tuning",
     "shift",
+    "conformal",
     "sklearn",
     "margins",
     "consistency",

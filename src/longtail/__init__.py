@@ -7,6 +7,7 @@ The reading order is the order in which data walks through the package:
     posthoc      logits -> adjusted logits
     tuning       held-out logits -> tau, with the exact curve
     shift        unlabelled target data -> target prior
+    conformal    held-out logits -> prediction sets that cover every class
     sklearn      estimators that adjust any classifier
     margins      ClassPrior -> Margin, one function per named loss
     consistency  Margin or rule -> does it minimise the balanced error?
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from longtail import bake as bake
+    from longtail import conformal as conformal
     from longtail import consistency as consistency
     from longtail import data as data
     from longtail import losses as losses
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from longtail.bake import bake_record as bake_record
     from longtail.bake import bake_weight_normalization as bake_weight_normalization
     from longtail.bake import unbake as unbake
+    from longtail.conformal import PredictionSetClassifier as PredictionSetClassifier
+    from longtail.conformal import PredictionSets as PredictionSets
     from longtail.consistency import PosthocLogitAdjustment as PosthocLogitAdjustment
     from longtail.consistency import PosthocWeightNormalization as PosthocWeightNormalization
     from longtail.consistency import Verdict as Verdict
@@ -89,6 +93,7 @@ _NAMES = {
     "posthoc": "adjust_logits normalize_weights scale_temperature AdjustedTwiceWarning",
     "tuning": "tune_tau TauResult fit_temperature",
     "shift": "estimate_prior effective_prior",
+    "conformal": "PredictionSets PredictionSetClassifier",
     "sklearn": "LogitAdjustedClassifier LogitAdjustedClassifierCV TauCurveDisplay",
     "margins": "Margin",
     "consistency": ("check_consistency Verdict PosthocLogitAdjustment PosthocWeightNormalization"),

@@ -88,11 +88,6 @@ def test_the_numbers_as_json(cli, folders):
     assert 0 < rows["posthoc-logit-adjusted", "fixed"]["balanced_error"]["mean"] < 1
 
 
-def test_a_run_named_twice_counts_once(cli, folders):
-    document = json.loads(cli("report", *folders, folders[0], "--json").out)
-    assert document["rows"][0]["seeds"] == [0]
-
-
 def test_an_existing_page_asks_for_force(cli, folders):
     Path("old.html").write_text("mine")
     message = refused(cli("report", *folders, "--out", "old.html"))
@@ -107,17 +102,6 @@ def test_an_existing_figure_asks_for_force(cli, folders):
     Path("figs/groups.png").write_text("mine")
     message = refused(cli("report", *folders, "--figures", "figs"))
     assert message == "figs/groups.png exists; pass --force to replace it."
-
-
-def test_a_folder_where_a_file_is_meant_and_the_reverse(cli, folders):
-    Path("here").mkdir()
-    assert refused(cli("report", *folders, "--out", "here", "--force")) == (
-        "--out must be a file, but here is a folder."
-    )
-    Path("note.txt").write_text("")
-    assert refused(cli("report", *folders, "--figures", "note.txt")) == (
-        "--figures must be a folder, but note.txt is a file."
-    )
 
 
 @pytest.mark.parametrize("name", ["page.txt", "page"])
@@ -168,19 +152,3 @@ def test_matplotlib_is_needed_only_for_figures(cli, folders, monkeypatch):
         cli("report", *folders, "--figures", "figs")
     )
     assert cli("report", *folders).code == 0
-
-
-def test_a_long_name_wraps_and_no_number_is_cut(capsys, monkeypatch):
-    from longtail.cli import _console
-    from longtail.report.tables import Table
-
-    monkeypatch.setenv("COLUMNS", "80")
-    name = "logit adjusted + label smoothing + square-root sampling (epsilon=0.05)"
-    numbers = ("54.2 ± 54.0", "−13.2 [−105.4, +78.9]", "1.47")
-    _console.show_table(
-        Table("errors", ("method", "balanced error", "change", "τ"), [(name, *numbers)])
-    )
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 80
-    assert all(number in out for number in numbers)
-    assert all(word in out for word in name.split())

@@ -63,12 +63,6 @@ def test_the_sum_over_the_number_of_items(loss, shape, how):
         assert found.item() == pytest.approx(equation(logits, labels) / 17, rel=1e-6)
 
 
-def test_without_a_number_of_items_it_is_the_mean_over_what_counts(loss):
-    logits, labels = batch(2, 5)
-    labels[0, :3] = -100
-    assert loss((logits,), labels).item() == pytest.approx(equation(logits, labels) / 7, rel=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("items", [None, 100_000])
 @pytest.mark.parametrize("kind", ["indices", "probabilities"])
@@ -121,14 +115,6 @@ def test_soft_labels_count_once_each():
     assert found.item() == pytest.approx(F.cross_entropy(logits, soft).item(), rel=1e-6)
 
 
-def test_the_loss_that_was_passed_stays_as_it_was():
-    module = LogitAdjustedLoss(PRIOR)
-    wrapped = TrainerLoss(module)
-    wrapped.weigh([1.0, 2.0, 3.0])
-    assert module.reduction == "mean"
-    assert module.weight is None
-
-
 def test_accumulation_one_and_four_give_the_same_losses_and_gradients():
     """Token labels of very unequal number, and a last step of a different size: 208 = 13 × 16."""
     (one, whole), (four, parts) = (
@@ -140,16 +126,6 @@ def test_accumulation_one_and_four_give_the_same_losses_and_gradients():
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     losses = [[h["loss"] for h in t.state.log_history if "loss" in h] for t in (one, four)]
     np.testing.assert_allclose(*losses, rtol=1e-5)
-
-
-def test_a_last_step_of_fewer_micro_batches_is_right_too():
-    """208 examples in micro-batches of 10, four to a step: the last step has one of 8."""
-    (_, parts), (_, whole) = (
-        trainer_example.token_training(size, accumulation=n) for size, n in ((10, 4), (40, 1))
-    )
-    assert len(parts) == len(whole) == 6
-    for a, b in zip(whole[-1], parts[-1], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -246,15 +222,6 @@ def test_deferred_reweighting_resumes_in_its_epoch(tmp_path, saved):
     assert weighed == ([False] * 4 + [True] * 4)[saved:]
 
 
-def test_deferred_reweighting_does_not_guess_the_epoch_of_a_checkpoint(tmp_path):
-    settings = {"max_steps": 8, "output_dir": str(tmp_path), "save_strategy": "steps"}
-    settings |= {"save_steps": 5, "ignore_data_skip": True}
-    reweighted(Stream(), **settings)[0].train()
-    trainer, _ = reweighted(Stream(), **settings)
-    with pytest.raises(InputError, match=r"have no length, .* give the data set a `__len__`"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-
-
 def test_a_class_sampler_in_trainer_sees_every_epoch():
     data = trainer_example.sequences()
     drawn = ClassSampler(data.columns["labels"], rule="class-balanced", num_samples=48)
@@ -286,13 +253,11 @@ class CausalLMOutput(dict):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: TrainerLoss(torch.nn.CrossEntropyLoss()), "must be a loss module of longtail"),
         (lambda: TrainerLoss(LogitAdjustedLoss(PRIOR, ignore_index=0)), "not -100"),
         (
             lambda: TrainerLoss(LogitAdjustedLoss(PRIOR, weight=torch.ones(3))),
             "weigh the classes in the margin",
         ),
-        (lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(4)[0],), None), "has no `labels`"),
         (lambda: TrainerLoss(SoftmaxLoss(PRIOR))({"loss": 1}, None), "no `logits`, only loss"),
         (
             lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(4)[0],), torch.zeros(3).long()),
@@ -302,37 +267,15 @@ class CausalLMOutput(dict):
             lambda: TrainerLoss(SoftmaxLoss(PRIOR))(
                 (batch(2)[0],), torch.tensor([[1.0, 0, 0], [1, 1, 0]])
             ),
-            r"off 1 by 1\. Several labels per example \(problem_type='multi_label",
-        ),
-        (
-            lambda: TrainerLoss(SoftmaxLoss(PRIOR))((batch(1)[0],), torch.full((1, 3), torch.nan)),
-            "off 1 by nan",
+            r"off 1 by 1\. Several labels per example",
         ),
         (
             lambda: TrainerLoss(SoftmaxLoss(PRIOR))(CausalLMOutput(), None),
             "does not shift the labels",
         ),
         (lambda: DeferredReweighting(SoftmaxLoss(PRIOR), PRIOR, start=1), "the TrainerLoss that"),
-        (
-            lambda: DeferredReweighting(
-                TrainerLoss(SoftmaxLoss(PRIOR)), ClassPrior.from_counts([2, 1]), start=1
-            ),
-            "`prior` has 2 classes but the logits have 3",
-        ),
     ],
 )
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_a_missing_transformers_names_the_install_command():
-    code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "import longtail\n"
-        "try:\n    import longtail.integrations.huggingface\n"
-        "except longtail.MissingExtraError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "pip install 'longtail[hf]'" in done.stdout
-    assert len(done.stdout.strip().splitlines()) == 1

@@ -17,7 +17,6 @@ from longtail import InputError, balanced_error
 from longtail.integrations.lightning import LongTailMixin
 from longtail.runs import Run, RunError, find_runs
 
-LONGTAIL = [sys.executable, "-c", "from longtail.cli import main; main()"]
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
     pytest.mark.usefixtures("one_thread"),
@@ -62,36 +61,6 @@ def test_the_log_has_a_line_per_epoch(trained):
     assert lines[0]["loss"] > lines[-1]["loss"] > 0
     held = balanced_error(example.HELD.tensors[1], logits_of(net, example.HELD))
     assert lines[-1]["val_balanced_error"] == held
-
-
-def test_the_loss_in_the_log_is_the_mean_over_the_batches(tmp_path):
-    losses = []
-
-    class Watched(example.Net):
-        def training_step(self, batch, _):
-            loss = super().training_step(batch, _)
-            losses.append(loss.item())
-            return loss
-
-    net = example.record(Watched(), tmp_path)
-    trainer(max_epochs=1).fit(net, example.Data(16))
-    (run,) = find_runs(tmp_path)
-    assert run.log()[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_longtail_report_reads_the_folder(trained, tmp_path):
-    pytest.importorskip("plotly")
-    _, _, run = trained
-    page = tmp_path / "page.html"
-    done = subprocess.run(
-        [*LONGTAIL, "report", str(run.folder), "--out", str(page)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "logit" in done.stdout
-    assert page.stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -252,24 +221,3 @@ def test_several_loaders_are_refused():
     used.validate(net, loaders, verbose=False)
     wanted = balanced_error(example.TEST.tensors[1], logits_of(net, example.TEST))
     assert used.callback_metrics["val_balanced_error"].item() == pytest.approx(wanted, abs=1e-7)
-
-
-def test_what_is_handed_over_is_checked(tmp_path):
-    with pytest.raises(InputError, match=r"`logits` must have shape \(examples, classes\)"):
-        example.Net().collect(torch.zeros(3), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(
-        InputError, match=r"has no part 'head' for `head`; its linear layers are .fc."
-    ):
-        example.Net().record_run(tmp_path, example.SPEC, prior=example.PRIOR, data="x", head="head")
-
-
-def test_a_missing_lightning_names_the_install_command():
-    code = (
-        "import sys; sys.modules['lightning'] = None\n"
-        "import longtail\n"
-        "try:\n    import longtail.integrations.lightning\n"
-        "except longtail.MissingExtraError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "pip install 'longtail[lightning]'" in done.stdout
-    assert len(done.stdout.strip().splitlines()) == 1

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from longtail import ClassPrior, InputError, balanced_error
 from longtail.integrations.lightning import DeferredReweighting, LongTailMixin
-from longtail.losses import LogitAdjustedLoss, SoftmaxLoss
+from longtail.losses import SoftmaxLoss
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
@@ -33,16 +33,6 @@ def test_deferred_reweighting_begins_at_its_epoch(start):
     np.testing.assert_allclose(
         seen[begins:], np.tile(3 * weights / weights.sum(), (10 - begins, 1)), rtol=1e-6
     )
-
-
-def test_reweighting_a_second_fit_is_fine_but_own_weights_are_not():
-    callback = DeferredReweighting(example.PRIOR, start=0)
-    net = example.Net()
-    for _ in range(2):
-        trainer(max_epochs=1, callbacks=[callback]).fit(net, example.Data(64))
-    mine = example.Net(LogitAdjustedLoss(example.PRIOR, weight=torch.ones(3)))
-    with pytest.raises(InputError, match="has class weights already"):
-        trainer(callbacks=[callback]).fit(mine, example.Data(64))
 
 
 class Plain(example.Net):

@@ -39,14 +39,6 @@ def test_mixed_targets_give_the_equation(contract, lam, smoothing):
     assert np.all(np.abs(output.grad.double().numpy() - slopes) <= 1e-4 * terms + 1e-9)
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
-def test_unmixed_targets_are_the_labels(contract):
-    """λ = 1 without smoothing: one loop may see dense and plain targets."""
-    loss = contract.module()
-    dense = loss(LOGITS, mixed_targets(LABELS, lam=1.0, smoothing=0.0))
-    torch.testing.assert_close(dense, loss(LOGITS, LABELS), rtol=1e-5, atol=1e-6)
-
-
 def test_a_step_as_timms_loop_does_it():
     """Moved to the device once, called under autocast, then scaled, divided and sent backward."""
     contract = next(c for c in CONTRACTS if c.name == "logit-adjusted")

@@ -23,28 +23,9 @@ def build(**changes):
         ({"head": "normed"}, "`head` must be one of 'linear', 'cosine', 'unit-norm'; got 'normed'"),
         ({"num_classes": 1}, "`num_classes` must be a whole number, at least 2; got 1"),
         ({"head": "cosine", "head_scale": 0.0}, "`head_scale` must be above zero; got 0"),
-        ({"head": "cosine", "head_scale": -1.0}, "`head_scale` must be above zero; got -1"),
-        ({"head": "cosine", "head_scale": float("nan")}, "`head_scale` must be finite; got nan"),
-        ({"head_scale": 0.0}, "`head_scale` must be above zero; got 0"),
         ({"head_scale": 30.0}, "the linear head has none, but 30 came; leave it out, or pass head"),
-        ({"head": "unit-norm", "head_scale": 2.0}, "the unit-norm head has none, but 2 came"),
-        (
-            {"image_shape": (3, 3, 32)},
-            r"at least 4 x 4 pixels.*\(3, 3, 32\); choose small-conv, or",
-        ),
-        ({"image_shape": (3, 1, 1), "name": "small-conv"}, r"at least 2 x 2 pixels.*; enlarge the"),
-        (
-            {"image_shape": (3, 31, 40), "name": "resnet50"},
-            r"at least 32 x 32 pixels.*\(3, 31, 40\); choose small-conv, resnet20,",
-        ),
-        (
-            {"image_shape": (1, 64, 64), "name": "resnet18"},
-            "'resnet18' takes images with 3 channels.*repeat a grey image three times",
-        ),
-        (
-            {"image_shape": (64, 64, 3), "name": "resnet152"},
-            r"is the shape in the order \(height, width, channels\)\?",
-        ),
+        ({"image_shape": (3, 3, 32)}, r"at least 4 x 4 pixels.*is \(3, 3, 32\)"),
+        ({"image_shape": (64, 64, 3), "name": "resnet18"}, "takes images of 3 channels and at"),
     ],
 )
 def test_bad_input_is_refused(changes, message):
@@ -57,11 +38,6 @@ def test_the_smallest_images_work(name):
     side = models.MODELS[name].smallest
     model = build(name=name, image_shape=(3, side, side), num_classes=2)
     assert model(torch.empty(2, 3, side, side, device="meta")).shape == (2, 2)
-
-
-def test_cifar_networks_take_grey_images():
-    model = models.build("resnet20", num_classes=10, image_shape=(1, 8, 8)).eval()
-    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_the_small_network_is_what_older_runs_hold():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from longtail import models
-from longtail._checks import InputError
 from longtail.models.stacked import part_of, stack
 
 COUNT = 3
@@ -46,9 +45,3 @@ def test_each_network_is_as_it_would_be_alone(name, head):
 def test_one_network_is_itself():
     (net,) = networks("resnet20", "linear")[:1]
     assert stack([net]) is net
-
-
-def test_other_networks_are_refused():
-    small = [models.build("small-conv", num_classes=2, image_shape=(1, 8, 8)) for _ in range(2)]
-    with pytest.raises(InputError, match="residual networks can stand side by side; got SmallConv"):
-        stack(small)

@@ -1,8 +1,6 @@
 """The look of figures: colours, isolation from the user's settings, bytes that don't change."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,18 +20,6 @@ def simple():
         axes[0, 1].fill_between([0, 1], [0, 1], alpha=0.3)
         axes[0, 0].legend()
     return figure
-
-
-def test_another_process_gives_the_same_bytes(tmp_path):
-    here = figures.save(simple(), tmp_path / "here")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_figures as t;"
-        "t.figures.save(t.simple(), sys.argv[2])"
-    )
-    folder = __file__.rpartition("/")[0]
-    subprocess.run([sys.executable, "-c", code, folder, str(tmp_path / "there")], check=True)
-    for path in here:
-        assert path.read_bytes() == path.with_stem("there").read_bytes()
 
 
 def test_saved_files_say_neither_when_nor_with_what(tmp_path):
@@ -56,18 +42,6 @@ def test_the_users_settings_neither_enter_nor_change(tmp_path):
         assert matplotlib.rcParams["svg.hashsalt"] == "mine"
     for one, two in zip(plain, mine, strict=True):
         assert one.read_bytes() == two.read_bytes()
-
-
-def test_without_matplotlib_the_install_command_is_named():
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from longtail import MissingExtraError\n"
-        "from longtail.report import figures\n"
-        "try:\n    figures.panels()\n"
-        "except MissingExtraError as error:\n    print(error)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "pip install 'longtail[report]'" in out.stdout
 
 
 def luminance(color):
@@ -104,8 +78,3 @@ def test_a_composed_method_is_named_by_its_parts_and_coloured_by_its_loss(method
     assert figures.label(method) == expected
     loss = method.partition("/")[0].partition("+")[0]
     assert figures.color(method) == figures.METHOD_COLORS.get(loss, figures.DARK_GRAY)
-
-
-def test_variants_are_as_many_for_lines_as_for_bars():
-    assert len(set(figures.DASHES)) == len(set(figures.HATCHES)) == 8
-    assert all(len(lengths) % 2 == 0 for lengths in figures.DASHES)

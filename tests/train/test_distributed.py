@@ -23,7 +23,7 @@ from longtail import metrics
 from longtail._checks import InputError
 from longtail.data.large import load_listed
 from longtail.models import MODELS, Entry, _resnet
-from longtail.models.resnet import BasicBlock, Design, init_he
+from longtail.models.resnet import Design, basic, init_he
 from longtail.runs import Run
 from longtail.runs.folder import RunError
 from longtail.train import distributed
@@ -56,7 +56,7 @@ STEPS = {
 
 # A network with batch norm, of a few layers.
 TINY = Entry(
-    _resnet(Design(BasicBlock, depths=(1,), widths=(8,), init=init_he, stem_width=8)), smallest=4
+    _resnet(Design(basic, depths=(1,), widths=(8,), init=init_he, stem_width=8)), smallest=4
 )
 NORMED = {"model": "tiny", "batch_size": 24}
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from longtail.cli import _console
 from longtail.cli._console import ForceOption, JsonOption
+
+if TYPE_CHECKING:
+    from longtail.report.compare import Comparison
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -43,10 +46,10 @@ def report(
 
     The page is a single file that opens anywhere, without a network.
 
-    The page shows errors with intervals, a slider for tau that moves them, calibration, weight
-    norms and how to run it again. Post-hoc methods are computed from the saved logits of the
-    softmax runs; softmax runs that differ from them in nothing but a held-out part serve to choose
-    tau, and other runs with such a part are left out.
+    The page shows errors with intervals, a slider for tau that moves them, calibration, prediction
+    sets, weight norms and how to run it again. Post-hoc methods are computed from the saved logits
+    of the softmax runs; softmax runs that differ from them in nothing but a held-out part serve to
+    choose tau, and other runs with such a part are left out.
 
     \b
     Examples:
@@ -56,23 +59,17 @@ def report(
     """
     from longtail import _checks
     from longtail.cli._opening import open_runs
-    from longtail.report import comparison as texts
     from longtail.report import pages
     from longtail.report.compare import compare
 
     # What would fail after the work is refused before it.
     for module in ("plotly", *(["matplotlib"] if figures is not None else [])):
         _checks.require(module, extra="report")
-    if out.is_dir():
-        raise _checks.InputError(f"--out must be a file, but {out} is a folder.")
     _console.refuse_no_page(out, "--out")
     _console.refuse_overwrite(out, force)
-    if figures is not None:
-        if figures.exists() and not figures.is_dir():
-            raise _checks.InputError(f"--figures must be a folder, but {figures} is a file.")
-        for stem in pages.FIGURES:
-            for ending in ("svg", "png"):
-                _console.refuse_overwrite(figures / f"{stem}.{ending}", force)
+    for stem in pages.FIGURES:
+        for ending in ("svg", "png") if figures is not None else ():
+            _console.refuse_overwrite(Path(figures or "") / f"{stem}.{ending}", force)
     # What makes the page again; by then it is there to be replaced.
     words = ["longtail", "report", *map(str, runs), "--out", str(out)]
     words += [] if figures is None else ["--figures", str(figures)]
@@ -81,17 +78,24 @@ def report(
     command = shlex.join([*words, "--force"])
     compared = compare(open_runs(runs, split=split), split=split)
     with _console.working("writing the page"):
-        pages.write_runs(compared, out, title=title, command=command, force=True)
+        pages.runs_page(compared, title=title, command=command).write(out, force=True)
         drawn = [] if figures is None else pages.write_figures(compared, figures)
     if json:
         _console.print_json({**compared.to_dict(), "page": out, "figures": drawn})
         return
-    for table in texts.tables(compared):
-        _console.show_table(table)
-    _console.line(_console.wrapped(" ".join(texts.summary(compared))))
-    _console.line()
+    print_comparison(compared)
     slider = ": it has a slider for tau" if compared.curves else ""
     _console.line(f"Open {out} in a browser{slider}.")
     if drawn:
         names = ", ".join(path.name for path in drawn)
         _console.line(_console.wrapped(f"Figures in {figures}: {names}"))
+
+
+def print_comparison(compared: Comparison) -> None:
+    """Print the tables and the summary of a comparison."""
+    from longtail.report import comparison as texts
+
+    for table in texts.tables(compared):
+        _console.show_table(table)
+    _console.line(_console.wrapped(" ".join(texts.summary(compared))))
+    _console.line()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,6 +24,10 @@ from longtail.cli._inputs import (
     SplitOption,
     TrainLabelsOption,
 )
+
+if TYPE_CHECKING:
+    from longtail.predictions import Predictions
+    from longtail.priors import ClassPrior
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -88,6 +92,10 @@ def tune(
     bootstrap: Annotated[int, option("N", "Resamplings; 0 for no interval.", min=0)] = 1000,
     seed: SeedOption = 0,
     curve: Annotated[int, option("N", "Points of the curve to add to --json.", min=0)] = 0,
+    sets: Annotated[
+        float | None,
+        option("COVERAGE", "Prediction sets that hold the true class so often in each class."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Choose tau on held-out logits, by the exact error curve.
@@ -101,9 +109,12 @@ def tune(
       longtail tune logits.npy --logits --labels y.npy --train-labels train.npy
       longtail tune runs/digits-lt/softmax-s0-10db5896 --json
       longtail tune RUN --split dev --missing nearest
+      longtail tune held-out.npz --counts 900,90,10 --sets 0.9
     """
     from longtail.predictions import tune_predictions
 
+    if sets is not None and method is not Method.logit_adjustment:
+        raise typer.BadParameter("--sets goes with logit adjustment, not weight normalization")
     found = _inputs.open_file(
         file,
         labels=labels,
@@ -132,7 +143,31 @@ def tune(
     if file.is_dir():
         by_counts = prior if method is Method.logit_adjustment else None
         _inputs.warn_of_run(file, split, by_counts, tau=None)
+    document: dict[str, Any] = result.to_dict(curve_points=curve)
+    lines = [result.describe(class_names=found.class_names)]
+    if sets is not None:
+        document["sets"], more = _sets(found, prior, coverage=sets, tau=result.tau)
+        lines += more
     if json:
-        _console.print_json(result.to_dict(curve_points=curve))
+        _console.print_json(document)
     else:
-        _console.line(result.describe(class_names=found.class_names))
+        _console.line("\n".join(lines))
+
+
+def _sets(
+    found: Predictions, prior: ClassPrior, *, coverage: float, tau: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Return thresholds of prediction sets with this tau, for JSON and in words."""
+    from longtail.conformal import PredictionSets
+    from longtail.predictions.passes import whole_logits
+
+    logits, target = whole_logits(found)
+    sets = PredictionSets(coverage=coverage, tau=tau).fit(logits, target, prior)
+    judged = sets.cross_evaluate(logits, target, prior)
+    low, high = sets.thresholds_.min(), sets.thresholds_.max()
+    lines = [
+        f"prediction sets: the classes with -log softmax(logits - tau log prior) <= {low:.4g}"
+        + (f" to {high:.4g}, by class (--json)" if high > low else ""),
+        *(f"  {line.strip()}" for line in f"judged by cross-fitting: {judged}".splitlines()),
+    ]
+    return {"coverage": coverage, "thresholds": sets.thresholds_, **judged.to_dict()}, lines

@@ -93,52 +93,40 @@ class DeferredReweighting(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Fill in the weights: a training that is resumed within an epoch does not start one."""
-        self._weigh(trainer, pl_module)
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Fill in the weights of this epoch."""
-        self._weigh(trainer, pl_module)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the loss as it was, for whatever is done with it next."""
-        self._unweigh()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Likewise: a fit that fails or is interrupted has no teardown, and may be repeated."""
-        self._unweigh()
-
-    def _unweigh(self) -> None:
-        if self._weighed is not None:
-            self._weighed.register_buffer("weight", None)
-        self._weighed = None
-
-    def _weigh(self, trainer: Any, pl_module: Any) -> None:
         weights = self.method.class_weights(
             self.prior, trainer.current_epoch, trainer.max_epochs or 0
         )
         found = self._found(pl_module)
         if found.weight is None:
             raise InputError("DeferredReweighting: the loss was replaced during training.")
-        if weights is None:
-            found.weight.fill_(1.0)
-        else:
-            found.weight.copy_(torch.as_tensor(weights))
+        found.weight.copy_(torch.ones(()) if weights is None else torch.as_tensor(weights))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Fill in the weights of this epoch."""
+        self.on_train_start(trainer, pl_module)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the loss as it was, for whatever is done with it next."""
+        if self._weighed is not None:
+            self._weighed.register_buffer("weight", None)
+        self._weighed = None
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Likewise: a fit that fails or is interrupted has no teardown, and may be repeated."""
+        self.teardown(trainer, pl_module, "fit")
 
     def _found(self, pl_module: Any) -> PairwiseMarginLoss:
         """The one loss of the module."""
-        losses = {
-            name: part
-            for name, part in pl_module.named_modules()
-            if isinstance(part, PairwiseMarginLoss)
-        }
-        if self.loss is not None and self.loss in losses:
-            return losses[self.loss]
+        parts = pl_module.named_modules()
+        losses = {name: part for name, part in parts if isinstance(part, PairwiseMarginLoss)}
         if self.loss is None and len(losses) == 1:
             return next(iter(losses.values()))
-        there = _checks.listing(losses) or "none"
+        if self.loss in losses:
+            return losses[self.loss]
+        named = "" if self.loss is None else f" called {self.loss!r}"
         raise InputError(
             f"DeferredReweighting: the LightningModule must have one loss of longtail.losses"
-            f"{'' if self.loss is None else f' called {self.loss!r}'}; there: {there}."
+            f"{named}; there: {_checks.listing(losses) or 'none'}."
             f"{' Say which with `loss`.' if len(losses) > 1 else ''}"
         )
 
@@ -189,13 +177,14 @@ class LongTailMixin:
     trainer: Any
     current_epoch: int
     log: Callable[..., None]
-    get_submodule: Callable[[str], torch.nn.Module]
     named_modules: Callable[[], Any]
     parameters: Callable[[], Any]
     state_dict: Callable[[], dict[str, Tensor]]
 
-    _collected: list[_Batch] | None = None
+    _collected: list[_Examples] | None = None
     _collected_at: int | None = None
+    _width: int = 0
+    _finite: bool = True
     _told: _Recording | None = None
     _writer: RunWriter | None = None
     _losses: tuple[Any, int] = (0.0, 0)
@@ -228,19 +217,17 @@ class LongTailMixin:
         scores = _checks.matrix(logits, finite=False)
         labels = _checks.labels(target)
         _checks.same_length(scores, labels)
-        told = None
-        if indices is not None:
-            told = _checks.labels(indices, name="indices")
-        batch = _Batch.of(scores, labels, told, whole=self._told is not None)
-        if self._collected is None:
-            self._collected = []
-        if self._collected and self._collected[0].num_classes != batch.num_classes:
+        told = None if indices is None else _checks.labels(indices, name="indices")
+        if not self._collected:
+            self._collected, self._width, self._finite = [], scores.shape[1], True
+        if scores.shape[1] != self._width:
             raise InputError(
-                f"LongTailMixin.collect: `logits` has {batch.num_classes} columns, but had in the "
-                f"batches before {self._collected[0].num_classes}; an evaluation is of one set of "
-                f"classes."
+                f"LongTailMixin.collect: `logits` has {scores.shape[1]} columns, but had in the "
+                f"batches before {self._width}; an evaluation is of one set of classes."
             )
-        self._collected.append(batch)
+        self._finite = self._finite and bool(np.isfinite(scores).all())
+        kept = scores if self._told is not None else scores.argmax(axis=1)
+        self._collected.append(_Examples(kept, labels, told))
 
     def record_run(
         self,
@@ -268,15 +255,8 @@ class LongTailMixin:
         """
         if head is not None:
             self._head(head)
-        self._told = _Recording(
-            Path(root),
-            spec,
-            _checks.prior(prior),
-            data,
-            class_names,
-            head,
-            force,
-        )
+        prior = _checks.prior(prior)
+        self._told = _Recording(Path(root), spec, prior, data, class_names, head, force)
 
     @property
     def _recording(self) -> _Recording | None:
@@ -285,19 +265,14 @@ class LongTailMixin:
 
     def _head(self, name: str) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the last layer; refuses what has no rows."""
-        try:
-            module = self.get_submodule(name)
-        except AttributeError as error:
-            linear = (
-                key
-                for key, part in self.named_modules()
-                if getattr(getattr(part, "weight", None), "ndim", 0) == 2
-            )
+        parts = dict(self.named_modules())
+        if name not in parts:
+            linear = (k for k, part in parts.items() if isinstance(part, torch.nn.Linear))
             raise InputError(
                 f"LongTailMixin.record_run: the module has no part {name!r} for `head`; its "
-                f"linear layers are {_checks.listing(map(repr, reversed(list(linear))), most=5)}."
-            ) from error
-        return effective_weight_and_bias(module)
+                f"linear layers are {_checks.listing(map(repr, linear), most=5)}."
+            )
+        return effective_weight_and_bias(parts[name])
 
     # Lightning's hooks, in the order in which they come.
 
@@ -354,7 +329,7 @@ class LongTailMixin:
         split = None
         if any(_of_all_processes(mine is not None)):
             if self._collected_at == self.trainer.global_step:
-                split = _together(_of_all_processes(self._with_logits(mine)))
+                split = _together(_of_all_processes(mine))
             else:
                 _logger.warning(
                     "LongTailMixin: training went on after the last validation, so its logits are "
@@ -369,7 +344,7 @@ class LongTailMixin:
     def on_test_epoch_end(self) -> None:
         """Log the balanced error, and add the logits to the run folder."""
         if self._judge("test") and self._recording is not None:
-            split = _together(_of_all_processes(self._with_logits(self._mine("test"))))
+            split = _together(_of_all_processes(self._mine("test")))
             self._first_process(lambda: self._add_test(split))
 
     # The evaluation.
@@ -377,11 +352,8 @@ class LongTailMixin:
     def _judge(self, stage: Literal["val", "test"]) -> bool:
         """Log the balanced error of what was collected; False if nothing was."""
         mine = self._mine(stage)
-        batches = self._collected or []
-        facts = _of_all_processes(
-            (batches[0].num_classes, all(batch.finite for batch in batches)) if batches else None
-        )
-        known = [fact for fact in facts if fact is not None]
+        found = _of_all_processes((self._width, self._finite) if mine is not None else None)
+        known = [facts for facts in found if facts is not None]
         if not known:
             self._tell_of_nothing(stage)
             return False
@@ -389,11 +361,17 @@ class LongTailMixin:
             raise InputError(
                 f"LongTailMixin: some {stage} logits are not finite; the training has diverged."
             )
-        split = _together(_of_all_processes(mine))
-        missing = "skip" if self.trainer.fast_dev_run else self.missing
-        self._refuse_missing(split.target, known[0][0], missing, stage)
+        split = _together(_of_all_processes(None if mine is None else mine.decided()))
+        width, missing = known[0][0], "skip" if self.trainer.fast_dev_run else self.missing
+        absent = np.setdiff1d(np.arange(width), split.target)
+        if missing == "error" and len(absent):
+            raise InputError(
+                f"LongTailMixin: {len(absent)} of {width} classes have no {stage} examples: "
+                f'{_checks.listing(absent.tolist())}; set `missing = "skip"` in your class to '
+                f"leave them out of the balanced error, or evaluate on more data."
+            )
         error = metrics.balanced_error(
-            split.target, split.scores, num_classes=known[0][0], missing=missing
+            split.target, split.scores, num_classes=width, missing=missing
         )
         if stage == "val":
             self._latest_error = error
@@ -403,43 +381,27 @@ class LongTailMixin:
 
     def _tell_of_nothing(self, stage: Literal["val", "test"]) -> None:
         """Say once that there is no error to log; it may be meant, so it stops no training."""
-        if stage in self._told_of_nothing or not self.trainer.is_global_zero:
-            return
-        self._told_of_nothing += (stage,)
-        step = "validation_step" if stage == "val" else "test_step"
-        _logger.warning(
-            f"LongTailMixin: nothing was collected, so there is no {stage}_balanced_error; call "
-            f"self.collect(logits, target) in {step}."
-        )
-
-    def _refuse_missing(self, target: IntArray, width: int, missing: str, stage: str) -> None:
-        absent = np.setdiff1d(np.arange(width), target)
-        if missing == "error" and len(absent):
-            raise InputError(
-                f"LongTailMixin: {len(absent)} of {width} classes have no {stage} examples: "
-                f'{_checks.listing(absent.tolist())}; set `missing = "skip"` in your class to '
-                f"leave them out of the balanced error, or evaluate on more data."
+        if stage not in self._told_of_nothing and self.trainer.is_global_zero:
+            self._told_of_nothing += (stage,)
+            step = "validation_step" if stage == "val" else "test_step"
+            _logger.warning(
+                f"LongTailMixin: nothing was collected, so there is no {stage}_balanced_error; "
+                f"call self.collect(logits, target) in {step}."
             )
 
     def _mine(self, stage: Literal["val", "test"]) -> _Examples | None:
-        """This process's predictions, and which examples they are of: as told, or as found."""
-        batches = self._collected
-        if not batches:
+        """This process's examples, and which they are: as told, or as found."""
+        if not self._collected:
             return None
-        decided = np.concatenate([batch.decided for batch in batches])
-        target = np.concatenate([batch.target for batch in batches])
-        told = [batch.indices for batch in batches if batch.indices is not None]
-        if len(told) == len(batches):
-            return _Examples(decided, target, np.concatenate(told))
-        return _Examples(decided, target, _positions(self._loader(stage), len(target)))
+        scores, target = (np.concatenate([batch[i] for batch in self._collected]) for i in (0, 1))
+        self._collected = [_Examples(scores, target, self._indices(stage, len(target)))]
+        return self._collected[0]
 
-    def _with_logits(self, mine: _Examples | None) -> _Examples | None:
-        """The same examples with their logits, which may be large: the batches are let go of."""
-        if mine is None:
-            return None
-        batches, self._collected = self._collected or [], None
-        kept = [batch.logits for batch in batches if batch.logits is not None]
-        return mine._replace(scores=np.concatenate(kept))
+    def _indices(self, stage: Literal["val", "test"], rows: int) -> IntArray | None:
+        told = [batch.indices for batch in self._collected or () if batch.indices is not None]
+        if len(told) == len(self._collected or ()):
+            return np.concatenate(told)
+        return _positions(self._loader(stage), rows)
 
     def _loader(self, stage: Literal["val", "test"]) -> Any:
         """The one loader of an evaluation."""
@@ -551,42 +513,8 @@ def _of_all_processes(value: Any) -> list[Any]:
 # Which examples a process has evaluated, and those of all processes together.
 
 
-class _Batch(NamedTuple):
-    """What is kept of a collected batch.
-
-    Attributes:
-        decided: the class with the largest logit, shape (examples,).
-        target: labels, shape (examples,).
-        indices: position in the data set, shape (examples,), where the caller told it.
-        num_classes: columns of the logits.
-        finite: whether all logits are.
-        logits: shape (examples, num_classes), where they are to be written to a run folder.
-    """
-
-    decided: IntArray
-    target: IntArray
-    indices: IntArray | None
-    num_classes: int
-    finite: bool
-    logits: NDArray[Any] | None
-
-    @classmethod
-    def of(
-        cls, logits: NDArray[Any], target: IntArray, indices: IntArray | None, *, whole: bool
-    ) -> _Batch:
-        """A batch, with its logits if it is kept `whole`."""
-        return cls(
-            logits.argmax(axis=1),
-            target,
-            indices,
-            logits.shape[1],
-            bool(np.isfinite(logits).all()),
-            logits if whole else None,
-        )
-
-
 class _Examples(NamedTuple):
-    """A process's part of a split, or all of it.
+    """A batch, a process's part of a split, or all of it.
 
     Attributes:
         scores: logits, shape (examples, num_classes); or what they decide, shape (examples,).
@@ -597,6 +525,10 @@ class _Examples(NamedTuple):
     scores: NDArray[Any]
     target: IntArray
     indices: IntArray | None
+
+    def decided(self) -> _Examples:
+        """The same with the class of the largest logit in place of the logits."""
+        return self._replace(scores=self.scores.argmax(1)) if self.scores.ndim == 2 else self
 
 
 def _positions(loader: Any, rows: int) -> IntArray | None:

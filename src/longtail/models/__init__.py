@@ -110,19 +110,12 @@ def build(
     entry = MODELS[_checks.choice(name, list(MODELS), name="name")]
     factory = head_factory(head, num_classes=num_classes, scale=head_scale)
     channels, height, width = image_shape
-    if entry.channels is not None and channels != entry.channels:
-        order = "is the shape in the order (height, width, channels)"
-        hint = f"{order}?" if width == 3 else "repeat a grey image three times."
+    if min(height, width) < entry.smallest or entry.channels not in (None, channels):
+        kind = f"{entry.channels} channels and " if entry.channels else ""
         raise InputError(
-            f"{name!r} takes images with {entry.channels} channels, but `image_shape` is "
-            f"{(channels, height, width)}; {hint}"
-        )
-    if min(height, width) < entry.smallest:
-        fitting = [other for other, e in MODELS.items() if e.smallest <= min(height, width)]
-        hint = f"choose {_checks.listing(fitting)}, or enlarge" if fitting else "enlarge"
-        raise InputError(
-            f"{name!r} takes images of at least {entry.smallest} x {entry.smallest} pixels, but "
-            f"`image_shape` is {(channels, height, width)}; {hint} the images."
+            f"{name!r} takes images of {kind}at least {entry.smallest} x {entry.smallest} pixels, "
+            f"but `image_shape` (channels, height, width) is {(channels, height, width)}; resize "
+            f"the images, repeat a grey one three times, or choose another network."
         )
     return entry.make((channels, height, width), factory)
 

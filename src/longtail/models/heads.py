@@ -30,8 +30,7 @@ class _UnitRowsHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_classes, in_features))
         nn.init.normal_(self.weight)
-        with torch.no_grad():
-            self.weight.copy_(F.normalize(self.weight, dim=1))
+        self.weight.data = F.normalize(self.weight.data, dim=1)
 
     def effective_weight(self) -> Tensor:
         """The rows that multiply the features, shape (num_classes, in_features)."""

@@ -7,24 +7,98 @@ own, equal and in the same memory, which saves the way back a pass (`norm_act_fo
 
 Parameter names are torchvision's throughout (`conv1`, `bn1`, `layer1.0.conv1`,
 `layer1.0.downsample.0`, `fc`), so its weights load into `resnet18`, `resnet50` and `resnet152`.
-Heads and batch norm live next door.
+The layers stay ordinary `nn.Conv2d` and `nn.BatchNorm2d`; how convolution, batch norm, residual
+and ReLU are computed in one call is up to `longtail.kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtail._checks import InputError
-from longtail.kernels.grouped_conv import pad_shortcut
+from longtail.kernels import norm_act as kernel
+from longtail.kernels.grouped_conv import grouped_conv, pad_shortcut
 from longtail.models.heads import HeadFactory
-from longtail.models.norm import Fork, count_batches, norm_act, norm_act_fork
 
 Conv = Callable[[int, int, int], nn.Conv2d]  # channels in and out, stride
+Fork = tuple[Tensor, Tensor]  # one value for two readers: a block's branch and its shortcut
+
+
+def norm_act(
+    bn: nn.BatchNorm2d,
+    x: Tensor,
+    *,
+    conv: nn.Conv2d | None = None,
+    residual: Tensor | None = None,
+    relu: bool = True,
+) -> Tensor:
+    """Normalise, add, rectify: ``relu(gamma * (x - mean) / sqrt(var + eps) + beta + residual)``.
+
+    In training the mean and the variance are the batch's, and the running ones move towards
+    them; otherwise they are the running ones. `count_batches` counts the batches.
+
+    Args:
+        bn: the layer with gamma, beta and the running statistics.
+        x: shape (batch, channels, height, width).
+        conv: goes before it; a convolution may know its result's mean and variance.
+        residual: added, of the same shape.
+        relu: rectify.
+
+    Examples:
+        >>> x = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1)
+        >>> y = norm_act(nn.BatchNorm2d(1), x, residual=2 * x)
+        >>> [round(value, 3) for value in y.flatten().tolist()]
+        [0.0, 3.0]
+    """
+    tensors, options = _arguments(bn, x, conv)
+    return kernel.norm_act(*tensors, relu=relu, residual=residual, **options)
+
+
+def norm_act_fork(
+    bn: nn.BatchNorm2d,
+    x: Tensor,
+    *,
+    conv: nn.Conv2d | None = None,
+    residual: Tensor | None = None,
+) -> Fork:
+    """`norm_act`, its result once for each of its two readers.
+
+    What one tensor's two readers send back has to be added up by a kernel of its own; of two
+    tensors it is added where batch norm reads it.
+    """
+    tensors, options = _arguments(bn, x, conv)
+    return kernel.norm_act_fork(*tensors, residual=residual, **options)
+
+
+def _arguments(bn: nn.BatchNorm2d, x: Tensor, conv: nn.Conv2d | None) -> tuple[Any, Any]:
+    """A kernel's tensors and options; the usual 3 x 3 convolution has the moments already."""
+    moments = None
+    if conv is not None:
+        shape = (type(conv), conv.bias, conv.kernel_size, conv.padding, conv.dilation)
+        usual = shape == (nn.Conv2d, None, (3, 3), (1, 1), (1, 1))
+        if usual and conv.stride in ((1, 1), (2, 2)):
+            x, moments = grouped_conv(x, conv.weight, stride=conv.stride[0], groups=conv.groups)
+        else:
+            x = conv(x)
+    options = {"training": bn.training, "momentum": bn.momentum, "eps": bn.eps, "moments": moments}
+    return (x, bn.weight, bn.bias, bn.running_mean, bn.running_var), options
+
+
+def count_batches(model: nn.Module) -> None:
+    """Add one to `num_batches_tracked` of every batch norm in training mode.
+
+    `nn.BatchNorm2d` does this itself, one kernel for each layer; here one launch serves them
+    all, which a small network's step notices.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and m.training]
+    counters = [m.num_batches_tracked for m in norms if m.num_batches_tracked is not None]
+    if counters:
+        torch._foreach_add_(counters, 1)
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -69,11 +143,6 @@ class PadShortcut(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        if (outputs, stride) != (2 * inputs, 2):
-            raise InputError(
-                f"PadShortcut: option A halves the maps and doubles the channels; got stride "
-                f"{stride}, {inputs} channels in and {outputs} out."
-            )
         self.networks = 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,59 +161,39 @@ class ProjectionShortcut(nn.Sequential):
         return norm_act(cast(nn.BatchNorm2d, self[1]), x, conv=cast(nn.Conv2d, self[0]), relu=False)
 
 
-class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions: ``relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))``.
+class Block(nn.Module):
+    """Convolutions, each with batch norm and ReLU, the last one's after the shortcut is added.
 
     Args:
-        inputs: channels that come in.
-        width: channels inside.
-        outputs: channels that go out.
-        stride: of the first convolution.
-        shortcut: the shortcut's module, identity or not.
-        conv: makes the 3 x 3 convolution that may have a stride.
+        convs: from the block's input to its output.
+        shortcut: identity or not.
     """
 
-    def __init__(
-        self, inputs: int, width: int, outputs: int, stride: int, *, shortcut: nn.Module, conv: Conv
-    ) -> None:
+    def __init__(self, convs: list[nn.Conv2d], shortcut: nn.Module) -> None:
         super().__init__()
-        self.conv1 = conv(inputs, width, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv3x3(width, outputs)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.depth = len(convs)
+        for i, conv in enumerate(convs, start=1):
+            self.add_module(f"conv{i}", conv)
+            self.add_module(f"bn{i}", nn.BatchNorm2d(conv.out_channels))
         self.downsample = shortcut
 
     def forward(self, fork: Fork) -> Fork:
         """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
         x, same_x = fork
-        y = norm_act(self.bn1, x, conv=self.conv1)
-        return norm_act_fork(self.bn2, y, conv=self.conv2, residual=self.downsample(same_x))
+        for i in range(1, self.depth):
+            x = norm_act(getattr(self, f"bn{i}"), x, conv=getattr(self, f"conv{i}"))
+        bn, conv = getattr(self, f"bn{self.depth}"), getattr(self, f"conv{self.depth}")
+        return norm_act_fork(bn, x, conv=conv, residual=self.downsample(same_x))
 
 
-class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, each with batch norm, plus the shortcut.
+def basic(inputs: int, width: int, outputs: int, stride: int, conv: Conv) -> list[nn.Conv2d]:
+    """Two 3 x 3 convolutions, the first with the stride."""
+    return [conv(inputs, width, stride), conv3x3(width, outputs)]
 
-    The stride is that of the 3 x 3 convolution ("v1.5"); arguments as of `BasicBlock`.
-    """
 
-    def __init__(
-        self, inputs: int, width: int, outputs: int, stride: int, *, shortcut: nn.Module, conv: Conv
-    ) -> None:
-        super().__init__()
-        self.conv1 = conv1x1(inputs, width)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv(width, width, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = conv1x1(width, outputs)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.downsample = shortcut
-
-    def forward(self, fork: Fork) -> Fork:
-        """Shape (batch, outputs, ceil(height / stride), ceil(width / stride)), twice."""
-        x, same_x = fork
-        y = norm_act(self.bn1, x, conv=self.conv1)
-        y = norm_act(self.bn2, y, conv=self.conv2)
-        return norm_act_fork(self.bn3, y, conv=self.conv3, residual=self.downsample(same_x))
+def bottleneck(inputs: int, width: int, outputs: int, stride: int, conv: Conv) -> list[nn.Conv2d]:
+    """1 x 1, 3 x 3 and 1 x 1 convolutions; the stride is that of the 3 x 3 one ("v1.5")."""
+    return [conv1x1(inputs, width), conv(width, width, stride), conv1x1(width, outputs)]
 
 
 def init_he(model: nn.Module) -> None:
@@ -181,7 +230,7 @@ class Design:
     """The differences between residual networks.
 
     Attributes:
-        block: `BasicBlock` or `Bottleneck`.
+        block: `basic` or `bottleneck`, the convolutions of a block.
         depths: blocks in each stage; every stage after the first halves the maps.
         widths: of the blocks in each stage.
         init: sets the initial weights.
@@ -196,7 +245,7 @@ class Design:
         final_norm: whether a batch norm follows the last block.
     """
 
-    block: type[BasicBlock] | type[Bottleneck]
+    block: Callable[[int, int, int, int, Conv], list[nn.Conv2d]]
     depths: tuple[int, ...]
     widths: tuple[int, ...]
     init: Callable[[nn.Module], None]
@@ -250,11 +299,8 @@ class ResNet(nn.Module):
                 inputs, outputs = outputs, width * design.expansion
                 stride = 2 if number > 0 and block == 0 else 1
                 shortcut = design.make_shortcut(inputs, outputs, stride, first=block == 0)
-                stage.append(
-                    design.block(
-                        inputs, width, outputs, stride, shortcut=shortcut, conv=design.conv
-                    )
-                )
+                convs = design.block(inputs, width, outputs, stride, design.conv)
+                stage.append(Block(convs, shortcut))
             self.stages.append(f"layer{number + 1}")
             self.add_module(self.stages[-1], stage)
         self.final_bn = nn.BatchNorm2d(outputs) if design.final_norm else None
@@ -287,7 +333,7 @@ def cifar_design(blocks: int, *, times: int = 1) -> Design:
         times: how many times as wide; the parameters grow with its square.
     """
     return Design(
-        BasicBlock,
+        basic,
         depths=(blocks,) * 3,
         widths=(16 * times, 32 * times, 64 * times),
         init=init_he,
@@ -305,7 +351,7 @@ def cifar_design(blocks: int, *, times: int = 1) -> Design:
 # Where a count can't tell, this does what the authors' code says: stride on the 3 x 3, padded
 # TensorFlow's way; no ReLU after the final norm; truncated normals.
 RELEASED = Design(
-    Bottleneck,
+    bottleneck,
     depths=(5, 5, 5),
     widths=(16, 32, 64),
     init=init_keras,
@@ -316,12 +362,10 @@ RELEASED = Design(
 )
 
 
-def imagenet_design(
-    block: type[BasicBlock] | type[Bottleneck], *depths: int, expansion: int
-) -> Design:
+def imagenet_design(*depths: int, expansion: int = 1) -> Design:
     """The ImageNet networks: 7 x 7 stem, max pool, four stages, projections."""
     return Design(
-        block,
+        basic if expansion == 1 else bottleneck,
         depths=depths,
         widths=(64, 128, 256, 512),
         init=init_he_fan_out,
@@ -342,9 +386,9 @@ CIFAR_DESIGNS: dict[str, Design] = {
 }
 
 IMAGENET_DESIGNS: dict[str, Design] = {
-    "resnet18": imagenet_design(BasicBlock, 2, 2, 2, 2, expansion=1),
-    "resnet50": imagenet_design(Bottleneck, 3, 4, 6, 3, expansion=4),
-    "resnet152": imagenet_design(Bottleneck, 3, 8, 36, 3, expansion=4),
+    "resnet18": imagenet_design(2, 2, 2, 2),
+    "resnet50": imagenet_design(3, 4, 6, 3, expansion=4),
+    "resnet152": imagenet_design(3, 8, 36, 3, expansion=4),
 }
 
 DESIGNS: dict[str, Design] = CIFAR_DESIGNS | IMAGENET_DESIGNS

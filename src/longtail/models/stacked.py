@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from longtail._checks import InputError
 from longtail.kernels.grouped_conv import CHANNELS
-from longtail.models.resnet import DESIGNS, PadShortcut, ResNet
+from longtail.models.resnet import DESIGNS, PadShortcut
 
 
 class StackedHead(nn.Module):
@@ -66,7 +65,7 @@ def stack(networks: Sequence[nn.Module]) -> nn.Module:
     """Networks of one architecture as one; a single one is returned as it is.
 
     Args:
-        networks: as `build` makes them; their weights are copied.
+        networks: residual networks as `build` makes them; their weights are copied.
 
     Returns:
         A network of the same class, with every tensor joined along its first axis.
@@ -81,10 +80,6 @@ def stack(networks: Sequence[nn.Module]) -> nn.Module:
     count = len(networks)
     if count == 1:
         return networks[0]
-    if not isinstance(networks[0], ResNet):
-        raise InputError(
-            f"stack: residual networks can stand side by side; got {type(networks[0]).__name__}."
-        )
     stacked = copy.deepcopy(networks[0])
     for name, layer in stacked.named_modules():
         if isinstance(layer, nn.Conv2d):

@@ -22,20 +22,18 @@ def summary(result: AdjustResult) -> list[str]:
     if tuning is not None and tuning.confidence is not None:
         low, high = tuning.confidence
         tau += f" ({tuning.confidence_level:.0%} bootstrap interval {low:.3g} to {high:.3g})"
-    if tuning is None and result.tally is not None:
-        tau += ", as given"
-        if result.protocol == "cross-fit":
-            tau += "; judged by cross-fitting the prior"
-    elif result.protocol == "split":
+    if result.protocol == "split":
         tau += f", chosen on {result.num_tuned:,} examples and judged on the "
         tau += f"{result.num_judged:,} others"
     elif tuning is not None:
         taus = result.fold_taus
         tau += f", chosen on all of them; judged by cross-fitting, each of {len(taus)} folds with "
         tau += f"the tau of the others ({taus.min():.3g} to {taus.max():.3g})"
-    tau += "."
-    if result.effective:
-        tau += " The prior is what the model shows to have learnt, its mean prediction."
+    elif result.tally is not None:
+        cross = result.protocol == "cross-fit"
+        tau += f", as given{'; judged by cross-fitting the prior' if cross else ''}"
+    effective = " The prior is what the model shows to have learnt, its mean prediction."
+    tau += f".{effective if result.effective else ''}"
     if result.tally is None:
         rows = f"{source.num_rows:,} " if source.num_rows is not None else ""
         unsure = f"Label some examples to see whether tau = {result.tau:.4g} is right."
@@ -58,8 +56,7 @@ def summary(result: AdjustResult) -> list[str]:
         names = _checks.listing([source.label(int(k)) for k in result.left_out])
         found.append(f"Left out of all means, for lack of labelled examples: {names}.")
     judged = result.tally.counts
-    few = int(((judged > 0) & (judged < _FEW)).sum())
-    if few:
+    if few := int(((judged > 0) & (judged < _FEW)).sum()):
         found.append(
             f"{plural(few, 'class was', 'classes were')} judged on fewer than {_FEW} "
             f"examples: trust the means more than single classes."

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 
 from longtail._checks import listing
 from longtail.report import figures
-from longtail.report.compare import Comparison, Interval, Row, mean_interval
+from longtail.report.compare import NORMALIZED, Comparison, Interval, Row, mean_interval
 from longtail.report.tables import GROUP_BOUNDS, Table, percent, signed
 
-# Names of rows don't say how weight normalization treats the bias where it is the plain way.
-_BIAS_MODES = {
-    "bias scale": "divides the whole logit, bias included (bias mode: scale)",
-    "bias keep": "divides the weights and keeps the bias (bias mode: keep)",
-    "bias drop": "drops the bias and divides the weights (bias mode: drop)",
-}
 _SOURCES = {"fixed": "τ = 1", "held-out": "τ held-out", "oracle": "oracle τ"}
 _TOO_FEW = {1: "one seed is too few for an interval", 2: "two seeds are too few for an interval"}
+_BOUNDS = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
 
 
 def name(row: Row) -> str:
     """Return a row's name for people, such as ``post-hoc logit adj. (τ held-out)``."""
-    parts = []
-    if row.detail and row.detail != "bias scale":
-        # DRW's settings say whose they are, for a loss has a beta too.
-        text = row.detail.replace("drw_start=", "DRW start=").replace("drw_beta=", "DRW beta=")
-        parts.append(re.sub(r"=\(([-+\d.e, ]+)\)", _numbers, text))
-    if row.tau_source is not None:
-        parts.append(_SOURCES[row.tau_source])
+    # DRW's settings say whose they are, for a loss has a beta too.
+    text = row.detail.replace("drw_start=", "DRW start=").replace("drw_beta=", "DRW beta=")
+    parts = [re.sub(r"=\(([-+\d.e, ]+)\)", _numbers, text), _SOURCES.get(row.tau_source or "", "")]
+    detail = ", ".join(filter(None, parts))
     label = figures.label(row.method)
-    return f"{label} ({', '.join(parts)})" if parts else label
+    return f"{label} ({detail})" if detail else label
 
 
 def _numbers(found: re.Match[str]) -> str:
@@ -40,56 +31,14 @@ def _numbers(found: re.Match[str]) -> str:
     return "=" + "/".join(values[:3]) + ("/…" if len(values) > 3 else "")
 
 
-def honest(comparison: Comparison) -> list[Row]:
-    """Return the rows for which nothing was chosen on the data that judge them."""
-    return [row for row in comparison.rows if row.tau_source != "oracle"]
-
-
-def shared_seeds(comparison: Comparison) -> tuple[int, ...]:
-    """Return the seeds of every honest row, ensembles aside."""
-    found = [set(row.seeds) for row in honest(comparison) if not row.members]
-    return tuple(sorted(set.intersection(*found))) if found else ()
-
-
-def mean_error(comparison: Comparison, row: Row) -> float:
-    """Return a row's error over the seeds that all rows share, or else over its own.
-
-    A method that was trained with a hard seed more than the others would lose by it.
-    """
-    seeds = shared_seeds(comparison)
-    return float((row.errors_of(seeds) if seeds else row.errors).mean())
-
-
-def best(comparison: Comparison) -> Row:
-    """Return the honest row with the lowest `mean_error`; the earlier of two equals."""
-    return min(honest(comparison), key=lambda row: mean_error(comparison, row))
-
-
 def which_seeds(comparison: Comparison) -> str:
     """Return which seeds `mean_error` is over, where that is not each row's own."""
-    shared = shared_seeds(comparison)
-    if all(row.seeds == shared for row in honest(comparison) if not row.members):
+    shared = comparison.shared_seeds
+    if all(row.seeds == shared for row in comparison.honest if not row.members):
         return ""
     if len(shared) > 1:
         return f"over the {len(shared)} seeds that all share"
     return "with the one seed that all share" if shared else "they share no seed"
-
-
-def rivals(comparison: Comparison) -> int:
-    """Return the number of honest rows besides softmax."""
-    return len([row for row in honest(comparison) if row is not comparison.baseline])
-
-
-def against_softmax(comparison: Comparison, row: Row, *, picked: bool = False) -> Interval | None:
-    """Return the paired difference to softmax; None for softmax, or without common seeds.
-
-    A row that was picked for its low error has a lucky one: with every rival there is one chance
-    more. `picked` widens its interval accordingly (Bonferroni), so that where no method differs
-    from softmax, no more than one report in forty finds the best one better.
-    """
-    if row is comparison.baseline:
-        return None
-    return comparison.against_softmax(row, level=1 - 0.05 / (rivals(comparison) if picked else 1))
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -101,37 +50,31 @@ def interval_text(interval: Interval | None) -> str:
     return f"{signed(interval.mean)} [{signed(interval.low)}, {signed(interval.high)}]"
 
 
-def headline(comparison: Comparison, rows: Sequence[Row]) -> Table:
-    """Return everything about some rows of the comparison in one wide table."""
+def headline(comparison: Comparison) -> Table:
+    """Return everything about the rows of the comparison in one wide table."""
     lines = []
-    for row in rows:
+    for row in comparison.rows:
         error, taus, groups = mean_interval(row.errors), row.taus, comparison.group_errors(row)
         half = "" if math.isnan(error.low) else f" ± {percent(error.half_width)}"
+        change = None if row is comparison.baseline else comparison.against_softmax(row)
         tau = ""
         if taus is not None:
             low, high = taus.min(), taus.max()
             alike = high - low < 0.005
             tau = f"{taus.mean():.3g}" if alike else f"{taus.mean():.2f} ({low:.2f}–{high:.2f})"
-        lines.append(
-            (
-                name(row),
-                percent(error.mean) + half,
-                interval_text(against_softmax(comparison, row)),
-                tau,
-                *(percent(groups[group]) for group in GROUP_BOUNDS),
-            )
-        )
+        cells = (percent(groups[group]) for group in GROUP_BOUNDS)
+        lines.append((name(row), percent(error.mean) + half, interval_text(change), tau, *cells))
     return Table(
         f"Balanced error in percent on the {comparison.split} set",
         ("method", "balanced error", "against softmax", "τ", *GROUP_BOUNDS),
         lines,
-        note=f"{_note(comparison)} {_bounds()}",
+        note=f"{_note(comparison)} Training examples of a class: {_BOUNDS}.",
     )
 
 
 def tables(comparison: Comparison) -> list[Table]:
     """Return the headline in two tables narrow enough for a terminal."""
-    full = headline(comparison, comparison.rows)
+    full = headline(comparison)
     taus = ["" if row.taus is None else f"{row.taus.mean():.2f}" for row in comparison.rows]
     errors = [(*line[:3], tau) for line, tau in zip(full.rows, taus, strict=True)]
     groups = [(line[0], *line[-len(GROUP_BOUNDS) :]) for line in full.rows]
@@ -141,14 +84,9 @@ def tables(comparison: Comparison) -> list[Table]:
             "Error in percent of classes by their training examples",
             (full.header[0], *GROUP_BOUNDS),
             groups,
-            note=" ".join(filter(None, (_bounds(), bias_note(comparison)))),
+            note=f"Training examples of a class: {_BOUNDS}.",
         ),
     ]
-
-
-def _bounds() -> str:
-    bounds = "; ".join(f"{group}: {text}" for group, text in GROUP_BOUNDS.items())
-    return f"Training examples of a class: {bounds}."
 
 
 def _note(comparison: Comparison) -> str:
@@ -185,28 +123,22 @@ def _note(comparison: Comparison) -> str:
 
 def bias_note(comparison: Comparison) -> str:
     """Return what weight normalization did to the bias; its errors depend on it by many points."""
-    rows = (row for row in comparison.rows if row.method == "posthoc-weight-normalized")
-    details = dict.fromkeys(row.detail for row in rows)
-    return " ".join(f"Weight norm. {_BIAS_MODES[detail]}." for detail in details)
+    if not any(row.method == NORMALIZED for row in comparison.rows):
+        return ""
+    return "Weight norm. divides the whole logit, bias included (bias mode: scale)."
 
 
 def summary(comparison: Comparison) -> list[str]:
     """Return what happened, in two plain sentences made from the numbers."""
-    base, winner = comparison.baseline, best(comparison)
-    if base is not None:
-        return [_softmax_sentence(comparison, base), _winner_sentence(comparison, base, winner)]
-    rows, seeds = honest(comparison), which_seeds(comparison)
-    error = percent(mean_error(comparison, winner))
-    first = f"Of {len(rows)} methods, {name(winner)} has the lowest balanced error, {error}%"
-    if len(rows) == 1:
-        first = f"The one method, {name(winner)}, has a balanced error of {error}%"
-    return [
-        f"{first} ({seeds})." if seeds else f"{first}.",
-        "Without a run trained with plain softmax there is nothing to compare it to.",
-    ]
-
-
-def _softmax_sentence(comparison: Comparison, base: Row) -> str:
+    base, winner, seeds = comparison.baseline, comparison.best, which_seeds(comparison)
+    error, aside = percent(comparison.mean_error(winner)), f" ({seeds})" if seeds else ""
+    if base is None:
+        text = f"Of {len(comparison.honest)} methods, {name(winner)} has the lowest balanced error"
+        if len(comparison.honest) == 1:
+            text = f"The one method, {name(winner)}, has a balanced error of {error}%{aside}."
+        else:
+            text += f", {error}%{aside}."
+        return [text, "Without a run trained with plain softmax there is nothing to compare it to."]
     text = (
         f"Trained on {comparison.runs[0].spec.dataset.name} with plain softmax, the model gets "
         f"{percent(float(base.errors.mean()))}% of an average class wrong"
@@ -219,22 +151,20 @@ def _softmax_sentence(comparison: Comparison, base: Row) -> str:
             f"({GROUP_BOUNDS[first]}), {percent(groups[last])}% where it has {last} "
             f"({GROUP_BOUNDS[last]})"
         )
-    return f"{text}."
-
-
-def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
-    others, seeds = rivals(comparison), which_seeds(comparison)
-    aside = f" ({seeds})" if seeds else ""
     if winner is base:
-        return f"No other method has a lower balanced error here{aside}."
-    found = against_softmax(comparison, winner, picked=True)
-    label, error = name(winner), percent(mean_error(comparison, winner))
+        return [f"{text}.", f"No other method has a lower balanced error here{aside}."]
+    return [f"{text}.", _winner_sentence(comparison, f"{error}%{aside}")]
+
+
+def _winner_sentence(comparison: Comparison, error: str) -> str:
+    winner, others = comparison.best, comparison.rivals
+    found, label = comparison.best_against_softmax(), name(winner)
     saw = f"never saw the {comparison.split} set"
     if comparison.split == "train":
         saw = "learnt from these very images"
-    text = f"Of the {others} other methods that {saw}, {label} does best, with {error}%{aside}"
+    text = f"Of the {others} other methods that {saw}, {label} does best, with {error}"
     if others == 1:
-        text = f"{label[0].upper()}{label[1:]}, which {saw}, gets {error}% wrong{aside}"
+        text = f"{label[0].upper()}{label[1:]}, which {saw}, gets {error} wrong"
     if found is None:
         return f"{text}; it shares no seeds with softmax to compare it by."
     text += f": {percent(abs(found.mean))} points {'lower' if found.mean < 0 else 'higher'}"
@@ -251,6 +181,6 @@ def _winner_sentence(comparison: Comparison, base: Row, winner: Row) -> str:
         f" (95% interval over {found.seeds} paired seeds{picked}: "
         f"{percent(low)} to {percent(high)})"
     )
-    if found.low > 0 or found.high < 0:
+    if found.excludes_zero:
         return f"{text}, and as the interval excludes zero, that is more than the seeds' noise."
     return f"{text}, but as the interval includes zero, these seeds show no difference."

@@ -18,7 +18,7 @@ from longtail.report import figures
 from longtail.report.tables import GROUP_BOUNDS, plural, shortened
 
 GROUP_COLORS = dict(zip(GROUPS, (figures.BLUE, figures.ORANGE, figures.VERMILION), strict=True))
-_LONGEST_NAME = 16
+_LONGEST_NAME, _ROWS = 16, 10
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
@@ -108,18 +108,6 @@ def bars(values: Sequence[float] | NDArray[Any], *, width: int, height: int) -> 
     return lines
 
 
-def sample_classes(counts: IntArray, *, most: int = 10) -> IntArray:
-    """Return classes spread evenly from the most frequent to the rarest.
-
-    Examples:
-        >>> sample_classes(np.array([5, 50, 500, 1]), most=3)
-        array([2, 0, 3])
-    """
-    order = np.argsort(-counts, kind="stable")
-    places = np.linspace(0, len(order) - 1, min(most, len(order)))
-    return np.asarray(order[np.unique(np.rint(places).astype(int))])
-
-
 def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray[Any]:
     """Return images of some classes as one picture, a row for each class, padded with white.
 
@@ -139,49 +127,42 @@ def mosaic(images: ImageSet, classes: IntArray, *, columns: int = 10) -> NDArray
 
 
 def draw(data: LongTailedData) -> Any:
-    """Draw the profile of the training set, and images from its head to its tail.
-
-    Returns:
-        A matplotlib Figure.
-    """
+    """Return a matplotlib figure of the training set's profile, and images from head to tail."""
     train = data.train
+    order = np.argsort(-train.counts, kind="stable")
+    counts = train.counts[order]
+    places = np.linspace(0, len(order) - 1, min(_ROWS, len(order)))
+    classes = order[np.rint(places).astype(int)]
     with figures.style():
-        figure, axes = figures.panels(columns=2, height=3.0, width_ratios=(1.0, 1.0))
-        _draw_profile(axes[0, 0], train.counts)
-        classes = sample_classes(train.counts)
-        names = shortened([train.class_names[c] for c in classes], _LONGEST_NAME)
+        figure, ((profile, samples),) = figures.panels(columns=2, height=3.0)
+        for name, members in ClassPrior.from_counts(counts).groups().items():
+            if len(members):
+                size = plural(len(members), "class", "classes")
+                look = {
+                    "color": GROUP_COLORS[name],
+                    "label": f"{name} ({GROUP_BOUNDS[name]}): {size}",
+                }
+                profile.bar(members, counts[members], width=1.0, **look)
+        if counts.max() >= 10 * counts.min():
+            profile.set(yscale="log", ylim=(max(0.5, counts.min() / 2), None))
+            profile.yaxis.set_major_formatter("{x:,.0f}")
+        profile.margins(x=0.01)
+        profile.grid(axis="x", visible=False)
+        profile.set_xlabel("classes, most frequent first")
+        profile.set_title(f"training images per class, {len(train):,} in all")
+        profile.legend(loc="upper right")
+        names = shortened([train.class_names[k] for k in classes], _LONGEST_NAME)
         picture = mosaic(train, classes)
-        samples = axes[0, 1]
         samples.imshow(picture, interpolation="nearest")
         step = picture.shape[0] / len(classes)
-        samples.set_yticks(
-            [(row + 0.5) * step for row in range(len(classes))],
-            [f"{name}  {train.counts[c]:,}" for name, c in zip(names, classes, strict=True)],
-        )
+        labels = [f"{name}  {train.counts[k]:,}" for name, k in zip(names, classes, strict=True)]
+        samples.set_yticks((np.arange(len(classes)) + 0.5) * step, labels)
         samples.set_xticks([])
         samples.tick_params(length=0)
         samples.grid(False)
         samples.spines[:].set_visible(False)
         samples.set_title("training images, and how many there are")
     return figure
-
-
-def _draw_profile(axes: Any, counts: IntArray) -> None:
-    counts = np.sort(counts)[::-1]
-    groups = ClassPrior.from_counts(counts).groups()
-    for name, classes in groups.items():
-        if len(classes):
-            label = f"{name} ({GROUP_BOUNDS[name]}): {plural(len(classes), 'class', 'classes')}"
-            axes.bar(classes, counts[classes], width=1.0, color=GROUP_COLORS[name], label=label)
-    if counts.max() >= 10 * counts.min():
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.set_ylim(bottom=max(0.5, counts.min() / 2))
-    axes.margins(x=0.01)
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel("classes, most frequent first")
-    axes.set_title(f"training images per class, {int(counts.sum()):,} in all")
-    axes.legend(loc="upper right")
 
 
 def write(data: LongTailedData, stem: Path | str) -> tuple[Path, Path]:

@@ -9,8 +9,7 @@ the module that draws it, in three steps:
         ...
     figures.save(figure, folder / "name")
 
-There is no pyplot state: a figure is an object and needs no closing. Saved bytes depend on the
-figure and on matplotlib's version alone, never on the clock.
+Figures have no pyplot state; saved bytes depend on the figure and matplotlib's version alone.
 """
 
 from __future__ import annotations
@@ -80,21 +79,6 @@ METHOD_LABELS = {
     "posthoc-weight-normalized": "post-hoc weight norm.",
     "bayes": "Bayes",
 }
-
-# What tells rows of one colour apart in a chart, such as softmax and softmax+drw: dashes for
-# lines, as lengths of ink and gap in widths of the line, and hatches for bars, as plotly names
-# them. As many of each, so that a row's variant means the same in both.
-DASHES: tuple[tuple[float, ...], ...] = (
-    (),
-    (4, 1.5),
-    (1, 1.2),
-    (5, 1.5, 1, 1.5),
-    (9, 2),
-    (2, 4),
-    (5, 1.5, 1, 1.5, 1, 1.5),
-    (9, 1.5, 3, 1.5),
-)
-HATCHES = ("", "/", "x", ".", "-", "\\", "|", "+")
 
 # Text width of a one-column page, in inches.
 PAGE_WIDTH = 7.0
