@@ -21,6 +21,7 @@ ORDER = [
     "metrics",
     "posthoc",
     "tuning",
+    "multilabel",
     "shift",
     "conformal",
     "sklearn",

@@ -6,6 +6,7 @@ The reading order is the order in which data walks through the package:
     metrics      predictions -> balanced error, per class, per group, calibration
     posthoc      logits -> adjusted logits
     tuning       held-out logits -> tau, with the exact curve
+    multilabel   the same for sigmoids: several labels per example
     shift        unlabelled target data -> target prior
     conformal    held-out logits -> prediction sets that cover every class
     sklearn      estimators that adjust any classifier
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from longtail import losses as losses
     from longtail import margins as margins
     from longtail import metrics as metrics
+    from longtail import multilabel as multilabel
     from longtail import posthoc as posthoc
     from longtail import predictions as predictions
     from longtail import priors as priors
@@ -92,6 +94,7 @@ _NAMES = {
     "metrics": "balanced_error per_class_error group_error confusion_matrix evaluate",
     "posthoc": "adjust_logits normalize_weights scale_temperature AdjustedTwiceWarning",
     "tuning": "tune_tau TauResult fit_temperature",
+    "multilabel": "",
     "shift": "estimate_prior effective_prior",
     "conformal": "PredictionSets PredictionSetClassifier",
     "sklearn": "LogitAdjustedClassifier LogitAdjustedClassifierCV TauCurveDisplay",

@@ -224,8 +224,8 @@ def _refuse_several(labels: Tensor) -> None:
         raise InputError(
             f"TrainerLoss: `labels` of the logits' shape {tuple(labels.shape)} are class "
             f"probabilities, but a row's sum is off 1 by {off:.3g}. Several labels per example "
-            f"(problem_type='multi_label_classification') are another problem, for which these "
-            f"losses are not made."
+            f"(problem_type='multi_label_classification') are another problem: train with its own "
+            f"loss, then adjust the logits by longtail.multilabel."
         )
 
 
