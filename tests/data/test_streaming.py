@@ -548,7 +548,7 @@ def test_plans_and_epochs_belong_to_their_streams(data):
 
 
 def test_processes_of_one_machine_share_its_cores(monkeypatch):
-    monkeypatch.setattr(streaming, "_cores", lambda: 16)
+    monkeypatch.setattr(streaming, "cores", lambda: 16)
     for processes, workers in (("8", 2), ("32", 1), ("?", 16)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
         assert streaming.default_workers() == workers

@@ -1,4 +1,4 @@
-"""Decoding of many images into one array, on all cores.
+"""Many encoded images into one array.
 
 Pillow releases Python's lock while it decodes, so threads are enough.
 """
@@ -35,13 +35,7 @@ GREY, _COLOUR = ("1", "L"), ("RGB", "P", "CMYK", "YCbCr")
 
 
 def is_plain(image: Image.Image) -> bool:
-    """Return whether an image, opened but not loaded yet, is grey or colour and nothing more.
-
-    Examples:
-        >>> from PIL import Image
-        >>> is_plain(Image.new("L", (3, 2))), is_plain(Image.new("RGBA", (3, 2)))
-        (True, False)
-    """
+    """Return whether an image, opened but not loaded yet, is grey or colour and nothing more."""
     return image.mode in (*GREY, *_COLOUR) and "transparency" not in image.info
 
 
@@ -93,21 +87,19 @@ def decode_images(
     return _joined(found)
 
 
-def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """Yield results in the items' order, computed on all cores; the first error stops the rest.
-
-    Examples:
-        >>> list(in_threads(abs, [-1, 2, -3]))
-        [1, 2, 3]
-    """
-    pool = ThreadPoolExecutor(_cores())
+def in_threads(
+    work: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int | None = None
+) -> Iterator[_Result]:
+    """Yield results in the items' order, computed on all cores; the first error stops the rest."""
+    pool = ThreadPoolExecutor(threads or cores())
     try:
         yield from pool.map(work, items)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
