@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from data_factory import cifar_files, write_archive, write_folder, write_large
-from longtail.data import load, official
+from longtail.data import cifar as archives
+from longtail.data import load
 from longtail.data.digits import load_digits_lt
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
@@ -17,12 +18,10 @@ pytestmark = pytest.mark.usefixtures("no_data_folder")
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
     """A folder with a small CIFAR-10 that passes for the official one."""
-    from longtail.data.cifar import read_cifar
-
     folder = tmp_path / "originals"
-    train, test = read_cifar(write_archive(folder), name="cifar10")
+    train, test = archives.read_cifar(write_archive(folder), name="cifar10")
     known = {"train": train.fingerprint, "test": test.fingerprint, "subsets": {}}
-    monkeypatch.setattr(official, "official_fingerprints", lambda: {"cifar10": known})
+    monkeypatch.setattr(archives, "official_fingerprints", lambda: {"cifar10": known})
     return folder
 
 
@@ -66,22 +65,6 @@ def test_describe_as_json(cli, cifar):
     data = load("cifar10-lt", data_dir=cifar, imbalance_ratio=4, verify=False)
     assert document["train"]["fingerprint"] == data.train.fingerprint
     assert document["test"]["fingerprint"] == data.test.fingerprint
-
-
-def test_describe_takes_profiles(cli, cifar, monkeypatch):
-    monkeypatch.setenv("LONGTAIL_DATA", str(cifar))
-    Path("sizes.txt").write_text("40\n10\n")
-
-    def counts(*options):
-        result = cli("data", "describe", "cifar10-lt", "--json", *options)
-        assert result.code == 0, result.err
-        return json.loads(result.out)["train"]["counts"]
-
-    assert counts("--profile", "step", "--ratio", 2) == [4] * 5 + [2] * 5
-    fitted = counts("--counts", "sizes.txt", "--fit")
-    assert fitted == [4, 3, 3, 3, 2, 2, 2, 1, 1, 1]
-    text = cli("data", "describe", "cifar10-lt", "--ratio", 2, "--subset-seed", 3).out
-    assert text.startswith("cifar10-lt (exp, imbalance ratio 2, subset 3)\n")
 
 
 def test_describe_a_file_of_class_sizes(cli):
@@ -143,24 +126,6 @@ def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar):
     frozen = load("travel/a.parquet").train
     assert frozen.images[0].tobytes() in {image.tobytes() for image in images[labels == 0]}
     assert np.array_equal(np.sort(frozen.labels), frozen.labels)
-
-
-def test_freeze_with_and_without_a_development_set(cli):
-    result = cli("data", "freeze", "digits-lt", "-o", "d.parquet", "--dev", "4")
-    assert result.code == 0
-    dev = load("d.parquet").dev
-    assert dev.fingerprint == load("digits-lt", development=4).dev.fingerprint
-    assert f"314 training, 600 test and {len(dev)} development images" in result.out
-    again = cli("data", "freeze", "digits-lt", "-o", "e.parquet", "--dev", "4", "--json")
-    document = json.loads(again.out)
-    assert (document["file"], document["spec"]["name"]) == ("e.parquet", "digits-lt")
-    assert document["bytes"] == Path("e.parquet").stat().st_size
-    train = {"examples": 314, "fingerprint": load_digits_lt().train.fingerprint}
-    assert document["train"] == train
-    assert document["dev"] == {"examples": len(dev), "fingerprint": dev.fingerprint}
-    assert "dev" not in json.loads(
-        cli("data", "freeze", "digits-lt", "-o", "f.parquet", "--json").out
-    )
 
 
 def test_describe_shows_the_development_set(cli):
@@ -243,33 +208,6 @@ def test_describe_reads_the_lists_of_what_stays_on_disk(cli, monkeypatch):
         refused = cli("data", "describe", "./places-lt", *option)
         assert refused.code == 2
         assert f"{option[0]} does nothing here: the images of this data set stay" in refused.err
-
-
-def test_freeze_replaces_nothing_unasked(cli):
-    Path("d.parquet").write_text("precious")
-    result = cli("data", "freeze", "digits-lt", "--out", "d.parquet")
-    assert result.code == 1
-    assert "d.parquet exists; pass --force" in result.err
-    assert Path("d.parquet").read_text() == "precious"
-    assert cli("data", "freeze", "digits-lt", "--out", "d.parquet", "--force").code == 0
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [("no/d.parquet", "there is no folder no to put"), ("here", "here is a folder; name a file")],
-)
-def test_freeze_reads_nothing_for_a_file_it_cannot_write(cli, monkeypatch, out, message):
-    from longtail.data import registry
-
-    def reading(*_, **__):
-        pytest.fail("the images were read")
-
-    monkeypatch.setattr("longtail.data.load", reading)
-    monkeypatch.setattr(registry, "load", reading)
-    Path("here").mkdir()
-    result = cli("data", "freeze", "digits-lt", "--out", out)
-    assert (result.code, result.out) == (1, "")
-    assert message in result.err
 
 
 EVERY_DATA_SET = (

@@ -65,17 +65,6 @@ def test_problems_are_listed_and_the_exit_code_is_one(cli):
     assert len(document["problems"]) == 6
 
 
-def test_nothing_was_decoded_where_nothing_is(cli):
-    for file in write_large(Path("set")).rglob("*.JPEG"):
-        file.unlink()
-    result = cli("data", "check", "set")
-    assert result.code == 1
-    assert "\n16 problems (none of the 16 files is there).\n" in result.out
-    Path("empty.txt").write_text("")
-    result = cli("data", "check", "empty.txt")
-    assert result.out.splitlines()[-1] == "1 problem (no files listed)."
-
-
 def test_all_problems_go_to_a_file(cli):
     files = broken_set()
     result = cli("data", "check", "set", "--workers", 1, "--out", "problems.txt")
@@ -111,21 +100,6 @@ def test_names_of_files_reach_nothing_as_commands(cli):
         "set/train/a/\\x1b[2J.png",
         "set/train/a/two\\nlines.png",
     ]
-
-
-def test_lists_apart_from_their_images(cli):
-    write_large(Path("images"), "places-lt")
-    Path("lists").mkdir()
-    for file in Path("images").glob("*.txt"):
-        file.rename(Path("lists") / file.name)
-    assert cli("data", "check", "lists").code == 1
-    assert cli("data", "check", "lists", "--root", "images").code == 0
-    result = cli("data", "check", "lists/Places_LT_test.txt", "--root", "images")
-    assert result.code == 0
-    assert result.out.startswith("Places_LT_test: 3 images, 3 classes\n")
-    by_name = cli("data", "check", "places-lt", "--data-dir", "lists", "--root", "images")
-    assert by_name.code == 1
-    assert "has 10 images; the train set of Places-LT has 62,500" in by_name.out
 
 
 def test_data_read_as_a_whole_is_checked_by_reading(cli):
@@ -166,20 +140,6 @@ def test_bad_input(cli, arguments, code, message):
     assert (result.code, result.out) == (code, "")
     assert message in result.err
     assert len(result.err.splitlines()) == 1
-
-
-def test_a_leak_and_a_missing_test_set(cli):
-    write_photos(Path("set"), ["a/1.jpg", "a/2.jpg", "a/3.jpg"])
-    Path("set/train.txt").write_text("a/1.jpg 0\na/2.jpg 1\n")
-    result = cli("data", "check", "set")
-    assert result.code == 1
-    assert "1 x split: no training set, or no test set, which training needs too" in result.out
-    assert "  set: has no test set (test.txt), which training needs\n" in result.out
-    assert cli("data", "check", "set/train.txt").code == 0
-    Path("set/test.txt").write_text("./a/1.jpg 0\na/3.jpg 1\n")
-    result = cli("data", "check", "set")
-    assert result.code == 1
-    assert "set/test.txt: 'a/1.jpg' is in the train set as well" in result.out
 
 
 # What is no problem, but good to know.
@@ -275,12 +235,3 @@ def test_images_that_are_to_be_shown_turned_are_told_of(cli, options, lists):
     assert said in checked(cli, *options)
     turned = ["set/test/b/7.jpg", "set/train/a/3.jpg"]
     assert as_json(cli, *options)["turned"] == turned
-
-
-@pytest.mark.parametrize("damaged", [b"no such thing", b"II*\0", b"II*\0\x08\0\0\0\5\0"])
-def test_damaged_exif_data_are_no_problem(cli, damaged):
-    """Pillow raises or warns of them, but no pixel depends on them."""
-    write_photos(Path("set"), ["train/a/1.jpg", "test/a/1.jpg"], size=(8, 6))
-    image = Image.new("RGB", (8, 6))
-    image.save("set/train/a/1.jpg", exif=b"Exif\0\0" + damaged, dpi=(72, 72))
-    assert "EXIF" not in checked(cli)

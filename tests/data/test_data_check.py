@@ -1,10 +1,7 @@
 """A whole data set gone through: every kind of problem is found, and nothing else."""
 
 import json
-import multiprocessing
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +12,12 @@ from data_factory import (
     LIST_NAMES,
     competition,
     listed_entries,
-    photo,
     write_clutter,
     write_large,
     write_list,
     write_photos,
 )
 from longtail._checks import InputError
-from longtail.data import check
 from longtail.data.check import check_data
 from longtail.data.large import KINDS, LARGE, load_listed
 
@@ -57,7 +52,7 @@ def test_a_sound_competition_file_and_a_sound_tree(tmp_path):
         write_clutter(tree / folder)
     result = check_data(tree, workers=1)
     assert (result.problems, result.files, result.classes) == ([], 4, 2)
-    assert list(load_listed(tree).train.paths) == ["a/1.jpg", "b/1.jpg"]
+    assert load_listed(tree).train.paths.tolist() == [b"a/1.jpg", b"b/1.jpg"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -170,15 +165,6 @@ def test_a_tree_that_judges_may_lack_classes_but_not_have_others(tmp_path, empty
     assert (notes.kind, Path(notes.where).name) == ("format", "notes.txt")
 
 
-def test_an_empty_class_folder_of_the_training_set_is_named(tmp_path):
-    write_photos(tmp_path, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"])
-    for folder in ("train/c", "train/d", "test/c"):
-        (tmp_path / folder).mkdir()
-    (problem,) = check_data(tmp_path, workers=1).problems
-    assert (problem.kind, problem.where) == ("label", str(tmp_path / "train"))
-    assert problem.detail == "the class folder(s) c, d hold no images; fill or remove them"
-
-
 def test_images_beside_the_class_folders_are_found(tmp_path):
     """In memory they are refused; from disk they are left out, which data sets say."""
     write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])
@@ -216,34 +202,3 @@ def test_images_elsewhere_are_checked_there(tmp_path):
     shutil.move(root / "val", tmp_path / "photos/val")
     assert check_data(root, workers=1).counts == {"missing": 16}
     assert check_data(root, root=tmp_path / "photos", workers=1).ok
-
-
-def test_a_worker_that_dies_is_reported(tmp_path):
-    """A file may crash the decoder, so several images are decoded in processes."""
-    root = write_large(tmp_path, counts=(600, 1, 1), size=(4, 3))
-
-    def kill(*_):
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
-
-    with pytest.raises(ChildProcessError, match=r"a worker process died .*near .*JPEG; .*--work"):
-        check_data(root, workers=2, progress=kill)
-
-
-def test_a_worker_that_hangs_is_reported(tmp_path, monkeypatch):
-    root = write_large(tmp_path, counts=(60, 1, 1), size=(4, 3))
-    monkeypatch.setattr(check, "_WAIT_SECONDS", 0.0)
-    with pytest.raises(TimeoutError, match=r"no answer for 0 s about a file near .*JPEG"):
-        check_data(root, workers=2)
-
-
-def test_damage_that_the_decoder_stumbles_over_is_found(tmp_path):
-    photo(200, 150).save(tmp_path / "a.png")
-    content = bytearray((tmp_path / "a.png").read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 40] = bytes(byte ^ 255 for byte in content[middle : middle + 40])
-    (tmp_path / "a.png").write_bytes(content)
-    path = write_list(tmp_path / "train.txt", [("a.png", 0)])
-    (problem,) = check_data(path, workers=1).problems
-    assert problem.kind in ("unreadable", "truncated")
-    assert check_data(path, workers=1, quick=True).ok

@@ -217,6 +217,7 @@ def _scan_competition(path: Path, root: Path) -> Listing:
         pairs = [(entry["image_id"], entry["category_id"]) for entry in document["annotations"]]
         images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
         label_of = dict(reversed(pairs))  # of two labels the first
+        lost = label_of.keys() - {image for image, _ in images}
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{path} is no competition file with labels, {{images: [{{id, file_name}}], "
@@ -250,7 +251,7 @@ def _scan_competition(path: Path, root: Path) -> Listing:
             faults.append(("duplicate", f"{text!r} is in `images` twice"))
         elif label_of[image] in categories:
             found[place] = int(label_of[image])
-    if lost := label_of.keys() - {image for image, _ in images}:
+    if lost:
         what = f"{len(lost):,} annotations are of no image; one is of {next(iter(lost))}"
         faults.append(("label", what))
     labels = np.fromiter(found.values(), np.int64, len(found))

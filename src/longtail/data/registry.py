@@ -160,12 +160,17 @@ def _as_frozen(
         or asked.settings.get("counts") not in (None, tuple(data.train.counts.tolist()))
         or development not in (None, each)
     ):
-        what = f"the profile {spec.profile}, ratio {spec.imbalance_ratio}, seed {spec.seed}"
+        what = f"the profile {_words(spec)}, seed {spec.seed}"
         raise InputError(
             f"{path} is {spec.name} with {what} and a development set of {each} images a class; a "
             f"frozen subset can't be changed: freeze another one from the originals."
         )
     return data
+
+
+def _words(spec: DataSpec) -> str:
+    ratio = "" if spec.imbalance_ratio is None else f", ratio {spec.imbalance_ratio:g}"
+    return f"{spec.profile}{ratio}"
 
 
 def _read_folder(path: Path, progress: Progress | None) -> _Pair:
@@ -234,7 +239,7 @@ def _read_cifar(
             data = _as_frozen(read_frozen(path), path, asked, development)
             return data.train, data.test, data
         if spec.name == asked.name:
-            others.append(f"{path.name} is {spec.profile}, ratio {spec.imbalance_ratio}")
+            others.append(f"{path.name} is {_words(spec)}")
     raise InputError(
         f"there is no {archive.title} in {folder}: neither {archive.file} nor {archive.folder}, "
         f"nor {base}/train*.parquet and test*.parquet, nor a frozen subset as asked for "
