@@ -2,6 +2,7 @@ import gzip
 import io
 import os
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,6 +168,31 @@ def test_other_files_are_no_archives(tmp_path):
         unpack(path, tmp_path / "copy")
     with pytest.raises(InputError, match="there is no archive"):
         unpack(tmp_path / "none.tgz", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_run_is_never_lost_while_it_is_replaced(run, archive, tmp_path, monkeypatch, fails):
+    pack([run], archive)
+    (old,) = unpack(archive, tmp_path / "copy")
+    rename, left = Path.rename, [fails]
+
+    def killed(self, target):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            unpack(archive, tmp_path / "copy", force=True)
+    assert [p for p in (tmp_path / "copy").rglob("run.json") if Run.open(p.parent).finished]
+    with pytest.raises(InputError, match="already"):  # the next call has put it back
+        unpack(archive, tmp_path / "copy")
+    assert Run.open(old.folder).splits == run.splits
+    unpack(archive, tmp_path / "copy", force=True)
+    assert os.listdir(tmp_path / "copy") == ["digits-lt"]
+    assert os.listdir(old.folder.parent) == [old.folder.name]
 
 
 # The rounding.

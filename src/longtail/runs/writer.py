@@ -215,7 +215,7 @@ class RunWriter:
     ) -> None:
         """Write a split's logits and labels, once.
 
-        If that fails, the run has the split's old logits, or none.
+        If that fails, the run has the split's old logits, the new ones, or none.
 
         Args:
             split: its name, such as ``test`` or ``held-out``.
