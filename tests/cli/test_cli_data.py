@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_factory import cifar_files, write_archive, write_folder, write_large
+from data_factory import cifar_files, write_archive, write_large
 from longtail.data import cifar as archives
 from longtail.data import load
 from longtail.data.digits import load_digits_lt
@@ -82,15 +82,6 @@ def test_describe_a_file_of_class_sizes(cli):
     assert "holds class sizes and no images" in result.err
 
 
-def test_all_classes_are_listed_on_demand(cli):
-    write_folder(Path("set/train"), {f"n{i}": 1 + (i == 3) for i in range(25)}, shape=(1, 2, 2))
-    write_folder(Path("set/test"), {f"n{i}": 1 for i in range(25)}, shape=(1, 2, 2))
-    short = cli("data", "describe", "set").out
-    assert short.startswith("set (its own class sizes)\n")
-    assert "n24" not in short
-    every = words_of(cli("data", "describe", "set", "--classes").out)
-    assert " 24 n24 1 3.85% 1" in every.splitlines()
-    assert " 3 n3 2 7.69% 1" in every.splitlines()
 
 
 def test_the_figure_is_written(cli):

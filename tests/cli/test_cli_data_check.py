@@ -195,7 +195,7 @@ def test_an_image_with_transparency_is_told_of(cli, mode):
         assert said in text
         assert "colour" not in text
         assert as_json(cli, *options)["transparent"]["test"] == "set/test/b/1.png"
-    assert "set/test/b/1.png has pixels of the kind" in cli("data", "describe", "set").err
+    assert "set/test/b/1.png has transparency" in cli("data", "describe", "set").err
     for split in ("train", "test"):  # images of lists always stay on disk, where it is dropped
         Path(f"set/{split}.txt").write_text(f"{split}/b/1.png 0\n")
     assert "transparency" not in checked(cli)

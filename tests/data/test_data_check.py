@@ -1,7 +1,5 @@
 """A whole data set gone through: every kind of problem is found, and nothing else."""
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +7,6 @@ import pytest
 from PIL import Image
 
 from data_factory import (
-    LIST_NAMES,
-    competition,
-    listed_entries,
-    write_clutter,
     write_large,
     write_list,
     write_photos,
@@ -35,24 +29,6 @@ def test_a_sound_data_set_has_no_problems(tmp_path, form):
     total = sum(result.images.values())
     assert [done for done, _, _ in steps] == [*range(32, total, 32), total]
     assert {(total, "images")} == {step[1:] for step in steps}
-
-
-def test_a_sound_competition_file_and_a_sound_tree(tmp_path):
-    write_large(tmp_path, "inaturalist")
-    for split, name in (("train", "train2018.json"), ("test", "val2018.json")):
-        counts = (6, 3, 1) if split == "train" else (1, 1, 1)
-        entries = listed_entries(counts, form="inaturalist", split=split)
-        (tmp_path / name).write_text(json.dumps(competition(entries, num_classes=3)))
-        (tmp_path / LIST_NAMES["inaturalist"][split]).unlink()
-    assert check_data(tmp_path, workers=1).ok
-    assert check_data(tmp_path / "train2018.json", workers=1).images == {"train": 10}
-    tree = tmp_path / "tree"
-    write_photos(tree, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"])
-    for folder in ("train", "train/a", "test/b"):
-        write_clutter(tree / folder)
-    result = check_data(tree, workers=1)
-    assert (result.problems, result.files, result.classes) == ([], 4, 2)
-    assert load_listed(tree).train.paths.tolist() == [b"a/1.jpg", b"b/1.jpg"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -101,19 +77,6 @@ def test_faults_of_the_lists_are_found_together(tmp_path):
         f"{root / 'Places_LT_val.txt'}: 'train/scene_0/val_00000000.jpg' is in the train set",
     ):
         assert piece in text
-
-
-def test_one_file_is_found_however_it_is_spelt(tmp_path):
-    write_photos(tmp_path, ["a/1.jpg", "a/2.jpg", "a/3.jpg"])
-    write_list(tmp_path / "train.txt", [("a/1.jpg", 0), ("a/2.jpg", 1), ("a/./2.jpg", 1)])
-    write_list(tmp_path / "test.txt", [("./a/1.jpg", 0), ("a//2.jpg", 1), ("a/3.jpg", 0)])
-    result = check_data(tmp_path, workers=1)
-    assert result.files == 3
-    assert [problem.detail for problem in result.problems] == [
-        "'a/./2.jpg' is on line 2 already (label 1)",
-        "'a/1.jpg' is in the train set as well",
-        "'a/2.jpg' is in the train set as well",
-    ]
 
 
 def test_a_list_that_judges_may_lack_a_class_but_not_a_published_one(tmp_path):
@@ -194,11 +157,3 @@ def test_what_can_not_be_checked_is_refused(tmp_path):
         check_data(tmp_path / "tree", root=tmp_path)
     with pytest.raises(InputError, match=r"is a path; data_dir \(--data-dir\) is where data sets"):
         check_data(tmp_path / "tree", data_dir=tmp_path)
-
-
-def test_images_elsewhere_are_checked_there(tmp_path):
-    root = write_large(tmp_path / "set")
-    shutil.move(root / "train", tmp_path / "photos/train")
-    shutil.move(root / "val", tmp_path / "photos/val")
-    assert check_data(root, workers=1).counts == {"missing": 16}
-    assert check_data(root, root=tmp_path / "photos", workers=1).ok

@@ -96,7 +96,7 @@ def test_pixels_that_would_lose_something_are_refused(tmp_path):
         (Image.fromarray(np.full((4, 4), 1000, np.uint16)), "I;16"),
     ):
         path = write_parquet(tmp_path / "a.parquet", [saved(image)], [0])
-        with pytest.raises(InputError, match=f"pixels of the kind '{mode}'"):
+        with pytest.raises(InputError, match=f"mode '{mode}'"):
             read_hub_parquet(path)
 
 
@@ -110,5 +110,5 @@ def test_a_truncated_file_is_refused(tmp_path):
     damaged = bytearray(content)
     damaged[100:400] = bytes(300)
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"is not a parquet file|can't be read as an image"):
+    with pytest.raises(InputError, match=r"is not a parquet file|can't be decoded|is no image"):
         read_hub_parquet(path)

@@ -259,16 +259,6 @@ def test_an_epoch_goes_on_where_it_was_left(data):
     assert [pair for pairs in zip(*rest, strict=True) for pair in pairs] == whole[8:]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_that_was_broken_off_can_be_begun_anew(data, workers):
-    stream = training_stream(data, batch_size=4, view=SMALL, workers=workers)
-    whole = by_draw(stream)
-    for batch in stream:
-        assert by_draw([batch]) == whole[:4]
-        break
-    assert by_draw(stream) == whole
-
-
 def test_evaluation_sees_each_example_once_over_all_processes(data):
     seen = []
     for rank in range(3):

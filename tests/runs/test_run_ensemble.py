@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from longtail import InputError, margins
-from longtail.runs import Run, RunError, ensemble, find_runs, mean_logits
+from longtail.runs import Run, RunError, ensemble, mean_logits
 from longtail.runs.ensemble import logit_scale
 from longtail.runs.spec import DataSpec, Part
 from run_factory import make_run, make_spec, make_writer
@@ -103,13 +103,6 @@ def test_logits_that_changed_since_are_noticed(members, tmp_path):
     forced = ensemble(changed, root=tmp_path, replace=True)
     expected = sum(np.asarray(run.logits("test").logits, float) for run in members[1:]) / 3
     np.testing.assert_allclose(forced.logits("test").logits, expected, rtol=1e-6)
-
-
-def test_a_half_written_ensemble_is_written_again(members, tmp_path):
-    whole = ensemble(members, root=tmp_path)
-    make_writer(tmp_path, whole.spec, force=True)
-    assert not find_runs(whole.folder)
-    assert ensemble(members, root=tmp_path).finished
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -98,23 +98,6 @@ def test_a_smoothed_prior_survives_exactly(root):
     np.testing.assert_array_equal(run.prior.log_probs, prior.log_probs)
 
 
-def test_torch_tensors_of_any_precision_are_stored(root):
-    writer = make_writer(root)
-    logits = torch.randn(4, 3, dtype=torch.bfloat16, requires_grad=True)
-    writer.write_logits("test", logits, torch.tensor([0, 1, 2, 0]))
-    found = writer.finish().logits("test")
-    np.testing.assert_array_equal(found.logits, logits.detach().float().numpy())
-    assert found.indices is None
-
-
-def test_another_split_can_be_added_after_the_end(run):
-    RunWriter.reopen(run.folder).write_logits("held-out", np.eye(3), [0, 1, 2])
-    again = Run.open(run.folder)
-    assert again.splits == ("test", "held-out")
-    assert again.logits("held-out").target.tolist() == [0, 1, 2]
-    assert again.head.norms.tolist() == [1.0, 2.0, 3.0]
-
-
 def test_a_split_is_written_once(run):
     writer = RunWriter.reopen(run.folder)
     with pytest.raises(RunError, match=r"split 'test' already; pass --force \(replace=True\)"):
@@ -425,12 +408,3 @@ def test_runs_judged_on_different_examples_are_refused(root, split, message):
     with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
         same_data(map(Run.open, folders), split=split)
     assert message in str(refused.value)
-
-
-def test_the_refusal_says_how_the_data_differ(root):
-    from longtail.runs import DataSpec
-
-    spec = make_spec(dataset=DataSpec("digits-lt", "exp", 100.0, held_out=0.2))
-    one, other = make_run(root), make_run(root, spec, data="e" * 64)
-    with pytest.raises(RunError, match=r"\(dataset\.imbalance_ratio: 50\.0 against 100\.0\)"):
-        same_data([one, other])

@@ -71,17 +71,6 @@ def test_weights_may_travel_alone(run, archive, tmp_path):
         pack([run], archive, logits=False, force=True)
 
 
-def test_a_packed_run_packs_again_without_further_rounding(run, archive, tmp_path):
-    pack([run], archive)
-    unpack(archive, tmp_path / "copy")
-    second = tmp_path / "second.tgz"
-    pack([tmp_path / "copy" / run.spec.folder], second)
-    (again,) = unpack(second, tmp_path / "copy2")
-    once = Run.open(tmp_path / "copy" / run.spec.folder)
-    np.testing.assert_array_equal(again.logits("test").logits, once.logits("test").logits)
-    assert again.record["packed"] == once.record["packed"]
-
-
 def test_the_same_runs_give_the_same_bytes(root, archive, tmp_path):
     one, two = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1))
     first = pack([one, two], archive).read_bytes()

@@ -341,8 +341,9 @@ def read_image_folder(
     """
     path = Path(path)
     if stray := [file.name for file in stray_images(path)]:
-        names = _checks.listing(stray, most=3)
-        raise InputError(f"{path} has images that are in no class folder: {names}.")
+        raise InputError(
+            f"{path} has images that are in no class folder: {_checks.listing(stray, most=3)}."
+        )
     found = scan(path, path, class_names)
     names = found.class_names or ()
     faults = found.problems + label_problems(found, names, every_class=class_names is None)

@@ -7,10 +7,7 @@ worker processes are in `streaming`; this file needs no torch.
 from __future__ import annotations
 
 import math
-import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,23 +15,13 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import FORMATS, GREY, Pixels, is_plain
+from longtail.data.decoding import GREY, PhotoError, Pixels, is_plain, opened
 
 if TYPE_CHECKING:
     from PIL import Image
 
 _ATTEMPTS = 10
 _ORIENTATION = 0x0112  # in EXIF data: 1 is as stored, 2 to 8 are turned, mirrored or both
-# Modes of a byte a channel; transparency is dropped, as every ImageNet loader does.
-_BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa")
-
-
-class PhotoError(Exception):
-    """A file that can't be used: `kind` is one of `large.KINDS`, `reason` a sentence's end."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(kind, reason)
-        self.kind, self.reason = kind, reason
 
 
 class Box(NamedTuple):
@@ -136,7 +123,7 @@ class RandomCrop:
 
     def __call__(self, file: str, random: np.random.Generator) -> Pixels:
         """Return the view of one file, shape (size, size, 3)."""
-        with _opened(file) as image:
+        with opened(file) as image:
             box = random_box(image.size, random, scale=self.scale, ratio=self.ratio)
             pixels = _resampled(image, box, self.size)
         return pixels[:, ::-1] if random.random() < self.flip else pixels
@@ -160,41 +147,9 @@ class CenterCrop:
 
     def __call__(self, file: str, random: np.random.Generator | None = None) -> Pixels:
         """Return the view of one file, shape (size, size, 3); nothing in it is random."""
-        with _opened(file) as image:
+        with opened(file) as image:
             box = center_box(image.size, resize=self.resize, crop=self.size)
             return _resampled(image, box, self.size)
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[Image.Image]:
-    """Open an image and read its header; every error until it is closed becomes a PhotoError."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        mode = os.stat(file).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
-            raise PhotoError("unreadable", "is not a regular file")
-        with Image.open(file, formats=FORMATS) as image:
-            if image.mode not in _BYTES:
-                raise PhotoError(
-                    "unreadable", f"has more than a byte a channel (mode {image.mode!r})"
-                )
-            yield image
-    except (PhotoError, MemoryError):
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise PhotoError("missing", "is not there") from error
-    except UnidentifiedImageError as error:
-        if os.path.getsize(file) == 0:
-            raise PhotoError("truncated", "is empty") from error
-        raise PhotoError("format", f"is no image ({', '.join(FORMATS)})") from error
-    except Exception as error:  # a decoder meets damage with whatever its code happens to raise
-        text = str(error) or type(error).__name__
-        if isinstance(error, OSError) and error.errno is not None:
-            raise PhotoError("unreadable", f"can't be read: {error.strerror}") from error
-        cut = isinstance(error, EOFError) or "truncated" in text.lower()
-        kind = "truncated" if cut else "unreadable"
-        raise PhotoError(kind, f"can't be decoded: {text}") from error
 
 
 def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
@@ -234,7 +189,7 @@ def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
         quick: read its header only, which finds neither damage nor most truncation.
     """
     try:
-        with _opened(file) as image:
+        with opened(file) as image:
             # More than a byte a channel is refused already, so only transparency is left.
             transparent = not is_plain(image)
             if not quick:

@@ -372,22 +372,17 @@ class ImageStream:
 
     def _explained(self, error: Exception) -> Exception:
         """Return an error that says what to do about a worker that torch has lost."""
-        said = str(error).split("\n")[0].rstrip(". ") or type(error).__name__
-        if "shared memory" in str(error) or "Bus error" in said or "No space left" in str(error):
-            return OSError(
-                errno.ENOSPC,
-                f"a worker process found too little shared memory in {_SHARED} for batches of "
-                f"{_megabytes(self._batch_bytes)}; {_MORE_SHARED}",
-            )
-        if "DataLoader" not in said and not (self.workers and isinstance(error, _CUT_OFF)):
+        text = str(error).strip() or type(error).__name__
+        lost = text.startswith("DataLoader") or (self.workers and isinstance(error, _CUT_OFF))
+        if not lost and "shared memory" not in text:
             return error
         return ChildProcessError(
             errno.ECHILD,
             f"a worker process that decodes images died, or gave no batch within "
-            f"{_WAIT_SECONDS:.0f} s ({said}). If the machine ran out of memory, use fewer workers "
-            f"or a smaller prefetch; workers=0 decodes without other processes; and beside a GPU "
-            f"or several processes a script must keep what it does under "
-            f'`if __name__ == "__main__":`',
+            f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If the machine ran out "
+            f"of memory, or of shared memory in {_SHARED}, {_MORE_SHARED}; workers=0 decodes "
+            f"without other processes; and beside a GPU or several processes a script must keep "
+            f'what it does under `if __name__ == "__main__":`',
         )
 
 

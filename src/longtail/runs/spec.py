@@ -226,8 +226,8 @@ class RunSpec(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        parts = {"dataset": DataSpec, "model": Part, "method": Part, "recipe": RecipeSpec}
-        for key, kind in parts.items():
+        kinds: tuple[type[_Document], ...] = (DataSpec, Part, Part, RecipeSpec)
+        for key, kind in zip(("dataset", "model", "method", "recipe"), kinds, strict=True):
             value = getattr(self, key)
             if not isinstance(value, kind):
                 document = {"name": value} if isinstance(value, str) else value

@@ -173,8 +173,8 @@ class RunWriter:
                 "keeps them",
                 *(folder, before, threads, before),
             )
-        now = {"at": _now(), "device": str(device), "threads": threads}
-        now["versions"] = files.versions()
+        now: dict[str, Any] = {"at": _now(), "device": str(device), "threads": threads}
+        now |= {"versions": files.versions()}
         writer._save(resumed=[*writer._record["resumed"], now])
         return writer
 
