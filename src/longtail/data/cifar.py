@@ -173,14 +173,7 @@ def official_fingerprints() -> dict[str, Any]:
 
 
 def verify_official(base: str, train: ImageSet, test: ImageSet, *, where: Path | str) -> None:
-    """Refuse a CIFAR that is not the official one, image by image and in its order.
-
-    Args:
-        base: ``cifar10`` or ``cifar100``.
-        train: the whole training set.
-        test: the test set.
-        where: the data's place, for the message.
-    """
+    """Refuse a CIFAR that is not the official one, image by image and in its order."""
     expected, archive = official_fingerprints()[base], ARCHIVES[base]
     for split, part in (("train", train), ("test", test)):
         if part.fingerprint != expected[split]:

@@ -143,11 +143,6 @@ def scan(path: Path, root: Path, class_names: Sequence[str] | None = None) -> Li
     """Read a list, a competition file (.json) or a folder ``<class>/<image>``.
 
     Faulty entries are named in the result instead of refused.
-
-    Args:
-        path: the file or folder.
-        root: the folder that a list's paths start from.
-        class_names: the classes that a folder may have; by default those that it has.
     """
     if path.is_dir():
         return _scan_folder(path, class_names)
@@ -357,13 +352,7 @@ def read_image_folder(
 def label_problems(
     listing: Listing, class_names: Sequence[str] | None, *, every_class: bool
 ) -> list[Problem]:
-    """Return what is wrong with the labels of a listing as a whole.
-
-    Args:
-        listing: with entries or without.
-        class_names: the classes that there are; up to the largest label if None.
-        every_class: whether a class without examples is wrong.
-    """
+    """Return what is wrong with the labels of a listing as a whole."""
 
     def problem(kind: str, detail: str) -> list[Problem]:
         return [Problem(kind, str(listing.source), detail)]

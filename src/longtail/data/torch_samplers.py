@@ -18,12 +18,7 @@ from torch.utils.data import DistributedSampler
 
 
 def processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return how many processes share the work, and which one this is.
-
-    Args:
-        num_replicas: torch.distributed's if None, or 1 without it.
-        rank: likewise.
-    """
+    """Return how many processes share the work, and which one this is."""
     running = distributed.is_available() and distributed.is_initialized()
     if num_replicas is None:
         num_replicas = distributed.get_world_size() if running else 1

@@ -27,12 +27,7 @@ _SEED = re.compile(rf"(?!{NAME}-s)[^/]+-s(\d+)-[0-9a-f]{{8}}")  # of the last pa
 
 
 def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
-    """Return the spec of an ensemble: its data set and its members, in one order.
-
-    Args:
-        dataset: that of every member.
-        members: names of two or more runs, ``<dataset>/<method>-s<seed>-<hash8>``.
-    """
+    """Return the spec of an ensemble: its data set and its members, in one order."""
     names = sorted(members)
     if len(set(names)) < max(2, len(names)):
         raise InputError(
