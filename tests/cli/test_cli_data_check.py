@@ -144,94 +144,51 @@ def test_bad_input(cli, arguments, code, message):
 
 # What is no problem, but good to know.
 
-HOW = pytest.mark.parametrize("options", [(), ("--quick",), ("--workers", "2")])
 
-
-def write_set(*, shape=(3, 6, 5), each=20):
+@pytest.mark.parametrize("options", [(), ("--quick",), ("--workers", "2")])
+def test_what_only_recipes_that_crop_can_take_is_told(cli, options):
     for split in ("train", "test"):
-        write_folder(Path("set", split), {"a": each, "b": each}, shape=shape)
-
-
-@HOW
-def test_images_of_several_sizes_are_told_of(cli, options):
-    write_set()
-    assert "sizes" not in checked(cli, *options)
+        write_folder(Path("set", split), {"a": 20, "b": 20}, shape=(1, 6, 5))
+    text = checked(cli, *options)
+    assert "sizes" not in text
+    assert "colour" not in text
     assert len(load("set").train) == 40
+    Image.new("RGB", (5, 6)).save("set/train/b/7.png")
+    said = "set/train/b/7.png is in colour, but all images of test are grey: training"
+    assert said in checked(cli, *options)
+    assert as_json(cli)["colored"] == {"train": "set/train/b/7.png"}
+    Image.new("RGB", (5, 6)).save("set/test/a/3.png")  # where both have some, grey ones follow
+    assert "in colour" not in checked(cli, *options)
+    assert cli("data", "describe", "set").code == 0
     write_photos(Path("set"), ["test/b/7.png"], size=(9, 9))
     text = checked(cli, *options)
     assert "The images have 2 sizes, 6 x 5 to 9 x 9 pixels (height x width): " in text
     assert "a recipe that crops, such as imagenet-lt; the others, describe and freeze" in text
     assert as_json(cli)["sizes"] == [[6, 5], [9, 9]]
     assert "must be 6 x 5" in cli("data", "describe", "set").err
-
-
-@HOW
-def test_one_image_in_colour_beside_a_grey_split_is_told_of(cli, options):
-    write_set(shape=(1, 6, 5))
-    assert "colour" not in checked(cli, *options)
-    Image.new("RGB", (5, 6)).save("set/train/b/7.png")
-    text = checked(cli, *options)
-    assert "set/train/b/7.png is in colour, but all images of test are grey: training" in text
-    assert as_json(cli)["colored"] == {"train": "set/train/b/7.png"}
-    # Where both have some, grey ones become colour, and nothing is refused.
-    Image.new("RGB", (5, 6)).save("set/test/a/3.png")
-    assert "in colour" not in checked(cli, *options)
-    assert cli("data", "describe", "set").code == 0
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_an_image_with_transparency_is_told_of(cli, mode):
-    write_set(shape=(1 if mode == "LA" else 3, 6, 5), each=2)
-    write_photos(Path("set"), ["val/a/1.png", "val/b/1.png"], size=(5, 6))
-    odd = Image.new(mode, (5, 6))
-    if mode == "P":
-        odd.info["transparency"] = 0
-    odd.save("set/val/a/1.png")  # which no training reads
-    assert "transparency" not in checked(cli)
-    odd.save("set/test/b/1.png")
-    for options in ((), ("--quick",)):
-        text = checked(cli, *options)
-        said = "set/test/b/1.png has transparency: training needs a recipe that crops, such as"
-        assert said in text
-        assert "colour" not in text
-        assert as_json(cli, *options)["transparent"]["test"] == "set/test/b/1.png"
-    assert "set/test/b/1.png has transparency" in cli("data", "describe", "set").err
+    Image.new("RGBA", (5, 6)).save("set/test/b/1.png")
+    assert "set/test/b/1.png has transparency: training needs" in checked(cli, *options)
+    assert as_json(cli, *options)["transparent"] == {"test": "set/test/b/1.png"}
     for split in ("train", "test"):  # images of lists always stay on disk, where it is dropped
         Path(f"set/{split}.txt").write_text(f"{split}/b/1.png 0\n")
     assert "transparency" not in checked(cli)
-    assert as_json(cli)["transparent"] == {}
 
 
-@pytest.mark.parametrize("kind", ["tree", "lists"])
-def test_a_test_set_that_lacks_classes_is_told_of(cli, kind):
+@pytest.mark.parametrize("lists", [False, True])
+def test_absent_classes_and_turned_images_are_told_of(cli, lists):
     names = {"train": "abc", "test": "ac"}
     write_photos(Path("set"), [f"{s}/{k}/1.jpg" for s, classes in names.items() for k in classes])
-    lacking = "b"
-    if kind == "lists":
-        lacking = "1"
-        for split, classes in names.items():
-            lines = [f"{split}/{k}/1.jpg {'abc'.index(k)}\n" for k in classes]
-            Path("set", f"{split}.txt").write_text("".join(lines))
-    said = f"The test set has no examples of class(es) {lacking}: its mean error will be that of"
-    assert said in checked(cli)
-    assert as_json(cli)["absent"] == {"test": [lacking]}
-
-
-@HOW
-@pytest.mark.parametrize("lists", [False, True])
-def test_images_that_are_to_be_shown_turned_are_told_of(cli, options, lists):
-    """No decoder here turns them, so their pixels train as they are stored."""
-    names = [f"{split}/{k}/{i}.jpg" for split in ("train", "test") for k in "ab" for i in range(20)]
-    write_photos(Path("set"), names, size=(8, 6))
     exif = Image.Exif()
-    for file, orientation in (("train/a/1", 1), ("test/b/7", 6), ("train/a/3", 3)):
-        exif[0x0112] = orientation  # 1 is as it is stored
+    for file, orientation in (("train/a/1", 1), ("test/c/1", 6), ("train/b/1", 3)):
+        exif[0x0112] = orientation  # 1 is as it is stored; no decoder here turns the others
         Image.new("RGB", (8, 6)).save(f"set/{file}.jpg", exif=exif)
-    if lists:
-        for split in ("train", "test"):
-            lines = [f"{n} {'ab'.index(n.split('/')[1])}" for n in names if n.startswith(split)]
-            Path("set", f"{split}.txt").write_text("\n".join(lines))
-    said = "EXIF data ask to turn or mirror 2 images, such as set/test/b/7.jpg: training takes"
-    assert said in checked(cli, *options)
-    turned = ["set/test/b/7.jpg", "set/train/a/3.jpg"]
-    assert as_json(cli, *options)["turned"] == turned
+    for split, classes in names.items() if lists else ():
+        lines = [f"{split}/{k}/1.jpg {'abc'.index(k)}\n" for k in classes]
+        Path("set", f"{split}.txt").write_text("".join(lines))
+    lacking, text = "1" if lists else "b", checked(cli)
+    said = f"The test set has no examples of class(es) {lacking}: its mean error will be that of"
+    assert said in text
+    assert "EXIF data ask to turn or mirror 2 images, such as set/test/c/1.jpg: training" in text
+    document = as_json(cli)
+    assert document["absent"] == {"test": [lacking]}
+    assert document["turned"] == ["set/test/c/1.jpg", "set/train/b/1.jpg"]

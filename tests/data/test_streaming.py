@@ -19,8 +19,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from data_factory import photo, write_photos
 from longtail._checks import InputError
 from longtail.data import streaming
+from longtail.data.decoding import PhotoError
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, PhotoError, RandomCrop, check_photo, random_box
+from longtail.data.photos import CenterCrop, RandomCrop, check_photo, random_box
 from longtail.data.samplers import ClassSampler
 from longtail.data.streaming import evaluation_stream, planned_stream, training_stream
 from longtail.data.torch_samplers import DistributedClassSampler

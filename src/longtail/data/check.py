@@ -13,10 +13,10 @@ from pathlib import Path
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import Progress, cores, in_threads
+from longtail.data.decoding import PhotoError, Progress, cores, in_threads
 from longtail.data.large import KINDS, LARGE, SPLITS, find_sources
 from longtail.data.lists import Problem
-from longtail.data.photos import Header, PhotoError, check_photo
+from longtail.data.photos import Header, check_photo
 from longtail.data.registry import DATASETS
 
 _CHUNK = 32

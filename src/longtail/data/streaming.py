@@ -22,9 +22,9 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
-from longtail.data.decoding import cores
+from longtail.data.decoding import PhotoError, cores
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, PhotoError, RandomCrop
+from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.samplers import ClassSampler
 
 _checks.require("torch", extra="torch")
