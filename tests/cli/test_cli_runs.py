@@ -29,22 +29,6 @@ def test_the_list_shows_each_run_and_its_state(cli):
     assert "run.json was edited after it was written" in result.err
 
 
-def test_the_list_as_json(cli):
-    run = make_run(RUNS)
-    (row,) = json.loads(cli("runs", "list", "--json").out)
-    assert row == {
-        "folder": run.folder.as_posix(),
-        "status": "finished",
-        "dataset": "digits-lt",
-        "method": "logit-adjusted",
-        "recipe": "digits",
-        "overrides": {"epochs": 3},
-        "seed": 4,
-        "splits": ["test"],
-        "seconds": 2.5,
-    }
-
-
 def test_one_run_in_full(cli):
     run = make_run(RUNS)
     result = cli("runs", "show", run.folder)

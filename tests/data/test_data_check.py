@@ -110,24 +110,6 @@ def test_a_data_set_without_a_test_set_is_told_of_it(tmp_path):
     assert "has no train set (iNaturalist18_train.txt or train2018.json)" in found.detail
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_tree_that_judges_may_lack_classes_but_not_have_others(tmp_path, empty):
-    names = [f"{split}/{k}/1.jpg" for split in ("train", "test", "val") for k in "abc"]
-    write_photos(tmp_path, [n for n in names if n not in ("test/b/1.jpg", "val/a/1.jpg")])
-    if empty:
-        (tmp_path / "test/b").mkdir()
-    result = check_data(tmp_path, workers=1)
-    assert (result.ok, result.absent) == (True, {"test": ["b"], "val": ["a"]})
-    assert load_listed(tmp_path).test.counts.tolist() == [1, 0, 1]
-    write_photos(tmp_path, ["test/d/1.jpg"])
-    (tmp_path / "train/a/notes.txt").write_text("remember")
-    problem, notes = check_data(tmp_path, workers=1).problems
-    assert (problem.kind, problem.where) == ("label", str(tmp_path / "test"))
-    unknown = "has class folders that the training set lacks: d; rename or remove them"
-    assert problem.detail.startswith(unknown)
-    assert (notes.kind, Path(notes.where).name) == ("format", "notes.txt")
-
-
 def test_images_beside_the_class_folders_are_found(tmp_path):
     """In memory they are refused; from disk they are left out, which data sets say."""
     write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])

@@ -104,12 +104,8 @@ BAD = {
     "a/1.jpg 0\na/2.jpg\n": "line list.txt:2: a line is `path label`; got 'a/2.jpg' alone",
     "a/1.jpg 0\na/2.jpg cat\n": "label list.txt:2: the label must be a whole number, 0 or more; "
     "got 'cat'",
-    "a.jpg 0\na/1.jpg -1\n": "label list.txt:2: the label must be a whole number, 0 or more; "
-    "got '-1'",
     "a.jpg 0\nb.jpg 99999999999\n": "label list.txt:2: the label must be a whole number, 0 or "
     "more; got '99999999999'",
-    "a/1.jpg 0\na/2.jpg 3\n": "label list.txt: labels must be 0 .. 3 without holes, but no image "
-    "has label 1, 2",
     "a.jpg 0\na/2.jpg 900000000\n": "label list.txt: labels must be 0 .. 900000000 without holes, "
     "but no image has label 1, 2, 3 and 899,999,996 more",
     "a/1.jpg 0\n./a//1.jpg 0\n": "duplicate list.txt:2: './a//1.jpg' is on line 1 already "
@@ -118,12 +114,9 @@ BAD = {
     "(label 0, and 1 there)",
     "a 0\n/a/1.jpg 0\n": "path list.txt:2: a path must be relative to the image root; '/a/1.jpg' "
     "is absolute",
-    "a 0\nC:\\1.jpg 0\n": "path list.txt:2: a path must be relative to the image root; "
-    "'C:\\\\1.jpg' is absolute",
     "a..b/..x.jpg 0\n./../x.jpg 0\n": "path list.txt:2: a path must stay below the image root; "
     "'./../x.jpg' has '..' in it",
     "a 0\nb/ 0\n": "path list.txt:2: a path must name a file; 'b/' is a folder",
-    "a 0\n. 0\n": "path list.txt:2: a path must name a file; '.' is a folder",
 }
 
 
@@ -239,10 +232,8 @@ SHAPE = r"is no competition file with labels, \{images: .*val2018\.json"
 REFUSED_JSON = {
     "test set": (lambda document: document.pop("annotations"), SHAPE),
     "field": (lambda document: document["images"][1].pop("file_name"), SHAPE),
-    "kind": (put("annotations", 1, image_id=[1]), SHAPE),
     "kind of id": (put("images", 1, id={}), SHAPE),
     "ids": (put("categories", 0, id=7), r"category ids must be 0 \.\. L - 1, each once"),
-    "twice": (put("categories", 0, id=1), r"category ids must be 0 \.\. L - 1, each once"),
 }
 FAULTY_JSON = {
     "category": (put("annotations", 0, category_id=9), "must lie in 0 .. 2; that of image 12 is 9"),
@@ -256,10 +247,6 @@ FAULTY_JSON = {
         "image 10 has two labels, 0 and 2",
     ),
     "absolute": (put("images", 0, file_name="/x.jpg"), "'/x.jpg' is absolute"),
-    "hole": (
-        lambda document: document["categories"].append({"id": 3, "name": "rare"}),
-        "labels must be 0 .. 3 without holes, but no image has label 3",
-    ),
     "file twice": (
         lambda document: document["images"][1].update(
             file_name="./" + document["images"][0]["file_name"]
@@ -365,24 +352,6 @@ def test_clutter_is_passed_over(tmp_path):
     write_clutter(tmp_path / "a")
     (tmp_path / "README.txt").write_text("about these images")
     assert read_image_folder(tmp_path).class_names == ("a", "b")
-
-
-def test_of_known_classes_some_may_have_no_images(tmp_path):
-    """By a folder that is empty or by none: the labels are those of the names given."""
-    made = write_folder(tmp_path, {"c10": 2, "c2": 1})
-    (tmp_path / "c3").mkdir()
-    names = ("c1", "c2", "c3", "c10")
-    found = read_image_folder(tmp_path, class_names=names)
-    assert found.class_names == names
-    assert found.labels.tolist() == [1, 3, 3]
-    np.testing.assert_array_equal(found.images, np.concatenate([made["c2"], made["c10"]]))
-    with pytest.raises(InputError, match=r"lacks: c10; rename or remove them\.$"):
-        read_image_folder(tmp_path, class_names=("c2", "c3"))
-    for name in ("c2", "c10"):
-        for file in (tmp_path / name).iterdir():
-            file.unlink()
-    with pytest.raises(InputError, match="there are no images"):
-        read_image_folder(tmp_path, class_names=names)
 
 
 @pytest.mark.parametrize(

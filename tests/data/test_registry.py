@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_factory import (
     CIFAR10_NAMES,
@@ -134,17 +133,6 @@ def test_a_folder_keeps_its_own_class_sizes(tmp_path):
     assert load(str(root)).spec == data.spec
 
 
-def test_a_profile_over_a_folder(tmp_path):
-    write_folder(tmp_path / "train", {"a": 5, "b": 4, "c": 6})
-    write_folder(tmp_path / "test", {"a": 1, "b": 1, "c": 1}, seed=9)
-    data = load(tmp_path, profile="exp", imbalance_ratio=4)
-    assert data.train.counts.tolist() == [4, 2, 1]
-    assert load(tmp_path, imbalance_ratio=4).spec == data.spec
-    assert load(tmp_path, counts=[1, 4, 6]).train.counts.tolist() == [1, 4, 6]
-    with pytest.raises(InputError, match="needs `imbalance_ratio`"):
-        load(tmp_path, profile="step")
-
-
 def test_folders_of_one_name_have_different_specs(tmp_path):
     for number in (1, 2):
         write_folder(tmp_path / f"{number}/set/train", {"a": 2, "b": 1}, seed=10 * number)
@@ -169,16 +157,6 @@ def test_what_is_wrong_with_a_folder(tmp_path):
     write_folder(tmp_path / "grey" / "test", {"a": 1}, shape=(1, 6, 5))
     with pytest.raises(InputError, match="all grey or all colour; they have 3 and 1 channels"):
         load(tmp_path / "grey")
-    write_folder(tmp_path / "odd" / "train", {"a": 3, "b": 3}, shape=(1, 6, 5))
-    write_folder(tmp_path / "odd" / "test", {"a": 1, "b": 2}, shape=(1, 6, 5))
-    for split in ("train", "test"):
-        odd = tmp_path / "odd" / split / "b" / "1.png"
-        before = odd.read_bytes()
-        Image.new("RGB", (5, 6)).save(odd)
-        with pytest.raises(InputError, match="all grey or all colour"):
-            load(tmp_path / "odd")
-        odd.write_bytes(before)
-    load(tmp_path / "odd")
     write_folder(tmp_path / "big" / "train", {"a": 1})
     write_folder(tmp_path / "big" / "test", {"a": 1}, shape=(3, 7, 5))
     with pytest.raises(InputError, match=r"test/a/0\.png is 7 x 5 pixels .* must be 6 x 5"):
@@ -280,18 +258,13 @@ def test_missing_data_says_where_it_looked_and_how_to_get_it(tmp_path, monkeypat
     ("options", "message"),
     [
         ({"imbalance_ratio": 0.01}, r"at least 1; got 0.01; did you mean 100\?"),
-        ({"imbalance_ratio": float("nan")}, "`imbalance_ratio` must be"),
         ({"imbalance_ratio": 1000}, "leaves class 7 without examples"),
         ({"profile": "linear"}, "must be one of 'exp', 'step', 'natural'; got 'linear'"),
         ({"profile": "natural"}, "need `counts`"),
-        ({"fit": True}, "need `counts`"),
         ({"profile": "exp", "counts": [1] * 10}, "`counts` decide the profile"),
-        ({"counts": [1] * 10, "imbalance_ratio": 3}, "`counts` decide the profile"),
         ({"counts": [1] * 9}, "the profile has 9 classes but digits-lt has 10"),
         ({"counts": [1] * 9 + [900]}, "class 9 has 120 examples but the profile asks for 900"),
-        ({"counts": [0.5] * 10}, "must be whole numbers"),
         ({"counts": [1] * 9 + [0]}, r"leaves class\(es\) 9 without examples"),
-        ({"seed": -1}, "seed` must be a whole number"),
     ],
 )
 def test_bad_options_get_one_clear_error(options, message):

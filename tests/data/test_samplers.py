@@ -116,14 +116,10 @@ def test_millions_of_labels_take_a_moment():
     ("settings", "message"),
     [
         ({"rule": "balanced"}, "`rule` must be one of 'instance', 'class-balanced'"),
-        ({"labels": [0.0, 1.0]}, "`labels` must be integer class labels"),
         ({"num_classes": 3}, r"`labels` must lie in 0 \.\. 2, but 7 occurs"),
-        ({"num_samples": 0}, "`num_samples` must be a whole number, at least 1"),
         ({"rule": "under", "num_samples": 5}, "leave it out, or take 'class-balanced'"),
         ({"rule": "progressive", "epochs": None}, "is needed by the rule 'progressive'"),
-        ({"rule": "progressive", "epochs": 1}, "`epochs` must be a whole number, at least 2"),
         ({"rule": "square-root", "epochs": 4}, "by no other; got 4 for 'square-root'"),
-        ({"seed": -1}, "`seed` must be a whole number, at least 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

@@ -429,11 +429,8 @@ def test_too_little_shared_memory_is_refused_before_the_work(data, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "`batch_size` must be a whole number, at least 1; got 0"),
         ({"workers": -1}, "`workers` must be a whole number, at least 0; got -1"),
-        ({"prefetch": 0}, "`prefetch` must be"),
         ({"on_error": "ignore"}, "`on_error` must be one of 'stop', 'skip'; got 'ignore'"),
-        ({"seed": -1}, "`seed` must be"),
         ({"sampler": [0, 1]}, "`sampler` must be a DistributedClassSampler.* got list"),
         (
             {"sampler": DistributedClassSampler(ClassSampler([0, 1, 1]))},

@@ -209,6 +209,7 @@ def unpack(
                 if progress is not None:
                     progress(done, len(staged), run.name)
                 place = root / run.name
+                place.parent.mkdir(parents=True, exist_ok=True)
                 with files.exclusive(place):
                     aside = files.temporary_name(place)
                     if place.exists():
