@@ -284,28 +284,10 @@ def check(
       longtail data check train2018.json --root images --out problems.txt
     """
     from longtail._checks import InputError
-    from longtail.data.check import CheckResult, check_data, is_read_whole
+    from longtail.data.check import check_data
     from longtail.runs.files import write_bytes
 
     refuse_unknown(name, "data check")
-    if is_read_whole(name):
-        options = {"--root": root, "--workers": workers, "--quick": quick or None, "--out": out}
-        given = [option for option, value in options.items() if value is not None]
-        if given:
-            raise InputError(
-                f"{name} is read as a whole; {', '.join(given)} are for data sets of many files."
-            )
-        data = _data.load(name, data_dir=data_dir)  # reading it is the check
-        images = {"train": len(data.train), "test": len(data.test)}
-        result = CheckResult(data.spec.name, images, data.train.num_classes)
-        if json:
-            document = {"name": result.name, "ok": True, "images": images}
-            document |= {"classes": result.classes, "counts": {}, "problems": []}
-            _console.print_json(document)
-            return
-        _console.line(f"{result.name}: {_split_words(images)}, {result.classes:,} classes")
-        _console.line("No problems.")
-        return
     if out is not None:
         _console.refuse_overwrite(out, force)
         if out.is_dir() or not out.parent.is_dir():

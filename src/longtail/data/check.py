@@ -17,7 +17,7 @@ from longtail.data.decoding import PhotoError, Progress, cores, in_threads
 from longtail.data.large import KINDS, LARGE, SPLITS, find_sources
 from longtail.data.lists import Problem
 from longtail.data.photos import Header, check_photo
-from longtail.data.registry import DATASETS
+from longtail.data.registry import DATASETS, load
 
 _CHUNK = 32
 
@@ -82,7 +82,7 @@ def check_data(
     """Go through all lists and all images of a data set on disk.
 
     Args:
-        name: see `large.find_sources`.
+        name: see `large.find_sources`; or what `load` takes whole, by reading it.
         data_dir: see there.
         root: see there.
         workers: threads that decode; by default as many as there are cores.
@@ -94,6 +94,18 @@ def check_data(
     """
     started = time.monotonic()
     _checks.require("PIL", extra="train")
+    path = Path(name)
+    if name in DATASETS or (path.is_file() and path.suffix.lower() not in (".txt", ".json")):
+        if root is not None or workers is not None or quick:
+            raise InputError(
+                f"{name} is read as a whole; root, workers and quick (--root, --workers, --quick) "
+                f"are for data sets of many files."
+            )
+        data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
+        images = {"train": len(data.train), "test": len(data.test)}
+        taken = time.monotonic() - started
+        number, files = data.train.num_classes, sum(images.values())
+        return CheckResult(data.spec.name, images, number, files=files, seconds=taken)
     workers = cores() if workers is None else _checks.whole(workers, name="workers")
     sources = find_sources(name, data_dir=data_dir, root=root)
     trees = sources.are_trees
@@ -110,18 +122,18 @@ def check_data(
     problems += [Problem("stray", str(image), astray) for image in sources.stray()]
     split_of: dict[str, str] = {}
     for split, listing in listings.items():
-        for path in listing.paths:
-            split_of.setdefault(os.path.join(listing.root, os.fsdecode(path)), split)
-    files = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
+        for entry in listing.paths:
+            split_of.setdefault(os.path.join(listing.root, os.fsdecode(entry)), split)
+    listed = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
 
     def check(start: int) -> list[PhotoError | Header]:
-        return [check_photo(file, quick=quick) for file in files[start : start + _CHUNK]]
+        return [check_photo(file, quick=quick) for file in listed[start : start + _CHUNK]]
 
     sizes, turned = set[tuple[int, int]](), list[str]()
     colored, transparent = dict[str, str](), dict[str, str]()
     done = 0
-    for chunk in in_threads(check, range(0, len(files), _CHUNK), threads=workers):
-        for file, found in zip(files[done : done + _CHUNK], chunk, strict=True):
+    for chunk in in_threads(check, range(0, len(listed), _CHUNK), threads=workers):
+        for file, found in zip(listed[done : done + _CHUNK], chunk, strict=True):
             if isinstance(found, PhotoError):
                 problems.append(Problem(found.kind, file, found.reason))
                 continue
@@ -135,7 +147,7 @@ def check_data(
                     transparent.setdefault(split_of[file], file)
         done += len(chunk)
         if progress is not None:
-            progress(done, len(files), "headers" if quick else "images")
+            progress(done, len(listed), "headers" if quick else "images")
     labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
     names = sources.class_names(listings) if sources.known is None else None  # else it has them all
     absent = {
@@ -149,7 +161,7 @@ def check_data(
         classes=len(next((labels[split] for split in SPLITS if split in labels), ())),
         problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
         absent={split: lacking for split, lacking in absent.items() if lacking},
-        files=len(files),
+        files=len(listed),
         sizes=sorted(sizes),
         colored=colored,
         transparent=transparent,
@@ -157,14 +169,3 @@ def check_data(
         quick=quick,
         seconds=time.monotonic() - started,
     )
-
-
-def is_read_whole(name: str | Path) -> bool:
-    """Return whether `load` checks a data set by reading it, rather than files in folders.
-
-    Examples:
-        >>> is_read_whole("digits-lt"), is_read_whole("imagenet-lt")
-        (True, False)
-    """
-    is_list = Path(name).suffix.lower() in (".txt", ".json")
-    return name in DATASETS or (Path(name).is_file() and not is_list)
