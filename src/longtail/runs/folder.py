@@ -279,12 +279,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     complete, _, _ = path.read_bytes().rpartition(b"\n")
+    try:
+        lines = [json.loads(line).items() for line in complete.splitlines()]
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{path} has a line that is not a JSON object: {error}.") from error
     return [
-        {
-            key: _NONFINITE.get(value, value) if isinstance(value, str) else value
-            for key, value in json.loads(line).items()
-        }
-        for line in complete.splitlines()
+        {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in line} for line in lines
     ]
 
 
