@@ -48,12 +48,6 @@ def test_the_scale_of_a_method_is_that_of_its_margin(name):
         assert logit_scale(Part(name + extra, {**settings, "epsilon": 0.05})) == margin.scale
 
 
-@pytest.mark.parametrize("scale", ["learned", 0, -1.0, None])
-def test_a_scale_that_is_none_is_refused(scale):
-    with pytest.raises(RunError, match=r"scale=.*above zero\. Give a method of your own another"):
-        logit_scale(Part("ldam", {"scale": scale}))
-
-
 def test_members_count_as_the_classifiers_that_their_losses_trained(tmp_path):
     """LDAM's logits are cosines, of which its loss takes softmax(s·f)."""
     methods = [Part("softmax"), Part("ldam+drw"), Part("ldam", {"scale": 20.0})]

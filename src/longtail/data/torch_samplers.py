@@ -140,10 +140,6 @@ class DistributedClassSampler(DistributedSampler[int]):
         The next iteration yields what was left of the epoch, and the ones after it whole epochs;
         `len` is always that of a whole one.
         """
-        if not isinstance(state, dict) or not {"epoch", "position", "drawn_from"} <= set(state):
-            raise InputError(
-                "`state` must be what state_dict() gave, with `epoch`, `position` and `drawn_from`."
-            )
         if state["drawn_from"] != repr(self.sampler):
             raise InputError(
                 f"the state was drawn from {state['drawn_from']}, and this sampler is "
