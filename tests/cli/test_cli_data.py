@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_factory import cifar_files, write_archive, write_folder, write_large
-from longtail.data import load, official
+from data_factory import cifar_files, write_archive, write_large
+from longtail.data import cifar as archives
+from longtail.data import load
 from longtail.data.digits import load_digits_lt
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
@@ -17,12 +18,10 @@ pytestmark = pytest.mark.usefixtures("no_data_folder")
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
     """A folder with a small CIFAR-10 that passes for the official one."""
-    from longtail.data.cifar import read_cifar
-
     folder = tmp_path / "originals"
-    train, test = read_cifar(write_archive(folder), name="cifar10")
+    train, test = archives.read_cifar(write_archive(folder), name="cifar10")
     known = {"train": train.fingerprint, "test": test.fingerprint, "subsets": {}}
-    monkeypatch.setattr(official, "official_fingerprints", lambda: {"cifar10": known})
+    monkeypatch.setattr(archives, "official_fingerprints", lambda: {"cifar10": known})
     return folder
 
 
@@ -53,37 +52,6 @@ def test_describe_shows_counts_groups_profile_and_fingerprints(cli):
     assert chart == "114 " + "█" * 7
 
 
-def test_describe_as_json(cli, cifar):
-    result = cli("data", "describe", "cifar10-lt", "--data-dir", cifar, "--ratio", 4, "--json")
-    assert result.code == 0
-    document = json.loads(result.out)
-    assert document["name"] == "cifar10-lt"
-    assert document["spec"]["imbalance_ratio"] == 4
-    assert document["train"]["counts"] == [4, 3, 2, 2, 2, 1, 1, 1, 1, 1]
-    assert document["train"]["groups"]["few"] == {"classes": 10, "examples": 18}
-    assert document["class_names"][0] == "airplane"
-    assert document["figures"] == []
-    data = load("cifar10-lt", data_dir=cifar, imbalance_ratio=4, verify=False)
-    assert document["train"]["fingerprint"] == data.train.fingerprint
-    assert document["test"]["fingerprint"] == data.test.fingerprint
-
-
-def test_describe_takes_profiles(cli, cifar, monkeypatch):
-    monkeypatch.setenv("LONGTAIL_DATA", str(cifar))
-    Path("sizes.txt").write_text("40\n10\n")
-
-    def counts(*options):
-        result = cli("data", "describe", "cifar10-lt", "--json", *options)
-        assert result.code == 0, result.err
-        return json.loads(result.out)["train"]["counts"]
-
-    assert counts("--profile", "step", "--ratio", 2) == [4] * 5 + [2] * 5
-    fitted = counts("--counts", "sizes.txt", "--fit")
-    assert fitted == [4, 3, 3, 3, 2, 2, 2, 1, 1, 1]
-    text = cli("data", "describe", "cifar10-lt", "--ratio", 2, "--subset-seed", 3).out
-    assert text.startswith("cifar10-lt (exp, imbalance ratio 2, subset 3)\n")
-
-
 def test_describe_a_file_of_class_sizes(cli):
     Path("counts.txt").write_text("\n".join(map(str, [1280, *range(5, 1004)])))
     result = cli("data", "describe", "counts.txt")
@@ -97,17 +65,6 @@ def test_describe_a_file_of_class_sizes(cli):
     result = cli("data", "describe", "counts.txt", "--figure", "a")
     assert result.code == 1
     assert "holds class sizes and no images" in result.err
-
-
-def test_all_classes_are_listed_on_demand(cli):
-    write_folder(Path("set/train"), {f"n{i}": 1 + (i == 3) for i in range(25)}, shape=(1, 2, 2))
-    write_folder(Path("set/test"), {f"n{i}": 1 for i in range(25)}, shape=(1, 2, 2))
-    short = cli("data", "describe", "set").out
-    assert short.startswith("set (its own class sizes)\n")
-    assert "n24" not in short
-    every = words_of(cli("data", "describe", "set", "--classes").out)
-    assert " 24 n24 1 3.85% 1" in every.splitlines()
-    assert " 3 n3 2 7.69% 1" in every.splitlines()
 
 
 def test_the_figure_is_written(cli):
@@ -143,24 +100,6 @@ def test_freeze_and_use_the_file_by_path_and_by_name(cli, cifar):
     frozen = load("travel/a.parquet").train
     assert frozen.images[0].tobytes() in {image.tobytes() for image in images[labels == 0]}
     assert np.array_equal(np.sort(frozen.labels), frozen.labels)
-
-
-def test_freeze_with_and_without_a_development_set(cli):
-    result = cli("data", "freeze", "digits-lt", "-o", "d.parquet", "--dev", "4")
-    assert result.code == 0
-    dev = load("d.parquet").dev
-    assert dev.fingerprint == load("digits-lt", development=4).dev.fingerprint
-    assert f"314 training, 600 test and {len(dev)} development images" in result.out
-    again = cli("data", "freeze", "digits-lt", "-o", "e.parquet", "--dev", "4", "--json")
-    document = json.loads(again.out)
-    assert (document["file"], document["spec"]["name"]) == ("e.parquet", "digits-lt")
-    assert document["bytes"] == Path("e.parquet").stat().st_size
-    train = {"examples": 314, "fingerprint": load_digits_lt().train.fingerprint}
-    assert document["train"] == train
-    assert document["dev"] == {"examples": len(dev), "fingerprint": dev.fingerprint}
-    assert "dev" not in json.loads(
-        cli("data", "freeze", "digits-lt", "-o", "f.parquet", "--json").out
-    )
 
 
 def test_describe_shows_the_development_set(cli):
@@ -245,33 +184,6 @@ def test_describe_reads_the_lists_of_what_stays_on_disk(cli, monkeypatch):
         assert f"{option[0]} does nothing here: the images of this data set stay" in refused.err
 
 
-def test_freeze_replaces_nothing_unasked(cli):
-    Path("d.parquet").write_text("precious")
-    result = cli("data", "freeze", "digits-lt", "--out", "d.parquet")
-    assert result.code == 1
-    assert "d.parquet exists; pass --force" in result.err
-    assert Path("d.parquet").read_text() == "precious"
-    assert cli("data", "freeze", "digits-lt", "--out", "d.parquet", "--force").code == 0
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [("no/d.parquet", "there is no folder no to put"), ("here", "here is a folder; name a file")],
-)
-def test_freeze_reads_nothing_for_a_file_it_cannot_write(cli, monkeypatch, out, message):
-    from longtail.data import registry
-
-    def reading(*_, **__):
-        pytest.fail("the images were read")
-
-    monkeypatch.setattr("longtail.data.load", reading)
-    monkeypatch.setattr(registry, "load", reading)
-    Path("here").mkdir()
-    result = cli("data", "freeze", "digits-lt", "--out", out)
-    assert (result.code, result.out) == (1, "")
-    assert message in result.err
-
-
 EVERY_DATA_SET = (
     "there is no data set, file or folder 'mnist'. There are cifar10-lt, cifar100-lt, digits-lt, "
     "imagenet-lt, places-lt, inaturalist. A path may name a frozen file"
@@ -282,28 +194,18 @@ EVERY_DATA_SET = (
     ("arguments", "code", "message"),
     [
         (["describe", "cifar10-lt"], 1, "LONGTAIL_DATA must name their folder"),
-        (["describe", "cifar10-lt", "--data-dir", "."], 1, "neither cifar-10-python.tar.gz nor"),
         (["describe", "mnist"], 1, EVERY_DATA_SET),
         (["check", "mnist"], 1, EVERY_DATA_SET),
         (["describe", "digits"], 1, "'digits'; did you mean digits-lt? There are cifar10-lt, "),
-        (["describe", "imagnet-lt"], 1, "did you mean imagenet-lt? There are"),
-        (["describe", "inaturalis"], 1, "did you mean inaturalist? There"),
-        (
-            ["freeze", "mnist", "-o", "f.parquet"],
-            1,
-            "the data sets are cifar10-lt, cifar100-lt, digi",
-        ),
         (["describe", "digits-lt", "--ratio", "0.02"], 1, "did you mean 50?"),
         (
             ["describe", "digits-lt", "--profile", "linear"],
             2,
             "'linear' is not one of 'exp', 'step'",
         ),
-        (["describe", "digits-lt", "--profile", "natural"], 1, "need `counts`"),
         (["describe", "digits-lt", "--counts", "x.txt"], 1, "No such file or directory: x.txt"),
         (["freeze", "digits-lt"], 2, "missing option '--out'"),
         (["freeze", "digits-lt", "--out", "no/d.parquet"], 1, "there is no folder no"),
-        (["verify"], 2, "longtail data has no command 'verify'"),
     ],
 )
 def test_what_is_wrong_is_one_line(cli, arguments, code, message):

@@ -29,34 +29,6 @@ def test_the_list_shows_each_run_and_its_state(cli):
     assert "run.json was edited after it was written" in result.err
 
 
-def test_the_list_as_json(cli):
-    run = make_run(RUNS)
-    (row,) = json.loads(cli("runs", "list", "--json").out)
-    assert row == {
-        "folder": run.folder.as_posix(),
-        "status": "finished",
-        "dataset": "digits-lt",
-        "method": "logit-adjusted",
-        "recipe": "digits",
-        "overrides": {"epochs": 3},
-        "seed": 4,
-        "splits": ["test"],
-        "seconds": 2.5,
-    }
-
-
-def test_an_empty_list(cli):
-    RUNS.mkdir()
-    assert cli("runs", "list").out == "no runs in runs\n"
-    assert json.loads(cli("runs", "list", "--json").out) == []
-
-
-def test_a_list_of_nothing(cli):
-    result = cli("runs", "list", "nowhere")
-    assert result.code == 1
-    assert "there is no folder nowhere; runs are made by" in result.err
-
-
 def test_one_run_in_full(cli):
     run = make_run(RUNS)
     result = cli("runs", "show", run.folder)
@@ -96,22 +68,6 @@ def test_a_run_by_a_part_of_its_name(cli):
     assert "'digits' fits 2 runs in runs: digits-lt/logit-adjusted-s0-" in result.err
     result = cli("runs", "show", "zzz")
     assert "zzz is not a run folder" in result.err
-
-
-def test_an_unfinished_run_shows_how_to_resume(cli):
-    writer = make_writer(RUNS, command="longtail train --method softmax")
-    text = cli("runs", "show", writer.folder).out
-    assert "half written" in text
-    assert "longtail train --method softmax" in text
-
-
-def test_an_edited_run_is_not_shown(cli):
-    run = make_run(RUNS)
-    (run.folder / "log.jsonl").write_text("{}\n")
-    result = cli("runs", "show", run.folder)
-    assert result.code == 1
-    assert result.out == ""
-    assert "log.jsonl was edited or damaged" in result.err
 
 
 def test_packing_and_unpacking(cli):
@@ -161,12 +117,3 @@ def test_what_can_not_be_packed(cli, arguments, message):
     assert result.code == 1
     assert message in result.err
     assert not Path("a.tgz").exists()
-
-
-def test_an_existing_archive_needs_force(cli):
-    make_run(RUNS)
-    Path("a.tgz").write_text("precious")
-    result = cli("runs", "pack", "runs", "--out", "a.tgz")
-    assert result.code == 1
-    assert "a.tgz exists; pass --force" in result.err
-    assert cli("runs", "pack", "runs", "--out", "a.tgz", "--force").code == 0

@@ -1,10 +1,5 @@
 """A whole data set gone through: every kind of problem is found, and nothing else."""
 
-import json
-import multiprocessing
-import os
-import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +7,11 @@ import pytest
 from PIL import Image
 
 from data_factory import (
-    LIST_NAMES,
-    competition,
-    listed_entries,
-    photo,
-    write_clutter,
     write_large,
     write_list,
     write_photos,
 )
 from longtail._checks import InputError
-from longtail.data import check
 from longtail.data.check import check_data
 from longtail.data.large import KINDS, LARGE, load_listed
 
@@ -40,24 +29,6 @@ def test_a_sound_data_set_has_no_problems(tmp_path, form):
     total = sum(result.images.values())
     assert [done for done, _, _ in steps] == [*range(32, total, 32), total]
     assert {(total, "images")} == {step[1:] for step in steps}
-
-
-def test_a_sound_competition_file_and_a_sound_tree(tmp_path):
-    write_large(tmp_path, "inaturalist")
-    for split, name in (("train", "train2018.json"), ("test", "val2018.json")):
-        counts = (6, 3, 1) if split == "train" else (1, 1, 1)
-        entries = listed_entries(counts, form="inaturalist", split=split)
-        (tmp_path / name).write_text(json.dumps(competition(entries, num_classes=3)))
-        (tmp_path / LIST_NAMES["inaturalist"][split]).unlink()
-    assert check_data(tmp_path, workers=1).ok
-    assert check_data(tmp_path / "train2018.json", workers=1).images == {"train": 10}
-    tree = tmp_path / "tree"
-    write_photos(tree, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"])
-    for folder in ("train", "train/a", "test/b"):
-        write_clutter(tree / folder)
-    result = check_data(tree, workers=1)
-    assert (result.problems, result.files, result.classes) == ([], 4, 2)
-    assert list(load_listed(tree).train.paths) == ["a/1.jpg", "b/1.jpg"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -108,19 +79,6 @@ def test_faults_of_the_lists_are_found_together(tmp_path):
         assert piece in text
 
 
-def test_one_file_is_found_however_it_is_spelt(tmp_path):
-    write_photos(tmp_path, ["a/1.jpg", "a/2.jpg", "a/3.jpg"])
-    write_list(tmp_path / "train.txt", [("a/1.jpg", 0), ("a/2.jpg", 1), ("a/./2.jpg", 1)])
-    write_list(tmp_path / "test.txt", [("./a/1.jpg", 0), ("a//2.jpg", 1), ("a/3.jpg", 0)])
-    result = check_data(tmp_path, workers=1)
-    assert result.files == 3
-    assert [problem.detail for problem in result.problems] == [
-        "'a/./2.jpg' is on line 2 already (label 1)",
-        "'a/1.jpg' is in the train set as well",
-        "'a/2.jpg' is in the train set as well",
-    ]
-
-
 def test_a_list_that_judges_may_lack_a_class_but_not_a_published_one(tmp_path):
     """Training takes it and judges by the others; only the training set must have them all."""
     root = write_large(tmp_path / "imagenet-lt", counts=(3, 2, 2))
@@ -152,33 +110,6 @@ def test_a_data_set_without_a_test_set_is_told_of_it(tmp_path):
     assert "has no train set (iNaturalist18_train.txt or train2018.json)" in found.detail
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_tree_that_judges_may_lack_classes_but_not_have_others(tmp_path, empty):
-    names = [f"{split}/{k}/1.jpg" for split in ("train", "test", "val") for k in "abc"]
-    write_photos(tmp_path, [n for n in names if n not in ("test/b/1.jpg", "val/a/1.jpg")])
-    if empty:
-        (tmp_path / "test/b").mkdir()
-    result = check_data(tmp_path, workers=1)
-    assert (result.ok, result.absent) == (True, {"test": ["b"], "val": ["a"]})
-    assert load_listed(tmp_path).test.counts.tolist() == [1, 0, 1]
-    write_photos(tmp_path, ["test/d/1.jpg"])
-    (tmp_path / "train/a/notes.txt").write_text("remember")
-    problem, notes = check_data(tmp_path, workers=1).problems
-    assert (problem.kind, problem.where) == ("label", str(tmp_path / "test"))
-    unknown = "has class folders that the training set lacks: d; rename or remove them"
-    assert problem.detail.startswith(unknown)
-    assert (notes.kind, Path(notes.where).name) == ("format", "notes.txt")
-
-
-def test_an_empty_class_folder_of_the_training_set_is_named(tmp_path):
-    write_photos(tmp_path, ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/b/1.jpg"])
-    for folder in ("train/c", "train/d", "test/c"):
-        (tmp_path / folder).mkdir()
-    (problem,) = check_data(tmp_path, workers=1).problems
-    assert (problem.kind, problem.where) == ("label", str(tmp_path / "train"))
-    assert problem.detail == "the class folder(s) c, d hold no images; fill or remove them"
-
-
 def test_images_beside_the_class_folders_are_found(tmp_path):
     """In memory they are refused; from disk they are left out, which data sets say."""
     write_photos(tmp_path, ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png"])
@@ -208,42 +139,3 @@ def test_what_can_not_be_checked_is_refused(tmp_path):
         check_data(tmp_path / "tree", root=tmp_path)
     with pytest.raises(InputError, match=r"is a path; data_dir \(--data-dir\) is where data sets"):
         check_data(tmp_path / "tree", data_dir=tmp_path)
-
-
-def test_images_elsewhere_are_checked_there(tmp_path):
-    root = write_large(tmp_path / "set")
-    shutil.move(root / "train", tmp_path / "photos/train")
-    shutil.move(root / "val", tmp_path / "photos/val")
-    assert check_data(root, workers=1).counts == {"missing": 16}
-    assert check_data(root, root=tmp_path / "photos", workers=1).ok
-
-
-def test_a_worker_that_dies_is_reported(tmp_path):
-    """A file may crash the decoder, so several images are decoded in processes."""
-    root = write_large(tmp_path, counts=(600, 1, 1), size=(4, 3))
-
-    def kill(*_):
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
-
-    with pytest.raises(ChildProcessError, match=r"a worker process died .*near .*JPEG; .*--work"):
-        check_data(root, workers=2, progress=kill)
-
-
-def test_a_worker_that_hangs_is_reported(tmp_path, monkeypatch):
-    root = write_large(tmp_path, counts=(60, 1, 1), size=(4, 3))
-    monkeypatch.setattr(check, "_WAIT_SECONDS", 0.0)
-    with pytest.raises(TimeoutError, match=r"no answer for 0 s about a file near .*JPEG"):
-        check_data(root, workers=2)
-
-
-def test_damage_that_the_decoder_stumbles_over_is_found(tmp_path):
-    photo(200, 150).save(tmp_path / "a.png")
-    content = bytearray((tmp_path / "a.png").read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 40] = bytes(byte ^ 255 for byte in content[middle : middle + 40])
-    (tmp_path / "a.png").write_bytes(content)
-    path = write_list(tmp_path / "train.txt", [("a.png", 0)])
-    (problem,) = check_data(path, workers=1).problems
-    assert problem.kind in ("unreadable", "truncated")
-    assert check_data(path, workers=1, quick=True).ok

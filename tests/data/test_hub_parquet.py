@@ -64,33 +64,13 @@ def test_cifar_100s_fine_labels_are_taken_not_the_coarse_ones(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"column": "picture"}, r"must have a column of images, img or image, .* are pict"),
-        ({"label": "y"}, r"one of labels, fine_label or label; its columns are img, y"),
+        ({"column": "picture"}, r"must have a column of images, img or image; .* are pict"),
+        ({"label": "y"}, r"a column of labels, fine_label or label; its columns are img, y"),
     ],
 )
 def test_a_file_without_the_columns_is_refused(tmp_path, change, message):
     path = write_parquet(tmp_path / "a.parquet", pixels(2), [0, 1], **change)
     with pytest.raises(InputError, match=message):
-        read_hub_parquet(path)
-
-
-def test_columns_of_another_kind_are_refused(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"img": ["a.png"], "label": [0]}), path)
-    with pytest.raises(InputError, match="is not a parquet file of images"):
-        read_hub_parquet(path)
-    write_parquet(path, [encoded(pixels(1)[0]), None], [0, 1])
-    with pytest.raises(InputError, match=r"rows without image bytes or without a label"):
-        read_hub_parquet(path)
-
-
-def test_labels_outside_the_classes_are_refused(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", pixels(2), [0, 3], names=NAMES)
-    with pytest.raises(InputError, match=r"`label` must lie in 0 .. 2, but 3 occurs"):
-        read_hub_parquet(path)
-    table = pa.table({"img": pq.read_table(path)["img"], "label": pa.array([0, None])})
-    pq.write_table(table, path)
-    with pytest.raises(InputError, match="or without a label"):
         read_hub_parquet(path)
 
 
@@ -105,15 +85,6 @@ def test_an_image_of_another_size_is_named(tmp_path):
         read_hub_parquet(one, size=(8, 8))
 
 
-def test_what_is_no_image_is_named(tmp_path):
-    whole = encoded(pixels(1)[0])
-    for blob in (b"", b"text", whole[: len(whole) // 2]):
-        path = write_parquet(tmp_path / "a.parquet", [whole, blob], [0, 1])
-        with pytest.raises(InputError, match=r"image 1 of .* can't be read as an image") as caught:
-            read_hub_parquet(path)
-        assert "object at" not in str(caught.value)
-
-
 def test_pixels_that_would_lose_something_are_refused(tmp_path):
     def saved(image):
         file = io.BytesIO()
@@ -125,7 +96,7 @@ def test_pixels_that_would_lose_something_are_refused(tmp_path):
         (Image.fromarray(np.full((4, 4), 1000, np.uint16)), "I;16"),
     ):
         path = write_parquet(tmp_path / "a.parquet", [saved(image)], [0])
-        with pytest.raises(InputError, match=f"pixels of the kind '{mode}'"):
+        with pytest.raises(InputError, match=f"mode '{mode}'"):
             read_hub_parquet(path)
 
 
@@ -139,15 +110,5 @@ def test_a_truncated_file_is_refused(tmp_path):
     damaged = bytearray(content)
     damaged[100:400] = bytes(300)
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match=r"is not a parquet file|can't be read as an image"):
+    with pytest.raises(InputError, match=r"is not a parquet file|can't be decoded|is no image"):
         read_hub_parquet(path)
-
-
-def test_missing_and_foreign_parts_are_refused(tmp_path):
-    one = write_parquet(tmp_path / "a.parquet", pixels(1), [0], names=NAMES)
-    two = write_parquet(tmp_path / "b.parquet", pixels(1), [0], names=NAMES[::-1])
-    with pytest.raises(InputError, match="name their classes differently"):
-        read_hub_parquet([one, two])
-    empty = write_parquet(tmp_path / "c.parquet", [], [])
-    with pytest.raises(InputError, match="holds no images"):
-        read_hub_parquet(empty)

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,8 +19,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from data_factory import photo, write_photos
 from longtail._checks import InputError
 from longtail.data import streaming
+from longtail.data.decoding import PhotoError
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, PhotoError, RandomCrop, check_photo, random_box
+from longtail.data.photos import CenterCrop, RandomCrop, check_photo, random_box
 from longtail.data.samplers import ClassSampler
 from longtail.data.streaming import evaluation_stream, planned_stream, training_stream
 from longtail.data.torch_samplers import DistributedClassSampler
@@ -73,11 +73,6 @@ def test_random_boxes_follow_the_documented_rule():
     free = [b for b in boxes if b.width < 300]
     places = np.array([b.left / (width - b.width) for b in free])
     assert abs(places.mean() - 0.5) < 5 / math.sqrt(12 * len(free))
-
-
-def test_where_no_box_fits_the_centre_is_taken():
-    for size, expected in (((1000, 30), (480, 0, 40, 30)), ((30, 1000), (0, 480, 30, 40))):
-        assert random_box(size, np.random.default_rng(0), scale=(0.9, 1.0)) == expected
 
 
 @pytest.mark.parametrize("size", [(500, 333), (333, 500), (257, 256), (90, 40), (224, 224)])
@@ -133,16 +128,6 @@ def test_large_jpegs_are_decoded_small(tmp_path, view, monkeypatch):
     assert np.abs(small - whole).mean() < 1.5
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "LA"])
-def test_every_kind_of_pixel_becomes_colour(tmp_path, mode):
-    file = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-    photo(30, 20).convert(mode).save(file)
-    grey, transparent = mode in ("L", "1", "LA"), mode in ("RGBA", "LA")
-    assert check_photo(str(file)) == (20, 30, grey, transparent, False)
-    assert CENTER(str(file)).shape == (16, 16, 3)
-    assert CENTER(str(file)).dtype == np.uint8
-
-
 def test_bad_files_are_told_apart(tmp_path):
     whole = tmp_path / "whole.jpg"
     photo(60, 50).save(whole)
@@ -173,21 +158,6 @@ def test_bad_files_are_told_apart(tmp_path):
     assert check_photo(str(whole)) == header
     assert check_photo(str(tmp_path / "cut.jpg"), quick=True) == header
     assert check_photo(str(tmp_path / "page.jpg"), quick=True).kind == "format"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RandomCrop(scale=(0.5, 1.2)), "`scale` must be .* at most 1"),
-        (lambda: RandomCrop(ratio=(2, 1)), "`ratio` must be"),
-        (lambda: RandomCrop(size=0), "`size` must be a whole number"),
-        (lambda: RandomCrop(flip=2), r"`flip` must lie in \[0, 1\]"),
-        (lambda: CenterCrop(224, 200), "`resize` must be a whole number, at least 224"),
-    ],
-)
-def test_bad_views_are_refused(make, message):
-    with pytest.raises(InputError, match=message):
-        make()
 
 
 # The stream.
@@ -288,26 +258,6 @@ def test_an_epoch_goes_on_where_it_was_left(data):
         part.load_state_dict(state)
     rest = [by_draw(stream(part)) for part in parts]
     assert [pair for pairs in zip(*rest, strict=True) for pair in pairs] == whole[8:]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_that_was_broken_off_can_be_begun_anew(data, workers):
-    stream = training_stream(data, batch_size=4, view=SMALL, workers=workers)
-    whole = by_draw(stream)
-    for batch in stream:
-        assert by_draw([batch]) == whole[:4]
-        break
-    assert by_draw(stream) == whole
-
-
-def test_the_epoch_is_that_of_the_beginning(data):
-    stream = training_stream(data, batch_size=4, view=SMALL, workers=0)
-    whole = by_draw(stream)
-    batches = iter(stream)
-    begun = [next(batches)]
-    stream.set_epoch(1)
-    assert by_draw(begun) + by_draw(batches) == whole
-    assert by_draw(stream) != whole
 
 
 def test_evaluation_sees_each_example_once_over_all_processes(data):
@@ -438,8 +388,8 @@ def run_script(data, what):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("dies", "ChildProcessError .* died (DataLoader worker .* use fewer workers"),
-        ("sleeps", "TimeoutError .* no worker process delivered a batch .* within 1 s"),
+        ("dies", "ChildProcessError .* died, or gave .* (DataLoader worker .* use fewer workers"),
+        ("sleeps", "ChildProcessError .* gave no batch within 1 s (DataLoader timed out"),
     ],
 )
 def test_a_worker_that_is_lost_is_reported_with_what_to_do(data, what, message):
@@ -458,28 +408,6 @@ def test_workers_end_with_the_process_they_work_for(data):
         time.sleep(0.1)
 
 
-def test_the_signal_of_a_lost_worker_may_come_after_its_connection_is_lost(data, monkeypatch):
-    """It is met in the stream, not in whatever line of the caller's comes next."""
-    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=1)
-
-    def tell(*_):
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-
-    def fail(_):
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        raise EOFError
-
-    monkeypatch.setattr(type(stream._loader), "__iter__", lambda self: map(fail, [0]))
-    before = signal.signal(signal.SIGALRM, tell)
-    try:
-        with pytest.raises(ChildProcessError, match=r"\(pid 7\) is killed by signal: Killed\)"):
-            list(stream)
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)  # it has come
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_too_little_shared_memory_is_refused_before_the_work(data, monkeypatch):
     monkeypatch.setattr(streaming.os.path, "isdir", lambda path: True)
     monkeypatch.setattr(
@@ -496,37 +424,13 @@ def test_too_little_shared_memory_is_refused_before_the_work(data, monkeypatch):
 
 
 # What torch 2.13 said on a machine with 4 MB of it, and what it says of a bus error.
-LOST = {
-    "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback ...\nRuntimeError: "
-    "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)":
-        "too little shared memory in /dev/shm for batches of 3 kB",
-    "DataLoader worker (pid 123) is killed by signal: Bus error. It is possible that dataloader's "
-    "workers are out of shared memory. Please try to raise your shared memory limit.":
-        "too little shared memory in /dev/shm for batches of 3 kB",
-    "something else": "^something else$",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", LOST)
-def test_too_little_shared_memory_later_on_is_explained(data, text, monkeypatch):
-    stream = evaluation_stream(data, batch_size=4, view=CENTER, workers=0)
-
-    def fail(_):
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(type(stream._loader), "__iter__", lambda self: map(fail, [0]))
-    with pytest.raises((OSError, RuntimeError), match=LOST[text]):
-        list(stream)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "`batch_size` must be a whole number, at least 1; got 0"),
         ({"workers": -1}, "`workers` must be a whole number, at least 0; got -1"),
-        ({"prefetch": 0}, "`prefetch` must be"),
         ({"on_error": "ignore"}, "`on_error` must be one of 'stop', 'skip'; got 'ignore'"),
-        ({"seed": -1}, "`seed` must be"),
         ({"sampler": [0, 1]}, "`sampler` must be a DistributedClassSampler.* got list"),
         (
             {"sampler": DistributedClassSampler(ClassSampler([0, 1, 1]))},
@@ -537,18 +441,3 @@ def test_too_little_shared_memory_later_on_is_explained(data, text, monkeypatch)
 def test_bad_options_are_refused(data, options, message):
     with pytest.raises(InputError, match=message):
         training_stream(data, **{"batch_size": 4, **options})
-
-
-def test_plans_and_epochs_belong_to_their_streams(data):
-    planned = planned_stream(data, batch_size=4, view=SMALL, seed=0, workers=0)
-    with pytest.raises(InputError, match="a planned stream takes `set_plan`"):
-        planned.set_epoch(1)
-    with pytest.raises(InputError, match="this stream has its own plan"):
-        training_stream(data, batch_size=4, view=SMALL, workers=0).set_plan(0, [])
-
-
-def test_processes_of_one_machine_share_its_cores(monkeypatch):
-    monkeypatch.setattr(streaming, "_cores", lambda: 16)
-    for processes, workers in (("8", 2), ("32", 1), ("?", 16)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-        assert streaming.default_workers() == workers

@@ -3,7 +3,6 @@ import pytest
 
 from longtail import InputError
 from longtail.data.digits import load_digits_lt
-from longtail.data.images import ImageSet
 from longtail.data.subsets import held_out_split, long_tailed_indices
 
 
@@ -38,12 +37,6 @@ def test_the_split_holds_out_a_share_of_every_class():
     assert kept.tolist() != other.tolist()
 
 
-def test_a_class_keeps_an_example_to_train_on():
-    kept, held = held_out_split(np.array([0, 0, 1, 1, 1]), fraction=0.9, seed=0)
-    assert (len(kept), len(held)) == (2, 3)
-    assert sorted(np.array([0, 0, 1, 1, 1])[kept]) == [0, 1]
-
-
 def test_what_cannot_be_split_is_refused():
     with pytest.raises(InputError, match="class 1 has only 1 example"):
         held_out_split(np.array([0, 0, 1]), fraction=0.5, seed=0)
@@ -61,17 +54,3 @@ def test_digits_train_and_test_share_no_image():
     # The digits hold no exact duplicates, so a shared image would be a shared example.
     assert not any(image.tobytes() in train for image in data.test.images)
     assert data.train.images.max() <= data.train.pixel_range == 16
-
-
-def test_the_fingerprint_tells_data_apart():
-    data = load_digits_lt().train
-    assert data.fingerprint == load_digits_lt().train.fingerprint
-    assert data.fingerprint != load_digits_lt(imbalance_ratio=10).train.fingerprint
-    assert data.fingerprint != data.take(np.arange(len(data))[::-1].copy()).fingerprint
-
-
-def test_images_of_another_kind_are_refused():
-    with pytest.raises(InputError, match="must be uint8 of shape"):
-        ImageSet(np.zeros((2, 8, 8)), np.zeros(2, dtype=np.int64), ("a",))
-    with pytest.raises(InputError, match="2 images but 3 labels"):
-        ImageSet(np.zeros((2, 1, 8, 8), np.uint8), np.zeros(3, dtype=np.int64), ("a",))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from longtail import InputError, margins
-from longtail.runs import Run, RunError, ensemble, find_runs, mean_logits
+from longtail.runs import Run, RunError, ensemble, mean_logits
 from longtail.runs.ensemble import logit_scale
 from longtail.runs.spec import DataSpec, Part
 from run_factory import make_run, make_spec, make_writer
@@ -46,12 +46,6 @@ def test_the_scale_of_a_method_is_that_of_its_margin(name):
     margin = margins.by_name(name, margins.ClassPrior.from_counts([9, 1]), **settings)
     for extra in ("", "+drw+label-smoothing"):
         assert logit_scale(Part(name + extra, {**settings, "epsilon": 0.05})) == margin.scale
-
-
-@pytest.mark.parametrize("scale", ["learned", 0, -1.0, None])
-def test_a_scale_that_is_none_is_refused(scale):
-    with pytest.raises(RunError, match=r"scale=.*above zero\. Give a method of your own another"):
-        logit_scale(Part("ldam", {"scale": scale}))
 
 
 def test_members_count_as_the_classifiers_that_their_losses_trained(tmp_path):
@@ -103,13 +97,6 @@ def test_logits_that_changed_since_are_noticed(members, tmp_path):
     forced = ensemble(changed, root=tmp_path, replace=True)
     expected = sum(np.asarray(run.logits("test").logits, float) for run in members[1:]) / 3
     np.testing.assert_allclose(forced.logits("test").logits, expected, rtol=1e-6)
-
-
-def test_a_half_written_ensemble_is_written_again(members, tmp_path):
-    whole = ensemble(members, root=tmp_path)
-    make_writer(tmp_path, whole.spec, force=True)
-    assert not find_runs(whole.folder)
-    assert ensemble(members, root=tmp_path).finished
 
 
 @pytest.mark.parametrize("count", [0, 1])

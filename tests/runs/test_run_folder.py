@@ -1,4 +1,3 @@
-import contextlib
 import errno
 import json
 import math
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtail import ClassPrior, InputError, _checks
+from longtail import ClassPrior, InputError
 from longtail.runs import (
     Part,
     Run,
@@ -21,7 +20,6 @@ from longtail.runs import (
     UnfinishedRunError,
     files,
     find_runs,
-    fingerprint,
     run_folders,
     same_data,
 )
@@ -100,29 +98,6 @@ def test_a_smoothed_prior_survives_exactly(root):
     np.testing.assert_array_equal(run.prior.log_probs, prior.log_probs)
 
 
-def test_torch_tensors_of_any_precision_are_stored(root):
-    writer = make_writer(root)
-    logits = torch.randn(4, 3, dtype=torch.bfloat16, requires_grad=True)
-    writer.write_logits("test", logits, torch.tensor([0, 1, 2, 0]))
-    found = writer.finish().logits("test")
-    np.testing.assert_array_equal(found.logits, logits.detach().float().numpy())
-    assert found.indices is None
-
-
-def test_a_run_without_a_linear_head_has_none(root):
-    writer = make_writer(root)
-    writer.write_logits("test", np.zeros((1, 3)), [0])
-    assert writer.finish().head is None
-
-
-def test_another_split_can_be_added_after_the_end(run):
-    RunWriter.reopen(run.folder).write_logits("held-out", np.eye(3), [0, 1, 2])
-    again = Run.open(run.folder)
-    assert again.splits == ("test", "held-out")
-    assert again.logits("held-out").target.tolist() == [0, 1, 2]
-    assert again.head.norms.tolist() == [1.0, 2.0, 3.0]
-
-
 def test_a_split_is_written_once(run):
     writer = RunWriter.reopen(run.folder)
     with pytest.raises(RunError, match=r"split 'test' already; pass --force \(replace=True\)"):
@@ -131,22 +106,9 @@ def test_a_split_is_written_once(run):
     assert Run.open(run.folder).logits("test").target.tolist() == [2, 1, 0]
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_a_replacement_that_is_refused_leaves_the_folder_as_it_was(run):
-    writer = RunWriter.reopen(run.folder)
-    writer.write_logits("val", np.eye(3), [0, 1, 2], norms=[1, 2, 3], bias=[0.5, 0, -0.5])
-    before = contents(run.folder)
-    with pytest.raises(InputError, match=r"differ from those stored with the split 'val'"):
-        writer.write_logits("test", np.eye(3), [2, 1, 0], norms=[9.0, 2.0, 3.0], replace=True)
-    assert contents(run.folder) == before
-
-
 @pytest.mark.parametrize("split", ["test", "new"])
-def test_a_replacement_that_fails_at_any_write_leaves_the_folder_as_it_was(run, monkeypatch, split):
-    before, real = contents(run.folder), os.fsync
+def test_a_write_that_fails_leaves_the_old_split_the_new_one_or_none(run, monkeypatch, split):
+    real, old = os.fsync, run.logits("test").target.tolist()
     for step in range(20):
         left = [step]
 
@@ -161,58 +123,18 @@ def test_a_replacement_that_fails_at_any_write_leaves_the_folder_as_it_was(run, 
         try:
             writer.write_logits(split, np.eye(3), [2, 1, 0], replace=True)
         except OSError:
-            assert contents(run.folder) == before
-            assert Run.open(run.folder).splits == ("test",)
+            found = Run.open(run.folder)  # and every hash is right
+            if split in found.splits:
+                assert found.logits(split).target.tolist() in (old, [2, 1, 0])
         else:
             break
     assert step > 3
     monkeypatch.undo()
     assert Run.open(run.folder).logits(split).target.tolist() == [2, 1, 0]
-    assert not [name for name in contents(run.folder) if name.endswith(".tmp")]
-
-
-@pytest.mark.parametrize("name", ["fsync", "replace", "unlink"])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
-def test_an_interrupted_replacement_leaves_the_old_split_or_the_new_one(
-    run, monkeypatch, name, error
-):
-    """Whichever call on files it is that fails, and if it is the last one."""
-    real, old = getattr(os, name), Run.open(run.folder).logits("test").target.tolist()
-    new = old[::-1]
-    assert new != old
-    for step in range(20):
-        left = [step]
-
-        def failing(*arguments, left=left, **options):
-            left[0] -= 1
-            if left[0] == -1:
-                raise error
-            return real(*arguments, **options)
-
-        logits = np.eye(3)[np.arange(len(old)) % 3]
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, failing)
-            with contextlib.suppress(OSError, KeyboardInterrupt):
-                RunWriter.reopen(run.folder).write_logits("test", logits, new, replace=True)
-        found = Run.open(run.folder).logits("test").target.tolist()  # and the hash is right
-        assert found in (old, new)
-        if left[0] >= 0:  # nothing was left to fail
-            break
-    assert 0 < step < 19
-    assert found == new
+    assert not [name for name in os.listdir(run.folder) if name.endswith(".tmp")]
 
 
 # What may be wrong with a folder.
-
-
-def test_a_missing_folder(tmp_path):
-    with pytest.raises(RunError, match=r"gone is not a run folder: .*`longtail runs list` shows"):
-        Run.open(tmp_path / "gone")
-
-
-def test_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(RunError, match=r"is not a run folder: it has no run\.json"):
-        Run.open(tmp_path)
 
 
 def test_a_half_written_run_names_the_command_that_resumes_it(root):
@@ -230,28 +152,9 @@ def test_a_half_written_run_names_the_command_that_resumes_it(root):
     assert "unfinished" in repr(run)
 
 
-def test_a_run_that_lost_its_record_is_half_written(run):
-    (run.folder / "run.json").unlink()
-    with pytest.raises(UnfinishedRunError, match=r"half written: it has no run\.json"):
-        Run.open(run.folder)
-
-
 def test_a_newer_format_is_refused(run):
     edit(run.folder, format=2, unheard_of=True)
     with pytest.raises(RunError, match=r"format 2, which is newer .* \(1\); run: pip install"):
-        Run.open(run.folder)
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "1"}'])
-def test_some_other_json_is_not_a_record(run, text):
-    (run.folder / "run.json").write_text(text)
-    with pytest.raises(RunError, match="is not the record of a run: it has no format version"):
-        Run.open(run.folder)
-
-
-def test_a_record_that_is_not_json(run):
-    (run.folder / "run.json").write_text('{"format": 1,')
-    with pytest.raises(RunError, match=r"run\.json was edited or damaged: it is not valid JSON"):
         Run.open(run.folder)
 
 
@@ -260,12 +163,6 @@ def test_a_record_edited_by_hand(run):
     path.write_text(path.read_text().replace("90", "91"))
     with pytest.raises(RunError, match=r"run\.json was edited after it was written"):
         Run.open(run.folder)
-
-
-def test_reformatting_the_record_is_no_edit(run):
-    path = run.folder / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
-    assert Run.open(run.folder).splits == ("test",)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "logits-test.safetensors", "model.safetensors"])
@@ -285,21 +182,11 @@ def test_a_file_that_is_missing_is_named(run):
         Run.open(run.folder, verify=False)
 
 
-def test_files_that_the_record_does_not_list_are_left_alone(run):
-    (run.folder / "events.out").write_text("a TensorBoard log")
-    assert Run.open(run.folder).finished
-
-
 def test_an_unknown_split_names_those_there_and_the_command(run):
     with pytest.raises(
         RunError, match=r"no logits of the split 'val' \(there: test\); run: longtail evaluate"
     ):
         run.logits("val")
-
-
-def test_weights_that_were_never_written(root):
-    with pytest.raises(RunError, match=r"has no model.safetensors"):
-        make_writer(root).finish().model()
 
 
 # Starting, resuming and dying.
@@ -310,13 +197,6 @@ def test_an_existing_run_needs_force(run, root):
         make_writer(root)
     writer = make_writer(root, force=True)
     assert sorted(os.listdir(writer.folder)) == ["run.json"]
-
-
-def test_files_without_a_record_are_not_thrown_away(run, root):
-    (run.folder / "run.json").unlink()
-    with pytest.raises(RunError, match="exists already"):
-        make_writer(root)
-    assert (run.folder / "model.safetensors").exists()
 
 
 def test_an_interrupted_run_resumes(root):
@@ -339,6 +219,23 @@ def test_an_interrupted_run_resumes(root):
     assert Run.open(run.folder).finished
 
 
+def test_resuming_with_another_number_of_threads_is_told(root, caplog):
+    before, folder = torch.get_num_threads(), make_writer(root).folder
+    try:
+        RunWriter.resume(folder, make_spec())
+        assert not caplog.records
+        torch.set_num_threads(before + 1)
+        RunWriter.resume(folder, make_spec(), device="a GPU")  # whose sums take no threads
+        assert not caplog.records
+        writer = RunWriter.resume(folder, make_spec())
+    finally:
+        torch.set_num_threads(before)
+    assert f"begun with {before} threads and goes on with {before + 1}" in caplog.text
+    record = writer.finish().record
+    assert record["threads"] == before
+    assert [entry["threads"] for entry in record["resumed"]] == [before, before + 1, before + 1]
+
+
 def test_resuming_with_another_spec_shows_the_difference(root):
     folder = make_writer(root).folder
     with pytest.raises(
@@ -346,20 +243,6 @@ def test_resuming_with_another_spec_shows_the_difference(root):
         match=r"another spec, so it can't be resumed: method\.settings\.tau: 1\.0 against 2\.0",
     ):
         RunWriter.resume(folder, make_spec(method=Part("logit-adjusted", {"tau": 2.0})))
-
-
-def test_a_finished_run_is_not_resumed_or_changed(run):
-    with pytest.raises(RunError, match="is finished; there is nothing to resume"):
-        RunWriter.resume(run.folder, make_spec())
-    writer = RunWriter.reopen(run.folder)
-    for call in (
-        lambda: writer.log(epoch=9),
-        lambda: writer.rewind_log(lambda line: True),
-        lambda: writer.write_model({}),
-        writer.finish,
-    ):
-        with pytest.raises(RunError, match="is finished"):
-            call()
 
 
 STEPS = """
@@ -377,6 +260,20 @@ def fsync(handle):
 os.fsync = fsync
 make_run(Path(sys.argv[1]))
 """
+
+
+def test_a_finished_run_is_not_resumed_or_changed(run):
+    with pytest.raises(RunError, match="is finished; there is nothing to resume"):
+        RunWriter.resume(run.folder, make_spec())
+    writer = RunWriter.reopen(run.folder)
+    for call in (
+        lambda: writer.log(epoch=9),
+        lambda: writer.rewind_log(lambda line: True),
+        lambda: writer.write_model({}),
+        writer.finish,
+    ):
+        with pytest.raises(RunError, match="is finished"):
+            call()
 
 
 def kill_at(root, step):
@@ -412,28 +309,6 @@ def test_killed_at_any_write_a_run_is_finished_or_says_it_is_not(tmp_path):
     assert step > 8
 
 
-def test_a_full_disk_leaves_the_run_as_it_was(root, monkeypatch):
-    writer = make_writer(root)
-    writer.log(epoch=0)
-    before = {path.name: path.read_bytes() for path in writer.folder.iterdir()}
-
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    for call in (
-        lambda: writer.write_logits("test", np.eye(3), [0, 1, 2]),
-        lambda: writer.write_model({"w": np.zeros(2)}),
-        writer.finish,
-    ):
-        with pytest.raises(OSError, match="No space left on device"):
-            call()
-        assert {path.name: path.read_bytes() for path in writer.folder.iterdir()} == before
-    monkeypatch.undo()
-    writer.write_logits("test", np.eye(3), [0, 1, 2])
-    assert writer.finish().splits == ("test",)
-
-
 # What may not be written.
 
 
@@ -441,22 +316,14 @@ def test_a_full_disk_leaves_the_run_as_it_was(root, monkeypatch):
     ("arguments", "keywords", "message"),
     [
         ((np.zeros((2, 4)), [0, 1]), {}, "`logits` has 4 columns but the run has 3 classes"),
-        ((np.zeros((2, 3)), [0]), {}, "`logits` has 2 rows but there are 1 labels"),
         ((np.zeros((2, 3)), [0, 3]), {}, "`target` must lie in 0 .. 2, but 3 occurs"),
-        ((np.zeros((2, 3)), [0.0, 1.0]), {}, "`target` must be integer class labels"),
         ((np.full((2, 3), np.nan), [0, 1]), {}, "`logits` must be finite, but row 0, column 0"),
-        ((np.zeros((2, 3)), [0, 1]), {"indices": [1]}, "`indices` has 1 rows"),
         (
             (np.zeros((2, 3)), [0, 1]),
             {"norms": [1.0]},
             "`norms` must have one value per class, 3; it has 1",
         ),
         ((np.zeros((2, 3)), [0, 1]), {"bias": [1.0] * 3}, "`bias` needs the head's `norms`"),
-        (
-            (np.zeros((2, 3)), [0, 1]),
-            {"norms": [1.0, np.inf, 1.0]},
-            "`norms` must be finite",
-        ),
     ],
 )
 def test_bad_logits_are_refused_before_anything_is_written(root, arguments, keywords, message):
@@ -470,20 +337,6 @@ def test_logits_of_other_weights_are_refused(run):
     writer = RunWriter.reopen(run.folder)
     with pytest.raises(InputError, match=r"differ from those stored with the split 'test'"):
         writer.write_logits("val", np.eye(3), [0, 1, 2], norms=[1.0, 2.0, 4.0])
-
-
-def test_a_heads_norms_may_differ_in_the_last_digits(run):
-    """Another machine adds up a norm in another order."""
-    writer = RunWriter.reopen(run.folder)
-    norms = np.array([1.0, 2.0, 3.0]) * (1 + 2e-16)
-    writer.write_logits("a", np.eye(3), [0, 1, 2], norms=norms, bias=[0.5, 1e-17, -0.5])
-    with pytest.raises(InputError, match="come from other weights"):
-        writer.write_logits("b", np.eye(3), [0, 1, 2], norms=norms * (1 + 1e-7), bias=[0.5, 0, 0])
-
-
-def test_a_split_name_that_is_a_path_is_refused(root):
-    with pytest.raises(InputError, match=r"`split` must be a name of small letters.*'\.\./x'"):
-        make_writer(root).write_logits("../x", np.eye(3), [0, 1, 2])
 
 
 def test_a_prior_without_counts_is_refused(root):
@@ -533,13 +386,6 @@ def test_runs_on_the_same_data_compare(root):
         same_data([Run.open(two.folder), one], split="val")
 
 
-def test_runs_on_different_data_are_refused(root):
-    one, other = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1), data="e" * 64)
-    said = "s0-.* and .*s1-.* were trained on different data; compare runs of one data set"
-    with pytest.raises(RunError, match=said):
-        same_data([one, other])
-
-
 @pytest.mark.parametrize(
     ("split", "message"),
     [
@@ -554,29 +400,3 @@ def test_runs_judged_on_different_examples_are_refused(root, split, message):
     with pytest.raises(RunError, match=r"s0-.* and .*s1-.* have different examples") as refused:
         same_data(map(Run.open, folders), split=split)
     assert message in str(refused.value)
-
-
-def test_the_refusal_says_how_the_data_differ(root):
-    from longtail.runs import DataSpec
-
-    spec = make_spec(dataset=DataSpec("digits-lt", "exp", 100.0, held_out=0.2))
-    one, other = make_run(root), make_run(root, spec, data="e" * 64)
-    with pytest.raises(RunError, match=r"\(dataset\.imbalance_ratio: 50\.0 against 100\.0\)"):
-        same_data([one, other])
-
-
-def test_runs_with_other_classes_are_refused(root):
-    one = make_run(root)
-    writer = make_writer(root, make_spec(seed=9), prior=ClassPrior.from_counts([5, 5]))
-    with pytest.raises(RunError, match="have different numbers of classes"):
-        same_data([one, writer.finish()])
-
-
-def test_comparing_nothing_is_refused():
-    with pytest.raises(InputError, match="`runs` is empty"):
-        same_data([])
-
-
-def test_the_stored_target_fingerprint_is_that_of_the_labels(run):
-    labels = _checks.labels([0, 1, 2, 0, 1, 2])
-    assert run.record["splits"]["test"]["target"] == fingerprint(labels)

@@ -51,17 +51,6 @@ def test_a_hash_tells_apart_what_words_do_not(root):
     assert list(by_method(pairs)) == [f"ensemble ({run.spec.hash8})" for run in pairs]
 
 
-def test_students_are_told_apart_by_their_teachers(root):
-    taught = [
-        make_run(root, make_spec(dataset=DIGITS, settings={"teachers": names}))
-        for names in (["digits-lt/a-s0-0"], ["digits-lt/a-s0-0", "digits-lt/a-s1-1"])
-    ]
-    assert list(by_method(taught)) == [
-        "logit-adjusted (tau=1) (1 teacher)",
-        "logit-adjusted (tau=1) (2 teachers)",
-    ]
-
-
 def trained(root, method, *, seed=0, held_out=0.0, settings=None, **overrides):
     data = replace(DIGITS, held_out=held_out)
     spec = spec_of_method(data, method=method, recipe="digits", seed=seed, overrides=overrides)

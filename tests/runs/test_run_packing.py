@@ -1,7 +1,6 @@
 import gzip
 import io
 import os
-import re
 import tarfile
 from pathlib import Path
 
@@ -49,12 +48,6 @@ def test_runs_come_out_as_they_went_in_but_for_rounding(run, archive, tmp_path):
     assert sorted(os.listdir(tmp_path / "copy")) == ["digits-lt"]
 
 
-def test_full_precision_changes_no_logit(run, archive, tmp_path):
-    pack([run], archive, half=False)
-    (again,) = unpack(archive, tmp_path / "copy")
-    np.testing.assert_array_equal(again.logits("test").logits, run.logits("test").logits)
-
-
 def test_weights_travel_only_if_asked(run, archive, tmp_path):
     pack([run], archive)
     assert not any("model" in name for name in names_in(archive))
@@ -78,17 +71,6 @@ def test_weights_may_travel_alone(run, archive, tmp_path):
         pack([run], archive, logits=False, force=True)
 
 
-def test_a_packed_run_packs_again_without_further_rounding(run, archive, tmp_path):
-    pack([run], archive)
-    unpack(archive, tmp_path / "copy")
-    second = tmp_path / "second.tgz"
-    pack([tmp_path / "copy" / run.spec.folder], second)
-    (again,) = unpack(second, tmp_path / "copy2")
-    once = Run.open(tmp_path / "copy" / run.spec.folder)
-    np.testing.assert_array_equal(again.logits("test").logits, once.logits("test").logits)
-    assert again.record["packed"] == once.record["packed"]
-
-
 def test_the_same_runs_give_the_same_bytes(root, archive, tmp_path):
     one, two = make_run(root, make_spec(seed=0)), make_run(root, make_spec(seed=1))
     first = pack([one, two], archive).read_bytes()
@@ -103,31 +85,6 @@ def test_an_unfinished_run_is_not_packed(root, archive):
     with pytest.raises(UnfinishedRunError, match="half written"):
         pack([writer.folder], archive)
     assert not archive.exists()
-
-
-def test_an_edited_run_is_not_packed(run, archive):
-    (run.folder / "log.jsonl").write_text("{}\n")
-    with pytest.raises(RunError, match=r"log\.jsonl was edited"):
-        pack([run], archive)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("a.zip", "`archive` must end in .tar.gz or .tgz; got 'a.zip'"),
-        ("nowhere/a.tgz", "there is no folder"),
-    ],
-)
-def test_bad_archive_names(run, tmp_path, name, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        pack([run], tmp_path / name)
-
-
-def test_an_existing_archive_needs_force(run, archive):
-    archive.write_text("precious")
-    with pytest.raises(InputError, match=r"exists; pass --force"):
-        pack([run], archive)
-    assert archive.read_text() == "precious"
 
 
 def test_nothing_and_the_same_twice_are_refused(run, archive):
@@ -145,13 +102,6 @@ def test_existing_runs_are_not_replaced_unless_forced(run, root, archive):
     assert (run.folder / "run.json").read_bytes() == before
     unpack(archive, root, force=True)
     assert find_runs(root)[0].record["packed"]
-
-
-def test_progress_counts_up_to_the_total(root, archive, tmp_path):
-    runs = [make_run(root, make_spec(seed=seed)) for seed in (0, 1)]
-    calls = []
-    pack(runs, archive, progress=lambda *call: calls.append(call[:2]))
-    assert calls == [(0, 2), (1, 2), (2, 2)]
 
 
 def rewrite(archive, change):
@@ -177,15 +127,6 @@ def test_an_entry_that_is_no_file_of_a_run_is_refused(run, archive, tmp_path, na
     with pytest.raises(RunError, match="which is not a file of a run"):
         unpack(archive, tmp_path / "copy")
     assert os.listdir(tmp_path / "copy") == []
-
-
-def test_a_link_in_an_archive_is_refused(run, archive, tmp_path):
-    with tarfile.open(archive, "w:gz") as tar:
-        link = tarfile.TarInfo("a/b/run.json")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    with pytest.raises(RunError, match="which is not a file of a run"):
-        unpack(archive, tmp_path / "copy")
 
 
 def test_an_archive_edited_by_hand_is_refused_whole(run, archive, tmp_path):
@@ -216,6 +157,31 @@ def test_other_files_are_no_archives(tmp_path):
         unpack(path, tmp_path / "copy")
     with pytest.raises(InputError, match="there is no archive"):
         unpack(tmp_path / "none.tgz", tmp_path / "copy")
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_run_is_never_lost_while_it_is_replaced(run, archive, tmp_path, monkeypatch, fails):
+    pack([run], archive)
+    (old,) = unpack(archive, tmp_path / "copy")
+    rename, left = Path.rename, [fails]
+
+    def killed(self, target):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            unpack(archive, tmp_path / "copy", force=True)
+    assert [p for p in (tmp_path / "copy").rglob("run.json") if Run.open(p.parent).finished]
+    with pytest.raises(InputError, match="already"):  # the next call has put it back
+        unpack(archive, tmp_path / "copy")
+    assert Run.open(old.folder).splits == run.splits
+    unpack(archive, tmp_path / "copy", force=True)
+    assert os.listdir(tmp_path / "copy") == ["digits-lt"]
+    assert os.listdir(old.folder.parent) == [old.folder.name]
 
 
 # The rounding.
@@ -250,14 +216,6 @@ def test_half_precision_keeps_maximum_ties_and_argmax(logits):
     assert change <= allowed.max()
 
 
-def test_neighbouring_floats_stay_apart():
-    value = np.float32(12.3)
-    below = np.nextafter(value, np.float32(0))
-    logits = np.array([[below, value], [value, below]], np.float32)
-    found, _ = decoded(logits)
-    np.testing.assert_array_equal(found, logits)
-
-
 def test_adjusted_decisions_change_only_within_the_rounding(root, archive, tmp_path):
     from longtail import ClassPrior
 
@@ -280,15 +238,6 @@ def test_adjusted_decisions_change_only_within_the_rounding(root, archive, tmp_p
         assert tau or not len(moved)
 
 
-def test_logits_too_far_apart_for_half_precision_are_refused(root, archive, tmp_path):
-    run = make_run(root, logits=np.array([[0.0, 70000.0, 1.0]], np.float32), target=[1])
-    with pytest.raises(InputError, match=r"lie 70000 apart.*pack with --full-precision"):
-        pack([run], archive)
-    assert not archive.exists()
-    pack([run], archive, half=False)
-    assert unpack(archive, tmp_path / "copy")[0].logits("test").logits[0, 1] == 70000
-
-
 def test_a_run_that_occurs_twice_is_refused(run, archive, tmp_path):
     pack([run], archive)
     with tarfile.open(archive) as tar:
@@ -306,22 +255,3 @@ def test_an_archive_that_goes_on_behind_its_end_is_refused(run, archive, tmp_pat
     archive.write_bytes(gzip.compress(gzip.decompress(archive.read_bytes()) + bytes(1 << 21)))
     with pytest.raises(RunError, match="goes on behind its last run"):
         unpack(archive, tmp_path / "copy")
-
-
-def test_a_replaced_run_is_there_until_the_new_one_is(run, archive, tmp_path, monkeypatch):
-    pack([run], archive)
-    unpack(archive, tmp_path / "copy")
-
-    def refuse(self, target):
-        if self.parent.parent.name.endswith(".tmp"):
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    rename = Path.rename
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(KeyboardInterrupt):
-        unpack(archive, tmp_path / "copy", force=True)
-    monkeypatch.undo()
-    copies = [path.parent for path in (tmp_path / "copy").rglob("run.json")]
-    assert copies
-    assert all(Run.open(folder).splits == run.splits for folder in copies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,29 +63,17 @@ SubsetSeedOption = Annotated[
 def load(
     name: str,
     *,
-    data_dir: Path | None,
     profile: Profile | None = None,
     ratio: float | None = None,
-    counts: Path | None = None,
-    fit: bool = False,
     subset_seed: int = 0,
-    development: int | None = None,
+    **options: Any,
 ) -> LongTailedData:
     """Load the data that the options name, with progress shown while it is read."""
     from longtail.data import load as load_data
 
+    options |= {"profile": profile and profile.value, "imbalance_ratio": ratio, "seed": subset_seed}
     with _console.progress(f"reading {Path(name).name}") as progress:
-        return load_data(
-            name,
-            data_dir=data_dir,
-            profile=None if profile is None else profile.value,
-            imbalance_ratio=ratio,
-            counts=counts,
-            fit=fit,
-            seed=subset_seed,
-            development=development,
-            progress=progress,
-        )
+        return load_data(name, progress=progress, **options)
 
 
 def subset_words(spec: DataSpec) -> str:

@@ -63,34 +63,44 @@ def describe(
       longtail data describe imagenet_lt.txt
       longtail data describe imagenet-lt --data-dir lists
     """
-    stem = None if figure is None else _figure_stem(figure, force)
-    if Path(name).suffix == ".txt" and Path(name).is_file():
-        _describe_counts(Path(name), figure is not None, json)
-        return
+    from longtail import _checks
     from longtail.data.large import load_listed
-    from longtail.report.describe import summarize, write
+    from longtail.data.profiles import read_counts
+    from longtail.report.describe import summarize, summarize_counts, write
 
-    refuse_unknown(name, "data describe")
+    stem = figure
+    if figure is not None:  # refused first, since it would fail after the work
+        _checks.require("matplotlib", extra="report")
+        stem = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
+        for ending in ("svg", "png"):
+            _console.refuse_overwrite(stem.with_name(f"{stem.name}.{ending}"), force)
+    subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
+    subset |= {"fit": fit, "subset_seed": subset_seed}
     written: tuple[Path, ...] = ()
+    if Path(name).suffix == ".txt" and Path(name).is_file():
+        if figure is not None:
+            raise _checks.InputError(
+                f"{name} holds class sizes and no images; --figure needs a data set."
+            )
+        summary = summarize_counts(read_counts(name))
+        if json:
+            _console.print_json({"name": name, "train": summary})
+            return
+        _console.line(f"{Path(name).name} (class sizes)")
+        _show_sizes(summary, None)
+        _show_chart(summary)
+        return
+    refuse_unknown(name, "data describe")
     if is_on_disk(name):
-        options: dict[str, Any] = {"--profile": profile, "--ratio": ratio, "--counts": counts}
-        options |= {"--fit": fit, "--subset-seed": subset_seed, "--figure": figure}
-        for option in (option for option, value in options.items() if value):
+        for option in (option for option, value in {**subset, "figure": figure}.items() if value):
             raise typer.BadParameter(
-                f"{option} does nothing here: the images of this data set stay on disk"
+                f"--{option.replace('_', '-')} does nothing here: the images of this data set "
+                f"stay on disk"
             )
         summary = summarize(load_listed(name, data_dir=data_dir, check_files=False))
         words = "lists of images on disk"
     else:
-        data = _data.load(
-            name,
-            data_dir=data_dir,
-            profile=profile,
-            ratio=ratio,
-            counts=counts,
-            fit=fit,
-            subset_seed=subset_seed,
-        )
+        data = _data.load(name, data_dir=data_dir, **subset)
         summary, words = summarize(data), _data.subset_words(data.spec)
         written = () if stem is None else write(data, stem)
     if json:
@@ -101,33 +111,6 @@ def describe(
     if written:
         _console.line()
         _console.line(f"Written: {', '.join(map(str, written))}")
-
-
-def _figure_stem(figure: Path, force: bool) -> Path:
-    """Return the path without its ending; refuse first what would fail after the work."""
-    from longtail import _checks
-
-    _checks.require("matplotlib", extra="report")
-    stem = figure.with_suffix("") if figure.suffix in (".svg", ".png") else figure
-    for ending in ("svg", "png"):
-        _console.refuse_overwrite(stem.with_name(f"{stem.name}.{ending}"), force)
-    return stem
-
-
-def _describe_counts(path: Path, figure: bool, json: bool) -> None:
-    from longtail._checks import InputError
-    from longtail.data.profiles import read_counts
-    from longtail.report.describe import summarize_counts
-
-    if figure:
-        raise InputError(f"{path} holds class sizes and no images; --figure needs a data set.")
-    summary = summarize_counts(read_counts(path))
-    if json:
-        _console.print_json({"name": path, "train": summary})
-        return
-    _console.line(f"{path.name} (class sizes)")
-    _show_sizes(summary, None)
-    _show_chart(summary)
 
 
 def _show_summary(summary: dict[str, Any], classes: bool) -> None:
@@ -229,17 +212,11 @@ def freeze(
 
     # A frozen file's development set can't be drawn anew, so it is kept or left out as it is.
     again = name not in DATASETS and Path(name).is_file()
+    subset: dict[str, Any] = {"profile": profile, "ratio": ratio, "counts": counts}
+    subset |= {"fit": fit, "subset_seed": subset_seed}
     hub_parquet.check_destination(out, force=force)
-    data = _data.load(
-        name,
-        data_dir=data_dir,
-        profile=profile,
-        ratio=ratio,
-        counts=counts,
-        fit=fit,
-        subset_seed=subset_seed,
-        development=None if again and dev == 0 else dev,
-    )
+    development = None if again and dev == 0 else dev
+    data = _data.load(name, data_dir=data_dir, development=development, **subset)
     kept = data.dev is not None if again and dev is None else bool(dev)
     with _console.progress("freezing") as progress:
         path = hub_parquet.freeze(data, out, dev=kept, force=force, progress=progress)
@@ -280,7 +257,7 @@ def check(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Processes that decode; all cores if absent."),
+        typer.Option(min=1, metavar="N", help="Threads that decode; all cores if absent."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Read the images' headers only.")] = False,
     out: Annotated[
@@ -307,19 +284,10 @@ def check(
       longtail data check train2018.json --root images --out problems.txt
     """
     from longtail._checks import InputError
-    from longtail.data.check import check_data, is_read_whole
+    from longtail.data.check import check_data
     from longtail.runs.files import write_bytes
 
     refuse_unknown(name, "data check")
-    if is_read_whole(name):
-        options = {"--root": root, "--workers": workers, "--quick": quick or None, "--out": out}
-        given = [option for option, value in options.items() if value is not None]
-        if given:
-            raise InputError(
-                f"{name} is read as a whole; {', '.join(given)} are for data sets of many files."
-            )
-        _check_loaded(name, data_dir, json)
-        return
     if out is not None:
         _console.refuse_overwrite(out, force)
         if out.is_dir() or not out.parent.is_dir():
@@ -338,19 +306,6 @@ def check(
         _show_check(result, out)
     if not result.ok:
         raise typer.Exit(1)
-
-
-def _check_loaded(name: str, data_dir: Path | None, json: bool) -> None:
-    """Check data that is read as a whole by reading it."""
-    data = _data.load(name, data_dir=data_dir)
-    images = {"train": len(data.train), "test": len(data.test)}
-    classes = data.train.num_classes
-    if json:
-        found: dict[str, Any] = {"name": data.spec.name, "ok": True, "images": images}
-        _console.print_json({**found, "classes": classes, "counts": {}, "problems": []})
-        return
-    _console.line(f"{data.spec.name}: {_split_words(images)}, {classes:,} classes")
-    _console.line("No problems.")
 
 
 def _split_words(images: dict[str, int]) -> str:

@@ -167,7 +167,7 @@ def _compare(judged: list[Run], split: Split, data: _training.RunData, others: b
             now.append((run, _part(data.of(run), run, split).fingerprint))
         except InputError as error:
             refused = refused or error
-    same_images(now, split.value, data=data.typed)
+    same_images(now, split.value)
     if refused is not None and not (now or others):
         raise refused
 
@@ -187,7 +187,7 @@ def _refuse_mixed(runs: list[Run], split: Split, typed: list[str]) -> None:
         differing = list({data: run for data, run in images if data is not None}.values())
         if len(differing) > 1:
             one, other = differing[:2]
-            raise judged_apart(one, other, split.value, among=together, data=typed)
+            raise judged_apart(one, other, split.value)
 
 
 def _needed(opened: list[Run], split: Split, force: bool) -> bool:

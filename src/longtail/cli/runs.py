@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longtail.cli import _console
-from longtail.cli._console import ForceOption, JsonOption
+from longtail.cli._console import ForceOption, JsonOption, printable
 from longtail.cli._groups import CommandGroup
 
 if TYPE_CHECKING:
@@ -23,15 +23,11 @@ app = typer.Typer(
 )
 
 RootOption = Annotated[Path, typer.Option("--root", metavar="FOLDER", help="The folder of runs.")]
+RootArgument = Annotated[Path, typer.Argument(metavar="ROOT", help="The folder of runs.")]
 
 
 @app.command("list")
-def list_runs(
-    root: Annotated[Path, typer.Argument(metavar="ROOT", help="The folder of runs.")] = Path(
-        "runs"
-    ),
-    json: JsonOption = False,
-) -> None:
+def list_runs(root: RootArgument = Path("runs"), json: JsonOption = False) -> None:
     """List the runs in a folder, finished or not.
 
     A folder of runs holds one folder for each data set, and these hold the runs. A folder that has
@@ -53,10 +49,10 @@ def list_runs(
             rows.append({"folder": folder, "status": "unreadable", "problem": str(error)})
     if json:
         _console.print_json(rows)
-    elif not rows:
-        _console.line(f"no runs in {root}")
-    else:
+    elif rows:
         _show_list(rows)
+    else:
+        _console.line(f"no runs in {root}")
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -78,26 +74,23 @@ def _show_list(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold")
-    table.add_column("recipe")
-    table.add_column("splits")
+    table = Table("run", "recipe", "splits", box=None, pad_edge=False, header_style="bold")
+    table.columns[0].overflow = "fold"
     table.add_column("time", justify="right")
+    states = {
+        "unreadable": Text("unreadable", style="red"),
+        "running": Text("half written", style="yellow"),
+    }
     group = None
     for row in rows:
         # The data set once, above its runs: their names alone fit a terminal.
         if row["folder"].parent != group:
             group = row["folder"].parent
-            table.add_row(Text(group.as_posix(), style="bold"))
-        name = Text(f"  {row['folder'].name}")
-        if row["status"] == "unreadable":
-            table.add_row(name, "", "", Text("unreadable", style="red"))
-            continue
-        recipe = row["recipe"] + ("*" if row["overrides"] else "")
-        time = Text(_console.duration(row["seconds"]))
-        if row["status"] != "finished":
-            time = Text("half written", style="yellow")
-        table.add_row(name, Text(recipe), Text(", ".join(row["splits"])), time)
+            table.add_row(Text(printable(group.as_posix()), style="bold"))
+        recipe = row.get("recipe", "") + ("*" if row.get("overrides") else "")
+        time = states.get(row["status"]) or Text(_console.duration(row["seconds"]))
+        cells = (f"  {row['folder'].name}", recipe, ", ".join(row.get("splits", ())))
+        table.add_row(*(Text(printable(cell)) for cell in cells), time)
     _console.show(table)
     finished = sum(row["status"] == "finished" for row in rows)
     _console.line(f"\n{finished} of {len(rows)} runs finished")
@@ -126,10 +119,14 @@ def show(
       longtail runs show runs/digits-lt/softmax-s0-10db5896
       longtail runs show 10db5896
     """
+    from longtail.metrics import balanced_error
     from longtail.runs import Run
 
-    opened = Run.open(find(run, root), unfinished=True)
-    errors = {split: _balanced_error(opened, split) for split in opened.splits}
+    opened, errors = Run.open(_find(run, root), unfinished=True), {}
+    for split in opened.splits:
+        logits, target, _ = opened.logits(split)
+        classes = opened.prior.num_classes
+        errors[split] = balanced_error(target, logits, num_classes=classes, missing="skip")
     if json:
         document = {**opened.record, "folder": opened.folder, "balanced_error": errors}
         _console.print_json(document)
@@ -137,26 +134,18 @@ def show(
         _show_run(opened, errors)
 
 
-def find(name: str, root: Path) -> Path:
-    """The run folder that a path, or a part of a run's name, means."""
+def _find(name: str, root: Path) -> Path:
+    """Return the run folder that a path, or a part of a run's name, means."""
     from longtail._checks import InputError, listing
     from longtail.runs import run_folders
 
     if Path(name).exists() or not root.is_dir():
         return Path(name)
-    folders = run_folders(root)
-    matches = [folder for folder in folders if name in folder.relative_to(root).as_posix()]
+    matches = [folder for folder in run_folders(root) if name in str(folder.relative_to(root))]
     if len(matches) > 1:
         found = listing((path.relative_to(root).as_posix() for path in matches), most=4)
         raise InputError(f"{name!r} fits {len(matches)} runs in {root}: {found}; give more of it.")
     return matches[0] if matches else Path(name)
-
-
-def _balanced_error(run: Run, split: str) -> float:
-    from longtail.metrics import balanced_error
-
-    logits, target, _ = run.logits(split)
-    return float(balanced_error(target, logits, num_classes=run.prior.num_classes, missing="skip"))
 
 
 def _show_run(run: Run, errors: dict[str, float]) -> None:
@@ -164,44 +153,40 @@ def _show_run(run: Run, errors: dict[str, float]) -> None:
     from rich.text import Text
 
     spec, record, prior = run.spec, run.record, run.prior
+    examples = int(prior.counts.sum()) if prior.counts is not None else 0
+    data = {k: v for k, v in spec.dataset.to_json().items() if k != "name" and v not in (None, {})}
+    threads = f", {record['threads']} thread(s)" if record.get("threads") else ""
+    versions = record["versions"]
+    rows = {
+        "status": f"{'finished' if run.finished else 'half written'}; {len(record['files'])} files "
+        f"verified",
+        "resume with": "" if run.finished else record.get("command"),
+        "data set": _named(spec.dataset.name, data),
+        "trained on": f"{examples} examples of {prior.num_classes} classes, imbalance ratio "
+        f"{prior.imbalance_ratio:.4g}",
+        "method": _named(spec.method.name, spec.method.settings),
+        "model": _named(spec.model.name, spec.model.settings),
+        "recipe": _named(spec.recipe.name, spec.recipe.values),
+        "overrides": _pairs(spec.recipe.overrides) or "none",
+        "seed": str(spec.seed),
+        "teachers": "\n".join(run.teachers),
+        "mean of": "\n".join(run.members),
+    }
+    for split, entry in record["splits"].items():
+        error = f"balanced error {100 * errors[split]:.2f}%"
+        rows[f"split {split}"] = f"{entry['examples']} examples, {entry['dtype']}, {error}"
+    rows |= {
+        "trained in": f"{_console.duration(record['seconds'])} on {record['device']}{threads}",
+        "versions": ", ".join(f"{k} {v}" for k, v in versions.items() if k != "platform"),
+        "platform": versions.get("platform", "-"),
+        "fingerprint": f"{run.data[:16]} (training data)",
+    }
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-
-    def add(label: str, text: str) -> None:
-        table.add_row(label, Text(text))
-
-    state = "finished" if run.finished else "half written"
-    add("status", f"{state}; {len(record['files'])} files verified")
-    if not run.finished and record.get("command"):
-        add("resume with", record["command"])
-    data = {k: v for k, v in spec.dataset.to_json().items() if k != "name" and v not in (None, {})}
-    add("data set", f"{spec.dataset.name} ({_pairs(data)})")
-    examples = int(prior.counts.sum()) if prior.counts is not None else 0
-    add(
-        "trained on",
-        f"{examples} examples of {prior.num_classes} classes, imbalance ratio "
-        f"{prior.imbalance_ratio:.4g}",
-    )
-    add("method", _named(spec.method.name, spec.method.settings))
-    add("model", _named(spec.model.name, spec.model.settings))
-    add("recipe", _named(spec.recipe.name, spec.recipe.values))
-    add("overrides", _pairs(spec.recipe.overrides) or "none")
-    add("seed", str(spec.seed))
-    for label, names in (("teachers", run.teachers), ("mean of", run.members)):
-        if names:
-            add(label, "\n".join(names))
-    for split, entry in record["splits"].items():
-        add(
-            f"split {split}",
-            f"{entry['examples']} examples, {entry['dtype']}, "
-            f"balanced error {100 * errors[split]:.2f}%",
-        )
-    add("trained in", f"{_console.duration(record['seconds'])} on {record['device']}")
-    versions = record["versions"]
-    add("versions", ", ".join(f"{k} {v}" for k, v in versions.items() if k != "platform"))
-    add("platform", versions.get("platform", "-"))
-    add("fingerprint", f"{run.data[:16]} (training data)")
+    for label, text in rows.items():
+        if text:
+            table.add_row(label, Text(printable(text)))
     _console.line(run.folder.as_posix())
     _console.show(table)
 
@@ -247,37 +232,12 @@ def pack(
       longtail runs pack runs/digits-lt/softmax-s0-10db5896 --weights -o a.tgz
       longtail runs pack runs --weights --no-logits -o teachers.tar.gz
     """
-    from longtail.runs import pack as pack_runs
-
-    folders, left_out = _to_pack(runs)
-    with _console.progress("packing") as progress:
-        path = pack_runs(
-            folders,
-            out,
-            weights=weights,
-            logits=logits,
-            half=not full_precision,
-            force=force,
-            progress=progress,
-        )
-    size = path.stat().st_size
-    if json:
-        document = {"archive": path, "bytes": size, "runs": folders, "left_out": left_out}
-        _console.print_json(document)
-        return
-    _console.line(f"{path}: {len(folders)} runs, {_console.size(size)}")
-    for folder in left_out:
-        _console.warning_line(f"left out {folder}, which is half written")
-
-
-def _to_pack(given: list[Path]) -> tuple[list[Path], list[Path]]:
-    """The run folders to pack, and the unfinished ones among those that were not named."""
     from longtail._checks import InputError
     from longtail.runs import Run, run_folders
+    from longtail.runs import pack as pack_runs
 
-    folders: list[Path] = []
-    left_out: list[Path] = []
-    for path in given:
+    folders, left_out = list[Path](), list[Path]()
+    for path in runs:
         inside = [] if (path / "run.json").exists() else run_folders(path)
         if not inside:
             folders.append(path)  # named itself, so pack says what is wrong with it
@@ -286,7 +246,17 @@ def _to_pack(given: list[Path]) -> tuple[list[Path], list[Path]]:
             (folders if finished else left_out).append(folder)
     if not folders:
         raise InputError(f"none of the {len(left_out)} runs there is finished.")
-    return folders, left_out
+    options: dict[str, Any] = {"weights": weights, "logits": logits, "half": not full_precision}
+    with _console.progress("packing") as progress:
+        path = pack_runs(folders, out, force=force, progress=progress, **options)
+    size = path.stat().st_size
+    if json:
+        document = {"archive": path, "bytes": size, "runs": folders, "left_out": left_out}
+        _console.print_json(document)
+        return
+    _console.line(f"{path}: {len(folders)} runs, {_console.size(size)}")
+    for folder in left_out:
+        _console.warning_line(f"left out {folder}, which is half written")
 
 
 @app.command()

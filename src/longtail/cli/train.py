@@ -570,7 +570,7 @@ def _check_judging(job: Job, typed: list[str], *, force: bool) -> None:
         states = zip(job.folders, job.states(), strict=True)
         finished = [Run.open(f, verify=False) for f, state in states if state == "finished"]
         judged = [(run, test.fingerprint) for run in finished if "test" in run.splits]
-        same_images(judged, "test", data=typed)
+        same_images(judged, "test")
 
 
 def _warn(job: Job, *, evaluate: bool) -> None:

@@ -7,15 +7,14 @@ subsets      which examples: the long-tailed subset, the development set, the he
 samplers     which examples an epoch sees: balanced by class and the like
 torch_samplers  the same for torch's DataLoader, also in several processes
 decoding     many encoded images into one array
-cifar        CIFAR-10 and CIFAR-100 from the official archives
+cifar        CIFAR-10 and CIFAR-100 from the official archives, and their fingerprints
 hub_parquet  parquet files as the Hugging Face hub has them; frozen data sets
-folder       images from a folder with one sub-folder per class
 digits       scikit-learn's handwritten digits
-official     the fingerprints of the official CIFARs and their subsets
 
 Data sets too large for memory, as lists of files:
 
 lists        ListedImages: paths, labels and their fingerprint; lists, competition files, folders
+             with one sub-folder per class
 large        ImageNet-LT, Places-LT and iNaturalist 2018 by name
 photos       crops of single photographs
 streaming    batches decoded in worker processes

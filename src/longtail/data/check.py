@@ -5,30 +5,21 @@ Training stops at the first bad file, which may come after hours; this finds all
 
 from __future__ import annotations
 
-import errno
-import multiprocessing
 import os
-import sys
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import Progress, _cores
-from longtail.data.large import KINDS, LARGE, SPLITS, Sources, find_sources
-from longtail.data.lists import Listing, Problem
-from longtail.data.photos import Header, PhotoError, check_photo
-from longtail.data.registry import DATASETS
+from longtail.data.decoding import PhotoError, Progress, cores, in_threads
+from longtail.data.large import KINDS, LARGE, SPLITS, find_sources
+from longtail.data.lists import Problem
+from longtail.data.photos import Header, check_photo
+from longtail.data.registry import DATASETS, load
 
 _CHUNK = 32
-_WAIT_SECONDS = 600.0  # for a chunk of files, which takes a moment
-_Found = list[tuple[str, PhotoError | Header]]
 
 
 @dataclass(frozen=True)
@@ -91,11 +82,10 @@ def check_data(
     """Go through all lists and all images of a data set on disk.
 
     Args:
-        name: see `large.find_sources`.
+        name: see `large.find_sources`; or what `load` takes whole, by reading it.
         data_dir: see there.
         root: see there.
-        workers: processes that decode; by default as many as there are cores. With 1 the
-            images are decoded here.
+        workers: threads that decode; by default as many as there are cores.
         quick: read only the header of each image.
         progress: called with (images done, images in all, text).
 
@@ -104,7 +94,19 @@ def check_data(
     """
     started = time.monotonic()
     _checks.require("PIL", extra="train")
-    workers = _cores() if workers is None else _checks.whole(workers, name="workers")
+    path = Path(name)
+    if name in DATASETS or (path.is_file() and path.suffix.lower() not in (".txt", ".json")):
+        if root is not None or workers is not None or quick:
+            raise InputError(
+                f"{name} is read as a whole; root, workers and quick (--root, --workers, --quick) "
+                f"are for data sets of many files."
+            )
+        data = load(name, data_dir=data_dir, progress=progress)  # which refuses what is wrong
+        images = {"train": len(data.train), "test": len(data.test)}
+        taken = time.monotonic() - started
+        number, files = data.train.num_classes, sum(images.values())
+        return CheckResult(data.spec.name, images, number, files=files, seconds=taken)
+    workers = cores() if workers is None else _checks.whole(workers, name="workers")
     sources = find_sources(name, data_dir=data_dir, root=root)
     trees = sources.are_trees
     if data_dir is not None and name not in LARGE:
@@ -116,21 +118,22 @@ def check_data(
     listings = sources.listings()
     # One list by itself needs no test set.
     problems = sources.problems(listings, splits=name in LARGE or not Path(name).is_file())
-    for image in sources.stray():
-        detail = "is in no class folder; move it into one, or remove it"
-        problems.append(Problem("stray", str(image), detail))
+    astray = "is in no class folder; move it into one, or remove it"
+    problems += [Problem("stray", str(image), astray) for image in sources.stray()]
     split_of: dict[str, str] = {}
     for split, listing in listings.items():
-        for path in listing.paths:
-            split_of.setdefault(os.path.join(listing.root, path), split)
-    files = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
-    sizes: set[tuple[int, int]] = set()
-    colored: dict[str, str] = {}
-    transparent: dict[str, str] = {}
-    turned = []
+        for entry in listing.paths:
+            split_of.setdefault(os.path.join(listing.root, os.fsdecode(entry)), split)
+    listed = sorted(split_of)  # folder after folder, so that disks that turn needn't seek
+
+    def check(start: int) -> list[PhotoError | Header]:
+        return [check_photo(file, quick=quick) for file in listed[start : start + _CHUNK]]
+
+    sizes, turned = set[tuple[int, int]](), list[str]()
+    colored, transparent = dict[str, str](), dict[str, str]()
     done = 0
-    for chunk in _chunks(files, workers, quick):
-        for file, found in chunk:
+    for chunk in in_threads(check, range(0, len(listed), _CHUNK), threads=workers):
+        for file, found in zip(listed[done : done + _CHUNK], chunk, strict=True):
             if isinstance(found, PhotoError):
                 problems.append(Problem(found.kind, file, found.reason))
                 continue
@@ -144,90 +147,25 @@ def check_data(
                     transparent.setdefault(split_of[file], file)
         done += len(chunk)
         if progress is not None:
-            progress(done, len(files), "headers" if quick else "images")
-    order = list(KINDS)
-    main = listings.get("train") or next(iter(listings.values()))
+            progress(done, len(listed), "headers" if quick else "images")
+    labels = {split: set(listing.labels.tolist()) for split, listing in listings.items()}
+    names = sources.class_names(listings) if sources.known is None else None  # else it has them all
+    absent = {
+        split: [name for label, name in enumerate(names or ()) if label not in labels[split]]
+        for split in SPLITS[1:]
+        if split in labels
+    }
     return CheckResult(
         sources.name,
-        {split: len(listing.paths) for split, listing in listings.items()},
-        len(set(main.labels.tolist())),
-        sorted(problems, key=lambda problem: order.index(problem.kind)),
-        _absent(sources, listings),
-        len(files),
-        sorted(sizes),
-        colored,
-        transparent,
-        turned,
-        quick,
-        time.monotonic() - started,
+        images={split: len(listing.paths) for split, listing in listings.items()},
+        classes=len(next((labels[split] for split in SPLITS if split in labels), ())),
+        problems=sorted(problems, key=lambda problem: list(KINDS).index(problem.kind)),
+        absent={split: lacking for split, lacking in absent.items() if lacking},
+        files=len(listed),
+        sizes=sorted(sizes),
+        colored=colored,
+        transparent=transparent,
+        turned=turned,
+        quick=quick,
+        seconds=time.monotonic() - started,
     )
-
-
-def _absent(sources: Sources, listings: dict[str, Listing]) -> dict[str, list[str]]:
-    """Return the classes without images of each split that judges; a published one has them all."""
-    names = sources.class_names(listings)
-    if names is None or sources.known is not None:
-        return {}
-    found = {}
-    for split in SPLITS[1:]:
-        if split in listings:
-            there = set(listings[split].labels.tolist())
-            found[split] = [name for label, name in enumerate(names) if label not in there]
-    return {split: lacking for split, lacking in found.items() if lacking}
-
-
-def _chunks(files: list[str], workers: int, quick: bool) -> Iterator[_Found]:
-    """Yield what is found in the files, some at a time, in their order."""
-    chunks = [files[start : start + _CHUNK] for start in range(0, len(files), _CHUNK)]
-    if workers == 1 or len(chunks) < 2:
-        yield from (_check_files(chunk, quick) for chunk in chunks)
-        return
-    # Processes, since a file may crash the decoder; not forked where there may be threads.
-    method = multiprocessing.get_start_method()
-    if method == "fork" and ("torch" in sys.modules or threading.active_count() > 1):
-        method = "forkserver"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(min(workers, len(chunks)), mp_context=context)
-    waiting: deque[tuple[list[str], Future[_Found]]] = deque()
-    try:
-        for chunk in chunks:
-            waiting.append((chunk, pool.submit(_check_files, chunk, quick)))
-            if len(waiting) > 8 * workers:  # the pool's queue would hold every name once more
-                yield waiting[0][1].result(_WAIT_SECONDS)
-                waiting.popleft()
-        while waiting:
-            yield waiting[0][1].result(_WAIT_SECONDS)
-            waiting.popleft()
-    except TimeoutError as error:
-        raise TimeoutError(
-            errno.ETIMEDOUT,
-            f"no answer for {_WAIT_SECONDS:.0f} s about a file near {waiting[0][0][0]}; see if the "
-            f"disk still answers",
-        ) from error
-    except BrokenProcessPool as error:
-        near = waiting[0][0][0] if waiting else files[-1]
-        raise ChildProcessError(
-            errno.ECHILD,
-            f"a worker process died while it checked a file near {near}; if the machine ran out of "
-            f"memory, use fewer workers; with workers=1 (--workers 1) no process is started. A "
-            f'script must keep what it does under `if __name__ == "__main__":`',
-        ) from error
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _check_files(files: list[str], quick: bool) -> _Found:
-    return [(file, check_photo(file, quick=quick)) for file in files]
-
-
-def is_read_whole(name: str | Path) -> bool:
-    """Return whether `load` checks a data set by reading it, rather than files in folders.
-
-    Examples:
-        >>> is_read_whole("digits-lt"), is_read_whole("imagenet-lt")
-        (True, False)
-    """
-    is_list = Path(name).suffix.lower() in (".txt", ".json")
-    return name in DATASETS or (Path(name).is_file() and not is_list)

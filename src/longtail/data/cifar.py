@@ -1,15 +1,18 @@
 """CIFAR-10 and CIFAR-100 from the official python archives, packed or unpacked.
 
 The archives are pickles; their unpickler admits NumPy's arrays and nothing else.
+`fingerprints.json` beside this file holds facts about the data, not data.
 """
 
 from __future__ import annotations
 
 import io
-import math
+import json
 import pickle
 import tarfile
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,7 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.images import ImageSet
-
-_SIZE = (3, 32, 32)
+from longtail.data.images import ImageSet, LongTailedData
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,9 @@ class Archive:
         md5: of the archive.
         folder: inside it.
         train: files of the training set, in the official order.
-        test: files of the test set.
+        test: file of the test set.
         meta: file of the class names.
-        labels: key of the labels.
-        names: key of the class names.
+        prefix: of the keys of labels and names.
         num_classes: how many classes there are.
         hub: the data set's name on the Hugging Face hub.
     """
@@ -45,10 +45,9 @@ class Archive:
     md5: str
     folder: str
     train: tuple[str, ...]
-    test: tuple[str, ...]
+    test: str
     meta: str
-    labels: bytes
-    names: bytes
+    prefix: bytes
     num_classes: int
     hub: str
 
@@ -65,10 +64,9 @@ ARCHIVES = {
         md5="c58f30108f718f92721af3b95e74349a",
         folder="cifar-10-batches-py",
         train=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test=("test_batch",),
+        test="test_batch",
         meta="batches.meta",
-        labels=b"labels",
-        names=b"label_names",
+        prefix=b"label",
         num_classes=10,
         hub="uoft-cs/cifar10",
     ),
@@ -78,10 +76,9 @@ ARCHIVES = {
         md5="eb9058c3a382ffc7106e4002c42a8d85",
         folder="cifar-100-python",
         train=("train",),
-        test=("test",),
+        test="test",
         meta="meta",
-        labels=b"fine_labels",
-        names=b"fine_label_names",
+        prefix=b"fine_label",
         num_classes=100,
         hub="uoft-cs/cifar100",
     ),
@@ -99,51 +96,37 @@ def read_cifar(path: Path | str, *, name: str) -> tuple[ImageSet, ImageSet]:
         (training set, test set); images are 3 x 32 x 32. Labels of CIFAR-100 are the fine ones.
     """
     archive = ARCHIVES[_checks.choice(name, list(ARCHIVES), name="name")]
-    path = Path(path)
-    again = f"download {archive.url} again (its MD5 is {archive.md5})"
+    path, wanted = Path(path), (*archive.train, archive.test, archive.meta)
+    contents: dict[str, Any] = {}
     try:
-        contents = _from_folder(path, archive) if path.is_dir() else _from_tar(path, archive)
-        names = tuple(name.decode() for name in contents[archive.meta][archive.names])
+        if path.is_dir():
+            contents = {file: _unpickled((path / file).read_bytes()) for file in wanted}
+        else:
+            with tarfile.open(path, "r:gz") as tar:
+                for member in tar:
+                    folder, _, file = member.name.partition("/")
+                    # A link is not followed.
+                    if folder == archive.folder and file in wanted and member.isreg():
+                        contents[file] = _unpickled(tar.extractfile(member).read())  # type: ignore[union-attr]
+        names = tuple(name.decode() for name in contents[archive.meta][archive.prefix + b"_names"])
         train = _image_set([contents[file] for file in archive.train], archive, names)
-        test = _image_set([contents[file] for file in archive.test], archive, names)
-    except InputError as error:
-        raise InputError(f"{path} is refused: {error}") from error
+        test = _image_set([contents[archive.test]], archive, names)
     except FileNotFoundError:
         raise
-    except KeyError as error:
-        raise InputError(f"{path} lacks {error}; {again}.") from error
     except Exception as error:  # damaged bytes can fail in any way at all
-        raise InputError(f"{path} is truncated or damaged: {error}; {again}.") from error
+        what = "lacks" if isinstance(error, KeyError) else "is not the official archive:"
+        raise InputError(
+            f"{path} {what} {str(error).rstrip('.')}; download {archive.url} again (its MD5 is "
+            f"{archive.md5})."
+        ) from error
     return train, test
-
-
-def _from_folder(path: Path, archive: Archive) -> dict[str, Any]:
-    wanted = (*archive.train, *archive.test, archive.meta)
-    return {file: _unpickled((path / file).read_bytes()) for file in wanted}
-
-
-def _from_tar(path: Path, archive: Archive) -> dict[str, Any]:
-    """Return the unpickled files of an archive; nothing is written to disk."""
-    wanted = {f"{archive.folder}/{f}": f for f in (*archive.train, *archive.test, archive.meta)}
-    contents = {}
-    with tarfile.open(path, "r:gz") as tar:
-        for member in tar:
-            if member.name in wanted and member.isreg():  # a link is not followed
-                source = tar.extractfile(member)
-                contents[wanted[member.name]] = _unpickled(source.read() if source else b"")
-    return contents
 
 
 def _image_set(batches: list[Any], archive: Archive, names: tuple[str, ...]) -> ImageSet:
     pixels = np.concatenate([np.asarray(batch[b"data"]) for batch in batches])
-    labels = np.concatenate([batch[archive.labels] for batch in batches])
-    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), math.prod(_SIZE)):
-        raise InputError(
-            f"it must hold a row of {math.prod(_SIZE)} bytes for each of {len(labels)} labels; its "
-            f"images are {pixels.dtype} of shape {pixels.shape}."
-        )
+    labels = np.concatenate([batch[archive.prefix + b"s"] for batch in batches])
     target = _checks.labels(labels, name="labels", num_classes=archive.num_classes)
-    return ImageSet(pixels.reshape(-1, *_SIZE), target, names)
+    return ImageSet(pixels.reshape(-1, 3, 32, 32), target, names)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -158,7 +141,7 @@ class _Unpickler(pickle.Unpickler):
             return _reconstruct
         raise InputError(
             f"its pickle asks for {module}.{name}, which the official files don't contain; "
-            f"nothing of it was run."
+            f"nothing of it was run"
         )
 
 
@@ -169,3 +152,50 @@ def _reconstruct(kind: Any, *_: Any) -> Any:
 
 def _unpickled(content: bytes) -> Any:
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()
+
+
+@cache
+def official_fingerprints() -> dict[str, Any]:
+    """Return SHA-256 of the official CIFARs and of the subsets that the literature draws from them.
+
+    Returns:
+        By data set: `train` and `test`, over images and labels; and `subsets`, by
+        ``<profile>-<ratio>``, each with its number of `examples` and the fingerprints of its
+        `indices` and of itself (`train`).
+
+    Examples:
+        >>> official_fingerprints()["cifar10"]["subsets"]["exp-100"]["examples"]
+        12406
+    """
+    text = (resources.files("longtail.data") / "fingerprints.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def verify_official(base: str, train: ImageSet, test: ImageSet, *, where: Path | str) -> None:
+    """Refuse a CIFAR that is not the official one, image by image and in its order."""
+    expected, archive = official_fingerprints()[base], ARCHIVES[base]
+    for split, part in (("train", train), ("test", test)):
+        if part.fingerprint != expected[split]:
+            raise InputError(
+                f"the {split} set in {where} is not the official {archive.title}: other images or "
+                f"labels, or in another order (fingerprint {part.fingerprint[:16]} instead of "
+                f"{expected[split][:16]}), so results would not compare with any others; get it "
+                f"anew from {archive.url} (MD5 {archive.md5}), or, in Python, pass verify=False to "
+                f"use it all the same."
+            )
+
+
+def verify_subset(base: str, data: LongTailedData) -> None:
+    """Refuse a subset that is not the literature's, where that is known.
+
+    The pool is right already, so this holds NumPy's generator to what it has always drawn.
+    """
+    key = f"{data.spec.profile}-{data.spec.imbalance_ratio:g}"
+    known = official_fingerprints()[base]["subsets"].get(key)
+    if known is not None and data.spec.seed == 0 and data.train.fingerprint != known["train"]:
+        raise InputError(
+            f"the subset {key} of {ARCHIVES[base].title} that was drawn here is not the "
+            f"literature's (fingerprint {data.train.fingerprint[:16]} instead of "
+            f"{known['train'][:16]}), though the files are: this NumPy shuffles differently."
+        )

@@ -1,4 +1,4 @@
-"""Decoding of many images into one array, on all cores.
+"""Many encoded images into one array.
 
 Pillow releases Python's lock while it decodes, so threads are enough.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,16 +34,53 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 # Modes whose pixels are a byte a channel, or a palette of such: no information is lost.
 GREY, _COLOUR = ("1", "L"), ("RGB", "P", "CMYK", "YCbCr")
+# Modes of a byte a channel; transparency is dropped, as every ImageNet loader does.
+_BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa")
+
+
+class PhotoError(Exception):
+    """A file that can't be used: `kind` is one of `large.KINDS`, `reason` a sentence's end."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(kind, reason)
+        self.kind, self.reason = kind, reason
+
+
+@contextmanager
+def opened(file: str | Path | io.BytesIO) -> Iterator[Image.Image]:
+    """Open an image and read its header; every error until it is closed becomes a PhotoError."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        if not isinstance(file, io.BytesIO):
+            mode = os.stat(file).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
+                raise PhotoError("unreadable", "is not a regular file")
+        with Image.open(file, formats=FORMATS) as image:
+            if image.mode not in _BYTES:
+                raise PhotoError(
+                    "unreadable", f"has more than a byte a channel (mode {image.mode!r})"
+                )
+            yield image
+    except (PhotoError, MemoryError):
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PhotoError("missing", "is not there") from error
+    except UnidentifiedImageError as error:
+        if not isinstance(file, io.BytesIO) and os.stat(file).st_size == 0:
+            raise PhotoError("truncated", "is empty") from error
+        raise PhotoError("format", f"is no image ({', '.join(FORMATS)})") from error
+    except Exception as error:  # a decoder meets damage with whatever its code happens to raise
+        text = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.errno is not None:
+            raise PhotoError("unreadable", f"can't be read: {error.strerror}") from error
+        cut = isinstance(error, EOFError) or "truncated" in text.lower()
+        kind = "truncated" if cut else "unreadable"
+        raise PhotoError(kind, f"can't be decoded: {text}") from error
 
 
 def is_plain(image: Image.Image) -> bool:
-    """Return whether an image, opened but not loaded yet, is grey or colour and nothing more.
-
-    Examples:
-        >>> from PIL import Image
-        >>> is_plain(Image.new("L", (3, 2))), is_plain(Image.new("RGBA", (3, 2)))
-        (True, False)
-    """
+    """Return whether an image, opened but not loaded yet, is grey or colour and nothing more."""
     return image.mode in (*GREY, *_COLOUR) and "transparency" not in image.info
 
 
@@ -93,21 +132,19 @@ def decode_images(
     return _joined(found)
 
 
-def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """Yield results in the items' order, computed on all cores; the first error stops the rest.
-
-    Examples:
-        >>> list(in_threads(abs, [-1, 2, -3]))
-        [1, 2, 3]
-    """
-    pool = ThreadPoolExecutor(_cores())
+def in_threads(
+    work: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int | None = None
+) -> Iterator[_Result]:
+    """Yield results in the items' order, computed on all cores; the first error stops the rest."""
+    pool = ThreadPoolExecutor(threads or cores())
     try:
         yield from pool.map(work, items)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -115,23 +152,16 @@ def _cores() -> int:
 
 def _decode(source: bytes | Path, name: str) -> Pixels:
     """Return the pixels of an image, shape (1 or 3, height, width)."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(file, formats=FORMATS) as image:
-            mode, plain = image.mode, is_plain(image)
-            kept = mode in ("L", "RGB")
-            pixels = np.asarray(image if kept else image.convert("L" if mode == "1" else "RGB"))
-    except UnidentifiedImageError as error:  # whose words name an object in memory
-        raise InputError(f"{name} can't be read as an image ({', '.join(FORMATS)}).") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{name} can't be read as an image: {error}.") from error
-    if not plain:
+        with opened(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            if not is_plain(image):
+                raise PhotoError("unreadable", f"has transparency (mode {image.mode!r})")
+            kept, grey = image.mode in ("L", "RGB"), image.mode == "1"
+            pixels = np.asarray(image if kept else image.convert("L" if grey else "RGB"))
+    except PhotoError as error:
         raise InputError(
-            f"{name} has pixels of the kind {mode!r}, with transparency or more than a byte a "
-            f"channel; convert it to grey or RGB first."
-        )
+            f"{name} {error.reason}; images must be grey or RGB, a byte a channel."
+        ) from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

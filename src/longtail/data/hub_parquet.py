@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ FORMAT = 2
 _ROWS = 4096
 _KEY = b"longtail"
 # CIFAR-100 has `fine_label` and `coarse_label`; the first name that occurs is taken.
-IMAGE_COLUMNS = ("img", "image")
-LABEL_COLUMNS = ("fine_label", "label")
+_COLUMNS = {"images": ("img", "image"), "labels": ("fine_label", "label")}
 
 
 def read_hub_parquet(
@@ -48,17 +47,14 @@ def read_hub_parquet(
     """
     several = [paths] if isinstance(paths, Path | str) else paths
     tables = [_read_table(Path(path)) for path in several]
-    blobs = [blob for table, *_ in tables for blob in table["bytes"].to_pylist()]
-    labels = np.concatenate([table["label"].to_numpy() for table, *_ in tables])
-    names = tables[0][1]
-    if any(other != names for _, other in tables):
+    if any(names != tables[0][1] for _, names in tables):
         raise InputError(f"{paths} name their classes differently; they are not one data set.")
-    return _image_set(blobs, labels, names, where=str(paths), size=size, progress=progress)
+    table = _checks.require("pyarrow", extra="train").concat_tables([table for table, _ in tables])
+    return _image_set(table, tables[0][1], where=str(paths), size=size, progress=progress)
 
 
 def _image_set(
-    blobs: list[bytes],
-    labels: Any,
+    table: Any,
     names: tuple[str, ...] | None,
     *,
     where: str,
@@ -66,7 +62,8 @@ def _image_set(
     progress: Progress | None = None,
     pixel_range: int = 255,
 ) -> ImageSet:
-    target = _checks.labels(labels, name="label", num_classes=len(names) if names else None)
+    given, blobs = table["label"].to_numpy().copy(), table["bytes"].to_pylist()
+    target = _checks.labels(given, name="label", num_classes=len(names) if names else None)
     if names is None:
         names = tuple(str(number) for number in range(int(target.max()) + 1))
     images = decode_images(
@@ -81,32 +78,30 @@ def _read_table(path: Path) -> tuple[Any, tuple[str, ...] | None]:
     parquet = _checks.require("pyarrow.parquet", extra="train")
     try:
         schema = parquet.read_schema(path)
-        image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
-        label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
-        if image is None or label is None:
-            raise InputError(
-                f"{path} must have a column of images, {' or '.join(IMAGE_COLUMNS)}, and one of "
-                f"labels, {' or '.join(LABEL_COLUMNS)}; its columns are "
-                f"{_checks.listing(schema.names)}."
-            )
-        split = ["split"] if "split" in schema.names else []
-        table = parquet.read_table(path, columns=[image, label, *split])
-        blobs = pa.compute.struct_field(table[image], "bytes")
-        table = table.set_column(0, "bytes", blobs).rename_columns(["bytes", "label", *split])
+        columns = ["split"] if "split" in schema.names else []
+        for what, accepted in reversed(_COLUMNS.items()):
+            found = next((name for name in accepted if name in schema.names), None)
+            if found is None:
+                raise InputError(
+                    f"{path} must have a column of {what}, {' or '.join(accepted)}; its columns "
+                    f"are {_checks.listing(schema.names)}."
+                )
+            columns.insert(0, found)
+        table = parquet.read_table(path, columns=columns)
+        blobs = pa.compute.struct_field(table[columns[0]], "bytes")
+        table = table.set_column(0, "bytes", blobs)
+        table = table.rename_columns(["bytes", "label", *columns[2:]])
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk's fault; damaged content comes without a number
         reason = " ".join(str(error).split())
         raise InputError(f"{path} is not a parquet file of images: {reason}") from error
-    if table["bytes"].null_count or table["label"].null_count:
-        raise InputError(f"{path} has rows without image bytes or without a label.")
-    if not len(table):
-        raise InputError(f"{path} holds no images.")
-    names = None
+    if not len(table) or table["bytes"].null_count or table["label"].null_count:
+        raise InputError(f"{path} has no rows, or rows without image bytes or without a label.")
     with suppress(ValueError, KeyError, TypeError):  # the hub's note may be absent
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = tuple(str(name) for name in features[label]["names"])
-    return table, names
+        return table, tuple(str(name) for name in features[columns[1]]["names"])
+    return table, None
 
 
 # --- frozen data sets -----------------------------------------------------------------------------
@@ -154,31 +149,25 @@ def freeze(
         parts["dev"] = data.dev
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
-    record = {
-        "format": FORMAT,
-        "spec": data.spec.to_json(),
-        "class_names": list(data.train.class_names),
-        "splits": {
-            split: {
-                "examples": len(part),
-                "image_shape": list(part.image_shape),
-                "pixel_range": part.pixel_range,
-                "fingerprint": part.fingerprint,
-            }
-            for split, part in parts.items()
-        },
+    names = list(data.train.class_names)
+    splits = {
+        split: {
+            "examples": len(part),
+            "image_shape": list(part.image_shape),
+            "pixel_range": part.pixel_range,
+            "fingerprint": part.fingerprint,
+        }
+        for split, part in parts.items()
     }
+    record = {"format": FORMAT, "spec": data.spec.to_json(), "class_names": names, "splits": splits}
     features = {
         "image": {"_type": "Image"},
-        "label": {"_type": "ClassLabel", "names": list(data.train.class_names)},
+        "label": {"_type": "ClassLabel", "names": names},
         "split": {"_type": "Value", "dtype": "string"},
     }
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
-        [
-            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-            ("label", pa.int64()),
-            ("split", pa.string()),
-        ],
+        [("image", image), ("label", pa.int64()), ("split", pa.string())],
         {
             b"huggingface": json.dumps({"info": {"features": features}}),
             _KEY: files.canonical_json(record),
@@ -192,11 +181,10 @@ def freeze(
         for split, part in parts.items():
             for start in range(0, len(part), _ROWS):
                 rows = slice(start, start + _ROWS)
-                blobs = list(in_threads(_webp, part.images[rows]))
-                images = [{"bytes": blob, "path": None} for blob in blobs]
-                columns = [images, part.labels[rows].tolist(), [split] * len(blobs)]
+                images = [{"bytes": b, "path": None} for b in in_threads(_webp, part.images[rows])]
+                columns = [images, part.labels[rows].tolist(), [split] * len(images)]
                 file.write_batch(pa.record_batch(columns, schema=schema))
-                done += len(blobs)
+                done += len(images)
                 if progress is not None:
                     progress(done, total, f"{split} images")
     return path
@@ -213,13 +201,7 @@ def _webp(image: Pixels) -> bytes:
 
 
 def check_destination(path: Path | str, *, force: bool = False) -> None:
-    """Refuse what `freeze` could not write, before anything is read for it.
-
-    Examples:
-        >>> check_destination("x/a.parquet")
-        Traceback (most recent call last):
-        longtail.InputError: there is no folder x to put the file in; make it first.
-    """
+    """Refuse what `freeze` could not write, before anything is read for it."""
     path = Path(path)
     for module in ("pyarrow.parquet", "PIL"):
         _checks.require(module, extra="train")
@@ -238,18 +220,14 @@ def read_frozen(path: Path | str) -> LongTailedData:
     table, names = _read_table(path)
     parts = {}
     for split, entry in record["splits"].items():
-        rows = table.filter(table["split"].to_numpy() == split)
-        part = _image_set(
-            rows["bytes"].to_pylist(),
-            rows["label"].to_numpy().copy(),
-            names,
-            where=f"the {split} part of {path}",
-            pixel_range=entry["pixel_range"],
+        rows, where = (
+            table.filter(table["split"].to_numpy() == split),
+            f"the {split} part of {path}",
         )
+        part = _image_set(rows, names, where=where, pixel_range=entry["pixel_range"])
         if entry["image_shape"][0] == 1:  # WebP made colour of it
-            part = ImageSet(
-                part.images[:, :1].copy(), part.labels, part.class_names, part.pixel_range
-            )
+            grey = part.images[:, :1].copy()
+            part = ImageSet(grey, part.labels, part.class_names, part.pixel_range)
         if part.fingerprint != entry["fingerprint"]:
             raise InputError(
                 f"{path}: its {split} images are not those that were frozen; copy or freeze it "
@@ -269,10 +247,9 @@ def read_record(path: Path | str) -> dict[str, Any]:
     """
     pa = _checks.require("pyarrow", extra="train")
     parquet = _checks.require("pyarrow.parquet", extra="train")
-    metadata: Mapping[bytes, bytes] = {}
-    with suppress(pa.ArrowException):
-        metadata = parquet.read_schema(path).metadata or {}
-    record: dict[str, Any] = json.loads(metadata.get(_KEY, b"{}"))
+    record: dict[str, Any] = {}
+    with suppress(pa.ArrowException, KeyError, TypeError):
+        record = json.loads(parquet.read_schema(path).metadata[_KEY])
     if record.get("format") != FORMAT:
         raise InputError(
             f"{path} is not a frozen data set of this version of longtail, or was cut off; make "

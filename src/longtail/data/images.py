@@ -105,19 +105,15 @@ class LongTailedData:
     dev: ImageSet | None = None
 
     def __post_init__(self) -> None:
-        for key, role in (("test", "test"), ("dev", "development")):
-            part: ImageSet | None = getattr(self, key)
-            if part is not None and part.role != role:
-                object.__setattr__(self, key, replace(part, role=role))
+        object.__setattr__(self, "test", replace(self.test, role="test"))
+        if self.dev is not None:
+            object.__setattr__(self, "dev", replace(self.dev, role="development"))
 
     def development(self, run: runs.Run) -> ImageSet:
-        """Return the development set, if a run was not trained on it.
+        """Return the development set, to judge a run on.
 
         A run that was trained on another subset, say of a lower imbalance ratio, may have seen
         these images, so it is refused.
-
-        Args:
-            run: what is to be judged.
         """
         if self.dev is None:
             raise InputError(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from longtail import runs
 from longtail._checks import InputError
-from longtail.data.folder import stray_images
 from longtail.data.lists import (
     ListedImages,
     Listing,
@@ -20,11 +19,11 @@ from longtail.data.lists import (
     label_problems,
     record_name,
     scan,
+    stray_images,
 )
-from longtail.data.registry import VARIABLE
 
+VARIABLE = "LONGTAIL_DATA"
 SPLITS = ("train", "val", "test")
-
 KINDS = {
     "split": "no training set, or no test set, which training needs too",
     "size": "not the published number of images",
@@ -41,6 +40,8 @@ KINDS = {
 }
 """Every kind of problem that a data set on disk can have, in the order of a report."""
 
+_Files = Mapping[str, tuple[str, ...]]  # by split, the names its list goes by
+
 
 @dataclass(frozen=True)
 class Known:
@@ -55,23 +56,23 @@ class Known:
 
     title: str
     num_classes: int
-    files: dict[str, tuple[str, ...]]
-    sizes: dict[str, int]
+    files: _Files
+    sizes: Mapping[str, int]
 
 
-def _lists(stem: str) -> dict[str, tuple[str, ...]]:
-    return {split: (f"{stem}_{split}.txt",) for split in SPLITS}
+def _lists(stem: str) -> _Files:
+    return {split: (f"{stem}{split}.txt",) for split in SPLITS}
 
 
 LARGE: dict[str, Known] = {
     "imagenet-lt": Known(
         "ImageNet-LT",
         1000,
-        _lists("ImageNet_LT"),
+        _lists("ImageNet_LT_"),
         {"train": 115_846, "val": 20_000, "test": 50_000},
     ),
     "places-lt": Known(
-        "Places-LT", 365, _lists("Places_LT"), {"train": 62_500, "val": 7_300, "test": 36_500}
+        "Places-LT", 365, _lists("Places_LT_"), {"train": 62_500, "val": 7_300, "test": 36_500}
     ),
     # The labels of the competition's own test set were never published.
     "inaturalist": Known(
@@ -85,8 +86,7 @@ LARGE: dict[str, Known] = {
     ),
 }
 # What a folder's own lists may be called.
-_PLAIN: dict[str, tuple[str, ...]] = {split: (f"{split}.txt",) for split in SPLITS}
-_NAMES: list[dict[str, tuple[str, ...]]] = [_PLAIN, *(known.files for known in LARGE.values())]
+_NAMES: list[_Files] = [_lists(""), *(known.files for known in LARGE.values())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Sources:
     """
 
     name: str
-    files: dict[str, Path]
+    files: Mapping[str, Path]
     root: Path
     known: Known | None = None
 
@@ -131,16 +131,15 @@ class Sources:
 
     def stray(self) -> list[Path]:
         """Return the images that lie beside the class folders of trees."""
-        return [
-            image for tree in self.files.values() if tree.is_dir() for image in stray_images(tree)
-        ]
+        trees = [path for path in self.files.values() if path.is_dir()]
+        return [image for tree in trees for image in stray_images(tree)]
 
     def listings(self) -> dict[str, Listing]:
         """Read every split, faulty or not; a folder's classes are the training set's."""
         found: dict[str, Listing] = {}
         for split, path in self.files.items():
-            train = found.get("train")
-            found[split] = scan(path, self.root, None if train is None else train.class_names)
+            names = found["train"].class_names if "train" in found else None
+            found[split] = scan(path, self.root, names)
         return found
 
     def class_names(self, listings: Mapping[str, Listing]) -> Sequence[str] | None:
@@ -171,49 +170,37 @@ class Sources:
                 f"there is no folder {self.root}, the image root of {self.name}; pass root= "
                 f"(--root), the folder that the lists' paths start from."
             )
-        found = self._lacking() if splits else []
-        names = self.class_names(listings)
-        for split, listing in listings.items():
-            found += listing.problems
-            count = len(listing.paths)
-            if self.known is not None and count != (size := self.known.sizes[split]):
-                detail = f"has {count:,} images; the {split} set of {self.known.title} has {size:,}"
-                found.append(Problem("size", str(listing.source), detail))
-            own = listing.class_names if listing.source.is_dir() else names
-            every = split == "train" or self.known is not None
-            found += label_problems(listing, own, every_class=every)
-        if not self.are_trees:  # which have a folder for each split
-            found += _overlaps(listings, judges_differ)
-        return found
-
-    def _lacking(self) -> list[Problem]:
-        """Return the splits that training needs and are not there, with where they would be."""
+        found: list[Problem] = []
         there, path = next(iter(self.files.items()))
-        names = next((files for files in _NAMES if path.name in files.get(there, ())), _PLAIN)
-        found = []
-        for split in {"train", "test"} - self.files.keys():
-            wanted = f"{split}/<class>/<image>" if path.is_dir() else " or ".join(names[split])
+        for split in {"train", "test"} - self.files.keys() if splits else ():
+            style = next(
+                (files for files in _NAMES if path.name in files.get(there, ())), _NAMES[0]
+            )
+            wanted = f"{split}/<class>/<image>" if path.is_dir() else " or ".join(style[split])
             detail = f"has no {split} set ({wanted}), which training needs"
             found.append(Problem("split", str(path.parent), detail))
+        classes, first_in = self.class_names(listings), dict[bytes, str]()
+        for split, listing in listings.items():
+            source, count = str(listing.source), len(listing.paths)
+            found += listing.problems
+            if self.known is not None and count != (size := self.known.sizes[split]):
+                detail = f"has {count:,} images; the {split} set of {self.known.title} has {size:,}"
+                found.append(Problem("size", source, detail))
+            own = listing.class_names if listing.source.is_dir() else classes
+            every = split == "train" or self.known is not None
+            found += label_problems(listing, own, every_class=every)
+            for name in () if self.are_trees else listing.paths:  # a folder for each split
+                other = first_in.setdefault(name, split)
+                if other != split and (judges_differ or other == "train"):
+                    detail = f"{os.fsdecode(name)!r} is in the {other} set as well"
+                    found.append(Problem("overlap", source, detail))
         return found
-
-
-def _overlaps(listings: Mapping[str, Listing], judges_differ: bool) -> list[Problem]:
-    """Return the files that two splits list: what is trained on can't judge."""
-    problems, first_in = [], dict[bytes, str]()
-    for split, listing in listings.items():
-        for path in listing.paths.all_raw():
-            other = first_in.setdefault(path, split)
-            if other != split and (judges_differ or other == "train"):
-                detail = f"{os.fsdecode(path)!r} is in the {other} set as well"
-                problems.append(Problem("overlap", str(listing.source), detail))
-    return problems
 
 
 def find_sources(
     name: str | Path, *, data_dir: Path | str | None = None, root: Path | str | None = None
 ) -> Sources:
-    """Find the files of a data set.
+    """Find the files of a data set; nothing in them is read yet.
 
     Args:
         name: ``imagenet-lt``, ``places-lt`` or ``inaturalist``; or a list, a competition file,
@@ -222,9 +209,6 @@ def find_sources(
         data_dir: for a data set by name, the folder of its lists, or one with a sub-folder of
             that name; the environment variable LONGTAIL_DATA if None.
         root: the folder that the lists' paths start from; by default that of the lists.
-
-    Returns:
-        The files; nothing in them is read yet.
     """
     if name in LARGE:
         return _by_name(str(name), data_dir, root)
@@ -270,7 +254,7 @@ def _by_name(name: str, data_dir: Path | str | None, root: Path | str | None) ->
     )
 
 
-def _present(folder: Path, files: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
+def _present(folder: Path, files: _Files) -> dict[str, Path]:
     """Return the lists that are there, by split."""
     there = {split: [folder / name for name in names] for split, names in files.items()}
     found = {split: [path for path in paths if path.is_file()] for split, paths in there.items()}
@@ -316,9 +300,9 @@ def load_listed(
         if len(missing):
             raise InputError(
                 f"{len(missing):,} of the {len(part):,} files that {listings[split].source} names "
-                f"are not in {part.root}; the first is {part.paths[int(missing[0])]!r}. If the "
-                f"images are elsewhere, pass root= (--root); `longtail data check` lists all that "
-                f"are missing."
+                f"are not in {part.root}; the first is "
+                f"{os.fsdecode(part.paths[int(missing[0])])!r}. If the images are elsewhere, pass "
+                f"root= (--root); `longtail data check` lists all that are missing."
             )
     train = parts["train"]
     return ListedData(train, parts["test"], parts.get("val"), train.spec, tuple(sources.stray()))

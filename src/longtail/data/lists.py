@@ -9,69 +9,29 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from longtail import _checks, runs
 from longtail._checks import InputError, IntArray
-from longtail.data.folder import counting_order, is_clutter, unknown_words
-from longtail.data.images import Labeled
+from longtail.data.decoding import Progress, decode_images
+from longtail.data.images import ImageSet, Labeled
 from longtail.runs.files import read_json
 
 _LONGEST_LABEL = 9  # digits; more than any label space has
 _DRIVE = re.compile(rb"[A-Za-z]:[\\/]")
-
-
-class Paths(Sequence[str]):
-    """Relative paths in one block of bytes.
-
-    Half a million text objects would take three times the memory, and worker processes would
-    copy them all, since counting references writes to them.
-
-    Examples:
-        >>> paths = Paths([b"a/1.jpg", b"b/2.jpg"])
-        >>> paths[1], len(paths)
-        ('b/2.jpg', 2)
-    """
-
-    __slots__ = ("_bounds", "content")
-
-    def __init__(self, names: Iterable[bytes]) -> None:
-        kept = list(names)
-        lengths = np.fromiter((len(name) + 1 for name in kept), np.int64, len(kept))
-        self._bounds = np.concatenate([[0], np.cumsum(lengths)])
-        self.content = b"\n".join([*kept, b""])  # each path with a line end
-
-    def raw(self, index: int) -> bytes:
-        """Return one path as bytes; negative positions don't count from the end."""
-        return self.content[self._bounds[index] : self._bounds[index + 1] - 1]
-
-    def all_raw(self) -> list[bytes]:
-        """Return every path as bytes."""
-        return [self.content[start : end - 1] for start, end in pairwise(self._bounds.tolist())]
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        place = range(len(self))[index]  # an IndexError beyond the ends
-        if isinstance(place, range):
-            return [os.fsdecode(self.raw(i)) for i in place]
-        return os.fsdecode(self.raw(place))
-
-    def __iter__(self) -> Iterator[str]:
-        return map(os.fsdecode, self.all_raw())
-
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
+# Left in folders by systems, archives and network drives, beside what a leading dot hides.
+_CLUTTER = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir")
+_ENDINGS = (
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm",
+    ".pgm", ".pbm", ".pnm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +40,8 @@ class ListedImages(Labeled):
 
     Attributes:
         root: the folder that the paths start from.
-        paths: one relative path per example, with forward slashes.
+        paths: one relative path per example, with forward slashes; an array of bytes, which
+            takes a third of the memory of text objects and is not copied for worker processes.
         labels: int64, shape (examples,).
         class_names: one name per class, in label order.
         name: what a run's record calls the data.
@@ -93,14 +54,15 @@ class ListedImages(Labeled):
     """
 
     root: Path
-    paths: Sequence[str]
+    paths: NDArray[np.bytes_] | Sequence[str] | Sequence[bytes]
     labels: IntArray
     class_names: tuple[str, ...]
     name: str = "images"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.paths, Paths):
-            object.__setattr__(self, "paths", Paths(map(os.fsencode, self.paths)))
+        if not isinstance(self.paths, np.ndarray):
+            names = np.array([os.fsencode(path) for path in self.paths], np.bytes_)
+            object.__setattr__(self, "paths", names)
         labels = _checks.labels(self.labels, name="labels", num_classes=self.num_classes)
         object.__setattr__(self, "labels", labels)
         if len(self.paths) != len(labels):
@@ -109,7 +71,8 @@ class ListedImages(Labeled):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over paths and labels: cheap, and blind to what is in the files."""
-        return runs.fingerprint(np.frombuffer(self._packed.content, np.uint8), self.labels)
+        content = b"\n".join([*np.asarray(self.paths).tolist(), b""])
+        return runs.fingerprint(np.frombuffer(content, np.uint8), self.labels)
 
     @property
     def spec(self) -> runs.DataSpec:
@@ -118,33 +81,24 @@ class ListedImages(Labeled):
 
     def file(self, index: int) -> str:
         """Return the path of an example's image."""
-        return os.path.join(self.root, self.paths[index])
+        return os.path.join(self.root, os.fsdecode(self.paths[index]))
 
     def take(self, indices: IntArray) -> ListedImages:
         """Return the examples at these positions, in this order."""
-        paths = Paths(self._packed.raw(index) for index in indices.tolist())
-        return replace(self, paths=paths, labels=self.labels[indices])
+        paths, labels = np.asarray(self.paths)[indices], self.labels[indices]
+        return replace(self, paths=paths, labels=labels)
 
     def missing_files(self) -> IntArray:
         """Return the positions whose file is not there, by one look into each folder."""
-        inside: dict[bytes, set[bytes]] = {}
-        missing = []
-        for position, path in enumerate(self._packed.all_raw()):
-            folder, _, name = path.rpartition(b"/")
-            if folder not in inside:
-                inside[folder] = _names_in(os.path.join(os.fsencode(self.root), folder))
-            if name not in inside[folder]:
-                missing.append(position)
+        folders = [os.path.split(path) for path in np.asarray(self.paths).tolist()]
+        inside = {folder: _names_in(os.fsencode(self.root), folder) for folder, _ in set(folders)}
+        missing = [i for i, (folder, name) in enumerate(folders) if name not in inside[folder]]
         return np.array(missing, np.int64)
 
-    @property
-    def _packed(self) -> Paths:
-        return cast(Paths, self.paths)  # made so when the object was
 
-
-def _names_in(folder: bytes) -> set[bytes]:
+def _names_in(root: bytes, folder: bytes) -> set[bytes]:
     try:
-        return set(os.listdir(folder))
+        return set(os.listdir(os.path.join(root, folder)))
     except (OSError, ValueError):
         return set()
 
@@ -179,7 +133,7 @@ class Listing:
 
     source: Path
     root: Path
-    paths: Paths
+    paths: list[bytes]
     labels: IntArray
     problems: list[Problem]
     class_names: tuple[str, ...] | None = None
@@ -189,11 +143,6 @@ def scan(path: Path, root: Path, class_names: Sequence[str] | None = None) -> Li
     """Read a list, a competition file (.json) or a folder ``<class>/<image>``.
 
     Faulty entries are named in the result instead of refused.
-
-    Args:
-        path: the file or folder.
-        root: the folder that a list's paths start from.
-        class_names: the classes that a folder may have; by default those that it has.
     """
     if path.is_dir():
         return _scan_folder(path, class_names)
@@ -203,10 +152,9 @@ def scan(path: Path, root: Path, class_names: Sequence[str] | None = None) -> Li
 
 
 def _scan_lines(path: Path, root: Path) -> Listing:
-    """Read lines ``path label``.
+    """Read lines ``path label``; of lines that name one file twice the first counts.
 
-    The label is what follows the last blank, so a path may have blanks in it. Of lines that name
-    one file twice the first counts.
+    The label is what follows the last blank, so a path may have blanks in it.
     """
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     try:
@@ -216,59 +164,41 @@ def _scan_lines(path: Path, root: Path) -> Listing:
         raise InputError(
             f"{path} is not a text in UTF-8 (line {line}); a list has lines `path label`."
         ) from error
-    names: dict[bytes, tuple[int, int]] = {}  # -> label, line
+    entries: dict[bytes, tuple[int, int]] = {}  # -> label, line
     problems = []
     for number, text in enumerate(content.split(b"\n"), start=1):
         fields = text.rsplit(None, 1)
         if not fields:
             continue
-        fault = _line_fault(fields)
-        if fault is None:
-            name, label = fields[0].lstrip(), int(fields[1])
-            first, earlier = names.setdefault(_plain_path(name), (label, number))
+        name, label = fields[0].lstrip(), fields[-1]
+        fault = _path_fault(name)
+        if len(fields) == 1:
+            fault = "line", f"a line is `path label`; got {name.decode()!r} alone"
+        elif not label.isdigit() or len(label) > _LONGEST_LABEL:
+            rule = "the label must be a whole number, 0 or more"
+            fault = "label", f"{rule}; got {label.decode()!r}"
+        elif fault is None:
+            place = posixpath.normpath(name)  # so that one file has one name
+            first, earlier = entries.setdefault(place, (int(label), number))
             if earlier != number:
-                other = f", and {first} there" if label != first else ""
-                words = f"{name.decode()!r} is on line {earlier} already (label {label}{other})"
-                fault = "duplicate", words
+                other = f", and {first} there" if int(label) != first else ""
+                words = f"on line {earlier} already (label {int(label)}{other})"
+                fault = "duplicate", f"{name.decode()!r} is {words}"
         if fault is not None:
             problems.append(Problem(fault[0], f"{path}:{number}", fault[1]))
-    labels = np.fromiter((label for label, _ in names.values()), np.int64, len(names))
-    return Listing(path, root, Paths(names), labels, problems)
-
-
-def _line_fault(fields: list[bytes]) -> tuple[str, str] | None:
-    """Return what is wrong with the (path, label) of a line, as kind and detail, or None."""
-    if len(fields) == 1:
-        return "line", f"a line is `path label`; got {fields[0].decode()!r} alone"
-    name, label = fields
-    if not label.isdigit() or len(label) > _LONGEST_LABEL:
-        return "label", f"the label must be a whole number, 0 or more; got {label.decode()!r}"
-    return _path_fault(name.lstrip())
+    labels = np.fromiter((label for label, _ in entries.values()), np.int64, len(entries))
+    return Listing(path, root, list(entries), labels, problems)
 
 
 def _path_fault(name: bytes) -> tuple[str, str] | None:
     """Return why a path can't be one below the image root, as kind and detail, or None."""
-    text = name.decode()
-    if name.startswith((b"/", b"\\")) or (b":" in name and _DRIVE.match(name)):
-        return "path", f"a path must be relative to the image root; {text!r} is absolute"
+    if name.startswith((b"/", b"\\")) or _DRIVE.match(name):
+        return "path", f"a path must be relative to the image root; {name.decode()!r} is absolute"
     if b".." in name and b".." in name.split(b"/"):
-        return "path", f"a path must stay below the image root; {text!r} has '..' in it"
+        return "path", f"a path must stay below the image root; {name.decode()!r} has '..' in it"
     if name.endswith((b"/", b"/.")) or name in (b"", b"."):
-        return "path", f"a path must name a file; {text!r} is a folder"
+        return "path", f"a path must name a file; {name.decode()!r} is a folder"
     return None
-
-
-def _plain_path(name: bytes) -> bytes:
-    """Return a path in its plain spelling, so that one file has one name.
-
-    Examples:
-        >>> _plain_path(b"./a//1.jpg"), _plain_path(b"a/1.jpg")
-        (b'a/1.jpg', b'a/1.jpg')
-    """
-    # Most are plain, of which there may be a million.
-    if b"//" in name or b"/." in name or name.startswith(b"./"):
-        return posixpath.normpath(name)
-    return name
 
 
 def _scan_competition(path: Path, root: Path) -> Listing:
@@ -279,8 +209,10 @@ def _scan_competition(path: Path, root: Path) -> Listing:
     document = read_json(path)
     try:
         categories = {entry["id"]: str(entry["name"]) for entry in document["categories"]}
-        pairs = Counter((e["image_id"], e["category_id"]) for e in document["annotations"])
-        images = Counter((e["id"], str(e["file_name"])) for e in document["images"])
+        pairs = [(entry["image_id"], entry["category_id"]) for entry in document["annotations"]]
+        images = [(entry["id"], str(entry["file_name"])) for entry in document["images"]]
+        label_of = dict(reversed(pairs))  # of two labels the first
+        lost = label_of.keys() - {image for image, _ in images}
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{path} is no competition file with labels, {{images: [{{id, file_name}}], "
@@ -294,94 +226,156 @@ def _scan_competition(path: Path, root: Path) -> Listing:
             f"{path}: category ids must be 0 .. L - 1, each once, since they are the labels; got "
             f"{count} categories with other ids."
         )
-    names = tuple(categories[label] for label in range(len(categories)))
-    problems: list[Problem] = []
-
-    def problem(kind: str, detail: str) -> None:
-        problems.append(Problem(kind, str(path), detail))
-
-    label_of: dict[Any, int] = {}
+    faults: list[tuple[str, str]] = []
     for image, label in pairs:
         if label not in categories:
-            known = f"0 .. {len(names) - 1}"
-            problem("label", f"`category_id` must lie in {known}; that of image {image} is {label}")
-        elif label_of.setdefault(image, int(label)) != label:
-            problem("label", f"image {image} has two labels, {label_of[image]} and {label}")
+            known = f"0 .. {count - 1}"
+            what = f"`category_id` must lie in {known}; that of image {image} is {label}"
+            faults.append(("label", what))
+        elif label_of[image] != label:
+            faults.append(("label", f"image {image} has two labels, {label_of[image]} and {label}"))
     found: dict[bytes, int] = {}
-    for image, text in images.elements():
+    for image, text in images:
         name = text.encode(errors="replace")
-        of_image, fault = label_of.pop(image, None), _path_fault(name)
-        if of_image is None:
-            problem("label", f"image {image}, {text!r}, has no annotation")
+        fault, place = _path_fault(name), posixpath.normpath(name)
+        if image not in label_of:
+            faults.append(("label", f"image {image}, {text!r}, has no annotation"))
         elif fault is not None:
-            problem(*fault)
-        elif (plain := _plain_path(name)) in found:
-            problem("duplicate", f"{text!r} is in `images` twice")
-        else:
-            found[plain] = of_image
-    if label_of:
-        lost = next(iter(label_of))
-        problem("label", f"{len(label_of):,} annotations are of no image; the first, of {lost}")
+            faults.append(fault)
+        elif place in found:
+            faults.append(("duplicate", f"{text!r} is in `images` twice"))
+        elif label_of[image] in categories:
+            found[place] = int(label_of[image])
+    if lost:
+        what = f"{len(lost):,} annotations are of no image; one is of {next(iter(lost))}"
+        faults.append(("label", what))
     labels = np.fromiter(found.values(), np.int64, len(found))
-    return Listing(path, root, Paths(found), labels, problems, names)
+    names = tuple(categories[label] for label in range(count))
+    problems = [Problem(kind, str(path), detail) for kind, detail in faults]
+    return Listing(path, root, list(found), labels, problems, names)
+
+
+# --- folders <class>/<image> ----------------------------------------------------------------------
+
+
+def is_clutter(name: str) -> bool:
+    """Return whether a file or folder of this name is passed over.
+
+    Examples:
+        >>> [is_clutter(name) for name in (".DS_Store", "Thumbs.db", "cat.jpg")]
+        [True, True, False]
+    """
+    return name.startswith(".") or name.lower() in _CLUTTER
+
+
+def counting_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a sort key under which numbers inside names count as numbers.
+
+    Examples:
+        >>> sorted(["10", "9", "b2", "b10", "1"], key=counting_order)
+        ['1', '9', '10', 'b2', 'b10']
+    """
+    pieces = re.split(r"([0-9]+)", name)
+    # Even pieces are text, odd ones digits; the name itself decides between '1' and '01'.
+    return [(int(p), "") if i % 2 else (-1, p) for i, p in enumerate(pieces)], name
+
+
+def stray_images(path: Path) -> list[Path]:
+    """Return the images of a split that lie beside its class folders."""
+    return sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.suffix.lower() in _ENDINGS and not is_clutter(entry.name) and entry.is_file()
+    )
 
 
 def _scan_folder(path: Path, class_names: Sequence[str] | None) -> Listing:
     """List a tree ``PATH/<class>/<image>`` in the order people count in, without clutter."""
     entries = (entry for entry in os.scandir(path) if not is_clutter(entry.name))
     folders = sorted((entry.name for entry in entries if entry.is_dir()), key=counting_order)
-    known = folders if class_names is None else list(class_names)
-    unknown = unknown_words(folders, known)
-    names = known + [folder for folder in folders if folder not in set(known)]
-    label_of = {name: label for label, name in enumerate(names)}
-    paths: list[bytes] = []
-    labels: list[int] = []
-    for folder in folders:
-        inside = [file for file in os.listdir(path / folder) if not is_clutter(file)]
-        paths += [os.fsencode(f"{folder}/{file}") for file in sorted(inside, key=counting_order)]
-        labels += [label_of[folder]] * len(inside)
+    present, known = set(folders), folders if class_names is None else list(class_names)
+    unknown = [name for name in folders if name not in set(known)]
+    names, paths, counts = known + unknown, list[bytes](), list[int]()
+    for name in names:
+        inside = os.listdir(path / name) if name in present else []
+        images = sorted((file for file in inside if not is_clutter(file)), key=counting_order)
+        paths += [os.fsencode(f"{name}/{file}") for file in images]
+        counts.append(len(images))
     if not paths:
         raise InputError(f"there are no images {path}/<class>/<image>.")
-    problems = [Problem("label", str(path), unknown)] if unknown else []
-    return Listing(path, path, Paths(paths), np.array(labels, np.int64), problems, tuple(names))
+    problems = []
+    if unknown:
+        lacking = [name for name in known if name not in present]  # one may be it, mistyped
+        hint = f" (it has no folder of {_checks.listing(lacking, most=3)})" if lacking else ""
+        detail = (
+            f"has class folders that the training set lacks: {_checks.listing(unknown, most=3)}"
+        )
+        problems = [Problem("label", str(path), f"{detail}; rename or remove them{hint}")]
+    labels = np.repeat(np.arange(len(names), dtype=np.int64), counts)
+    return Listing(path, path, paths, labels, problems, tuple(names))
+
+
+def read_image_folder(
+    path: Path | str,
+    *,
+    class_names: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    progress: Progress | None = None,
+) -> ImageSet:
+    """Read the images of one split: ``PATH/<class>/<image>``.
+
+    Args:
+        path: the folder.
+        class_names: the classes in label order, such as the training set's, of which some may
+            have no images here; by default the folders' names, each with images.
+        size: (height, width) that every image must have; that of the first image if None.
+        progress: called with (images done, images in all, text).
+
+    Returns:
+        The set, class after class; grey images have one channel, and colour ones three.
+    """
+    path = Path(path)
+    if stray := [file.name for file in stray_images(path)]:
+        raise InputError(
+            f"{path} has images that are in no class folder: {_checks.listing(stray, most=3)}."
+        )
+    found = scan(path, path, class_names)
+    names = found.class_names or ()
+    faults = found.problems + label_problems(found, names, every_class=class_names is None)
+    if faults:
+        raise InputError(f"{path}: {faults[0].detail}.")
+    images = [path / os.fsdecode(name) for name in found.paths]
+    pixels = decode_images(images, name_of=lambda k: str(images[k]), size=size, progress=progress)
+    return ImageSet(pixels, found.labels, tuple(names))
 
 
 def label_problems(
     listing: Listing, class_names: Sequence[str] | None, *, every_class: bool
 ) -> list[Problem]:
-    """Return what is wrong with the labels of a listing as a whole.
+    """Return what is wrong with the labels of a listing as a whole."""
 
-    Args:
-        listing: with entries or without.
-        class_names: the classes that there are; up to the largest label if None.
-        every_class: whether a class without examples is wrong.
-    """
-    source = str(listing.source)
+    def problem(kind: str, detail: str) -> list[Problem]:
+        return [Problem(kind, str(listing.source), detail)]
+
     if not len(listing.labels):
-        return [Problem("line", source, "the list is empty; it needs lines `path label`")]
-    present = np.unique(listing.labels)
-    high = int(present[-1])
+        return problem("line", "the list is empty; it needs lines `path label`")
+    high = int(listing.labels.max())
     count = high + 1 if class_names is None else len(class_names)
     if high >= count:
-        where = listing.paths[int(np.argmax(listing.labels == high))]
-        detail = f"labels must lie in 0 .. {count - 1}, but {where!r} has {high}"
-        return [Problem("label", source, detail)]
-    holes = count - len(present)
-    if not holes or not every_class:
+        where = os.fsdecode(listing.paths[int(np.argmax(listing.labels == high))])
+        return problem("label", f"labels must lie in 0 .. {count - 1}, but {where!r} has {high}")
+    there = set(listing.labels.tolist())
+    if not every_class or len(there) == count:
         return []
-    known = set(present.tolist())
-    lacking = (label for label in range(count) if label not in known)
+    first = list(islice((label for label in range(count) if label not in there), 3))
+    holes = count - len(there) - len(first)
+    more = f" and {holes:,} more" if holes else ""
     if listing.source.is_dir() and class_names is not None:
-        empty = _checks.listing([class_names[label] for label in lacking])
-        detail = f"the class folder(s) {empty} hold no images; fill or remove them"
-        return [Problem("label", source, detail)]
-    first = list(islice(lacking, 3))
-    more = f" and {holes - len(first):,} more" if holes > len(first) else ""
-    detail = (
-        f"labels must be 0 .. {count - 1} without holes, but no image has label "
-        f"{', '.join(map(str, first))}{more}"
-    )
-    return [Problem("label", source, detail)]
+        empty = ", ".join(class_names[label] for label in first) + more
+        return problem("label", f"the class folder(s) {empty} hold no images; fill or remove them")
+    lacking = ", ".join(map(str, first)) + more
+    rule = f"labels must be 0 .. {count - 1} without holes"
+    return problem("label", f"{rule}, but no image has label {lacking}")
 
 
 def record_name(text: str) -> str:

@@ -7,38 +7,21 @@ worker processes are in `streaming`; this file needs no torch.
 from __future__ import annotations
 
 import math
-import os
-import stat
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.decoding import FORMATS, GREY, is_plain
+from longtail.data.decoding import GREY, PhotoError, Pixels, is_plain, opened
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Pixels = NDArray[np.uint8]
-
 _ATTEMPTS = 10
 _ORIENTATION = 0x0112  # in EXIF data: 1 is as stored, 2 to 8 are turned, mirrored or both
-# Modes of a byte a channel; transparency is dropped, as every ImageNet loader does.
-_BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa")
-
-
-class PhotoError(Exception):
-    """A file that can't be used: `kind` is one of `large.KINDS`, `reason` a sentence's end."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(kind, reason)
-        self.kind, self.reason = kind, reason
 
 
 class Box(NamedTuple):
@@ -107,8 +90,7 @@ def center_box(size: tuple[int, int], *, resize: int, crop: int) -> Box:
         Box(left=144.0, top=16.0, width=224.0, height=224.0)
     """
     width, height = size
-    short = min(width, height)
-    new_width, new_height = (resize * side // short for side in size)
+    new_width, new_height = (resize * side // min(size) for side in size)
     across, down = width / new_width, height / new_height
     left, top = round((new_width - crop) / 2), round((new_height - crop) / 2)
     return Box(left * across, top * down, crop * across, crop * down)
@@ -132,18 +114,16 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         _checks.whole(self.size, name="size")
-        for name in ("scale", "ratio"):
+        for name, most in (("scale", 1.0), ("ratio", math.inf)):
             low, high = getattr(self, name)
-            if not 0 < low <= high or (name == "scale" and high > 1):
-                limit = " and at most 1" if name == "scale" else ""
-                raise InputError(
-                    f"`{name}` must be (least, largest), above zero{limit}; got {(low, high)}."
-                )
+            if not 0 < low <= high <= most:
+                rule = f"(least, largest), above zero and at most {most:g}"
+                raise InputError(f"`{name}` must be {rule}; got {(low, high)}.")
         _checks.fraction(self.flip, name="flip")
 
     def __call__(self, file: str, random: np.random.Generator) -> Pixels:
         """Return the view of one file, shape (size, size, 3)."""
-        with _opened(file) as image:
+        with opened(file) as image:
             box = random_box(image.size, random, scale=self.scale, ratio=self.ratio)
             pixels = _resampled(image, box, self.size)
         return pixels[:, ::-1] if random.random() < self.flip else pixels
@@ -167,46 +147,9 @@ class CenterCrop:
 
     def __call__(self, file: str, random: np.random.Generator | None = None) -> Pixels:
         """Return the view of one file, shape (size, size, 3); nothing in it is random."""
-        with _opened(file) as image:
+        with opened(file) as image:
             box = center_box(image.size, resize=self.resize, crop=self.size)
             return _resampled(image, box, self.size)
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[Image.Image]:
-    """Open an image and read its header; every error until it is closed becomes a PhotoError."""
-    from PIL import Image
-
-    try:
-        mode = os.stat(file).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would be waited for
-            raise PhotoError("unreadable", "is not a regular file")
-        with Image.open(file, formats=FORMATS) as image:
-            if image.mode not in _BYTES:
-                raise PhotoError(
-                    "unreadable", f"has more than a byte a channel (mode {image.mode!r})"
-                )
-            yield image
-    except (PhotoError, MemoryError):
-        raise
-    except Exception as error:  # a decoder meets damage with whatever its code happens to raise
-        raise _diagnosed(file, error) from error
-
-
-def _diagnosed(file: str, error: Exception) -> PhotoError:
-    from PIL import UnidentifiedImageError
-
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return PhotoError("missing", "is not there")
-    if isinstance(error, OSError) and error.errno is not None:
-        return PhotoError("unreadable", f"can't be read: {error.strerror}")
-    if isinstance(error, UnidentifiedImageError):
-        if os.path.getsize(file) == 0:
-            return PhotoError("truncated", "is empty")
-        return PhotoError("format", f"is no image ({', '.join(FORMATS)})")
-    text = str(error) or type(error).__name__
-    cut = isinstance(error, EOFError) or "truncated" in text.lower()
-    return PhotoError("truncated" if cut else "unreadable", f"can't be decoded: {text}")
 
 
 def _resampled(image: Image.Image, box: Box, size: int) -> Pixels:
@@ -246,23 +189,15 @@ def check_photo(file: str, *, quick: bool = False) -> PhotoError | Header:
         quick: read its header only, which finds neither damage nor most truncation.
     """
     try:
-        with _opened(file) as image:
+        with opened(file) as image:
             # More than a byte a channel is refused already, so only transparency is left.
             transparent = not is_plain(image)
             if not quick:
                 image.load()
-            grey = image.mode in (*GREY, "LA", "La")
-            return Header(image.height, image.width, grey, transparent, _is_turned(image))
+            grey, turned = image.mode in (*GREY, "LA", "La"), False
+            if "exif" in image.info:  # asking further would decode a PNG
+                with suppress(Exception):  # damaged EXIF data, which nothing else here reads
+                    turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+            return Header(image.height, image.width, grey, transparent, turned)
     except PhotoError as error:
         return error
-
-
-def _is_turned(image: Image.Image) -> bool:
-    if "exif" not in image.info:  # asking further would decode a PNG
-        return False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-    except Exception:  # damaged EXIF data, which nothing else here reads
-        return False

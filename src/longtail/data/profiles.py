@@ -35,8 +35,7 @@ def exponential_counts(largest: int, *, num_classes: int, imbalance_ratio: float
     _check(largest, num_classes, imbalance_ratio)
     # Python's float power, not NumPy's: truncation turns a last-digit difference into a count.
     steps = max(num_classes - 1, 1)
-    counts = [_truncated(largest * imbalance_ratio ** (-i / steps)) for i in range(num_classes)]
-    return _none_empty(counts)
+    return _truncated([largest * imbalance_ratio ** (-i / steps) for i in range(num_classes)])
 
 
 def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> IntArray:
@@ -56,8 +55,7 @@ def step_counts(largest: int, *, num_classes: int, imbalance_ratio: float) -> In
     """
     _check(largest, num_classes, imbalance_ratio)
     whole = num_classes // 2
-    counts = [largest] * whole + [_truncated(largest / imbalance_ratio)] * (num_classes - whole)
-    return _none_empty(counts)
+    return _truncated([largest] * whole + [largest / imbalance_ratio] * (num_classes - whole))
 
 
 PROFILES: dict[str, Callable[..., IntArray]] = {"exp": exponential_counts, "step": step_counts}
@@ -169,15 +167,12 @@ def _check(largest: int, num_classes: int, imbalance_ratio: float) -> None:
         )
 
 
-def _truncated(size: float) -> int:
-    """Return the whole part, where 49 · 49^−1, which comes out as 0.999…, is a whole 1.
+def _truncated(sizes: list[float]) -> IntArray:
+    """Return whole sizes, where 49 · 49^−1, which comes out as 0.999…, is a whole 1.
 
     The guard is far above the rounding of a power and far below what tells real sizes apart.
     """
-    return int(size * (1 + 1e-12))
-
-
-def _none_empty(counts: list[int]) -> IntArray:
+    counts = [int(size * (1 + 1e-12)) for size in sizes]
     if min(counts) < 1:
         raise InputError(
             f"the profile leaves class {counts.index(min(counts))} without examples; "

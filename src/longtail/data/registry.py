@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,18 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError
-from longtail.data.cifar import ARCHIVES, read_cifar
+from longtail.data.cifar import ARCHIVES, read_cifar, verify_official, verify_subset
 from longtail.data.decoding import Progress
 from longtail.data.digits import read_digits
-from longtail.data.folder import read_image_folder
 from longtail.data.hub_parquet import read_frozen, read_hub_parquet, read_record
 from longtail.data.images import ImageSet, LongTailedData
-from longtail.data.official import verify_official, verify_subset
+from longtail.data.large import VARIABLE
+from longtail.data.lists import read_image_folder
 from longtail.data.profiles import PROFILES, check_ratio, fit_counts, natural_counts, read_counts
 from longtail.data.subsets import make_long_tailed
 from longtail.runs import DataSpec, Settings
 from longtail.runs.spec import POOL
 
-VARIABLE = "LONGTAIL_DATA"
 NATURAL = "natural"
 
 # Name -> the literature's imbalance ratio, which `load` takes if none is given.
@@ -82,37 +79,44 @@ def load(
         >>> load("digits-lt", imbalance_ratio=10).train.counts
         array([114,  88,  68,  52,  40,  31,  24,  19,  14,  11])
     """
+    if profile is not None:
+        _checks.choice(profile, [*PROFILES, NATURAL], name="profile")
     if development is not None:
         _checks.whole(development, name="development", at_least=0)
     if imbalance_ratio is not None:
         imbalance_ratio = check_ratio(imbalance_ratio)
-    counts = _checked_counts(profile, imbalance_ratio, counts, fit)
-    asked = DataSpec(
-        str(name) if name in DATASETS else "any",
-        profile=NATURAL if counts is not None else profile,
-        imbalance_ratio=imbalance_ratio,
-        seed=seed,
-        settings={} if counts is None else {"counts": counts.tolist()},
-    )
+    if counts is None and (profile == NATURAL or fit):
+        raise InputError(
+            "a natural profile and `fit` need `counts`, the class sizes or a file of them."
+        )
+    settings = {}
+    if counts is not None:
+        if profile not in (None, NATURAL) or imbalance_ratio is not None:
+            raise InputError(
+                "`counts` decide the profile; leave `profile` and `imbalance_ratio` out."
+            )
+        sizes = read_counts(counts) if isinstance(counts, str | Path) else natural_counts(counts)
+        profile, settings = NATURAL, {"counts": sizes.tolist()}
+    label = str(name) if name in DATASETS else "any"
+    asked = DataSpec(label, profile, imbalance_ratio, seed, settings=settings)
     path = Path(name)
     if name == "digits-lt":
         pool, test = read_digits()
     elif name in DATASETS:
-        found = _find_cifar(asked, data_dir, progress, development, fit)
-        if isinstance(found, LongTailedData):
-            return found
-        pool, test = found()
+        pool, test, frozen = _read_cifar(asked, data_dir, progress, development, fit)
+        if frozen is not None:
+            return frozen
         if verify:
             verify_official(asked.name.removesuffix("-lt"), pool, test, where=str(data_dir))
     elif path.is_file():
         return _as_frozen(read_frozen(path), path, asked, development)
     elif path.is_dir():
         pool, test = _read_folder(path, progress)
-        label = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().name).lstrip("._+-") or "images"
         # Folders of one name may differ, so the record tells them apart by what is in them.
-        content = Settings({**asked.settings, POOL: pool.fingerprint[:16]})
+        content = Settings({**settings, POOL: pool.fingerprint[:16]})
+        label = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().name).lstrip("._+-") or "images"
         asked = replace(asked, name=label, settings=content)
-        if asked.profile is None and imbalance_ratio is None:
+        if profile is None and imbalance_ratio is None:
             return LongTailedData(pool, test, replace(asked, seed=0))
     else:
         raise InputError(
@@ -120,24 +124,9 @@ def load(
             f"{', '.join(DATASETS)}. A path may name a frozen file or a folder of images."
         )
     data = make_long_tailed(pool, test, _complete(asked, pool, fit), development=development)
-    if verify and name in DATASETS and name != "digits-lt":
+    if verify and asked.name.startswith("cifar") and name in DATASETS:
         verify_subset(asked.name.removesuffix("-lt"), data)
     return data
-
-
-def _checked_counts(profile: str | None, ratio: float | None, counts: Any, fit: bool) -> Any:
-    """Return the class sizes of a natural profile, or None; refuse what contradicts them."""
-    if profile is not None:
-        _checks.choice(profile, [*PROFILES, NATURAL], name="profile")
-    if counts is None:
-        if profile == NATURAL or fit:
-            raise InputError(
-                "a natural profile and `fit` need `counts`, the class sizes or a file of them."
-            )
-        return None
-    if profile not in (None, NATURAL) or ratio is not None:
-        raise InputError("`counts` decide the profile; leave `profile` and `imbalance_ratio` out.")
-    return read_counts(counts) if isinstance(counts, str | Path) else natural_counts(counts)
 
 
 def _complete(asked: DataSpec, pool: ImageSet, fit: bool) -> DataSpec:
@@ -171,12 +160,17 @@ def _as_frozen(
         or asked.settings.get("counts") not in (None, tuple(data.train.counts.tolist()))
         or development not in (None, each)
     ):
+        what = f"the profile {_words(spec)}, seed {spec.seed}"
         raise InputError(
-            f"{path} is {spec.name} with the profile {spec.profile}, ratio "
-            f"{spec.imbalance_ratio:g}, seed {spec.seed} and a development set of {each} images a "
-            f"class; a frozen subset can't be changed: freeze another one from the originals."
+            f"{path} is {spec.name} with {what} and a development set of {each} images a class; a "
+            f"frozen subset can't be changed: freeze another one from the originals."
         )
     return data
+
+
+def _words(spec: DataSpec) -> str:
+    ratio = "" if spec.imbalance_ratio is None else f", ratio {spec.imbalance_ratio:g}"
+    return f"{spec.profile}{ratio}"
 
 
 def _read_folder(path: Path, progress: Progress | None) -> _Pair:
@@ -187,12 +181,8 @@ def _read_folder(path: Path, progress: Progress | None) -> _Pair:
             f"there is no {' and no '.join(lacking)} folder."
         )
     train = read_image_folder(path / "train", progress=progress)
-    test = read_image_folder(
-        path / "test",
-        class_names=train.class_names,
-        size=train.image_shape[1:],
-        progress=progress,
-    )
+    names, size = train.class_names, train.image_shape[1:]
+    test = read_image_folder(path / "test", class_names=names, size=size, progress=progress)
     if train.image_shape != test.image_shape:
         raise InputError(
             f"the images of {path}/train and {path}/test must be all grey or all colour; they have "
@@ -201,14 +191,14 @@ def _read_folder(path: Path, progress: Progress | None) -> _Pair:
     return train, test
 
 
-def _find_cifar(
+def _read_cifar(
     asked: DataSpec,
     data_dir: Path | str | None,
     progress: Progress | None,
     development: int | None,
     fit: bool,
-) -> Callable[[], _Pair] | LongTailedData:
-    """Return how to read a CIFAR, in the first of its forms that is there, or a frozen subset."""
+) -> tuple[ImageSet, ImageSet, LongTailedData | None]:
+    """Read a CIFAR in the first of its forms that is there; the last may be a frozen subset."""
     base = asked.name.removesuffix("-lt")
     archive = ARCHIVES[base]
     how = (
@@ -225,29 +215,31 @@ def _find_cifar(
     for place in (folder, folder / base):
         for path in (place / archive.file, place / archive.folder):
             if path.exists():
-                return partial(read_cifar, path, name=base)
+                return *read_cifar(path, name=base), None
     config = "plain_text" if base == "cifar10" else "cifar100"  # a folder of the hub's
     for place in (folder / base, folder / base / config, folder / config):
         splits = [_parquet_files(place, split) for split in ("train", "test")]
         if all(splits):
-            return lambda: _read_splits(splits, progress)
+            train, test = (read_hub_parquet(s, size=(32, 32), progress=progress) for s in splits)
+            return train, test, None
+    wanted = replace(
+        asked,
+        profile=asked.profile or "exp",
+        imbalance_ratio=asked.imbalance_ratio or DATASETS[asked.name],
+    )
     others = []
     for path in sorted(folder.glob("*.parquet")):
         try:
             spec = DataSpec(**read_record(path)["spec"])
         except InputError:
             continue
+        if asked.profile == NATURAL:
+            wanted = replace(wanted, imbalance_ratio=spec.imbalance_ratio)
+        if spec == wanted and not fit:
+            data = _as_frozen(read_frozen(path), path, asked, development)
+            return data.train, data.test, data
         if spec.name == asked.name:
-            full = replace(
-                asked,
-                profile=asked.profile or "exp",
-                imbalance_ratio=asked.imbalance_ratio or DATASETS[asked.name],
-            )
-            if asked.profile == NATURAL:
-                full = replace(asked, imbalance_ratio=spec.imbalance_ratio)
-            if spec == full and not fit:
-                return _as_frozen(read_frozen(path), path, asked, development)
-            others.append(f"{path.name} is {spec.profile}, ratio {spec.imbalance_ratio:g}")
+            others.append(f"{path.name} is {_words(spec)}")
     raise InputError(
         f"there is no {archive.title} in {folder}: neither {archive.file} nor {archive.folder}, "
         f"nor {base}/train*.parquet and test*.parquet, nor a frozen subset as asked for "
@@ -259,8 +251,3 @@ def _parquet_files(place: Path, split: str) -> list[Path]:
     """Return one file, or the hub's parts of it, in order."""
     whole = place / f"{split}.parquet"
     return [whole] if whole.is_file() else sorted(place.glob(f"{split}-[0-9]*-of-[0-9]*.parquet"))
-
-
-def _read_splits(splits: list[list[Path]], progress: Progress | None) -> _Pair:
-    train, test = (read_hub_parquet(s, size=(32, 32), progress=progress) for s in splits)
-    return train, test

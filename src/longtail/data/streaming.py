@@ -22,9 +22,9 @@ import numpy as np
 
 from longtail import _checks
 from longtail._checks import InputError, IntArray
-from longtail.data.decoding import _cores
+from longtail.data.decoding import PhotoError, cores
 from longtail.data.lists import ListedImages
-from longtail.data.photos import CenterCrop, PhotoError, RandomCrop
+from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.samplers import ClassSampler
 
 _checks.require("torch", extra="torch")
@@ -174,8 +174,7 @@ def planned_stream(
     Returns:
         The stream, empty until a plan is set.
     """
-    seed = _checks.whole(seed, name="seed", at_least=0)
-    return ImageStream(data, _Plan(), batch_size=batch_size, view=view, seed=seed, **options)
+    return ImageStream(data, [], batch_size=batch_size, view=view, seed=seed, **options)
 
 
 class Request(NamedTuple):
@@ -184,19 +183,6 @@ class Request(NamedTuple):
     epoch: int
     indices: IntArray
     draws: IntArray
-
-
-class Fetched(NamedTuple):
-    """A decoded batch; `failures` are (index, reason), and their places are left out."""
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    failures: list[tuple[int, str]]
-
-
-class _Plan(list[Request]):
-    """Requests that `ImageStream.set_plan` lays down."""
 
 
 class _Sampled:
@@ -231,16 +217,19 @@ class StreamedImages(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitems__(self, request: Request) -> Fetched:
-        """Decode a batch; torch's fetcher calls this with what the batch sampler yields."""
+    def __getitems__(self, request: Request) -> tuple[Batch, list[tuple[int, str]]]:
+        """Decode a batch; torch's fetcher calls this with what the batch sampler yields.
+
+        Returns:
+            The batch without the images that can't be decoded, and these as (index, reason).
+        """
         size, wanted = self.view.size, len(request.indices)
         pixels = torch.empty((wanted, size, size, 3), dtype=torch.uint8)
         if get_worker_info() is not None:
             # Too little of it is an error here; in the thread of torch's queue it is a hang.
             pixels.share_memory_()  # type: ignore[no-untyped-call]
         out = pixels.numpy()
-        kept: list[int] = []
-        failures: list[tuple[int, str]] = []
+        kept, failures = list[int](), list[tuple[int, str]]()
         for index, draw in zip(request.indices.tolist(), request.draws.tolist(), strict=True):
             random = np.random.default_rng([self.seed, request.epoch, draw])
             try:
@@ -252,7 +241,7 @@ class StreamedImages(Dataset[Any]):
         chosen = np.array(kept, np.int64)
         images = pixels[: len(kept)].permute(0, 3, 1, 2)
         labels = torch.from_numpy(self.data.labels[chosen])
-        return Fetched(images, labels, torch.from_numpy(chosen), failures)
+        return Batch(images, labels, torch.from_numpy(chosen)), failures
 
 
 class ImageStream:
@@ -316,11 +305,9 @@ class ImageStream:
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next, for its order and its crops."""
+        """Say which epoch of a `training_stream` comes next, for its order and its crops."""
         if not isinstance(self._requests, _Sampled):
-            raise InputError(
-                "evaluation has no epochs, and a planned stream takes `set_plan`, not `set_epoch`."
-            )
+            raise InputError("only a training_stream has epochs; a planned one takes `set_plan`.")
         self._requests.sampler.set_epoch(epoch)
 
     def set_plan(self, epoch: int, batches: Iterable[tuple[IntArray, IntArray]]) -> None:
@@ -331,8 +318,8 @@ class ImageStream:
             batches: for each batch the positions in the data, and the number of each example's
                 draw in the epoch of all processes, on which its crop depends.
         """
-        if not isinstance(self._requests, _Plan):
-            raise InputError("this stream has its own plan; `set_plan` is for planned streams.")
+        if isinstance(self._requests, _Sampled):
+            raise InputError("a training_stream has its sampler's plan; take `set_epoch`.")
         self._requests[:] = [Request(epoch, rows, draws) for rows, draws in batches]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -341,10 +328,10 @@ class ImageStream:
             self._loader.multiprocessing_context = _start_method()
         try:  # all of it: torch tells of a lost worker by a signal, which may come at any line
             try:
-                for fetched in self._loader:
-                    if fetched.failures:
-                        self._leave_out(fetched)
-                    yield Batch(fetched.images, fetched.labels, fetched.indices)
+                for batch, failures in self._loader:
+                    if failures:
+                        self._leave_out(batch, failures)
+                    yield batch
             except _CUT_OFF:
                 if self.workers:  # that signal is on its way, and is to meet us here
                     time.sleep(_SIGNAL_SECONDS)
@@ -352,20 +339,20 @@ class ImageStream:
         except (RuntimeError, *_CUT_OFF) as error:
             raise self._explained(error) from error
 
-    def _leave_out(self, fetched: Fetched) -> None:
+    def _leave_out(self, batch: Batch, failures: list[tuple[int, str]]) -> None:
         """Count files that can't be decoded, if that was asked for; else stop at the first."""
-        index, reason = fetched.failures[0]
+        index, reason = failures[0]
         if self.on_error == "stop":
             raise InputError(
                 f"{self.data.file(index)} {reason}. Replace it or take it off the list; `longtail "
                 f"data check` finds all such files beforehand, and on_error='skip' leaves them out."
             )
-        if not len(fetched.indices):
+        if not len(batch.indices):
             raise InputError(
-                f"none of the {len(fetched.failures)} images of a batch can be decoded, so nothing "
+                f"none of the {len(failures)} images of a batch can be decoded, so nothing "
                 f"is left of it; the first, {self.data.file(index)}, {reason}."
             )
-        for index, reason in fetched.failures:
+        for index, reason in failures:
             if index not in self.skipped:
                 _logger.warning("%s %s; left out", self.data.file(index), reason)
             self.skipped[index] += 1
@@ -385,31 +372,18 @@ class ImageStream:
 
     def _explained(self, error: Exception) -> Exception:
         """Return an error that says what to do about a worker that torch has lost."""
-        text = str(error)
-        if self.workers and isinstance(error, _CUT_OFF):
-            text = f"DataLoader worker exited: {text or type(error).__name__}"
-        if "shared memory" in text or "Bus error" in text or "No space left" in text:
-            return OSError(
-                errno.ENOSPC,
-                f"a worker process found too little shared memory in {_SHARED} for batches of "
-                f"{_megabytes(self._batch_bytes)}; {_MORE_SHARED}",
-            )
-        if "DataLoader timed out" in text:
-            return TimeoutError(
-                errno.ETIMEDOUT,
-                f"no worker process delivered a batch of images within {_WAIT_SECONDS:.0f} s. See "
-                f"whether the disk still answers; workers=0 decodes without other processes",
-            )
-        if "DataLoader worker" in text and ("killed" in text or "exited" in text):
-            said = text.split("\n")[0].rstrip(". ")
-            return ChildProcessError(
-                errno.ECHILD,
-                f"a worker process that decodes images died ({said}). If the machine ran out of "
-                f"memory, use fewer workers or a smaller prefetch; if a file crashes the decoder, "
-                f"`longtail data check` says which; and beside a GPU or several processes a script "
-                f'must keep what it does under `if __name__ == "__main__":`',
-            )
-        return error
+        text = str(error).strip() or type(error).__name__
+        lost = text.startswith("DataLoader") or (self.workers and isinstance(error, _CUT_OFF))
+        if not lost and "shared memory" not in text:
+            return error
+        return ChildProcessError(
+            errno.ECHILD,
+            f"a worker process that decodes images died, or gave no batch within "
+            f"{_WAIT_SECONDS:.0f} s ({text.splitlines()[-1].rstrip('. ')}). If the machine ran out "
+            f"of memory, or of shared memory in {_SHARED}, {_MORE_SHARED}; workers=0 decodes "
+            f"without other processes; and beside a GPU or several processes a script must keep "
+            f'what it does under `if __name__ == "__main__":`',
+        )
 
 
 def _start_method() -> Any | None:
@@ -449,4 +423,4 @@ def _megabytes(count: int) -> str:
 def default_workers() -> int:
     """Return this process's share of the cores that it may use; torchrun says among how many."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, _cores() // (int(local) if local.isdigit() and int(local) else 1))
+    return max(1, cores() // (int(local) if local.isdigit() and int(local) else 1))

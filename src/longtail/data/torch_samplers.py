@@ -18,12 +18,7 @@ from torch.utils.data import DistributedSampler
 
 
 def processes(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return how many processes share the work, and which one this is.
-
-    Args:
-        num_replicas: torch.distributed's if None, or 1 without it.
-        rank: likewise.
-    """
+    """Return how many processes share the work, and which one this is."""
     running = distributed.is_available() and distributed.is_initialized()
     if num_replicas is None:
         num_replicas = distributed.get_world_size() if running else 1
@@ -145,10 +140,6 @@ class DistributedClassSampler(DistributedSampler[int]):
         The next iteration yields what was left of the epoch, and the ones after it whole epochs;
         `len` is always that of a whole one.
         """
-        if not isinstance(state, dict) or not {"epoch", "position", "drawn_from"} <= set(state):
-            raise InputError(
-                "`state` must be what state_dict() gave, with `epoch`, `position` and `drawn_from`."
-            )
         if state["drawn_from"] != repr(self.sampler):
             raise InputError(
                 f"the state was drawn from {state['drawn_from']}, and this sampler is "

@@ -8,7 +8,6 @@ classifier that its loss trained: `logit_scale` says what its logits are multipl
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from longtail._checks import InputError
 from longtail.margins import MARGINS
-from longtail.runs import files
 from longtail.runs.folder import MEMBERS, Run, RunError, SplitLogits, same_data
 from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.runs.writer import RunWriter
@@ -28,12 +26,7 @@ _SEED = re.compile(rf"(?!{NAME}-s)[^/]+-s(\d+)-[0-9a-f]{{8}}")  # of the last pa
 
 
 def ensemble_spec(dataset: DataSpec, members: Sequence[str]) -> RunSpec:
-    """Return the spec of an ensemble: its data set and its members, in one order.
-
-    Args:
-        dataset: that of every member.
-        members: names of two or more runs, ``<dataset>/<method>-s<seed>-<hash8>``.
-    """
+    """Return the spec of an ensemble: its data set and its members, in one order."""
     names = sorted(members)
     if len(set(names)) < max(2, len(names)):
         raise InputError(
@@ -81,16 +74,7 @@ def logit_scale(method: Part) -> float:
     """
     loss = MARGINS.get(method.name.partition("+")[0])
     own = inspect.signature(loss).parameters.get("scale") if loss else None
-    if own is None:
-        return 1.0
-    scale = method.settings.get("scale", own.default)
-    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise RunError(
-            f"a run of the method {method.name} has the setting scale={scale!r}; its loss "
-            f"multiplies the logits by it, so it must be a number above zero. Give a method of "
-            f"your own another name."
-        )
-    return float(scale)
+    return 1.0 if own is None else float(method.settings.get("scale", own.default))
 
 
 def scaled_logits(run: Run, *, split: str) -> SplitLogits:
@@ -113,34 +97,21 @@ def mean_logits(runs: Sequence[Run], *, split: str) -> SplitLogits:
         ``logits, target, indices``; the mean is taken in float64 and kept in float32.
     """
     runs = sorted(runs, key=lambda run: run.name)
-    first = runs[0]
     same_data(runs, split=split)
-    parts = [scaled_logits(run, split=split) for run in runs]
-    total: NDArray[np.float64] = np.zeros(parts[0].logits.shape)
-    for run, part in zip(runs, parts, strict=True):
+    first, mean = runs[0], scaled_logits(runs[0], split=split)
+    total: NDArray[np.float64] = np.zeros(mean.logits.shape)
+    for run in runs:
+        part, how = scaled_logits(run, split=split), None
         if run.class_names != first.class_names:
-            raise _unlike(first, run, "have other classes, or the same in another order")
-        if run.spec.dataset != first.spec.dataset:
-            raise _unlike(first, run, "were trained on different parts of their data")
-        if _order(part) != _order(parts[0]):
-            raise _unlike(first, run, f"have the examples of the split {split!r} in another order")
+            how = "have other classes, or the same in another order"
+        elif run.spec.dataset != first.spec.dataset:
+            how = "were trained on different parts of their data"
+        elif not np.array_equal(part.indices, mean.indices):  # type: ignore[arg-type]
+            how = f"have the examples of the split {split!r} in another order"
+        if how is not None:
+            raise RunError(f"{first.folder} and {run.folder} {how}; they can't be averaged.")
         total += part.logits
-    return SplitLogits((total / len(runs)).astype(np.float32), *parts[0][1:])
-
-
-def _order(part: SplitLogits) -> str | None:
-    return None if part.indices is None else files.fingerprint(part.indices)
-
-
-def _unlike(one: Run, other: Run, how: str) -> RunError:
-    return RunError(f"{one.folder} and {other.folder} {how}; their logits can't be averaged.")
-
-
-def _finished(folder: Path) -> Run | None:
-    if not (folder / "run.json").exists():
-        return None
-    run = Run.open(folder, verify=False, unfinished=True)
-    return run if run.finished else None
+    return mean._replace(logits=(total / len(runs)).astype(np.float32))
 
 
 def ensemble(
@@ -161,19 +132,11 @@ def ensemble(
     spec = ensemble_spec(runs[0].spec.dataset if runs else DataSpec("none"), names)
     folder, first = Path(root) / spec.folder, runs[0]
     logits, target, indices = mean_logits(runs, split=split)
-    there = _finished(folder)
-    if there is not None and split in there.splits and not replace:
-        if np.array_equal(there.logits(split).logits, logits):
-            return there
-        raise RunError(
-            f"{folder} holds other mean logits of the split {split!r}: a member was trained or "
-            f"evaluated again since, or an older longtail averaged them; pass --force "
-            f"(replace=True) to write them again."
-        )
-    writer = (
-        RunWriter.reopen(folder)
-        if there is not None
-        else RunWriter.create(
+    there = None
+    if (folder / "run.json").exists():
+        there = Run.open(folder, verify=False, unfinished=True)
+    if there is None or not there.finished:
+        writer = RunWriter.create(
             root,
             spec,
             prior=first.prior,
@@ -182,9 +145,18 @@ def ensemble(
             class_names=first.class_names,
             force=True,
         )
-    )
+    elif split in there.splits and not replace:
+        if np.array_equal(there.logits(split).logits, logits):
+            return there
+        raise RunError(
+            f"{folder} holds other mean logits of the split {split!r}: a member was trained or "
+            f"evaluated again since, or an older longtail averaged them; pass --force "
+            f"(replace=True) to write them again."
+        )
+    else:
+        writer = RunWriter.reopen(folder)
     data = first.record["splits"][split]["data"]
     writer.write_logits(split, logits, target, indices=indices, data=data, replace=replace)
-    if there is not None:
+    if writer.finished:
         return Run.open(folder, verify=False)
     return writer.finish(seconds=sum(float(run.record["seconds"]) for run in runs))

@@ -1,7 +1,6 @@
 """Files that are either whole or absent, and hashes that tell one content from another.
 
-Writes go to a temporary name of their own beside the target, reach the disk, and are renamed.
-Nothing here knows what a run is.
+A write goes to a temporary name of its own beside the target, reaches the disk, and is renamed.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -25,11 +25,6 @@ from numpy.typing import NDArray
 from longtail import _checks
 from longtail._checks import InputError
 
-# Safetensors' own names of the types that NumPy has too.
-_DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
-    "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
-}  # fmt: skip
 _RECORDED = ("longtail", "numpy", "scipy", "scikit-learn", "torch", "safetensors", "triton")
 _TEMPORARY = re.compile(r".*\.[0-9a-f]{8}\.tmp|\.tmp\w{6}")  # ours, and safetensors'
 
@@ -39,13 +34,27 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
 
 
+def is_temporary(path: Path) -> bool:
+    """Return whether a file or folder has a temporary name."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what killed writers left in a folder that nobody else writes to now."""
+    for path in filter(is_temporary, folder.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 @contextmanager
 def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path to write to; on success it becomes `path`, on failure it is gone.
 
-    The rename happens only after the content reached the disk, so a reader sees the old file
-    or the new one, never a part; of several writers the last one wins. A file that is replaced
-    keeps its permissions.
+    The rename comes after the content has reached the disk, so a reader sees the old file or the
+    new one, never a part; of several writers the last one wins. A file that is replaced keeps its
+    permissions.
 
     Args:
         path: the file's final name; its folder must exist.
@@ -82,7 +91,7 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
 def _sync(path: Path) -> None:
     if os.name == "nt" and path.is_dir():
         return  # Windows opens no folders
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -107,24 +116,19 @@ def write_json(path: Path | str, document: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Return the JSON in a file, or say in one line why it can't be read."""
+    """Return the JSON in a file; an object with a key twice is refused."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_each_key_once)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON: {error}.") from error
 
 
-def append(path: Path | str, content: bytes) -> None:
-    """Add `content` to the end of a file, or leave the file as it was."""
-    with open(path, "ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            if file.write(content) != len(content):  # a disk that fills up can take a part
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except BaseException:
-            with suppress(OSError):
-                file.truncate(before)
-            raise
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is twice")
+    return found
 
 
 def canonical_json(document: Any) -> str:
@@ -186,14 +190,7 @@ def fingerprint(*arrays: Any) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return installed versions of what a result may depend on, without importing any of it.
-
-    Examples:
-        >>> "numpy" in versions()
-        True
-    """
-    import platform
-
+    """Return installed versions of what a result may depend on, without importing any of it."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _RECORDED:
         with suppress(metadata.PackageNotFoundError):
@@ -206,22 +203,30 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Any]) -> None:
 
     The same tensors give the same bytes.
     """
+    with atomic_path(path) as temporary:
+        save_tensors(temporary, tensors)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write named arrays to a safetensors file whose name is a temporary one."""
     safetensors = _checks.require("safetensors", extra="train")
     api = _checks.require("safetensors.numpy", extra="train")
-    arrays = tensor_arrays(tensors)
-    with atomic_path(path) as temporary:
-        try:
-            api.save_file(arrays, temporary)
-        except safetensors.SafetensorError as error:  # it reports a full disk as text
-            code = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(code[1]) if code else errno.EIO, str(error), str(path)) from error
+    try:
+        api.save_file(_arrays(tensors), path)
+    except safetensors.SafetensorError as error:  # it reports a full disk as text
+        code = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, str(error)) from error
 
 
-def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return arrays of numbers or booleans as safetensors writes them, in order of name."""
+def tensor_bytes(tensors: Mapping[str, Any]) -> bytes:
+    """Return what `write_tensors` writes."""
+    return bytes(_checks.require("safetensors.numpy", extra="train").save(_arrays(tensors)))
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     arrays = {n: np.asarray(_checks.as_numpy(tensors[n]), order="C") for n in sorted(tensors)}
     for name, array in arrays.items():
-        if array.dtype.newbyteorder("<").str not in _DTYPES.values():
+        if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
             raise InputError(f"`{name}` must hold numbers or booleans; its dtype is {array.dtype}.")
     return arrays
 
@@ -229,30 +234,26 @@ def tensor_arrays(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 def read_tensors(path: Path | str) -> dict[str, NDArray[Any]]:
     """Return all arrays of a safetensors file, as read-only memory maps.
 
-    The safetensors package checks the header; its own reader would load every array whole.
+    The safetensors package checks the header; its own NumPy reader would load every array whole.
     """
     safetensors = _checks.require("safetensors", extra="train")
-    path, found = Path(path), {}
     try:
-        with safetensors.safe_open(path, framework="numpy"):
-            pass
-        with open(path, "rb") as file:
+        with safetensors.safe_open(path, framework="numpy"), open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            start, shape = 8 + length + entry["data_offsets"][0], tuple(entry["shape"])
-            dtype = np.dtype(_DTYPES[entry["dtype"]])
-            empty = 0 in shape
-            found[name] = (
-                np.empty(shape, dtype)
-                if empty
-                else np.memmap(path, dtype, "r", offset=start, shape=shape)
-            )
-        return found
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        header.pop("__metadata__", None)
+        return {name: _mapped(path, 8 + length, **entry) for name, entry in header.items()}
+    except (safetensors.SafetensorError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a readable safetensors file: {error}.") from error
+
+
+def _mapped(
+    path: Path | str, offset: int, *, dtype: str, shape: list[int], data_offsets: list[int]
+) -> NDArray[Any]:
+    kind = np.dtype("?" if dtype == "BOOL" else f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
+    if 0 in shape:
+        return np.empty(shape, kind)
+    return np.memmap(path, kind, "r", offset=offset + data_offsets[0], shape=tuple(shape))
 
 
 @contextmanager
@@ -264,40 +265,26 @@ def exclusive(folder: Path) -> Iterator[None]:
     """
     try:
         import fcntl
-    except ImportError:  # a system without such locks
+    except ImportError:  # Windows has no such locks
         yield
         return
     path = folder.with_name(folder.name + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise InputError(
-                f"{folder} is being written by another process; wait for it to end, or stop it."
-            ) from None
-        except OSError as error:  # some network file systems have no locks: go on without
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                os.close(handle)
-                raise
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                break
-        os.close(handle)  # its owner removed it just now
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed writer may have left in a folder under a temporary name."""
-    for path in folder.iterdir():
-        if _TEMPORARY.fullmatch(path.name):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        with open(path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{folder} is being written by another process; wait for it to end, or stop it."
+                ) from None
+            except OSError as error:  # some network file systems have no locks: go on without
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                continue  # its owner removed it just now
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return

@@ -87,36 +87,14 @@ def seal(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, "checksum": files.sha256(files.canonical_json(body).encode())}
 
 
-def prior_to_json(prior: ClassPrior) -> dict[str, Any]:
-    """Return the counts, and the probabilities too where smoothing moved them."""
-    if prior.counts is None:
-        raise InputError(
-            "`prior` must carry the numbers of training examples; make it with "
-            "ClassPrior.from_counts or .from_labels."
-        )
-    found: dict[str, Any] = {"counts": prior.counts.tolist()}
-    if not np.array_equal(prior.counts / prior.counts.sum(), prior.probs):
-        found["probs"] = prior.probs.tolist()
-    return found
-
-
-def _prior_from_json(document: Mapping[str, Any]) -> ClassPrior:
-    counts = np.asarray(document["counts"])
-    probs = document.get("probs")
-    return ClassPrior(
-        probs=counts / counts.sum() if probs is None else np.asarray(probs), counts=counts
-    )
-
-
-def read_record(folder: Path | str) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     """Return `run.json` of a folder: of this format or an older one, and not edited."""
-    folder = Path(folder)
     path = folder / RECORD
+    if not path.is_file() and (folder / LOG).exists():
+        raise UnfinishedRunError(
+            f"{folder} is half written: it has no {RECORD}; delete it and train again."
+        )
     if not path.is_file():
-        if (folder / LOG).exists():
-            raise UnfinishedRunError(
-                f"{folder} is half written: it has no {RECORD}; delete it and train again."
-            )
         raise RunError(
             f"{folder} is not a run folder: it has no {RECORD}; `longtail runs list` shows those "
             f"that exist, and saved predictions are judged by `longtail adjust`."
@@ -124,7 +102,7 @@ def read_record(folder: Path | str) -> dict[str, Any]:
     try:
         record = files.read_json(path)
     except InputError as error:
-        raise RunError(f"{path} was edited or damaged: it is not valid JSON.") from error
+        raise RunError(f"{path} was edited or damaged: {error}") from error
     version = record.get("format") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise RunError(f"{path} is not the record of a run: it has no format version.")
@@ -188,8 +166,11 @@ class Run:
                     f"{path} was edited or damaged after it was written (its hash does not "
                     f"match {RECORD}); restore it or train again."
                 )
-        spec = RunSpec.from_json(record["spec"])
-        return cls(folder, spec, _prior_from_json(record["prior"]), record)
+        counts, probs = (record["prior"].get(key) for key in ("counts", "probs"))
+        counts = np.asarray(counts)
+        probs = counts / counts.sum() if probs is None else np.asarray(probs)
+        prior = ClassPrior(probs=probs, counts=counts)
+        return cls(folder, RunSpec.from_json(record["spec"]), prior, record)
 
     @property
     def name(self) -> str:
@@ -298,17 +279,13 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     complete, _, _ = path.read_bytes().rpartition(b"\n")
-    lines = []
-    for number, line in enumerate(complete.splitlines(), 1):
-        try:
-            lines.append({key: _read_number(value) for key, value in json.loads(line).items()})
-        except (ValueError, AttributeError) as error:
-            raise RunError(f"{path}, line {number}, is not a JSON object: {error}.") from error
-    return lines
-
-
-def _read_number(value: Any) -> Any:
-    return _NONFINITE.get(value, value) if isinstance(value, str) else value
+    try:
+        lines = [json.loads(line).items() for line in complete.splitlines()]
+    except (ValueError, AttributeError) as error:
+        raise RunError(f"{path} has a line that is not a JSON object: {error}.") from error
+    return [
+        {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in line} for line in lines
+    ]
 
 
 def run_folders(root: Path | str) -> list[Path]:
@@ -328,7 +305,8 @@ def run_folders(root: Path | str) -> list[Path]:
         )
     # No deeper: below a folder of images there may be a million others.
     depths = ("", "*/", "*/*/", "runs/*/*/")
-    return sorted({path.parent for depth in depths for path in root.glob(depth + RECORD)})
+    found = {path.parent for depth in depths for path in root.glob(depth + RECORD)}
+    return sorted(folder for folder in found if not files.is_temporary(folder))
 
 
 def find_runs(root: Path | str, *, verify: bool = True, unfinished: bool = False) -> list[Run]:
@@ -361,10 +339,15 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
     first = opened[0]
     seen: dict[str, Run] = {}
     for run in opened:
-        if run.prior.num_classes != first.prior.num_classes:
-            raise _different(first, run, "have different numbers of classes")
-        if run.data != first.data:
-            raise _different(first, run, "were trained on different data")
+        if run.prior.num_classes != first.prior.num_classes or run.data != first.data:
+            how = "were trained on different data"
+            if run.prior.num_classes != first.prior.num_classes:
+                how = "have different numbers of classes"
+            lines = [s for s in first.spec.difference(run.spec) if s.startswith("dataset.")]
+            detail = f" ({'; '.join(lines)})" if lines else ""
+            raise RunError(
+                f"{first.folder} and {run.folder} {how}{detail}; compare runs of one data set."
+            )
         for name in run.splits if split is None else (split,):
             if name not in run.splits:
                 run.logits(name)  # says what is missing and how to make it
@@ -373,6 +356,17 @@ def same_data(runs: Iterable[Run], *, split: str | None = None) -> None:
             both = None not in (mine["data"], theirs["data"])
             if mine["target"] != theirs["target"] or (both and mine["data"] != theirs["data"]):
                 raise judged_apart(other, run, name)
+
+
+def judged_apart(one: Run, other: Run, split: str) -> RunError:
+    """Return the error for two runs whose logits of a split are of different examples."""
+    way_out = "compare runs of one held-out part"
+    if split != "held-out":
+        way_out = f"judge both again with `longtail evaluate RUN --split {split} --force`"
+    return RunError(
+        f"{one.folder} and {other.folder} have different examples in the split {split!r}; "
+        f"{way_out}."
+    )
 
 
 def same_training(run: Run, fingerprint: str) -> None:
@@ -386,7 +380,7 @@ def same_training(run: Run, fingerprint: str) -> None:
         )
 
 
-def same_images(judged: Iterable[tuple[Run, str]], split: str, **_: Any) -> None:
+def same_images(judged: Iterable[tuple[Run, str]], split: str) -> None:
     """Refuse runs whose logits of a split are of other images than the data are now.
 
     Args:
@@ -400,20 +394,3 @@ def same_images(judged: Iterable[tuple[Run, str]], split: str, **_: Any) -> None
             f"of other images than the data are now; write them again with `longtail evaluate "
             f"RUN --split {split} --force` (replace=True)."
         )
-
-
-def judged_apart(one: Run, other: Run, split: str, **_: Any) -> RunError:
-    """Return the error for two runs whose logits of a split are of different examples."""
-    way_out = "compare runs of one held-out part"
-    if split != "held-out":
-        way_out = f"judge both again with `longtail evaluate RUN --split {split} --force`"
-    return RunError(
-        f"{one.folder} and {other.folder} have different examples in the split {split!r}; "
-        f"{way_out}."
-    )
-
-
-def _different(one: Run, other: Run, how: str) -> RunError:
-    lines = [line for line in one.spec.difference(other.spec) if line.startswith("dataset.")]
-    detail = f" ({'; '.join(lines)})" if lines else ""
-    return RunError(f"{one.folder} and {other.folder} {how}{detail}; compare runs of one data set.")

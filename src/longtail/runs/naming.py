@@ -44,22 +44,32 @@ def told_apart(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[RunSpec, list[Run]] = {}
     for run in runs:
         groups.setdefault(replace(run.spec, seed=0), []).append(run)
-    several = [set(words) for words in zip(*map(_details, groups), strict=True)]
+    several = [len(set(words)) > 1 for words in zip(*map(_details, groups), strict=True)]
     words_of = {
-        spec: [
-            word
-            for word, all_words in zip(_details(spec), several, strict=True)
-            if word and len(all_words) > 1
-        ]
+        spec: [word for word, differs in zip(_details(spec), several, strict=True) if differs]
         for spec in groups
     }
     found: dict[str, list[Run]] = {}
     for spec, group in groups.items():
-        words = words_of[spec]
-        if list(words_of.values()).count(words) > 1:
-            words = [*words, group[0].spec.hash8]
+        words = list(filter(None, words_of[spec]))
+        if list(words_of.values()).count(words_of[spec]) > 1:
+            words.append(group[0].spec.hash8)
         found[", ".join(words)] = sorted(group, key=lambda run: run.spec.seed)
     return found
+
+
+def _details(spec: RunSpec) -> list[str]:
+    """Return what a method's name does not say; empty where there is nothing special."""
+    members, teachers = (len(spec.settings.get(key, ())) for key in (MEMBERS, TEACHERS))
+    return [
+        spec.model.name,
+        spec.recipe.name,
+        ", ".join(f"{key}={value}" for key, value in spec.recipe.overrides.items()),
+        f"{spec.dataset.held_out:.0%} held out" if spec.dataset.held_out else "",
+        str(spec.settings.get("precision", "float32")),
+        f"{members} runs" if members else "",
+        f"{teachers} teacher{'s' if teachers > 1 else ''}" if teachers else "",
+    ]
 
 
 def trained_unlike(runs: Sequence[Run]) -> list[str]:
@@ -106,21 +116,6 @@ def _typed(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_typed, value))}]"
     return str(value).lower() if isinstance(value, bool) else _number(value)
-
-
-def _details(spec: RunSpec) -> list[str]:
-    """Return what a method's name does not say; empty where there is nothing special."""
-    overrides = ", ".join(f"{key}={value}" for key, value in spec.recipe.overrides.items())
-    members, teachers = (len(spec.settings.get(key, ())) for key in (MEMBERS, TEACHERS))
-    return [
-        spec.model.name,
-        spec.recipe.name,
-        overrides,
-        f"{spec.dataset.held_out:.0%} held out" if spec.dataset.held_out else "",
-        str(spec.settings.get("precision", "float32")),
-        f"{members} runs" if members else "",
-        f"{teachers} teacher{'s' if teachers > 1 else ''}" if teachers else "",
-    ]
 
 
 def method_words(spec: RunSpec) -> str:

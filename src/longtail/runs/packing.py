@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import itertools
 import shutil
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,7 +24,6 @@ from longtail.runs import files
 from longtail.runs.folder import LOG, MODEL, RECORD, Run, RunError, logits_file, seal
 
 Progress = Callable[[int, int, str], None]
-_SUFFIXES = (".tar.gz", ".tgz")
 # The smallest step of float16 below zero: what keeps a runner-up from drawing level.
 _LEAST = np.float16(-(2.0**-24))
 
@@ -49,9 +48,8 @@ def half_logits(logits: NDArray[Any]) -> tuple[NDArray[np.float16], NDArray[Any]
         >>> (peak[:, None] + half).argmax(), change < 1e-7
         (np.int64(0), True)
     """
-    kept = np.float64 if logits.dtype == np.float64 else np.float32
     half = np.empty(logits.shape, np.float16)
-    peaks = np.empty(len(logits), kept)
+    peaks = np.empty(len(logits), np.promote_types(logits.dtype, np.float32))
     change = 0.0
     rows = max(1, (1 << 22) // logits.shape[1])
     for start in range(0, len(logits), rows):
@@ -99,7 +97,7 @@ def pack(
     archive = Path(archive)
     if not weights and not logits:
         raise InputError("without logits nothing would be left; take the weights along.")
-    if not archive.name.endswith(_SUFFIXES):
+    if not archive.name.endswith((".tar.gz", ".tgz")):
         raise InputError(f"`archive` must end in .tar.gz or .tgz; got {archive.name!r}.")
     if archive.exists() and not force:
         raise InputError(f"{archive} exists; pass --force (force=True) to replace it.")
@@ -109,12 +107,10 @@ def pack(
     opened = sorted((Run.open(folder) for folder in folders), key=lambda run: run.name)
     if not opened:
         raise InputError("`runs` is empty; at least one finished run is needed.")
-    for one, other in itertools.pairwise(opened):
-        if one.name == other.name:
-            raise InputError(
-                f"{one.folder} and {other.folder} are both the run {one.name}; "
-                f"name only one of them."
-            )
+    for name, times in Counter(run.name for run in opened).items():
+        if times > 1:
+            same = " and ".join(str(run.folder) for run in opened if run.name == name)
+            raise InputError(f"{same} are both the run {name}; name only one of them.")
     with files.atomic_path(archive) as temporary, open(temporary, "wb") as file:
         # No name and no time in the header: the same runs give the same bytes.
         with (
@@ -137,49 +133,31 @@ def _packed_files(
     run: Run, splits: Sequence[str], *, weights: bool, half: bool
 ) -> dict[str, bytes | Path]:
     """Return the files that an archive holds of a run; its record is made to match."""
-    kept = {split: run.record["splits"][split] for split in splits}
-    record = {**run.record, "splits": kept, "files": {}}
-    content: dict[str, bytes | Path] = {}
-    if LOG in run.record["files"]:
-        content[LOG] = run.folder / LOG
-    if weights and run.has_model:
-        content[MODEL] = run.folder / MODEL
-    for split in splits:
-        name = logits_file(split)
-        tensors = files.read_tensors(run.folder / name)
-        content[name] = run.folder / name
-        if half and "row_max" not in tensors and tensors["logits"].dtype != np.float16:
+    entries = {split: run.record["splits"][split] for split in splits}
+    kept = [LOG, *([MODEL] if weights else []), *map(logits_file, splits)]
+    content: dict[str, bytes | Path] = {
+        name: run.folder / name for name in kept if name in run.record["files"]
+    }
+    for split in splits if half else ():
+        tensors = files.read_tensors(run.folder / logits_file(split))
+        if "row_max" not in tensors and tensors["logits"].dtype != np.float16:
             tensors["logits"], tensors["row_max"], change = half_logits(tensors["logits"])
-            content[name] = _tensor_bytes(tensors)
-            entry = record["splits"][split]
-            record["splits"][split] = {**entry, "dtype": "float16", "largest_change": change}
-    record["files"] = {name: files.sha256(data) for name, data in sorted(content.items())}
-    changed = {
-        name: digest
-        for name, digest in run.record["files"].items()
-        if record["files"].get(name) != digest
-    }
+            content[logits_file(split)] = files.tensor_bytes(tensors)
+            entries[split] = {**entries[split], "dtype": "float16", "largest_change": change}
+    listed = {name: files.sha256(data) for name, data in sorted(content.items())}
     # What the run was before it was packed, so that copies can be traced to each other.
-    record["packed"] = {
-        "originals": {**changed, **run.record.get("packed", {}).get("originals", {})}
-    }
-    body = files.json_bytes(seal(record))
-    return {RECORD: body, **dict(sorted(content.items()))}
-
-
-def _tensor_bytes(tensors: dict[str, NDArray[Any]]) -> bytes:
-    api = _checks.require("safetensors.numpy", extra="train")
-    return bytes(api.save(files.tensor_arrays(tensors)))
+    originals = {
+        name: digest for name, digest in run.record["files"].items() if listed.get(name) != digest
+    } | run.record.get("packed", {}).get("originals", {})
+    record = {**run.record, "splits": entries, "files": listed, "packed": {"originals": originals}}
+    return {RECORD: files.json_bytes(seal(record)), **dict(sorted(content.items()))}
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes | Path) -> None:
     entry = tarfile.TarInfo(name)  # owner, time and mode at their fixed defaults
-    if isinstance(content, bytes):
-        entry.size = len(content)
-        tar.addfile(entry, io.BytesIO(content))
-        return
-    entry.size = content.stat().st_size
-    with open(content, "rb") as file:
+    with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
+        entry.size = file.seek(0, io.SEEK_END)
+        file.seek(0)
         tar.addfile(entry, file)
 
 
@@ -192,8 +170,9 @@ def unpack(
 ) -> list[Run]:
     """Take the runs out of an archive that `pack` made.
 
-    All of them are unpacked and verified before the first is put in its place; a run that is
-    replaced is removed last.
+    All of them are unpacked and verified before the first is put in its place. A run that is
+    replaced is renamed, the new one put in, and then the old one removed; what a kill between
+    these steps leaves under another name, the next call puts back.
 
     Args:
         archive: the file.
@@ -208,55 +187,68 @@ def unpack(
     if not archive.is_file():
         raise InputError(f"there is no archive {archive}.")
     root.mkdir(parents=True, exist_ok=True)
-    staging = files.temporary_name(root / f".{archive.name}")
-    staging.mkdir()
-    try:
+    with files.exclusive(root / ".unpack"):
+        staging = root / ".unpack.tmp"
+        shutil.rmtree(staging, ignore_errors=True)  # of a call that was killed
+        _put_back(root)
         try:
             _extract(archive, staging)
-        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InputError(
-                f"{archive} is truncated or not an archive of runs: {error}."
-            ) from error
-        staged = [Run.open(path.parent) for path in sorted(staging.glob(f"*/*/{RECORD}"))]
-        names = [run.name for run in staged]
-        if not staged or len(set(names)) < len(names):
-            raise InputError(f"{archive} holds {'one run twice' if staged else 'no runs'}.")
-        taken = [name for name in names if (root / name).exists()]
-        if taken and not force:
-            raise InputError(
-                f"{root} has {_checks.listing(taken, most=3)} already; pass --force (force=True) "
-                f"to replace."
-            )
-        for done, run in enumerate(staged):
-            if progress is not None:
-                progress(done, len(staged), run.name)
-            place = root / run.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            aside = files.temporary_name(place)
-            if place.exists():
-                place.rename(aside)
-            run.folder.rename(place)
-            shutil.rmtree(aside, ignore_errors=True)
-        return [Run.open(root / name, verify=False) for name in names]
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            staged = [Run.open(path.parent) for path in sorted(staging.glob(f"*/*/{RECORD}"))]
+            if not staged:
+                raise InputError(f"{archive} holds no runs.")
+            names = [run.name for run in staged]
+            if len(set(names)) < len(names):
+                raise InputError(f"{archive} holds one run twice.")
+            taken = [name for name in names if (root / name).exists()]
+            if taken and not force:
+                raise InputError(
+                    f"{root} has {_checks.listing(taken, most=3)} already; pass --force "
+                    f"(force=True) to replace."
+                )
+            for done, run in enumerate(staged):
+                if progress is not None:
+                    progress(done, len(staged), run.name)
+                place = root / run.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with files.exclusive(place):
+                    aside = files.temporary_name(place)
+                    if place.exists():
+                        place.rename(aside)
+                    run.folder.rename(place)
+                    shutil.rmtree(aside, ignore_errors=True)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return [Run.open(root / name, verify=False) for name in names]
+
+
+def _put_back(root: Path) -> None:
+    """Undo what a killed `unpack` had begun: a run that was renamed aside gets its name again."""
+    for aside in filter(files.is_temporary, root.glob("*/*")):
+        place = aside.with_name(aside.name.rsplit(".", 2)[0])
+        if aside.is_dir() and place.exists():
+            shutil.rmtree(aside)
+        elif aside.is_dir():
+            aside.rename(place)
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    with gzip.open(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
-        for member in tar:
-            parts = PurePosixPath(member.name).parts
-            safe = len(parts) == 3 and all(not part.startswith((".", "/")) for part in parts)
-            source = tar.extractfile(member) if member.isreg() and safe else None
-            path = folder.joinpath(*parts)
-            if source is None or path.exists():
-                raise RunError(
-                    f"{archive} holds {member.name!r}, which is not a file of a run or occurs "
-                    f"twice; nothing was unpacked."
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "wb") as file:
-                shutil.copyfileobj(source, file)
-        # gzip's checksum stands behind tarfile's end mark, after at most a block of zeros.
-        if len(zipped.read(1 << 20)) == 1 << 20:
-            raise RunError(f"{archive} goes on behind its last run; nothing was unpacked.")
+    try:
+        with gzip.open(archive) as zipped, tarfile.open(fileobj=zipped, mode="r:") as tar:
+            for member in tar:
+                parts = PurePosixPath(member.name).parts
+                safe = len(parts) == 3 and all(not part.startswith((".", "/")) for part in parts)
+                source = tar.extractfile(member) if member.isreg() and safe else None
+                path = folder.joinpath(*parts)
+                if source is None or path.exists():
+                    raise RunError(
+                        f"{archive} holds {member.name!r}, which is not a file of a run or occurs "
+                        f"twice; nothing was unpacked."
+                    )
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "wb") as file:
+                    shutil.copyfileobj(source, file)
+            # gzip's checksum stands behind tarfile's end mark, after at most a block of zeros.
+            if len(zipped.read(1 << 20)) == 1 << 20:
+                raise RunError(f"{archive} goes on behind its last run; nothing was unpacked.")
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{archive} is truncated or not an archive of runs: {error}.") from error

@@ -1,7 +1,7 @@
 """RunSpec: everything that decides a run's result, as data; to JSON and back, and its hash.
 
-The names and settings that exist are the business of `data`, `models` and `train`; here they are
-only kept, exactly.
+Which names and settings exist is decided by `data`, `models` and `train`; here they are only
+kept, exactly.
 """
 
 from __future__ import annotations
@@ -70,27 +70,24 @@ def _frozen(value: Any, where: str) -> Any:
     )
 
 
-def _thawed(value: Any) -> Any:
+def _plain(value: Any, *, identity: bool = False) -> Any:
+    """Return a spec, a part of it or a setting as JSON.
+
+    With `identity`, fields at their default are left out and whole floats become integers.
+    """
+    if isinstance(value, _Document):
+        found = {f.name: (f, getattr(value, f.name)) for f in fields(value)}  # type: ignore[arg-type]
+        return {
+            name: _plain(item, identity=identity)
+            for name, (f, item) in found.items()
+            if not identity or item != (f.default if f.default is not MISSING else Settings())
+        }
     if isinstance(value, Mapping):
-        return {key: _thawed(item) for key, item in value.items()}
-    return [_thawed(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _check_name(value: Any, where: str) -> None:
-    if not isinstance(value, str) or not _SAFE_NAME.fullmatch(value):
-        raise InputError(
-            f"RunSpec: `{where}` must be a name of letters, digits, dots, dashes and underscores, "
-            f"since folders are named after it; got {value!r}."
-        )
-
-
-def _number(value: Any, where: str, *, low: float, high: float, whole: bool = False) -> Any:
-    value = _frozen(value, where)
-    kind = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < high:
-        what = "a whole number" if whole else "a number"
-        rule = f"{what}, at least {low:g}" + ("" if high == math.inf else f" and below {high:g}")
-        raise InputError(f"RunSpec: `{where}` must be {rule}; got {value!r}.")
+        return {key: _plain(item, identity=identity) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item, identity=identity) for item in value]
+    if identity and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
     return value
 
 
@@ -113,13 +110,29 @@ class _Document:
         except TypeError as error:
             raise InputError(f"RunSpec: `{where}` lacks a field: {error}.") from error
 
+    def _clean(self, where: str, **numbers: tuple[float, float, bool]) -> None:
+        """Check the name and the numbers, (low, high, whole) each; freeze the mappings."""
+        name = getattr(self, "name", "x")
+        if not isinstance(name, str) or not _SAFE_NAME.fullmatch(name):
+            raise InputError(
+                f"RunSpec: `{where}name` must be a name of letters, digits, dots, dashes and "
+                f"underscores, since folders are named after it; got {name!r}."
+            )
+        for key, (low, high, whole) in numbers.items():
+            value = _frozen(getattr(self, key), where + key)
+            kind = int if whole else int | float
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < high:
+                rule = f"a {'whole ' if whole else ''}number, at least {low:g}"
+                rule += "" if high == math.inf else f" and below {high:g}"
+                raise InputError(f"RunSpec: `{where}{key}` must be {rule}; got {value!r}.")
+            self.__dict__[key] = value
+        for key in ("settings", "values", "overrides"):
+            if hasattr(self, key):
+                self.__dict__[key] = Settings(getattr(self, key), where=where + key)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object, with every field."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {
-            key: value.to_json() if isinstance(value, _Document) else _thawed(value)
-            for key, value in values.items()
-        }
+        return dict(_plain(self))
 
 
 @dataclass(frozen=True)
@@ -143,17 +156,8 @@ class DataSpec(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "dataset.name")
-        known = {
-            "seed": _number(self.seed, "dataset.seed", low=0, high=math.inf, whole=True),
-            "held_out": _number(self.held_out, "dataset.held_out", low=0, high=1),
-            "settings": Settings(self.settings, where="dataset.settings"),
-        }
-        if self.imbalance_ratio is not None:
-            known["imbalance_ratio"] = _number(
-                self.imbalance_ratio, "dataset.imbalance_ratio", low=1, high=math.inf
-            )
-        self.__dict__.update(known)
+        ratio = {} if self.imbalance_ratio is None else {"imbalance_ratio": (1, math.inf, False)}
+        self._clean("dataset.", seed=(0, math.inf, True), held_out=(0, 1, False), **ratio)
 
 
 @dataclass(frozen=True)
@@ -169,8 +173,7 @@ class Part(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "name")
-        self.__dict__.update(settings=Settings(self.settings))
+        self._clean("")
 
 
 @dataclass(frozen=True)
@@ -188,14 +191,11 @@ class RecipeSpec(_Document):
     overrides: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        _check_name(self.name, "recipe.name")
-        values = Settings(self.values, where="recipe.values")
-        overrides = Settings(self.overrides, where="recipe.overrides")
-        if not overrides.items() <= values.items():
+        self._clean("recipe.")
+        if not self.overrides.items() <= self.values.items():
             raise InputError(
                 "RunSpec: `recipe.overrides` must be among `recipe.values`, the values in force."
             )
-        self.__dict__.update(values=values, overrides=overrides)
 
 
 @dataclass(frozen=True)
@@ -226,15 +226,13 @@ class RunSpec(_Document):
     settings: Mapping[str, Any] = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        known: dict[str, Any] = {}
-        for key, kind in _PARTS.items():
+        kinds: tuple[type[_Document], ...] = (DataSpec, Part, Part, RecipeSpec)
+        for key, kind in zip(("dataset", "model", "method", "recipe"), kinds, strict=True):
             value = getattr(self, key)
             if not isinstance(value, kind):
                 document = {"name": value} if isinstance(value, str) else value
-                value = kind._from_json(document, key)
-            known[key] = value
-        known["seed"] = _number(self.seed, "seed", low=0, high=math.inf, whole=True)
-        self.__dict__.update(known, settings=Settings(self.settings))
+                self.__dict__[key] = kind._from_json(document, key)
+        self._clean("", seed=(0, math.inf, True))
 
     @classmethod
     def from_json(cls, document: Any) -> RunSpec:
@@ -250,10 +248,8 @@ class RunSpec(_Document):
         its default is left out, so that adding one later changes no existing hash; whole
         floats count as integers, since 1 and 1.0 train alike.
         """
-        found: dict[str, Any] = _whole_floats(_without_defaults(self))
-        recipe = found["recipe"]
-        recipe.pop("name")
-        recipe.pop("overrides", None)
+        found = dict(_plain(self, identity=True))
+        found["recipe"] = {k: v for k, v in found["recipe"].items() if k == "values"}
         return found
 
     @property
@@ -279,39 +275,8 @@ class RunSpec(_Document):
             f"{key}: {mine.get(key, 'nothing')} against {theirs.get(key, 'nothing')}"
             for key in sorted(mine.keys() | theirs.keys())
             if mine.get(key) != theirs.get(key)
-            and key != "recipe.name"
-            and not key.startswith("recipe.overrides.")
+            and not key.startswith(("recipe.name", "recipe.overrides."))
         ]
-
-
-_PARTS: dict[str, type[_Document]] = {
-    "dataset": DataSpec,
-    "model": Part,
-    "method": Part,
-    "recipe": RecipeSpec,
-}
-
-
-def _without_defaults(document: Any) -> dict[str, Any]:
-    found = {}
-    for f in fields(document):
-        value = getattr(document, f.name)
-        default = f.default_factory() if f.default_factory is not MISSING else f.default
-        if value != default:
-            found[f.name] = (
-                _without_defaults(value) if isinstance(value, _Document) else _thawed(value)
-            )
-    return found
-
-
-def _whole_floats(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _whole_floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_whole_floats(item) for item in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,11 +6,12 @@ The folder's layout is described in `folder`.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from longtail.runs.folder import (
     Run,
     RunError,
     logits_file,
-    prior_to_json,
     read_log,
     read_record,
     seal,
@@ -38,13 +38,14 @@ from longtail.runs.folder import (
 from longtail.runs.spec import RunSpec
 
 _HEAD = ("head_norms", "head_bias")
+_logger = logging.getLogger("longtail")
 
 
 class RunWriter:
     """Writes a run folder. Make one with `create`, `resume` or `reopen`.
 
     Every method leaves the folder whole: what it wrote is on the disk under its final name,
-    and listed with its hash, before it returns; if it fails, the folder is as before.
+    and listed with its hash, before it returns.
 
     Examples:
         >>> import tempfile
@@ -95,6 +96,13 @@ class RunWriter:
             The writer.
         """
         folder = Path(root) / spec.folder
+        counts = _checks.prior(prior).counts
+        if counts is None:
+            raise InputError(
+                "`prior` must carry the numbers of training examples; make it with "
+                "ClassPrior.from_counts or .from_labels."
+            )
+        smoothed = not np.array_equal(counts / counts.sum(), prior.probs)
         names = None if class_names is None else [str(name) for name in class_names]
         if names is not None and len(names) != prior.num_classes:
             raise InputError(
@@ -104,11 +112,15 @@ class RunWriter:
             "format": FORMAT,
             "status": "running",
             "spec": spec.to_json(),
-            "prior": prior_to_json(_checks.prior(prior)),
+            "prior": {
+                "counts": counts.tolist(),
+                **({"probs": prior.probs.tolist()} if smoothed else {}),
+            },
             "data": str(data),
             "class_names": names,
             "command": command,
             "device": str(device),
+            "threads": _threads(),
             "versions": files.versions(),
             "created": _now(),
             "resumed": [],
@@ -153,7 +165,16 @@ class RunWriter:
         if writer.finished:
             raise RunError(f"{folder} is finished; there is nothing to resume.")
         files.remove_leftovers(folder)
-        now = {"at": _now(), "device": str(device), "versions": files.versions()}
+        before, threads = writer._record.get("threads"), _threads()
+        if device == "cpu" and None not in (before, threads) and before != threads:
+            _logger.warning(
+                "%s was begun with %d threads and goes on with %d: the last bits of its weights "
+                "may differ from those of a run that was not interrupted; OMP_NUM_THREADS=%d "
+                "keeps them",
+                *(folder, before, threads, before),
+            )
+        now: dict[str, Any] = {"at": _now(), "device": str(device), "threads": threads}
+        now |= {"versions": files.versions()}
         writer._save(resumed=[*writer._record["resumed"], now])
         return writer
 
@@ -171,22 +192,14 @@ class RunWriter:
     def log(self, **values: Any) -> None:
         """Append one line to the log; NaN and infinity are kept, as text."""
         self._refuse_if_finished()
-        line = json.dumps(
-            {key: _written_number(value) for key, value in values.items()},
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        files.append(self.folder / LOG, line.encode() + b"\n")
+        with open(self.folder / LOG, "ab") as file:
+            file.write(_log_line(values))
 
     def rewind_log(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Keep only the log lines that `keep` says yes to, such as those before a checkpoint."""
         self._refuse_if_finished()
-        lines = [line for line in read_log(self.folder / LOG) if keep(line)]
-        texts = [
-            json.dumps({k: _written_number(v) for k, v in line.items()}, ensure_ascii=False) + "\n"
-            for line in lines
-        ]
-        files.write_bytes(self.folder / LOG, "".join(texts).encode())
+        lines = [_log_line(line) for line in read_log(self.folder / LOG) if keep(line)]
+        files.write_bytes(self.folder / LOG, b"".join(lines))
 
     def write_logits(
         self,
@@ -202,6 +215,8 @@ class RunWriter:
     ) -> None:
         """Write a split's logits and labels, once.
 
+        If that fails, the run has the split's old logits, the new ones, or none.
+
         Args:
             split: its name, such as ``test`` or ``held-out``.
             logits: shape (examples, num_classes), finite.
@@ -213,14 +228,14 @@ class RunWriter:
             data: fingerprint of the split's examples.
             replace: write again what is there already.
         """
-        if split in self._record["splits"] and not replace:
+        before, name = self._record, logits_file(split)
+        if split in before["splits"] and not replace:
             raise RunError(
                 f"{self.folder} has the logits of the split {split!r} already; pass --force "
                 f"(replace=True) to write them again."
             )
-        tensors = _logits_tensors(
-            logits, target, indices, norms, bias, classes=len(self._record["prior"]["counts"])
-        )
+        classes = len(before["prior"]["counts"])
+        tensors = _logits_tensors(logits, target, indices, norms, bias, classes=classes)
         head = [tensors[key] for key in _HEAD if key in tensors]
         entry: dict[str, Any] = {
             "examples": len(tensors["target"]),
@@ -229,49 +244,33 @@ class RunWriter:
             "data": data,
             "head": files.fingerprint(*head) if head else None,
         }
-        self._refuse_other_head(split, entry["head"], tensors)
-        name, before = logits_file(split), self._record
         others = {key: value for key, value in before["splits"].items() if key != split}
+        self._refuse_other_head(others, entry["head"], tensors)
         listed = {key: value for key, value in before["files"].items() if key != name}
-        path = self.folder / name
-        aside = files.temporary_name(path)
-        try:
-            if split in before["splits"]:
-                # Unlisted while it is replaced: a kill must not make it look like an edit.
+        with files.atomic_path(self.folder / name) as temporary:
+            files.save_tensors(temporary, tensors)
+            digest = files.sha256(temporary)
+            if split in before["splits"]:  # unlisted first: a kill must not look like an edit
                 self._save(splits=others, files=listed)
-                path.rename(aside)
-            files.write_tensors(path, tensors)
-            digest = files.sha256(path)
-            self._save(splits={**others, split: entry}, files={**listed, name: digest})
-        except BaseException:
-            with suppress(OSError):  # the first error is the one to raise
-                if aside.exists():
-                    aside.replace(path)
-                elif split not in before["splits"]:
-                    path.unlink(missing_ok=True)
-                self._save(**before)
-            raise
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
+        self._save(splits={**others, split: entry}, files={**listed, name: digest})
 
     def _refuse_other_head(
-        self, split: str, head: str | None, tensors: Mapping[str, NDArray[Any]]
+        self, splits: Mapping[str, Any], head: str | None, tensors: Mapping[str, NDArray[Any]]
     ) -> None:
         """Refuse logits whose head differs from another split's: they are of other weights."""
-        for other, found in self._record["splits"].items():
-            if other == split or None in (head, found["head"]) or head == found["head"]:
+        for other, entry in splits.items():
+            if None in (head, entry["head"]) or head == entry["head"]:
                 continue
             theirs = files.read_tensors(self.folder / logits_file(other))
-            if any(
-                (name in tensors) != (name in theirs)
+            for name in _HEAD:
+                one, two = tensors.get(name), theirs.get(name)
                 # Another machine may add the norms up in another order.
-                or (name in tensors and not np.allclose(tensors[name], theirs[name], 1e-9, 1e-12))
-                for name in _HEAD
-            ):
-                raise InputError(
-                    f"the head's `norms` or `bias` differ from those stored with the split "
-                    f"{other!r}, so these logits come from other weights."
-                )
+                same = one is two if one is None or two is None else np.allclose(one, two, 1e-9)
+                if not same:
+                    raise InputError(
+                        f"the head's `norms` or `bias` differ from those stored with the split "
+                        f"{other!r}, so these logits come from other weights."
+                    )
 
     def write_model(self, tensors: Mapping[str, Any]) -> None:
         """Write the weights by name (NumPy arrays or torch tensors)."""
@@ -315,13 +314,16 @@ class RunWriter:
             raise RunError(f"{self.folder} is finished.")
 
 
-def _written_number(value: Any) -> Any:
-    """Return a number for JSON: non-finite ones, which a diverging loss may be, as text."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+def _log_line(values: Mapping[str, Any]) -> bytes:
+    """Return values as JSON; non-finite numbers, which a diverging loss may be, as text."""
+    kept = {}
+    for key, value in values.items():
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            value = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        kept[key] = value
+    return (json.dumps(kept, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _logits_tensors(
@@ -349,6 +351,12 @@ def _logits_tensors(
     if bias is not None and norms is None:
         raise InputError("`bias` needs the head's `norms` beside it.")
     return tensors
+
+
+def _threads() -> int | None:
+    """Return torch's number of threads, on which the last bits of a sum depend; None without it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
 
 
 def _now() -> str:
