@@ -116,9 +116,9 @@ def refuse_unknown(name: str, caller: str) -> None:
     if name in known or Path(name).exists():
         return
     # Many of these names are half alike by their "-lt".
-    error = unknown(caller, "data set, file or folder", name, known, alike=0.7)
+    error = unknown("data set, file or folder", name, known, alike=0.7)
     raise InputError(
-        f"{error} A path may name a frozen file, a folder of images or one of their lists."
+        f"{caller}: {error} A path may name a frozen file, a folder of images or one of their lists."
     )
 
 

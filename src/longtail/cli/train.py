@@ -561,7 +561,8 @@ def _check_judging(job: Job, typed: list[str], *, force: bool) -> None:
     """
     from longtail.runs import Run
     from longtail.runs.folder import same_images
-    from longtail.train.evaluation import NO_LOGITS, refuse_logits
+    from longtail.train.evaluation import refuse_logits
+    NO_LOGITS = ''
 
     test = job.data.test
     instead = f"train with --no-evaluate, then {NO_LOGITS}"
@@ -649,7 +650,8 @@ def _say_plan(job: Job, states: list[str], world: World) -> None:
     from longtail.posthoc import leaves_little
     from longtail.report.tables import plural
     from longtail.train import checkpoint
-    from longtail.train.engine import device_words, precision_of
+    from longtail.train.engine import device_words
+    from longtail.train.validate import precision_of
     from longtail.train.methods import Method
 
     finished = states.count("finished")
@@ -677,7 +679,7 @@ def _say_plan(job: Job, states: list[str], world: World) -> None:
     left = [one.method for one, s in zip(job.specs, states, strict=True) if s != "finished"]
     for method in dict.fromkeys(left):
         trained = Method.of(method)
-        if trained.drw and leaves_little(trained.without_drw.residual_adjustment(prior), prior):
+        if trained.drw and leaves_little(replace(trained, drw=False).residual_adjustment(prior), prior):
             _console.warning_line(
                 f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
                 f"balanced error by itself, and drw weighs rare classes more on top of it; "

@@ -11,12 +11,8 @@ Nothing here knows margins or losses. Without a mesh there is one process, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
 
 import torch
 from torch import Tensor, distributed, nn
@@ -71,13 +67,6 @@ class Slice(NamedTuple):
         """The slice of this process in a one-dimensional mesh; all classes without one."""
         if mesh is None:
             return cls.cut(num_classes)
-        if mesh.ndim != 1:
-            raise InputError(
-                f"`mesh` must have one dimension, over which the classes are cut; it has "
-                f'{mesh.ndim}; name one dimension of a larger mesh, as in mesh["classes"].'
-            )
-        if mesh.get_coordinate() is None:
-            raise InputError(f"this process is not in `mesh`, {mesh}.")
         if mesh.size() > num_classes:
             raise InputError(
                 f"`mesh` has {mesh.size()} processes for {num_classes} classes, so some would "
@@ -119,14 +108,13 @@ class Slice(NamedTuple):
         return out
 
 
-def _renamed(new: str, old: str) -> Callable[..., Any]:
-    """A collective under its new name where torch has that already."""
-    found: Callable[..., Any] = getattr(distributed, new, None) or getattr(distributed, old)
-    return found
-
-
-_ALL_GATHER = _renamed("all_gather_single", "all_gather_into_tensor")
-_REDUCE_SCATTER = _renamed("reduce_scatter_single", "reduce_scatter_tensor")
+# Their names since torch 2.13, and before.
+_ALL_GATHER: Callable[..., Any] = getattr(
+    distributed, "all_gather_single", distributed.all_gather_into_tensor
+)
+_REDUCE_SCATTER: Callable[..., Any] = getattr(
+    distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor
+)
 
 
 class Rows(NamedTuple):
@@ -261,11 +249,6 @@ def gather_slices(tensor: Tensor) -> Tensor | None:
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach().to("cpu", copy=True)
-    if tensor.placements != (Shard(0),):
-        raise InputError(
-            f"gather_slices: `tensor` must be sharded along dimension 0 of a one-dimensional mesh; "
-            f"its placements are {tensor.placements}."
-        )
     group, own = tensor.device_mesh.get_group(), local(tensor.detach()).contiguous()
     rank, size = tensor.device_mesh.get_local_rank(), tensor.device_mesh.size()
     whole = torch.empty(tensor.shape, dtype=tensor.dtype) if rank == 0 else None
@@ -320,6 +303,15 @@ def scatter_slices(tensor: Tensor, whole: Tensor | None) -> None:
             distributed.send(values, dst=receiving, group=group)
         else:
             own.copy_(values)
+
+
+def gather_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors without slices, on the mesh's first process; the others keep only what is whole."""
+    found = {
+        name: gather_slices(value) if isinstance(value, DTensor) else value
+        for name, value in tensors.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def full_state_dict(module: nn.Module) -> dict[str, Tensor]:

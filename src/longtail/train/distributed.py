@@ -20,13 +20,8 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from longtail._checks import InputError

@@ -6,14 +6,9 @@ Tuning, post-hoc methods, metrics and reports read these logits; nothing flows b
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import nn
 
@@ -21,33 +16,27 @@ from longtail import models
 from longtail._checks import InputError
 from longtail.data.images import ImageSet
 from longtail.data.lists import ListedImages
-from longtail.runs import Run, RunWriter, files
-from longtail.runs.folder import RunError, same_images
+from longtail.runs import Run, RunError, RunWriter, files
+from longtail.runs.folder import same_images
 from longtail.train import checkpoint
 from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World
 from longtail.train.loop import new_network
 from longtail.train.recipe import Recipe
-from longtail.train.streamed import Streaming, stream_logits
+from longtail.train.streamed import Streaming, judging, stream_logits
 
 Images = ImageSet | ListedImages
 LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memory, and one file
-NO_LOGITS = "count the errors without them (longtail evaluate --errors-only)"
 
 
 def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
     """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    found = []
-    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    device, found = next(model.parameters()).device, []
+    colors: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
+    colors["pixel_range"] = images.pixel_range
+    with judging(model):
         for batch in torch.split(torch.from_numpy(images.images), 1024):
-            pixels = normalize(
-                batch.to(device), mean=recipe.mean, std=recipe.std, pixel_range=images.pixel_range
-            )
-            found.append(model(pixels).float().cpu())
-    model.train(was_training)
+            found.append(model(normalize(batch.to(device), **colors)).float().cpu())
     return torch.cat(found).numpy()
 
 
@@ -99,34 +88,26 @@ def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -
         )
 
 
-class Head(NamedTuple):
-    """‖w_y‖₂ and the bias of the last layer, float64, shape (num_classes,) each."""
-
-    norms: np.ndarray
-    bias: np.ndarray
-
-    @classmethod
-    def of(cls, model: nn.Module, recipe: Recipe) -> Head:
-        """That of a network; of a sharded one, every process must ask."""
-        if recipe.classifier == "sharded":
-            norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
-            return cls(norms.numpy(), bias.numpy())
-        return cls(*models.head_norms_and_bias(model))
+def head_of(model: nn.Module, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
+    """‖w_y‖₂ and the bias of the last layer; of a sharded one, every process must ask."""
+    if recipe.classifier == "sharded":
+        norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
+        return norms.numpy(), bias.numpy()
+    return models.head_norms_and_bias(model)
 
 
 def write_split(
-    writer: RunWriter, head: Head, images: Images, logits: np.ndarray, *, split: str
+    writer: RunWriter,
+    head: tuple[np.ndarray, np.ndarray],
+    images: Images,
+    logits: np.ndarray,
+    *,
+    split: str,
 ) -> None:
     """Write the network's logits on a split, with the head's norms and bias beside them."""
-    writer.write_logits(
-        split,
-        logits,
-        images.labels,
-        norms=head.norms,
-        bias=head.bias,
-        data=images.fingerprint,
-        replace=True,  # a run killed while it finished left some
-    )
+    labels, data = images.labels, images.fingerprint
+    # A run killed while it finished left some, to be replaced.
+    writer.write_logits(split, logits, labels, norms=head[0], bias=head[1], data=data, replace=True)
 
 
 def evaluate(
@@ -159,11 +140,12 @@ def evaluate(
         if split in run.splits:  # another process may not see them yet
             same_images([(run, images.fingerprint)], split)
         return run
-    refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=NO_LOGITS)
+    instead = "count the errors without them (longtail evaluate --errors-only)"
+    refuse_logits(len(images), run.prior.num_classes, what=f"the {split} set", instead=instead)
     with files.exclusive(run.folder) if world.first else nullcontext():
         model, recipe = trained_network(run, images, device=device, world=world)
         logits = split_logits(model, images, recipe, world=world, streaming=streaming)
-        head = Head.of(model, recipe)
+        head = head_of(model, recipe)
         if logits is not None:
             if not np.isfinite(logits).all():
                 raise RunError(

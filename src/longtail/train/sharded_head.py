@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from longtail import _checks
-from longtail._checks import InputError
-from longtail.priors import ClassPrior
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from longtail import _checks
+from longtail._checks import InputError
 from longtail.kernels._inputs import check_labels, under_autocast
 from longtail.losses import EqualizedThresholdLoss, PairwiseMarginLoss
+from longtail.priors import ClassPrior
 from longtail.train.class_slices import (
     Rows,
     Slice,
@@ -226,7 +223,7 @@ class ShardedHead(nn.Module):
             backward pass takes the gradients that come in to be so, too.
         """
         self._check_features(features)
-        self._check_criterion(criterion, features)
+        self._check_criterion(criterion)
         ignored = criterion.ignore_index
         check_labels(target, len(features), of="features")
         target = target.long()  # in uint8 a comparison with -100 would find 156
@@ -238,7 +235,6 @@ class ShardedHead(nn.Module):
             real[split.places(real.device)] = True
         counted = target != ignored if split is None else (target != ignored) & real
         target = target.masked_fill(~counted, 0)
-        self._check_labels(target, ignored)
 
         compute, work, out = _types(features)
         weight = None if criterion.weight is None else criterion.weight.to(work)
@@ -279,7 +275,7 @@ class ShardedHead(nn.Module):
         Returns:
             Classes, int64, shape (N,), of this process's own examples with `batch="split"`.
         """
-        return self._top(features, 1, prior, tau)[1].squeeze(1)
+        return self.topk(features, 1, prior=prior, tau=tau)[1].squeeze(1)
 
     @torch.no_grad()
     def topk(
@@ -295,18 +291,8 @@ class ShardedHead(nn.Module):
 
         Returns:
             Logits, adjusted if there is a prior, and classes, shape (N, k) each, falling; equal
-            logits in the order of `torch.topk`.
+            logits in the order of `torch.topk`, or of `torch.max` with k = 1.
         """
-        k = _checks.whole(k, name="k")
-        if k > self.num_classes:
-            raise InputError(
-                f"`k` must be at most the number of classes, {self.num_classes}; got {k}."
-            )
-        return self._top(features, k, prior, tau)
-
-    def _top(
-        self, features: Tensor, k: int, prior: ClassPrior | None, tau: float
-    ) -> tuple[Tensor, Tensor]:
         self._check_features(features)
         if prior is not None:
             _checks.prior(prior, num_classes=self.num_classes)
@@ -358,15 +344,10 @@ class ShardedHead(nn.Module):
         self, features: Tensor, known: Sequence[int] | None = None
     ) -> tuple[Tensor, Rows | None]:
         """The features of the whole batch, and how the processes' rows lie in it if it is split."""
-        if known is not None and (
-            self.batch != "split"
-            or len(known) != self.part.size
-            or known[self.part.rank] != len(features)
-        ):
+        if known is not None and known[self.part.rank] != len(features):
             raise InputError(
-                f"ShardedHead.loss: `rows` must say, with batch='split', how many examples each of "
-                f"the {self.part.size} processes has; got {list(known)} with batch={self.batch!r}, "
-                f"and {len(features)} features in process {self.part.rank}."
+                f"ShardedHead.loss: `rows` must say how many examples each process has; got "
+                f"{list(known)} with {len(features)} features in process {self.part.rank}."
             )
         if self.batch == "replicated" or self.part.group is None:
             return everywhere(features, self.part), None
@@ -381,50 +362,20 @@ class ShardedHead(nn.Module):
                 f"{tuple(features.shape)}."
             )
 
-    def _check_criterion(self, criterion: PairwiseMarginLoss, features: Tensor) -> None:
-        if not isinstance(criterion, PairwiseMarginLoss):
+    def _check_criterion(self, criterion: PairwiseMarginLoss) -> None:
+        additive = isinstance(criterion, PairwiseMarginLoss) and criterion.dense is None
+        if not additive or isinstance(criterion, EqualizedThresholdLoss):
             raise InputError(
-                f"ShardedHead.loss: `criterion` must be a loss of longtail.losses, such as "
-                f"LogitAdjustedLoss(prior); got {type(criterion).__name__}. For plain "
-                f"cross-entropy take SoftmaxLoss, for a margin PairwiseMarginLoss(margin)."
+                f"ShardedHead.loss: `criterion` must be a loss of longtail.losses whose margin is "
+                f"additive and that drops no competitors at random; got "
+                f"{type(criterion).__name__}. For plain cross-entropy take SoftmaxLoss."
             )
-        name, classes = type(criterion).__name__, len(criterion.alpha)
-        if classes != self.num_classes:
+        if len(criterion.alpha) != self.num_classes:
             raise InputError(
-                f"ShardedHead.loss: the criterion has {classes} classes but the head has "
-                f"{self.num_classes}, over all processes; pass num_classes={self.num_classes} to "
-                f"ClassPrior.from_labels if a class has no examples."
+                f"ShardedHead.loss: the criterion has {len(criterion.alpha)} classes but the head "
+                f"has {self.num_classes}, over all processes; pass num_classes={self.num_classes} "
+                f"to ClassPrior.from_labels if a class has no examples."
             )
-        obstacle = None
-        if criterion.dense is not None:
-            obstacle = "its margin is dense, not of the form a_y + b_y'"
-        elif isinstance(criterion, EqualizedThresholdLoss):
-            obstacle = "it drops competitors at random"
-        if obstacle is not None:
-            raise InputError(
-                f"ShardedHead.loss: {name} can't be computed in slices of the classes: {obstacle}."
-            )
-        if criterion.alpha.device != features.device:
-            raise InputError(
-                f"ShardedHead.loss: the criterion's buffers are on {criterion.alpha.device} but "
-                f"the features are on {features.device}; move it once, with "
-                f"criterion.to(features.device)."
-            )
-
-    def _check_labels(self, target: Tensor, ignore_index: int) -> None:
-        """Refuse labels out of range, so that all processes stop together.
-
-        On a GPU we don't wait to look: looking up a class's margin fails on the device, as in
-        torch's own cross-entropy.
-        """
-        if target.device.type != "cpu" or len(target) == 0:
-            return
-        for value in (int(target.min()), int(target.max())):
-            if not 0 <= value < self.num_classes:
-                raise InputError(
-                    f"ShardedHead.loss: `target` must lie in 0 .. {self.num_classes - 1}, but "
-                    f"{value} occurs; labels to leave out must equal ignore_index={ignore_index}."
-                )
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -433,25 +384,9 @@ class ShardedHead(nn.Module):
         cut = dict(state_dict)
         for name, own in self.named_parameters(recurse=False):
             value = cut.get(prefix + name)
-            if value is None:
-                continue
-            caller = f"ShardedHead.load_state_dict: `{prefix}{name}`"
-            if isinstance(value, DTensor):
-                if value.shape == own.shape and value.device_mesh != self.mesh:
-                    raise InputError(
-                        f"{caller} is in {value.device_mesh.size()} slices of another mesh, but "
-                        f"the head is in {self.part.size}; gather it with full_state_dict before "
-                        f"saving, or load with torch.distributed.checkpoint, which cuts anew."
-                    )
-            elif value.shape == own.shape:
+            if value is not None and value.shape == own.shape and not isinstance(value, DTensor):
                 mine = value[self.part.start : self.part.stop].to(own.device)
                 cut[prefix + name] = as_slice(mine, self.part, self.mesh)
-            else:
-                raise InputError(
-                    f"{caller} has shape {tuple(value.shape)} but must have {tuple(own.shape)}, "
-                    f"the whole layer's; a single process's slice does not do, since the number of "
-                    f"processes may be another: save what full_state_dict gathers."
-                )
         super()._load_from_state_dict(cut, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -15,10 +15,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from longtail import _checks
-
-_checks.require("torch", extra="torch")
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
