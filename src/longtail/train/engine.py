@@ -472,7 +472,8 @@ class _Report:
     def within(self, share: float) -> None:
         """Take in the share of an epoch that is done, of a run that trains by itself."""
         if self.progress is not None and share < 1:  # a whole one is told when it is judged
-            self.progress(sum(self.at.values()) + share, self.total, self.text)
+            done = sum(self.at.values())
+            self.progress(done + share if share else done, self.total, self.text)
 
     def __call__(self, end: EpochEnd) -> None:
         """Take in an epoch of a run."""

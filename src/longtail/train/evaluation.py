@@ -31,12 +31,14 @@ LARGEST_LOGITS = 2**36  # bytes of a split's logits; they are one array in memor
 
 def network_logits(model: nn.Module, images: ImageSet, recipe: Recipe) -> np.ndarray:
     """The network's logits on images as they are, in float32, shape (examples, num_classes)."""
-    device, found = next(model.parameters()).device, []
+    device = next(model.parameters()).device
     colors: dict[str, Any] = {"mean": recipe.mean, "std": recipe.std}
     colors["pixel_range"] = images.pixel_range
     with judging(model):
-        for batch in torch.split(torch.from_numpy(images.images), 1024):
-            found.append(model(normalize(batch.to(device), **colors)).float().cpu())
+        found = [
+            model(normalize(batch.to(device), **colors)).float().cpu()
+            for batch in torch.split(torch.from_numpy(images.images), 1024)
+        ]
     return torch.cat(found).numpy()
 
 

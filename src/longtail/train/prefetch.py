@@ -214,18 +214,16 @@ class Prefetcher:
                         block.seconds[run, at].copy_(made.seconds)
                         if made.shares is not None:
                             block.shares[run, at].copy_(made.shares)
-            if block.teacher_logits is not None:
-                self._ask_teachers(block, stream, images.rows[first:end])
+            if self.teachers is not None and block.teacher_logits is not None:
+                rows, answers = images.rows[first:end], block.teacher_logits[stream]
+                self._ask(self.teachers, rows, block.inputs[:, :, :, runs[0]], answers)
 
-    def _ask_teachers(self, block: Block, stream: int, rows: Tensor) -> None:
+    def _ask(self, teachers: Teachers, rows: Tensor, images: Tensor, answers: Tensor) -> None:
         """Fill in the teachers' logits on the images of a stream."""
-        assert block.teacher_logits is not None and self.teachers is not None
-        answers = block.teacher_logits[stream]
-        if isinstance(self.teachers, Tensor):
-            answers[: len(rows)].copy_(self.teachers[rows.to(answers.device)])
+        if isinstance(teachers, Tensor):
+            answers[: len(rows)].copy_(teachers[rows.to(answers.device)])
             return
         for first in range(0, len(rows), _TEACHER_BATCH):
             part = slice(first, min(first + _TEACHER_BATCH, len(rows)))
-            images = block.inputs[part, :, :, self.streams[stream][0]].float()
             with torch.no_grad():
-                answers[part].copy_(self.teachers(images.permute(0, 3, 1, 2)))
+                answers[part].copy_(teachers(images[part].float().permute(0, 3, 1, 2)))

@@ -485,10 +485,9 @@ def stream_logits(
     device = next(model.parameters()).device
     network = PixelNetwork(model, recipe, device=device)
     with judging(model):
-        found = [torch.zeros(0, data.num_classes, device=device)]
-        for batch in centres(data, recipe, device=device, world=world, how=how):
-            found.append(network(batch.images.to(device, non_blocking=True)))
-        rows = torch.cat(found)
+        stream = centres(data, recipe, device=device, world=world, how=how)
+        found = [network(batch.images.to(device, non_blocking=True)) for batch in stream]
+        rows = torch.cat([torch.zeros(0, data.num_classes, device=device), *found])
     return world.gather(rows, len(data))
 
 
