@@ -65,7 +65,7 @@ def test_the_last_batch_is_dropped_where_the_recipe_says_so(drop_last, sizes):
     for size, expected in sizes.items():
         assert planner(size).batch_sizes == expected
         plan = planner(size).plan(0)
-        assert (len(plan.rates), len(plan.rows)) == (len(expected), sum(expected))
+        assert (len(plan.rates), len(plan.images.rows)) == (len(expected), sum(expected))
     if drop_last:
         with pytest.raises(InputError, match="has 10 examples, fewer than one batch of 16"):
             planner(16)

@@ -18,6 +18,7 @@ from longtail.train.recipe import (
     learning_rate,
     make_spec,
     parse_overrides,
+    unreached_rates,
 )
 
 DIGITS = DataSpec("digits-lt", profile="exp", imbalance_ratio=50.0)
@@ -389,3 +390,12 @@ def test_the_page_lists_every_value_with_its_default_and_its_choices():
             default = json.loads(json.dumps(field.default))  # tuples are lists there
             assert (typed, type(typed)) == (default, type(default)), field.name
         assert set(choices.get(field.name, ())) <= set(re.findall(r"`([^`]+)`", words)), field.name
+
+
+def test_rates_that_a_training_never_comes_to_are_told():
+    for name in RECIPES:
+        assert unreached_rates(spec(recipe=name, data=CIFAR10)) is None
+    short = unreached_rates(spec(recipe="paper", data=CIFAR10, epochs=100))
+    assert "of 100 epochs none comes to milestones at 160 and 180" in short
+    warm = unreached_rates(spec(recipe="imagenet-lt", epochs=4))
+    assert "all 4 epochs are warm-up; override warmup_epochs" in warm

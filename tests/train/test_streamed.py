@@ -77,10 +77,10 @@ def test_the_first_step_by_hand(data):
     view, seed = RandomCrop(16), stream_seed(0, "crop")
     crops = [
         view(data.train.file(row), np.random.default_rng([seed, 0, draw]))
-        for draw, row in enumerate(plan.rows.tolist())
+        for draw, row in enumerate(plan.images.rows.tolist())
     ]
     network = new_network(recipe, data.train, seed=0)
-    target = torch.from_numpy(data.train.labels)[plan.rows]
+    target = torch.from_numpy(data.train.labels)[plan.images.rows]
     loss = F.cross_entropy(network(normalized(crops, recipe)), target, weight=plan.weights)
     loss.backward()
     expected = {

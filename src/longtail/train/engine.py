@@ -506,7 +506,7 @@ def explained(runs: int = 0, *, on_disk: bool = False) -> Iterator[None]:
             what = "the data and a run; override batch_size with a smaller one, or train on a CPU."
         raise RunError(f"train: the GPU's memory does not hold {what} {unlost}") from error
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
+        said = " ".join(str(error).splitlines()[:2])
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise RunError(
                 f"train: torch.compile failed: {said} Train without it (--no-compile, "

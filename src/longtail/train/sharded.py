@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from longtail.data.lists import ListedImages
 from longtail.train.class_slices import gather_slices, local
@@ -38,10 +38,15 @@ def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     fc: Any = model.fc
     model.fc = nn.Identity()
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    mesh = init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
+    mesh = _mesh(world, device)
     with torch.random.fork_rng(devices=[]), lost_neighbors():  # it draws a start of its own first
         model.fc = ShardedHead.from_linear(fc, mesh=mesh, batch="split", device=device)
     return model
+
+
+def _mesh(world: World, device: torch.device) -> DeviceMesh | None:
+    """The processes as DTensor wants them; None for one alone, which has ordinary tensors."""
+    return init_device_mesh(device.type, (world.count,)) if world.count > 1 else None
 
 
 def without_head(model: nn.Module) -> nn.Module:
