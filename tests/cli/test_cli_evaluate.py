@@ -85,35 +85,12 @@ def test_logits_of_other_images_are_not_shown_as_those_of_the_data_named(swapped
     assert cli(*swapped).code == cli("evaluate", "runs", "--dataset", "birds").code == 0
 
 
-def test_a_stale_judgement_is_refused_before_anything_is_trained(swapped, cli):
-    result = cli(*swapped, "--seeds", "2")
-    assert result.code == 1
-    assert "are of other images than the data are now" in result.err
-    assert len(find_runs("runs")) == 1
-
-
 def test_runs_judged_on_different_images_have_no_mean(swapped, cli):
     assert cli(*swapped, "--seed", "1").code == 0
     result = cli("evaluate", "runs")
     assert result.code == 1
     assert "have different examples in the split 'test'" in result.err
     assert "`longtail evaluate RUN --split test --force`" in result.err
-
-
-def test_one_command_judges_all_stale_runs_anew(swapped, cli):
-    swap_places()
-    assert cli(*swapped, "--seeds", "3").code == 0
-    swap_places()
-    for words in ([*swapped, "--seeds", "4"], ["evaluate", "runs", "--dataset", "birds"]):
-        result = cli(*words)
-        assert result.code == 1
-        assert all(str(run.folder) in result.err for run in find_runs("runs"))
-    folders = [run.folder for run in find_runs("runs")[:2]]
-    result = cli(*swapped, "--seeds", "2")  # the third is not one of these
-    assert all(str(folder) in result.err for folder in folders)
-    words = ("--split", "test", "--dataset", "birds", "--force")
-    assert cli("evaluate", *folders, *words).code == 0
-    assert cli(*swapped, "--seeds", "2").code == 0
 
 
 def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):
@@ -126,18 +103,6 @@ def test_parts_that_a_loop_of_ones_own_wrote_may_differ_by_seed(cli):
     labels = [run.logits("val").target.tolist() for run in find_runs("own")]
     assert labels[0] != labels[1]
     assert cli("evaluate", "own", "--split", "val").code == 0
-
-
-def test_the_data_named_may_be_those_of_some_runs_only(runs, cli):
-    assert cli("evaluate", runs).code == 0
-    assert cli("data", "freeze", "digits-lt", "--ratio", "20", "--out", "small.frozen").code == 0
-    train = ["train", "--dataset", "small.frozen", "--recipe", "digits", "--method", "softmax"]
-    assert cli(*train, "--set", "epochs=1", "--device", "cpu", "--no-evaluate").code == 0
-    for _ in range(2):  # the second time all are judged
-        assert cli("evaluate", runs, "--dataset", "small.frozen").code == 0
-    result = cli("evaluate", runs / "digits-lt", "--root", "images")
-    assert result.code == 1
-    assert "--root is for images on disk" in result.err
 
 
 def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli):
@@ -284,7 +249,7 @@ def test_of_a_folder_those_are_judged_that_have_a_held_out_part(runs, cli):
 
 
 def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
-    from longtail.cli import _training
+    from longtail.train import distributed
     from longtail.train.distributed import World
 
     class Second(World):
@@ -292,7 +257,7 @@ def test_of_several_processes_only_the_first_one_talks(runs, cli, monkeypatch):
             return value
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(_training, "joined", lambda _: nullcontext(Second(rank=1, count=2)))
+    monkeypatch.setattr(distributed, "joined", lambda _: nullcontext(Second(rank=1, count=2)))
     folder = next(run.folder for run in find_runs(runs) if run.spec.dataset.held_out)
     done = cli("evaluate", folder, "--split", "held-out")
     assert (done.code, done.out) == (0, "")
@@ -369,15 +334,6 @@ def test_missing_data_say_where_they_were_looked_for(cli):
     assert "cifar10-lt needs its original files" in result.err
 
 
-def test_a_gpu_that_is_not_there_is_refused(runs, cli, monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = cli("evaluate", runs, "--device", "cuda")
-    assert result.code == 1
-    assert "can use no GPU here" in result.err
-
-
 def test_a_folder_without_runs_is_refused(cli):
     Path("empty").mkdir()
     result = cli("evaluate", "empty")
@@ -415,17 +371,6 @@ def test_rows_whose_groups_are_of_other_classes_are_told(runs, cli):
     assert said in words_of(cli("evaluate", runs).out)
     whole = [run.folder for run in find_runs(runs) if not run.spec.dataset.held_out]
     assert said not in words_of(cli("evaluate", *whole).out)
-
-
-def test_methods_that_were_trained_in_other_ways_each_are_told(runs, cli):
-    said = "The methods were not all trained alike: "
-    assert said not in words_of(cli("evaluate", runs).out)
-    longer = (*DIGITS[:-2], "--set", "epochs=3", "--method", "balanced", "--out", "more")
-    assert cli(*longer).code == 0
-    result = cli("evaluate", runs, "more")
-    assert f"{said}epochs 2 and 3." in words_of(result.out)
-    assert max(map(len, result.out.splitlines())) <= 80
-    assert "alike" not in words_of(cli("evaluate", "more").out)
 
 
 def test_an_ensemble_is_one_more_run(runs, cli):

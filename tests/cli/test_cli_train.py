@@ -15,7 +15,7 @@ from longtail.data.digits import load_digits_lt
 from longtail.runs import find_runs
 from longtail.train import engine
 from longtail.train.methods import EXTRAS
-from longtail.train.recipe import RECIPES, make_spec
+from longtail.train.recipe import RECIPES
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -205,42 +205,6 @@ def test_a_frozen_file_is_what_was_frozen(cohort, cli):
 
 
 # Interrupted and resumed.
-
-
-def reported(runs, at=()):
-    """The calls of a progress function, and what makes them."""
-    shown = []
-    at = {Path(f"{name}-0"): done for name, done in at}
-    report = engine._Report(lambda *words: shown.append(words), None, at, 20 * runs)
-    return shown, report
-
-
-def epoch_end(method, seed, epoch, loss, error=None):
-    spec = make_spec(load_digits_lt().spec, method=method, recipe="digits", seed=seed)
-    return engine.EpochEnd(spec, Path(f"{method}-{seed}"), epoch, 20, loss, error, 0.1)
-
-
-def test_epochs_are_counted_over_all_runs():
-    shown, report = reported(3)
-    assert shown == [(0, 60, "")]
-    report(epoch_end("softmax", 0, 1, 0.618))
-    assert shown[-1] == (1, 60, "loss 0.62 epoch 1/20 (softmax, seed 0)")
-    report(epoch_end("logit-adjusted:tau=2", 4, 1, 2.0, 0.3421))
-    text = "loss 2.00 held-out 34.2% epoch 1/20 (logit-adjusted (tau=2), seed 4)"
-    assert shown[-1] == (2, 60, text)
-    shown, report = reported(2, at=[("softmax", 15)])  # resumed
-    assert shown == [(15, 40, "")]
-
-
-def test_a_long_epoch_is_told_by_its_share():
-    shown, report = reported(2)
-    report.within(0.25)
-    assert shown[-1] == (0.25, 40, "")
-    report.within(1.0)  # nothing more until the epoch is judged
-    assert shown[-1] == (0.25, 40, "")
-    report(epoch_end("softmax", 0, 1, 0.5))
-    report.within(0.5)
-    assert shown[-1] == (1.5, 40, "loss 0.50 epoch 1/20 (softmax, seed 0)")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(cli, monkeypatch):

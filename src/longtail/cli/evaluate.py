@@ -89,7 +89,7 @@ def evaluate(
     """
     from longtail import runs as library
     from longtail.cli._opening import open_members, open_runs
-    from longtail.runs.folder import same_data
+    from longtail.runs.folder import judged_apart
 
     if errors_only and (ensemble or force or split == Split.held_out):
         other = "--ensemble" if ensemble else "--force" if force else "--split held-out"
@@ -118,8 +118,12 @@ def evaluate(
         together = library.ensemble(opened, root=home, split=split.value, replace=force)
     shown = [*opened, *([together] if together is not None else [])]
     if not errors_only:
+        # What is held out differs from seed to seed; other splits must be the same images.
         for group in _by_data(shown).values() if split != Split.held_out else ():
-            same_data(group, split=split.value)
+            seen = {run.record["splits"][split.value]["data"]: run for run in group}
+            differing = [run for data, run in seen.items() if data is not None]
+            if len(differing) > 1:
+                raise judged_apart(differing[0], differing[1], split.value)
         errors = {run.folder: _training.errors_on(run, split) for run in shown}
     if json:
         found = _document(shown, errors, split)

@@ -259,9 +259,11 @@ def run_states(
         force: take all for new, whatever is there.
     """
     folders, found = list(folders), []
+    if force:
+        return dict.fromkeys(folders, "new")
     for folder in folders if world.first else ():
         state = "new"
-        if not force and (folder / "run.json").exists():
+        if (folder / "run.json").exists():
             run = Run.open(folder, verify=False, unfinished=True)
             same_training(run, images.fingerprint)
             state = "finished" if run.finished else "begun"

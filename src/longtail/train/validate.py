@@ -129,7 +129,7 @@ def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
     if recipe.distill_weight and not names_of(spec):
         raise InputError(
             f"{name} has distill_weight {recipe.distill_weight:g} and needs teachers; name their "
-            f"run folders (--teachers RUN), or set distill_weight=0."
+            f"run folders (--teachers RUN), or take a recipe without them, such as strong."
         )
 
 
