@@ -36,8 +36,7 @@ from longtail.train.sharded_loss import Margins, mean_denominator, slice_losses
 
 __all__ = ["ShardedHead", "full_state_dict", "gather_slices"]
 
-BATCHES = ("replicated", "split")
-INIT_ROWS = 4096  # drawn at once
+_DRAWN = 4096  # rows of the weights at once, at the start
 
 
 class ShardedHead(nn.Module):
@@ -104,39 +103,27 @@ class ShardedHead(nn.Module):
         super().__init__()
         self.in_features = _checks.whole(in_features, name="in_features")
         self.num_classes = _checks.whole(num_classes, name="num_classes")
-        self.batch = _checks.choice(batch, BATCHES, name="batch")
+        self.batch = _checks.choice(batch, ("replicated", "split"), name="batch")
         self.averaging = averaging
         self.mesh = mesh
         self.part = Slice.of_mesh(self.num_classes, mesh)
         if device is None and mesh is not None:
             device = mesh.device_type
-        bound = 1.0 / math.sqrt(self.in_features)  # of nn.Linear
-        rows = self._draw(self.in_features, bound, device, dtype)
-        self.weight = nn.Parameter(as_slice(rows, self.part, mesh))
-        if bias:
-            values = self._draw(None, bound, device, dtype)
-            self.bias = nn.Parameter(as_slice(values, self.part, mesh))
-        else:
-            self.register_parameter("bias", None)
+        here: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.weight = nn.Parameter(self.sliced(self._draw(self.in_features, **here)))
+        self.bias = nn.Parameter(self.sliced(self._draw(**here))) if bias else None
 
-    def _draw(
-        self,
-        width: int | None,
-        bound: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> Tensor:
-        """This process's part of what a single process would draw, from torch's CPU generator."""
-        tail = () if width is None else (width,)
+    def _draw(self, *tail: int, device: Any, dtype: Any) -> Tensor:
+        """This process's part of what `nn.Linear` would draw alone, from torch's CPU generator."""
+        bound = 1.0 / math.sqrt(self.in_features)
         own = torch.empty((self.part.width, *tail), device=device, dtype=dtype)
-        for start in range(0, self.num_classes, INIT_ROWS):
-            stop = min(start + INIT_ROWS, self.num_classes)
+        for start in range(0, self.num_classes, _DRAWN):
+            stop = min(start + _DRAWN, self.num_classes)
             drawn = torch.empty((stop - start, *tail), dtype=dtype).uniform_(-bound, bound)
             first, last = max(start, self.part.start), min(stop, self.part.stop)
             if first < last:
-                own[first - self.part.start : last - self.part.start] = drawn[
-                    first - start : last - start
-                ].to(own.device)
+                to = slice(first - self.part.start, last - self.part.start)
+                own[to] = drawn[first - start : last - start].to(own.device)
         return own
 
     @classmethod
@@ -151,28 +138,17 @@ class ShardedHead(nn.Module):
     ) -> ShardedHead:
         """A head with the weights of a linear layer that every process has whole.
 
-        Args:
-            linear: the same on every process.
-            mesh: as for the class, as the following.
-            batch: see there.
-            averaging: see there.
-            device: where the slice goes; to that of the linear layer by default.
+        The options are those of the class; `device` is that of the layer by default.
 
         Examples:
             >>> linear = nn.Linear(8, 5)
             >>> torch.equal(ShardedHead.from_linear(linear).weight, linear.weight)
             True
         """
-        head = cls(
-            linear.in_features,
-            linear.out_features,
-            mesh=mesh,
-            batch=batch,
-            averaging=averaging,
-            bias=linear.bias is not None,
-            device=linear.weight.device if device is None else device,
-            dtype=linear.weight.dtype,
-        )
+        options: dict[str, Any] = {"mesh": mesh, "batch": batch, "averaging": averaging}
+        options |= {"bias": linear.bias is not None, "dtype": linear.weight.dtype}
+        options["device"] = linear.weight.device if device is None else device
+        head = cls(linear.in_features, linear.out_features, **options)
         head.load_state_dict(linear.state_dict())
         return head
 
@@ -182,7 +158,6 @@ class ShardedHead(nn.Module):
         With `batch="split"` N counts the examples of all processes, in their order. `.to_local()`
         are the own columns, `.full_tensor()` gathers all of them. Without a mesh, plain logits.
         """
-        self._check_features(features)
         whole, rows = self._whole_batch(features)
         if rows is not None:
             whole = whole[rows.places(whole.device)]
@@ -222,7 +197,6 @@ class ShardedHead(nn.Module):
             As the criterion on logits. "mean" and "sum" are the same on every process, and the
             backward pass takes the gradients that come in to be so, too.
         """
-        self._check_features(features)
         self._check_criterion(criterion)
         ignored = criterion.ignore_index
         check_labels(target, len(features), of="features")
@@ -236,7 +210,13 @@ class ShardedHead(nn.Module):
         counted = target != ignored if split is None else (target != ignored) & real
         target = target.masked_fill(~counted, 0)
 
-        compute, work, out = _types(features)
+        compute = out = features.dtype
+        cast: AbstractContextManager[object] = nullcontext()
+        if under_autocast(features.device):  # logits in its type, all else in float32
+            kind = features.device.type
+            compute, out = torch.get_autocast_dtype(kind), torch.float32
+            cast = torch.autocast(kind, enabled=False)
+        work = torch.promote_types(out, torch.float32)
         weight = None if criterion.weight is None else criterion.weight.to(work)
         negative, alpha = criterion.negative.to(work), criterion.alpha.to(work)
         margins = Margins(
@@ -249,7 +229,7 @@ class ShardedHead(nn.Module):
             criterion.label_smoothing,
         )
         bias = None if self.bias is None else local(self.bias)
-        with _without_autocast(features.device):
+        with cast:
             losses = slice_losses(
                 whole.to(compute), local(self.weight).to(compute), bias, margins, self.part
             )
@@ -293,7 +273,6 @@ class ShardedHead(nn.Module):
             Logits, adjusted if there is a prior, and classes, shape (N, k) each, falling; equal
             logits in the order of `torch.topk`, or of `torch.max` with k = 1.
         """
-        self._check_features(features)
         if prior is not None:
             _checks.prior(prior, num_classes=self.num_classes)
         whole, rows = self._whole_batch(features)
@@ -344,6 +323,11 @@ class ShardedHead(nn.Module):
         self, features: Tensor, known: Sequence[int] | None = None
     ) -> tuple[Tensor, Rows | None]:
         """The features of the whole batch, and how the processes' rows lie in it if it is split."""
+        if features.ndim != 2 or features.shape[1] != self.in_features:
+            raise InputError(
+                f"ShardedHead: `features` must have shape (N, {self.in_features}); got "
+                f"{tuple(features.shape)}."
+            )
         if known is not None and known[self.part.rank] != len(features):
             raise InputError(
                 f"ShardedHead.loss: `rows` must say how many examples each process has; got "
@@ -354,13 +338,6 @@ class ShardedHead(nn.Module):
         rows = Rows.of(features, self.part) if known is None else Rows(tuple(known), max(known))
         factor = float(self.part.size) if self.averaging else 1.0
         return all_rows(features, rows, self.part, factor=factor), rows
-
-    def _check_features(self, features: Tensor) -> None:
-        if features.ndim != 2 or features.shape[1] != self.in_features:
-            raise InputError(
-                f"ShardedHead: `features` must have shape (N, {self.in_features}); got "
-                f"{tuple(features.shape)}."
-            )
 
     def _check_criterion(self, criterion: PairwiseMarginLoss) -> None:
         additive = isinstance(criterion, PairwiseMarginLoss) and criterion.dense is None
@@ -391,19 +368,5 @@ class ShardedHead(nn.Module):
 
     def extra_repr(self) -> str:
         """Widths, slices and how it is fed, for printing."""
-        bias = "" if self.bias is not None else ", bias=False"
-        return (
-            f"in_features={self.in_features}, num_classes={self.num_classes}, "
-            f"slices={self.part.size}, batch={self.batch!r}{bias}"
-        )
-
-
-def _types(features: Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """The types of the logits, of the arithmetic on them, and of the loss."""
-    if under_autocast(features.device):
-        return torch.get_autocast_dtype(features.device.type), torch.float32, torch.float32
-    return features.dtype, torch.promote_types(features.dtype, torch.float32), features.dtype
-
-
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, enabled=False) if under_autocast(device) else nullcontext()
+        widths = f"in_features={self.in_features}, num_classes={self.num_classes}"
+        return f"{widths}, slices={self.part.size}, batch={self.batch!r}"

@@ -57,7 +57,7 @@ class Margins(NamedTuple):
 def slice_losses(
     features: Tensor, weight: Tensor, bias: Tensor | None, margins: Margins, part: Slice
 ) -> Tensor:
-    """The loss of every example, the same on every process.
+    """The loss of every example, the same on every process; zero where not counted.
 
     The gradient that comes back for the features is this process's part of it, yet to be added
     up over the processes; those of weight and bias are whole.
@@ -68,9 +68,6 @@ def slice_losses(
         bias: this process's, shape (width,), or None.
         margins: see there.
         part: this process's classes.
-
-    Returns:
-        Shape (N,), zero where not counted, in the margins' type.
     """
     function = _Smoothed if margins.epsilon > 0.0 else _Plain
     return function.apply(features, weight, bias, margins, part)  # type: ignore[no-any-return, no-untyped-call]
@@ -124,31 +121,28 @@ def _swap(values: Tensor, index: Tensor, where: Tensor, new: Tensor | float) -> 
     return old
 
 
-class _SliceFunction(torch.autograd.Function):
-    """Shared by both kinds of loss: saving, and logits that one backward pass overwrites."""
-
-    @staticmethod
-    def keep(ctx: Any, scores: _Scores, *args: Any) -> None:
-        features, weight, bias, ctx.margins, ctx.part = args
-        ctx.save_for_backward(features, weight, bias)
-        ctx.scores = scores if any(ctx.needs_input_grad[:3]) else None
-
-    @staticmethod
-    def take(ctx: Any) -> tuple[_Scores, Tensor, Tensor, Tensor | None]:
-        """The scores, whose logits may be overwritten; computed again the second time."""
-        refuse_second_derivative(
-            "ShardedHead.loss",
-            "compute the logits with a whole nn.Linear, and their loss with the criterion itself,",
-        )
-        features, weight, bias = ctx.saved_tensors
-        scores, ctx.scores = ctx.scores, None
-        if scores is None:
-            scores = _Scores(features, weight, bias, ctx.margins, ctx.part)
-        total = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
-        return scores, features, weight, total
+def _keep(ctx: Any, scores: _Scores, *args: Any) -> None:
+    """Save what a backward pass takes."""
+    features, weight, bias, ctx.margins, ctx.part = args
+    ctx.save_for_backward(features, weight, bias)
+    ctx.scores = scores if any(ctx.needs_input_grad[:3]) else None
 
 
-class _Plain(_SliceFunction):
+def _taken(ctx: Any) -> tuple[_Scores, Tensor, Tensor, Tensor | None]:
+    """The scores, whose logits may be overwritten; computed again the second time."""
+    refuse_second_derivative(
+        "ShardedHead.loss",
+        "compute the logits with a whole nn.Linear, and their loss with the criterion itself,",
+    )
+    features, weight, bias = ctx.saved_tensors
+    scores, ctx.scores = ctx.scores, None
+    if scores is None:
+        scores = _Scores(features, weight, bias, ctx.margins, ctx.part)
+    total = None if bias is None else torch.zeros_like(bias, dtype=scores.dtype)
+    return scores, features, weight, total
+
+
+class _Plain(torch.autograd.Function):
     """Class-index targets: one y per example."""
 
     @staticmethod
@@ -171,13 +165,13 @@ class _Plain(_SliceFunction):
         rest, own = every[:, 0].logsumexp(0), every[:, 1].sum(0)
         odds = rest - own + margins.shift.gather(0, margins.target)
         strength = margins.strength.gather(0, margins.target) * margins.counted
-        _Plain.keep(ctx, scores, *args)
+        _keep(ctx, scores, *args)
         ctx.rest, ctx.slope = rest, strength * odds.sigmoid()
         return strength * F.softplus(odds, threshold=40.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scores, features, weight, bias_grad = _Plain.take(ctx)
+        scores, features, weight, bias_grad = _taken(ctx)
         factor = ctx.margins.counted_only(ctx.margins.scale * ctx.slope * grads[0])
         for rows, z in scores.blocks():
             share = z.sub_(ctx.rest[rows].unsqueeze(1)).exp_()
@@ -189,7 +183,7 @@ class _Plain(_SliceFunction):
         return *scores.gradients(features, weight, bias_grad, ctx.needs_input_grad), None, None
 
 
-class _Smoothed(_SliceFunction):
+class _Smoothed(torch.autograd.Function):
     """Label smoothing: Σ_c q_c α_c ℓ(c, f) over every class c, each with its own margin.
 
     With T = log Σ_j e^{z_j} and p = e^{z − T}, R_c = T + log(1 − p_c), which is safe for all
@@ -229,12 +223,12 @@ class _Smoothed(_SliceFunction):
             sums[2, rows] = (largest * leads[rows]).squeeze(1)
         sums = part.sum(sums)
         ctx.others, ctx.largest = sums[1], sums[2]
-        _Smoothed.keep(ctx, scores, *args)
+        _keep(ctx, scores, *args)
         return sums[0] * margins.counted
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scores, features, weight, bias_grad = _Smoothed.take(ctx)
+        scores, features, weight, bias_grad = _taken(ctx)
         terms = ctx.terms
         factor = ctx.margins.counted_only(ctx.margins.scale * grads[0])
         for rows, z in scores.blocks():
