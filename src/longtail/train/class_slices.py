@@ -200,8 +200,11 @@ def as_slice(local: Tensor, part: Slice, mesh: DeviceMesh | None, *, dim: int = 
     shape = list(local.shape)
     shape[dim] = part.num_classes
     # Said explicitly, since slices of unequal length can't tell the whole; nothing is sent.
-    whole = {"shape": torch.Size(shape), "stride": torch.empty(shape, device="meta").stride()}
-    return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False, **whole)
+    stride = torch.empty(shape, device="meta").stride()
+    where = [Shard(dim)]
+    return DTensor.from_local(
+        local, mesh, where, run_check=False, shape=torch.Size(shape), stride=stride
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

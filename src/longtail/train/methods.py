@@ -193,9 +193,11 @@ class Method:
     @classmethod
     def of(cls, method: Part | str) -> Method:
         """The method that a run's spec carries, or that a text names."""
-        text = isinstance(method, str)
         try:
-            names, given = _parse(method) if text else (method.name.split("+"), method.settings)
+            if isinstance(method, str):
+                names, given = _parse(method)
+            else:
+                names, given = method.name.split("+"), dict(method.settings)
             _check_names(*names)
             own = {key: v for key, v in given.items() if key not in _EXTRA_KEYS}
             extra = {key: v for key, v in given.items() if key in _EXTRA_KEYS}
@@ -209,7 +211,8 @@ class Method:
                 **extra,
             )
         except InputError as error:
-            raise InputError(f"method {method if text else method.name!r}: {error}") from None
+            text = method if isinstance(method, str) else method.name
+            raise InputError(f"method {text!r}: {error}") from None
 
     @property
     def part(self) -> Part:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -83,7 +83,8 @@ _Draws = TypeVar("_Draws", ImageDraws, MixPlan)
 
 def pick(draws: _Draws, index: slice | Tensor) -> _Draws:
     """The draws of some images."""
-    return type(draws)(*(None if part is None else part[index] for part in draws))
+    parts: Any = (None if part is None else part[index] for part in draws)
+    return type(draws)(*parts)
 
 
 class Planner:

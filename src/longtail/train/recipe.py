@@ -20,7 +20,7 @@ from longtail.runs.spec import DataSpec, Part, RecipeSpec, RunSpec, Settings
 from longtail.train.methods import THRESHOLD, THRESHOLDS, Method, unknown
 
 
-def _value(check: Callable[..., Any], default: Any = MISSING) -> Any:
+def _value(check: Callable[..., Any], default: Any) -> Any:
     """A field whose values are checked, and brought into one form, by a function."""
     return field(default=default, metadata={"check": check})
 
@@ -117,10 +117,10 @@ class Recipe:
 
     name: str
     model: str
-    epochs: int = _value(_checks.whole)
-    batch_size: int = _value(_checks.whole)
+    epochs: int = field(metadata={"check": _checks.whole})
+    batch_size: int = field(metadata={"check": _checks.whole})
     optimizer: Literal["sgd", "nesterov", "adam"]
-    lr: float = _value(_checks.positive)
+    lr: float = field(metadata={"check": _checks.positive})
     momentum: float = _value(_BELOW_ONE, 0.9)
     weight_decay: float = _value(_checks.not_negative, 0.0)
     warmup_epochs: float = _value(_checks.not_negative, 0.0)

@@ -38,8 +38,8 @@ _PIECE = 64  # images a worker decodes at a time: few, so that an epoch begins s
 EVALUATED = 128  # images at a time where no gradients are kept
 
 # Values of a recipe that do nothing to photographs from disk.
-_IN_MEMORY = ("crop_padding", "crop_fill", "image_seed", "trivial_augment", "cutout", "cutmix")
-_IN_MEMORY += ("mixup", "mixup_alpha", "mix_partner", "sam_rho", "ema_decay", "distill_weight")
+_IN_MEMORY = {"crop_padding", "crop_fill", "image_seed", "trivial_augment", "cutout", "cutmix"}
+_IN_MEMORY |= {"mixup", "mixup_alpha", "mix_partner", "sam_rho", "ema_decay", "distill_weight"}
 
 
 @dataclass(frozen=True)
