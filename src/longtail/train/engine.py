@@ -36,14 +36,7 @@ from longtail.runs.naming import method_words
 from longtail.train import checkpoint
 from longtail.train.cuda_graphs import Stepper
 from longtail.train.distributed import ALONE, World
-from longtail.train.evaluation import (
-    Images,
-    evaluate,
-    head_of,
-    network_logits,
-    split_logits,
-    write_split,
-)
+from longtail.train.evaluation import Images, evaluate, head_of, network_logits, split_logits
 from longtail.train.loop import Training, run_epoch
 from longtail.train.methods import Method
 from longtail.train.plan import Planner, stream_seed
@@ -415,6 +408,7 @@ def _log(group: _Group, member: int, loss: float, report: _Report, world: World)
 
 
 def _held_out(job: _Job, training: Any, network: Any, *, gathered: bool) -> Any:
+    """The logits of the held-out part on the first process, see `split_logits`."""
     where = {"world": training.world, "streaming": training.how} if training.on_disk else {}
     return split_logits(network, job.held, job.planner.recipe, gathered=gathered, **where)
 
@@ -448,7 +442,9 @@ def _finish(group: _Group, member: int, world: World) -> None:
             return
         job.writer.write_model(weights)
         if logits is not None:
-            write_split(job.writer, head, job.held, logits, split="held-out")
+            labels, data = job.held.labels, job.held.fingerprint
+            # A run killed while it finished left some, to be replaced.
+            job.writer.write_logits("held-out", logits, labels, **head, data=data, replace=True)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "together": len(group.jobs)}
     facts |= {"processes": world.count} if training.on_disk else {}
     job.writer.finish(seconds=job.seconds, **facts)

@@ -53,14 +53,8 @@ def split_logits(
 ) -> np.ndarray | None:
     """The logits of a split on the first process, None on the others.
 
-    Args:
-        model: the network; see `sharded.shard` for one with a sharded classifier.
-        images: the split; of images on disk each process computes a part.
-        recipe: of the run.
-        world: the processes.
-        streaming: how images on disk are read.
-        gathered: False to have the predicted classes in place of the logits of a sharded
-            classifier, which are then never put together.
+    Of images on disk each process computes a part. With `gathered=False` a sharded classifier
+    gives its predictions, and its logits are never put together.
     """
     if not isinstance(images, ListedImages):
         return network_logits(model, images, recipe) if world.first else None
@@ -73,14 +67,7 @@ def split_logits(
 
 
 def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -> None:
-    """Refuse logits that no run folder should hold, before they are computed.
-
-    Args:
-        examples: of the split.
-        num_classes: of the run.
-        what: the split in words.
-        instead: what to do.
-    """
+    """Refuse logits that no run folder should hold, before they are computed."""
     size = 4 * examples * num_classes
     if size > LARGEST_LOGITS:
         raise InputError(
@@ -90,26 +77,13 @@ def refuse_logits(examples: int, num_classes: int, *, what: str, instead: str) -
         )
 
 
-def head_of(model: nn.Module, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
+def head_of(model: nn.Module, recipe: Recipe) -> dict[str, Any]:
     """‖w_y‖₂ and the bias of the last layer; of a sharded one, every process must ask."""
     if recipe.classifier == "sharded":
         norms, bias = model.fc.norms_and_bias()  # type: ignore[union-attr, operator]
-        return norms.numpy(), bias.numpy()
-    return models.head_norms_and_bias(model)
-
-
-def write_split(
-    writer: RunWriter,
-    head: tuple[np.ndarray, np.ndarray],
-    images: Images,
-    logits: np.ndarray,
-    *,
-    split: str,
-) -> None:
-    """Write the network's logits on a split, with the head's norms and bias beside them."""
-    labels, data = images.labels, images.fingerprint
-    # A run killed while it finished left some, to be replaced.
-    writer.write_logits(split, logits, labels, norms=head[0], bias=head[1], data=data, replace=True)
+    else:
+        norms, bias = models.head_norms_and_bias(model)
+    return {"norms": np.asarray(norms), "bias": np.asarray(bias)}
 
 
 def evaluate(
@@ -154,7 +128,9 @@ def evaluate(
                     f"{run.folder}: its logits on the {split} set are not all finite: its training "
                     f"has diverged. Train it again with a lower lr."
                 )
-            write_split(RunWriter.reopen(run.folder), head, images, logits, split=split)
+            RunWriter.reopen(run.folder).write_logits(
+                split, logits, images.labels, **head, data=images.fingerprint, replace=True
+            )
     world.wait()
     return Run.open(run.folder, verify=False)
 

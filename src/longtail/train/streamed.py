@@ -436,7 +436,7 @@ class StreamedTraining:
                 continue
             if self.world.first:
                 value.copy_(tensors[name])
-            self.world.send_([value])
+            self.world.send_(value)
 
     def network(self, member: int = 0) -> nn.Module:
         """The network with its weights as they are now."""
