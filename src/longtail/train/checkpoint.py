@@ -28,13 +28,7 @@ _KEPT = 2
 
 
 class Checkpoint(NamedTuple):
-    """A run after some epochs.
-
-    Attributes:
-        epochs: how many are done.
-        seconds: training time until then.
-        tensors: everything that training changes, by name.
-    """
+    """A run after some epochs: how many, the seconds they took, and all that training changes."""
 
     epochs: int
     seconds: float

@@ -65,13 +65,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: Tensor, known: float | None = None) -> None:
-    """Set the learning rate of the coming step.
-
-    Args:
-        optimizer: from `make_optimizer`.
-        rate: shape (1,), on the device.
-        known: the same as a number, so that groups that need one don't wait for the device.
-    """
+    """Set the rate of the coming step, of shape (1,); groups without a tensor take `known`."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].copy_(rate[0])

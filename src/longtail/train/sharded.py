@@ -30,10 +30,7 @@ from longtail.train.streamed import EVALUATED, PixelNetwork, Streaming, centres,
 def shard(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     """Put a network on a process's device, its last layer `fc` cut over the processes, in place.
 
-    Args:
-        model: on the CPU, whole and the same in every process; no device gets the whole layer.
-        world: the processes.
-        device: of this one.
+    Before, it is on the CPU, whole and the same in every process; no device gets the whole layer.
     """
     fc: Any = model.fc
     model.fc = nn.Identity()
@@ -66,13 +63,6 @@ def sharded_predictions(
 ) -> NDArray[Any] | None:
     """The classes that a sharded network predicts, from each process's best candidates.
 
-    Args:
-        model: of `shard`.
-        data: the examples.
-        recipe: for the crop and the normalisation.
-        world: the processes that share the examples, and the classes.
-        how: see `Streaming`.
-
     Returns:
         int64, shape (examples,), in the order of the data, on the first process; None on the
         others.
@@ -92,13 +82,6 @@ def sharded_logits(
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
     """All logits of a sharded network, gathered on the CPU of the first process.
-
-    Args:
-        model: and what follows: see `sharded_predictions`.
-        data: likewise.
-        recipe: likewise.
-        world: likewise.
-        how: likewise.
 
     Returns:
         float32, shape (examples, num_classes), in the order of the data, on the first process;

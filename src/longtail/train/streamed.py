@@ -307,11 +307,7 @@ class StreamedTraining:
     def _sum(self, part: Part, number: int, drawn: Tensor | None, place: int) -> Tensor:
         """This process's part of the sum of losses; those of all processes add up to the sum.
 
-        Args:
-            part: the images.
-            number: which of the process's parts of the step it is.
-            drawn: from `_draw`.
-            place: of the part's first image in the global batch.
+        `number` counts the process's parts of the step, `place` the images of the global batch.
         """
         images, labels, counts = part
         if self.sharded:  # each process knows the sum of all, and takes an equal share of it
@@ -363,13 +359,7 @@ class StreamedTraining:
         self._batches = iter(self.stream)
 
     def _places(self, first: int, size: int, world: World) -> list[IntArray]:
-        """The places in the epoch that a process takes of a batch, a micro-batch at a time.
-
-        Args:
-            first: place of the batch's first example.
-            size: of the batch.
-            world: the process.
-        """
+        """The places in the epoch that a process takes of a batch, a micro-batch at a time."""
         mine = world.share(size)
         places = first + np.arange(mine.start, mine.stop)
         # As many parts in every process as the largest share needs. A part without images looks
@@ -470,13 +460,6 @@ def stream_logits(
     how: Streaming | None = None,
 ) -> NDArray[Any] | None:
     """The network's logits on the centres of images, in float32; each image in one process.
-
-    Args:
-        model: on this process's device.
-        data: the examples.
-        recipe: for the crop and the normalisation.
-        world: the processes that share the examples.
-        how: see `Streaming`.
 
     Returns:
         Shape (examples, num_classes), in the order of the data, on the first process; None on

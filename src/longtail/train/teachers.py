@@ -116,11 +116,7 @@ class TeacherPool:
     def ready(
         self, spec: RunSpec, recipe: Recipe, data: Resident, device: torch.device
     ) -> Teachers | Tensor | None:
-        """A student's teachers on the device, which students with the same ones share.
-
-        Returns:
-            The teachers, their saved logits of shape (examples, num_classes), or None.
-        """
+        """A student's teachers on the device, or their saved logits; None without any."""
         if not names_of(spec):
             return None
         key = (names_of(spec), by_saved_logits(spec), recipe.mean, recipe.std)
@@ -138,13 +134,7 @@ class TeacherPool:
 
 
 def check_teacher(run: Run, student: RunSpec, images: ImageSet | ListedImages) -> None:
-    """Refuse a teacher that can't teach, or that has seen what it must not have.
-
-    Args:
-        run: the teacher, finished.
-        student: whose teacher it is to be.
-        images: the student's training set, before anything is held out of it.
-    """
+    """Refuse a teacher that can't teach, or that has seen what it must not have."""
     held_out, saved = student.dataset.held_out, by_saved_logits(student)
     # The seed says which examples are held out.
     same_part = run.spec.dataset.held_out == held_out and trained_seeds(run.spec) == {student.seed}
