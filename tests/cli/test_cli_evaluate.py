@@ -15,9 +15,9 @@ from data_factory import write_folder, write_list, write_photos
 from longtail.cli import main
 from longtail.data import freeze, load
 from longtail.data.digits import load_digits_lt
-from longtail.runs import DataSpec, Run, find_runs
+from longtail.runs import Run, find_runs
 from longtail.train import engine
-from run_factory import make_run, make_spec, make_writer
+from run_factory import make_spec, make_writer
 
 pytestmark = pytest.mark.usefixtures("no_data_folder")
 
@@ -130,13 +130,6 @@ def test_a_class_that_the_test_set_lacks_is_left_out_and_said(cli):
     assert "the test set has no examples of class(es) 2, and a comparison is over" in shown.err
 
 
-def test_data_that_are_not_there_are_said(runs, cli):
-    assert cli("evaluate", runs).code == 0
-    result = cli("evaluate", runs, "--dataset", "nosuch.frozen")
-    assert result.code == 1
-    assert "'nosuch.frozen'" in result.err
-
-
 def test_logits_are_written_once_and_judged(runs, cli, monkeypatch):
     result = cli("evaluate", runs)
     assert result.code == 0
@@ -185,19 +178,6 @@ def test_training_with_evaluation_writes_the_same_logits(runs, cli):
     (one,) = find_runs("both")
     other = Run.open(runs / one.name)
     assert np.array_equal(one.logits("test").logits, other.logits("test").logits)
-
-
-def test_what_tells_runs_of_one_method_apart_is_in_the_name(runs, cli):
-    (softmax, _) = sorted((runs / "digits-lt").glob("softmax-*"))
-    words = ("--method", "softmax", "--out", "more")
-    assert cli(*DIGITS[:-2], "--set", "epochs=1", *words).code == 0
-    assert cli(*DIGITS, "--precision", "bfloat16", *words).code == 0
-    document = json.loads(cli("evaluate", softmax, "more", "--json").out)
-    assert {entry["method"] for entry in document["methods"]} == {
-        "softmax (epochs=2, float32)",
-        "softmax (epochs=1, float32)",
-        "softmax (epochs=2, bfloat16)",
-    }
 
 
 def test_force_writes_the_logits_again(runs, cli):
@@ -316,31 +296,6 @@ def test_the_data_are_found_again_from_the_spec(cli, profile):
     assert run.prior.counts.tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    "profile", [("--profile", "step", "--ratio", 20), ("--subset-seed", 3), ("--counts", "n.txt")]
-)
-def test_the_digits_subset_is_found_again_from_the_spec(cli, profile):
-    Path("n.txt").write_text("\n".join(map(str, range(40, 30, -1))))
-    train = (*DIGITS[:-1], "epochs=1", "--method", "softmax", "--no-evaluate")
-    assert cli(*train, *profile).code == 0
-    assert cli("evaluate", "runs").code == 0
-
-
-def test_missing_data_say_where_they_were_looked_for(cli):
-    spec = make_spec(dataset=DataSpec("cifar10-lt", profile="exp", imbalance_ratio=100.0))
-    run = make_run(Path("cifar"), spec)
-    result = cli("evaluate", run.folder, "--force")
-    assert result.code == 1
-    assert "cifar10-lt needs its original files" in result.err
-
-
-def test_a_folder_without_runs_is_refused(cli):
-    Path("empty").mkdir()
-    result = cli("evaluate", "empty")
-    assert result.code == 1
-    assert re.fullmatch(r"longtail: error: [^\n]+\n", result.err)
-
-
 def test_the_development_set_is_judged_without_classes_it_lacks(runs, cli):
     """The largest class of an exponential profile may be in the training set as a whole."""
     softmax = sorted((runs / "digits-lt").glob("softmax-*"))
@@ -399,18 +354,6 @@ def test_an_ensemble_is_one_more_run(runs, cli):
         assert len(document["runs"]) == 3
         why = "which is an ensemble (only trained runs are averaged)."
         assert words_of(again.err) == f"Left out: {folder}, {why}"
-
-
-def test_ensembles_that_make_no_sense_are_refused(runs, cli):
-    (one, two) = sorted((runs / "digits-lt").glob("softmax-*"))
-    alone = cli("evaluate", one, "--ensemble")
-    assert alone.code == 1
-    assert "two or more different runs are needed" in alone.err
-    assert cli("evaluate", one, two, "--ensemble").code == 0
-    (folder,) = (runs / "digits-lt").glob("ensemble-*")
-    closed = cli("evaluate", folder, "--split", "dev")
-    assert closed.code == 1
-    assert "is an ensemble and has no network" in closed.err
 
 
 def typed(text):

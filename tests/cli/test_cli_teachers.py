@@ -2,15 +2,12 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_factory import write_folder
 from longtail.cli import main
-from longtail.data.digits import load_digits_lt
 from longtail.runs import Run, find_runs
 from longtail.train import engine
 
@@ -124,24 +121,6 @@ def test_refusals_come_before_any_work(teachers, cli):
     refused((*STUDENT, "--teachers", softmax), "lacks model.safetensors")
 
 
-def test_the_engine_alone_does_the_same(teachers, cli, monkeypatch):
-    """The command adds nothing of its own to what a student learns."""
-    from longtail.train.recipe import make_spec
-    from longtail.train.teachers import with_teachers
-
-    assert cli(*STUDENT, "--teachers", teachers, "--out", "runs").code == 0
-    found = [run for run in find_runs(teachers) if run.has_model]
-    data, make = load_digits_lt(), partial(make_spec, method="logit-adjusted", recipe="digits")
-    spec = make(data.spec, seed=0, overrides={"epochs": 2, "distill_weight": 0.8})
-    (run,) = engine.train_cohort(
-        [with_teachers(spec, found)], data.train, root="alone", teachers=found
-    )
-    (other,) = find_runs("runs")
-    assert run.spec == other.spec
-    for name, weight in run.model().items():
-        np.testing.assert_array_equal(weight, other.model()[name])
-
-
 def test_saved_logits_in_the_place_of_networks(teachers, cli):
     words = (*STUDENT, "--teachers", next(teachers.glob("*/ensemble-*")), "--out", "runs")
     without = cli(*words, "--teacher-logits")
@@ -157,23 +136,6 @@ def test_saved_logits_in_the_place_of_networks(teachers, cli):
     alone = cli(*DIGITS, "--method", "softmax", "--teacher-logits")
     assert alone.code == 2
     assert "--teacher-logits needs --teachers" in alone.err
-
-
-def test_saved_logits_of_data_of_ones_own_are_asked_for_with_their_place(cli):
-    for split in ("train", "test"):
-        write_folder(Path("birds") / split, {"a": 12, "b": 9}, shape=(1, 8, 8))
-    words = ("train", "--dataset", "birds", "--recipe", "digits", "--device", "cpu")
-    words += ("--set", "epochs=1", "--method", "softmax")
-    assert cli(*words).code == 0
-    student = ("--set", "distill_weight=0.5", "--teachers", "runs/birds", "--teacher-logits")
-    refused = cli(*words, *student)
-    assert refused.code == 1
-    (run,) = find_runs("runs")
-    command = f"evaluate {run.folder} --split train --dataset PATH"
-    assert refused.err.endswith(f"run: longtail {command}\n")
-    assert cli(*command.replace("PATH", "birds").split()).code == 0
-    taught = cli(*words, *student)
-    assert taught.code == 0, taught.err
 
 
 def test_students_may_lie_beside_their_teachers(teachers, cli):

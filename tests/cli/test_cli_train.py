@@ -1,6 +1,5 @@
 """`longtail train`: what it trains, what it refuses, and how it goes on."""
 
-import json
 import re
 import shlex
 import shutil
@@ -196,14 +195,6 @@ def test_a_folder_of_images_needs_a_recipe_by_name(cli):
     assert run.prior.counts.tolist() == [8, 3]
 
 
-def test_a_frozen_file_is_what_was_frozen(cohort, cli):
-    assert cli("data", "freeze", "digits-lt", "--out", "d.frozen").code == 0
-    words = ("train", "--dataset", "d.frozen", "--set", "epochs=2", "--method", "softmax")
-    assert cli(*words, "--device", "cpu").code == 0
-    (run,) = find_runs("runs")
-    assert run.folder.name in {path.name for path in (cohort[1] / "digits-lt").iterdir()}
-
-
 # Interrupted and resumed.
 
 
@@ -235,14 +226,6 @@ def test_the_help_names_every_recipe_and_what_comes_on_top_of_a_loss(cli):
     assert all(re.search(rf"\b{name}\b", text) for name in (*RECIPES, *EXTRAS))
 
 
-def test_json_is_json(cohort, cli):
-    document = json.loads(cli(*cohort[0], "--json").out)
-    assert [entry["method"] for entry in document["methods"]] == [
-        "softmax",
-        "logit-adjusted (tau=1.5)",
-    ]
-
-
 @pytest.mark.parametrize(
     ("method", "twice"),
     [
@@ -268,15 +251,3 @@ def test_weights_on_top_of_a_loss_that_needs_none_are_told(cli, method, twice):
     assert (told in result.err.splitlines()) is twice
     assert ("warning" in result.err) is twice
     assert "warning" not in cli(*words).err  # nothing is left to train
-
-
-def test_a_class_of_one_image_that_is_held_out_is_named(cli):
-    write_folder(Path("pets/train"), {"cat": 4, "dog": 1}, shape=(1, 8, 8))
-    write_folder(Path("pets/test"), {"cat": 1, "dog": 1}, shape=(1, 8, 8))
-    words = ("train", "--dataset", "pets", "--recipe", "digits", "--method", "softmax")
-    result = cli(*words, "--held-out", "0.2", "--device", "cpu")
-    assert result.code == 1
-    assert result.err.endswith(
-        "class dog has only 1 example, which can't be both held out and trained on; add examples "
-        "of it, or hold nothing out.\n"
-    )

@@ -1,6 +1,5 @@
 """The head in slices: one process, two real ones (gloo), its memory, bad input."""
 
-import copy
 import gc
 import os
 from pathlib import Path
@@ -184,14 +183,6 @@ def _train(head, split=None, steps=3):
     return found, optimizer
 
 
-def _refused(action):
-    try:
-        action()
-    except InputError as error:
-        return str(error)
-    return "nothing was refused"
-
-
 def _gradients_of_cases(mesh, rank, found):
     """Every case in both layouts, into `found` by name."""
     own = slice(0, SPLIT[0]) if rank == 0 else slice(SPLIT[0], ROWS)
@@ -237,20 +228,6 @@ def _predictions(mesh, rank, found):
     found["norms"] = np.stack([t.numpy() for t in head.norms_and_bias()])
 
 
-def _averaged(mesh, found):
-    """An average of weights at two points, and what it predicts from half-precision features."""
-    head = ShardedHead.from_linear(linear(), mesh=mesh)
-    twin = copy.deepcopy(head)
-    nn.init.zeros_(twin.weight.to_local())
-    assert head.weight.to_local().any()  # their weights are apart, their process group is not
-    assert twin.part.group is head.part.group
-    average = torch.optim.swa_utils.AveragedModel(head)
-    average.update_parameters(head)
-    average.update_parameters(twin)
-    found["averaged weight"] = average.module.weight.full_tensor().detach().numpy()
-    found["averaged prediction"] = average.module.predict(FEATURES.bfloat16()).numpy()
-
-
 def _in_a_process(rank, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
@@ -259,7 +236,6 @@ def _in_a_process(rank, folder):
     found = {}
     _gradients_of_cases(mesh, rank, found)
     _predictions(mesh, rank, found)
-    _averaged(mesh, found)
 
     torch.manual_seed(5)
     model = nn.Module()
@@ -279,13 +255,6 @@ def _in_a_process(rank, folder):
     split = ShardedHead(WIDTH, CLASSES, mesh=mesh, batch="split")
     found["split losses"], _ = _train(split, split=own)
 
-    alone = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "classes"))
-    for batch in ("replicated", "split"):
-        head = ShardedHead.from_linear(linear(), mesh=alone["classes"], batch=batch)
-        features = FEATURES.clone().requires_grad_()
-        head.loss(features, TARGET, criterion_of("all")).backward()
-        found[f"alone {batch}"] = features.grad.numpy()
-    found["more processes"] = _refused(lambda: ShardedHead(3, 1, mesh=mesh))
     found["memory"] = peak_memory(mesh)
     if rank == 0:
         found["whole memory"] = peak_memory(None)
