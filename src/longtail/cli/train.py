@@ -585,8 +585,8 @@ def _say_plan(
     prior = data.train.prior
     for method in dict.fromkeys(one.method for one in left):
         trained = Method.of(method)
-        alone = replace(trained, drw=False).residual_adjustment(prior)
-        if trained.drw and leaves_little(alone, prior):
+        alone = replace(trained, drw=False)
+        if trained.drw and leaves_little(alone.residual_adjustment(prior), prior):
             _console.warning_line(
                 f"{method.name} corrects for class frequencies twice: {trained.loss} aims at the "
                 f"balanced error by itself, and drw weighs rare classes more on top of it; "

@@ -28,6 +28,7 @@ from longtail.data.lists import ListedImages
 from longtail.data.photos import CenterCrop, RandomCrop
 from longtail.data.streaming import Batch, ImageStream, evaluation_stream, planned_stream
 from longtail.losses import EqualizedThresholdLoss, SampledSoftmaxLoss
+from longtail.train.augment import normalize
 from longtail.train.distributed import ALONE, World, lost_neighbors
 from longtail.train.loop import autocast, begin_epoch, make_criteria, new_network, training_state
 from longtail.train.optimizers import make_optimizer, set_rate
@@ -127,7 +128,7 @@ class PixelNetwork(nn.Module):
         super().__init__()
         self.model, self.device, self.precision, self.loss = model, device, precision, loss
         for name in ("mean", "std"):
-            values = torch.tensor(getattr(recipe, name), device=device).view(-1, 1, 1)
+            values = torch.tensor(getattr(recipe, name), device=device)
             self.register_buffer(name, values, persistent=False)
 
     def forward(
@@ -140,7 +141,7 @@ class PixelNetwork(nn.Module):
             labels: for the loss, shape (images,).
             sampled: the classes that it compares with.
         """
-        images = (pixels.float() / 255 - self.mean) / self.std
+        images = normalize(pixels, mean=self.mean, std=self.std, pixel_range=255)
         with autocast(self.precision, self.device):
             features = self.model.features(images)  # type: ignore[operator]
         fc: Any = self.model.fc

@@ -114,19 +114,21 @@ def _check_images(spec: RunSpec, recipe: Recipe, images: Images) -> None:
 def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
     """Refuse a run that has teachers it would not listen to, or should have some and has none."""
     name = f"train: recipe {recipe.name!r}"
+    teachers = names_of(spec)
     changes = (recipe.crop_padding, recipe.flip, recipe.trivial_augment, recipe.cutout)
-    if by_saved_logits(spec) and any((*changes, recipe.cutmix, recipe.mixup)):
+    changes += (recipe.cutmix, recipe.mixup)
+    if teachers and any(changes) and by_saved_logits(spec):
         raise InputError(
             f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
             f"they are; let the teachers' networks answer (without --teacher-logits), or set "
             f"crop_padding=0, flip=false and the like."
         )
-    if names_of(spec) and recipe.distill_weight == 0:
+    if teachers and recipe.distill_weight == 0:
         raise InputError(
             f"{name} has distill_weight 0, so the teachers that are named would do nothing; take "
             f"the recipe strong-student, or set distill_weight (--set)."
         )
-    if recipe.distill_weight and not names_of(spec):
+    if recipe.distill_weight and not teachers:
         raise InputError(
             f"{name} has distill_weight {recipe.distill_weight:g} and needs teachers; name their "
             f"run folders (--teachers RUN), or take a recipe without them, such as strong."
