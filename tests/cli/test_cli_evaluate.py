@@ -172,14 +172,6 @@ def test_methods_are_summarised_over_their_seeds(runs, cli):
     assert re.split("  +", row)[1:3] == ["2", f"{mean[0]:.1f} ± {deviation:.1f}"]
 
 
-def test_training_with_evaluation_writes_the_same_logits(runs, cli):
-    assert cli("evaluate", runs).code == 0
-    assert cli(*DIGITS, "--method", "softmax", "--out", "both").code == 0
-    (one,) = find_runs("both")
-    other = Run.open(runs / one.name)
-    assert np.array_equal(one.logits("test").logits, other.logits("test").logits)
-
-
 def test_force_writes_the_logits_again(runs, cli):
     (run, _) = sorted((runs / "digits-lt").glob("softmax-*"))
     written = []
@@ -311,21 +303,6 @@ def test_the_development_set_is_judged_without_classes_it_lacks(runs, cli):
     (entry, _) = json.loads(cli("evaluate", *softmax, "--split", "dev", "--json").out)["runs"]
     assert entry["missing_classes"] == np.flatnonzero(data.dev.counts == 0).tolist()
     assert entry["examples"] == len(data.dev)
-
-
-def test_a_frozen_file_without_development_set_says_how_to_get_one(runs, cli):
-    freeze(load("digits-lt"), "d.frozen")
-    result = cli("evaluate", runs, "--split", "dev", "--dataset", "d.frozen")
-    assert result.code == 1
-    assert "freeze it with --dev N" in result.err
-
-
-def test_rows_whose_groups_are_of_other_classes_are_told(runs, cli):
-    """Of 20 examples four are held out, and the class is one of few."""
-    said = "so a group is not of the same classes in every row"
-    assert said in words_of(cli("evaluate", runs).out)
-    whole = [run.folder for run in find_runs(runs) if not run.spec.dataset.held_out]
-    assert said not in words_of(cli("evaluate", *whole).out)
 
 
 def test_an_ensemble_is_one_more_run(runs, cli):

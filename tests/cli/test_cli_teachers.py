@@ -159,23 +159,6 @@ def test_students_may_lie_beside_their_teachers(teachers, cli):
         assert second.spec.settings["teachers"] == (student.name,)
 
 
-def test_a_student_is_averaged_with_its_teachers_only_where_it_is_named(teachers, cli):
-    assert cli(*STUDENT, "--teachers", teachers, "--out", teachers).code == 0
-    (student,) = (run for run in find_runs(teachers) if run.teachers)
-    (before,) = teachers.glob("*/ensemble-*")
-    found = cli("evaluate", teachers, "--ensemble", "--json")
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["ensemble"] == str(before)  # that of the teachers alone
-    left_out = f"Left out: {student.folder}, which learnt from others in teachers (name runs one"
-    assert left_out in " ".join(found.err.split())
-    alone = [run.folder for run in find_runs(teachers) if run.has_model]
-    assert student.folder in alone
-    named = cli("evaluate", *alone, "--ensemble", "--json")
-    assert named.code == 0, named.err
-    assert "Left out" not in named.err
-    assert len(Run.open(json.loads(named.out)["ensemble"]).members) == 3
-
-
 def test_teachers_that_answer_for_different_frequencies_are_told(teachers, cli):
     (softmax,) = teachers.glob("*/softmax-*")
     (adjusted,) = teachers.glob("*/logit-adjusted-*")

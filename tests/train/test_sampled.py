@@ -11,7 +11,6 @@ from test_streamed import COUNTS, HERE, SMALL, normalized
 from data_factory import write_large
 from longtail import metrics
 from longtail._checks import InputError
-from longtail.data.digits import load_digits_lt
 from longtail.data.large import load_listed
 from longtail.data.photos import RandomCrop
 from longtail.train.engine import evaluate, train
@@ -89,10 +88,3 @@ def test_a_run_is_judged_by_all_classes(data, tmp_path):
 def test_what_it_can_not_do(data, tmp_path, method, overrides, message):
     with pytest.raises(InputError, match=message):
         train(spec(data, method, **overrides), data.train, root=tmp_path)
-
-
-def test_images_in_memory_have_few_classes(tmp_path):
-    digits, asked = load_digits_lt(), {"sampled_classes": 2}
-    made = make_spec(digits.spec, method="softmax", recipe="digits", seed=0, overrides=asked)
-    with pytest.raises(InputError, match="`sampled_classes` is above 0, but digits-lt is in memo"):
-        train(made, digits.train, root=tmp_path)

@@ -236,13 +236,3 @@ def test_saved_logits_of_other_images_are_refused(teachers, tmp_path):
     with pytest.raises(RunError, match="or in another order") as refused:
         TeacherPool([one], DATA.train, root=tmp_path)
     assert str(refused.value).endswith(f"{bare.evaluation('train')} --force")
-
-
-def test_saved_logits_do_not_go_with_augmentation(teachers):
-    from longtail.train.engine import validate
-
-    for change in ({"crop_padding": 1}, {"flip": True}, {"cutmix": 0.5}, {"mixup": 0.5}):
-        one = with_teachers(spec(**DISTILL, **change), teachers, saved=True)
-        with pytest.raises(InputError, match="saved logits are of images as they are"):
-            validate([one], DATA.train)
-    validate([with_teachers(spec(**DISTILL), teachers, saved=True)], DATA.train)

@@ -276,7 +276,8 @@ def _tidy(finished: Iterable[Path]) -> None:
         if any(folder.glob("checkpoint-*")):
             # Where only reading is allowed, or another process is at work there, they may stay.
             with suppress(OSError, InputError), files.exclusive(folder):
-                checkpoint.delete_all(folder)
+                if Run.open(folder, verify=False, unfinished=True).finished:  # still
+                    checkpoint.delete_all(folder)
 
 
 def _open_job(

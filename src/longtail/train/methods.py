@@ -51,15 +51,10 @@ SAMPLED_LOSSES = ("softmax", "adaptive", "ldam", THRESHOLD)
 
 
 class Extra(NamedTuple):
-    """A part that may follow a loss.
-
-    Attributes:
-        summary: one line.
-        settings: as typed -> (its key in a run's record, default).
-    """
+    """A part that may follow a loss."""
 
     summary: str
-    settings: Mapping[str, tuple[str, Any]]
+    settings: Mapping[str, tuple[str, Any]]  # as typed -> (its key in a run's record, default)
 
 
 # In the order of a canonical name.
@@ -80,18 +75,11 @@ EXTRAS: dict[str, Extra] = {
 
 
 class MethodHelp(NamedTuple):
-    """A line of help.
-
-    Attributes:
-        name: as typed.
-        kind: ``loss``, which stands first, or ``extra``, which may follow one.
-        settings: as typed, with defaults, such as ``tau=1.0``; empty if it has none.
-        summary: one line.
-    """
+    """A line of help."""
 
     name: str
-    kind: str
-    settings: str
+    kind: str  # ``loss``, which stands first, or ``extra``, which may follow one
+    settings: str  # as typed, with defaults, such as ``tau=1.0``; empty if it has none
     summary: str
 
 
