@@ -196,7 +196,7 @@ class Prefetcher:
     def fill(self, block: Block, plans: Sequence[EpochPlan], first: int, end: int) -> None:
         """Make everything that a block holds of the positions from `first` to `end` of an epoch."""
         chunk = max(1, _CHUNK_BYTES // self.data.pixels[0].numel())
-        for stream, (runs, maker) in enumerate(zip(self.streams, self.makers, strict=True)):
+        for runs, maker in zip(self.streams, self.makers, strict=True):
             images, partners, mixing, *_ = plans[runs[0]]
             for low in range(first, end, chunk):
                 part = slice(low, min(low + chunk, end))
@@ -214,9 +214,11 @@ class Prefetcher:
                         block.seconds[run, at].copy_(made.seconds)
                         if made.shares is not None:
                             block.shares[run, at].copy_(made.shares)
-            if self.teachers is not None and block.teacher_logits is not None:
-                rows, answers = images.rows[first:end], block.teacher_logits[stream]
-                self._ask(self.teachers, rows, block.inputs[:, :, :, runs[0]], answers)
+        if self.teachers is None or block.teacher_logits is None:
+            return
+        for runs, answers in zip(self.streams, block.teacher_logits, strict=True):
+            rows = plans[runs[0]].images.rows[first:end]
+            self._ask(self.teachers, rows, block.inputs[:, :, :, runs[0]], answers)
 
     def _ask(self, teachers: Teachers, rows: Tensor, images: Tensor, answers: Tensor) -> None:
         """Fill in the teachers' logits on the images of a stream."""
