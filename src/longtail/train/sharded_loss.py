@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -212,11 +213,12 @@ class _Smoothed(torch.autograd.Function):
         rest = torch.cat([every[:, 1], losers]).logsumexp(0)
         total = torch.logaddexp(rest, top.squeeze(0))
         leads = (winner == part.rank).t() & (part.width > 0)
-        ctx.terms = _Terms(scores, margins, part, rest, total, place, leads)
+        where = scores.mine, scores.index, place, leads
+        ctx.terms, ctx.where = partial(_terms, where, margins, part, rest, total), (place, leads)
 
         sums = torch.zeros((3, count), dtype=scores.dtype, device=device)
         for rows, z in scores.blocks():
-            _, odds, coefficient, h = ctx.terms.of(rows, z)
+            _, odds, coefficient, h = ctx.terms(rows, z)
             sums[0, rows] = (coefficient * F.softplus(odds, threshold=40.0)).sum(1)
             largest = _swap(h, place[rows], leads[rows], 0.0)
             sums[1, rows] = h.sum(1)
@@ -229,13 +231,13 @@ class _Smoothed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scores, features, weight, bias_grad = _taken(ctx)
-        terms = ctx.terms
+        terms, (place, leads) = ctx.terms, ctx.where
         factor = ctx.margins.counted_only(ctx.margins.scale * grads[0])
         for rows, z in scores.blocks():
-            share, odds, coefficient, h = terms.of(rows, z)
+            share, odds, coefficient, h = terms(rows, z)
             others, largest = ctx.others[rows].unsqueeze(1), ctx.largest[rows].unsqueeze(1)
             h = others + largest - h
-            _swap(h, terms.place[rows], terms.leads[rows], others)
+            _swap(h, place[rows], leads[rows], others)
             grad = share.mul_(h).sub_(coefficient * odds.sigmoid()).mul_(factor[rows])
             if bias_grad is not None:
                 bias_grad += grad.sum(0)
@@ -243,39 +245,27 @@ class _Smoothed(torch.autograd.Function):
         return *scores.gradients(features, weight, bias_grad, ctx.needs_input_grad), None, None
 
 
-class _Terms:
-    """Per example and class of this process: p, R − t, k and h of `_Smoothed`."""
-
-    def __init__(
-        self,
-        scores: _Scores,
-        margins: Margins,
-        part: Slice,
-        rest: Tensor,
-        total: Tensor,
-        place: Tensor,
-        leads: Tensor,
-    ) -> None:
-        own = slice(part.start, part.stop)
-        self.mine, self.index = scores.mine, scores.index
-        self.shift, self.strength = margins.shift[own], margins.strength[own]
-        self.uniform = margins.epsilon / part.num_classes
-        self.sharp = 1.0 - margins.epsilon
-        self.rest, self.total = rest.unsqueeze(1), total.unsqueeze(1)
-        self.place, self.leads = place, leads
-
-    def of(self, rows: slice, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Those of some rows, whose scores are z; shape of z each."""
-        total = self.total[rows]
-        share = (z - total).exp()
-        free = torch.log1p(-share)  # log(1 − p)
-        _swap(free, self.place[rows], self.leads[rows], self.rest[rows] - total)
-        odds = total + free - z + self.shift
-        coefficient = (self.uniform * self.strength).repeat(len(z), 1)
-        own = self.sharp * self.strength[self.index[rows]] * self.mine[rows]
-        coefficient.scatter_add_(1, self.index[rows], own)
-        h = coefficient * (F.logsigmoid(odds) - free).exp()
-        return share, odds, coefficient, h
+def _terms(
+    where: tuple[Tensor, Tensor, Tensor, Tensor],
+    margins: Margins,
+    part: Slice,
+    rest: Tensor,
+    total: Tensor,
+    rows: slice,
+    z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Per example of some rows and class of this process: p, R − t, k and h of `_Smoothed`."""
+    mine, index, place, leads = (value[rows] for value in where)
+    own, total = slice(part.start, part.stop), total[rows].unsqueeze(1)
+    share = (z - total).exp()
+    free = torch.log1p(-share)  # log(1 − p)
+    _swap(free, place, leads, rest[rows].unsqueeze(1) - total)
+    odds = total + free - z + margins.shift[own]
+    strength = margins.strength[own]
+    coefficient = (margins.epsilon / part.num_classes * strength).repeat(len(z), 1)
+    coefficient.scatter_add_(1, index, (1.0 - margins.epsilon) * strength[index] * mine)
+    h = coefficient * (F.logsigmoid(odds) - free).exp()
+    return share, odds, coefficient, h
 
 
 def mean_denominator(margins: Margins, weight: Tensor | None) -> Tensor:
