@@ -115,8 +115,8 @@ def _check_teaching(spec: RunSpec, recipe: Recipe) -> None:
     """Refuse a run that has teachers it would not listen to, or should have some and has none."""
     name = f"train: recipe {recipe.name!r}"
     teachers = names_of(spec)
-    changes = (recipe.crop_padding, recipe.flip, recipe.trivial_augment, recipe.cutout)
-    changes += (recipe.cutmix, recipe.mixup)
+    changes = [recipe.crop_padding, recipe.flip, recipe.trivial_augment, recipe.cutout]
+    changes += [recipe.cutmix > 0, recipe.mixup > 0]
     if teachers and any(changes) and by_saved_logits(spec):
         raise InputError(
             f"{name} crops, flips, augments or mixes images, but saved logits are of images as "
