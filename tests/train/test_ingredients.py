@@ -316,3 +316,23 @@ def test_images_that_an_ingredient_cannot_take_are_refused_before_training(tmp_p
     with pytest.raises(InputError, match=r"`trivial_augment` is for pixels of 0 \.\. 255 .* 16"):
         train(wrong, digits.train, root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "together"),
+    [
+        ({"trivial_augment": True, "mixup": 0.2, "crop_padding": 0, "image_seed": 3}, True),
+        ({"sam_rho": 0.2}, True),
+        ({"sam_rho": 0.0}, False),
+        ({"weight_decay": 1e-3}, True),
+        ({"weight_decay": 0.0}, False),
+        ({"ema_decay": 0.9}, False),
+        ({"head": "cosine"}, False),
+        ({"std": (0.5,)}, False),
+    ],
+    ids=str,
+)
+def test_what_the_runs_of_a_team_must_share(changes, together):
+    one = get_recipe("strong", sam_rho=0.1)
+    other = get_recipe("strong", **{"sam_rho": 0.1, **changes})
+    assert (one.stack_values == other.stack_values) == together

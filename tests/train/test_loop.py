@@ -279,3 +279,26 @@ def test_teachers_answer_to_every_image_however_many_they_see_at_once(monkeypatc
     assert asked == [20, 20, 7]
     images = one.now.inputs[:, :, :, 0].permute(0, 3, 1, 2)
     torch.testing.assert_close(one.now.teacher_logits[0], linear_teachers()[0](images))
+
+
+def test_students_that_listen_differently_step_as_one():
+    ways = [
+        {"distill_weight": 0.8, "distill_temperature": 2.0},
+        {"distill_weight": 1.0, "distill_temperature": 2.0},
+        {"distill_weight": 0.8, "distill_temperature": 2.0, "distill_adjusted": True},
+        {"distill_weight": 0.3, "cutmix": 0.5},
+    ]
+    planners = [planner("logit-adjusted", 0, image_seed=5, **way) for way in ways]
+    assert len({one.recipe.stack_values for one in planners}) == 1
+    asked = []
+
+    def teachers(x):
+        asked.append(len(x))
+        return 3 * x.mean((2, 3))
+
+    together = stepper(*planners, teachers=teachers)
+    losses = run_epoch([together], [0])[0]
+    assert asked == [47, 47]  # once for the images of the first three, once for the mixed ones
+    alone = [run_epoch([stepper(one, teachers=teachers)], [0])[0][0] for one in planners]
+    np.testing.assert_allclose(losses, alone, rtol=2e-4)
+    assert min(np.abs(np.subtract.outer(alone, alone))[np.triu_indices(4, 1)]) > 0.01
